@@ -1,0 +1,97 @@
+# One command each. The first one on a new machine makes .venv and installs
+# everything; afterwards only a change of pyproject.toml or constraints.txt does.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,\
+	$(shell command -v $(p) 2>/dev/null)))
+BIN := .venv/bin
+STAMP := .venv/.stamp
+COG := PYTHONPATH=docs $(BIN)/cog
+COG_FILES := README.md docs/architecture.md $(wildcard docs/reference/*.md)
+
+export KERAS_BACKEND ?= jax
+export MPLBACKEND ?= Agg
+# pyright takes its JavaScript and its node from their wheels, never from the net.
+export PYRIGHT_PYTHON_GLOBAL_NODE = 0
+export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+
+# Silences the advertisement of another site builder.
+export NO_MKDOCS_2_WARNING = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format generated generate docs serve coverage \
+	matrix bench compare simulate chaos soak constraints clean
+
+help: $(STAMP)
+	@echo "make demo      train on real data, kill a worker, see the picture"
+	@echo "make test      everything CI checks"
+	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
+	@echo "make generate  rewrite the generated tables;  make docs builds the site"
+	@echo "make matrix | bench | compare | simulate | chaos | soak   what takes longer"
+	@echo "make venv | constraints | coverage | clean"
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Shoal needs Python 3.11 or later: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/shoal demo
+
+test: lint generated docs
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src tests
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generated: $(STAMP)
+	@$(COG) --check --diff $(COG_FILES) || \
+		{ echo "Generated tables are out of date: run 'make generate' and commit."; exit 1; }
+
+generate: $(STAMP)
+	$(COG) -r $(COG_FILES)
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+
+serve: $(STAMP)
+	$(BIN)/mkdocs serve
+
+coverage: $(STAMP)
+	$(BIN)/python -m coverage run -m pytest -m "not slow"
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+# The same tests, the slow ones too, under every backend that is installed.
+matrix: $(STAMP)
+	@for name in jax tensorflow torch; do \
+		if $(BIN)/python -c "import $$name" 2>/dev/null; \
+		then echo "== $$name"; KERAS_BACKEND=$$name $(BIN)/python -m pytest || exit 1; \
+		else echo "== $$name is not installed, left out"; fi; \
+	done
+
+bench compare simulate chaos soak: $(STAMP)
+	$(BIN)/python -m benchmarks.$@
+
+# Takes the versions of this .venv as the ones CI installs.
+constraints: $(STAMP)
+	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip \
+		--exclude shoal > constraints.txt
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist site shoal-runs .pytest_cache .ruff_cache \
+		.hypothesis .import_linter_cache .coverage .coverage.* htmlcov
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

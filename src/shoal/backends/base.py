@@ -1,0 +1,122 @@
+"""What a compute backend is: one worker's model as programs on flat vectors.
+
+This file decides what the engine may ask of JAX, TensorFlow or torch, so that
+none of them is known outside this folder.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.vectors import Layout, Vector
+
+Data: TypeAlias = Any
+"""A pytree `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays, rows first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSpec:
+    """How a worker computes.
+
+    Args:
+        window: Most steps of one call of `run`.
+        batch_size: Rows of one full step of this worker.
+        clock_batch: Samples per tick of the run clock (the user's batch_size).
+        local_momentum: mu of the look-ahead Nesterov step, 0 for none.
+        mass: What a gradient weighs in a mean: its rows, or its sample weights.
+        is_summed: The loss sums over the batch instead of averaging.
+        rank_seed: Mixed into random state, so that dropout differs by rank.
+    """
+
+    window: int
+    batch_size: int
+    clock_batch: int
+    local_momentum: float = 0.0
+    mass: Literal["rows", "weights"] = "rows"
+    is_summed: bool = False
+    rank_seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """The run clock at the start of a window, in steps of the user's batch size.
+
+    Args:
+        start: Committed samples / batch_size, plus where the optimizer began.
+        pace: Ticks in one local step: live workers, or 1 for a gang.
+    """
+
+    start: float = 0.0
+    pace: float = 1.0
+
+
+class Backend(ABC):
+    """A compiled model on one device, seen as vectors.
+
+    Vectors returned are views that stay valid until the next call.
+
+    Args:
+        model: Built and compiled.
+        spec: How it is run.
+    """
+
+    layout: Layout
+    statistics_layout: Layout
+    metrics_size: int
+
+    @abstractmethod
+    def load(self, vector: Vector, statistics: Vector) -> None:
+        """Sets weights and statistics; `vector` must stay unchanged until `run`."""
+
+    @abstractmethod
+    def read(self) -> tuple[Vector, Vector]:
+        """Returns weights and statistics."""
+
+    @abstractmethod
+    def run(self, data: Data, steps: int, clock: Clock) -> None:
+        """Takes `steps` optimizer steps over the rows of `data`, in order."""
+
+    @abstractmethod
+    def gradient(self, data: Data, gang_rows: int) -> tuple[Vector, float]:
+        """Returns the sum of gradients of one step (mean times mass) and its mass."""
+
+    @abstractmethod
+    def apply(self, mean: Vector, clock: Clock) -> None:
+        """Applies a mean gradient with the worker's own optimizer.
+
+        It may be put off until the next call that needs its outcome; `mean` must
+        stay unchanged until then.
+        """
+
+    @abstractmethod
+    def statistics(self) -> Vector:
+        """Returns the statistics alone, without settling a pending `apply`."""
+
+    @abstractmethod
+    def set_statistics(self, statistics: Vector) -> None:
+        """Sets the statistics alone."""
+
+    @abstractmethod
+    def take_metrics(self, out: npt.NDArray[np.float64], *, add: bool) -> None:
+        """Writes (or adds) sums of metric state since the last call; starts again."""
+
+    @abstractmethod
+    def set_learning_rate(self, value: float) -> None:
+        """Sets the optimizer's learning rate; no-op under a schedule."""
+
+    @abstractmethod
+    def snapshot(self) -> bytes:
+        """Returns optimizer and local state as raw bytes in a fixed order."""
+
+    @abstractmethod
+    def restore(self, blob: bytes) -> None:
+        """The inverse of `snapshot`; takes all but the random state."""
+
+    @abstractmethod
+    def warm_up(self, data: Data, *, is_gradient: bool) -> None:
+        """Compiles what the run needs, with data of a full step or window."""

@@ -1,0 +1,1 @@
+"""The command line: thin commands that read runs and call the API."""

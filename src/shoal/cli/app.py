@@ -1,0 +1,51 @@
+"""The `shoal` command: which commands there are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import shoal
+from shoal.cli import compare, demo, runs, strategies
+from shoal.cli.group import ErrorGroup
+
+app = typer.Typer(
+    name="shoal",
+    cls=ErrorGroup,
+    help="Trains Keras models on many processes, and shows what came of it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("strategies")(strategies.show_strategies)
+app.command("compare")(compare.show_comparison)
+app.command("demo")(demo.show_demo)
+app.add_typer(runs.app, name="runs")
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"shoal {shoal.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(  # pyright: ignore[reportUnusedFunction]
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    del debug, version  # read by ErrorGroup and by the option's own callback
+
+
+def main() -> None:
+    """Runs the command line and exits with its status."""
+    app(prog_name="shoal")

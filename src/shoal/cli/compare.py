@@ -1,0 +1,61 @@
+"""`shoal compare`: several strategies on one model and the same samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal import strategies
+from shoal.cli.script import load_problem
+from shoal.cli.tables import show_json, show_records
+
+
+def show_comparison(  # noqa: PLR0913 - one argument for each option
+    script: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT.py:MAKE",
+            help="A file and its function, which returns (make_model, x, y) or "
+            "(make_model, x, y, validation_data).",
+        ),
+    ],
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(help="Name, or name:parameter=value,...; may be repeated."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Training processes; as fit chooses.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples of one step; as fit chooses.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; default $SHOAL_RUNS.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Trains a model with several strategies on the same samples; prints one table."""
+    # Misspelled strategies are refused before the script loads its data.
+    chosen = [strategies.get(text) for text in strategy or ["single", "all_reduce"]]
+    problem = load_problem(script)
+    # Imports Keras, which listing commands has no use for.
+    from shoal import api
+
+    comparison = api.compare(
+        problem.make_model,
+        problem.x,
+        problem.y,
+        strategies=chosen,
+        workers=workers or "auto",
+        epochs=epochs,
+        batch_size=batch_size,
+        validation_data=problem.validation_data,
+        run=str(root) if root else None,
+    )
+    if as_json:
+        show_json(comparison.rows)
+    else:
+        show_records(comparison.rows)

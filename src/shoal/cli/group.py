@@ -1,0 +1,56 @@
+"""How errors leave the command line: a message, a status, and no traceback."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import typer
+from typer.core import TyperGroup
+
+from shoal.errors import ConfigError, DataError, PlanError, ShoalError
+
+USER_ERROR, FAILURE = 2, 1
+
+
+@final
+class ErrorGroup(TyperGroup):
+    """Runs a command; turns what it raises into a message on standard error.
+
+    `--debug` lets the exception through, with its traceback.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command named on the command line."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if ctx.params.get("debug") or _is_typers_own(error):
+                raise
+            typer.echo(_message(error), err=True)
+            raise typer.Exit(exit_status(error)) from error
+
+
+def exit_status(error: Exception) -> int:
+    """Returns 2 for what the user can correct, 1 for what failed.
+
+    Example:
+        >>> exit_status(ConfigError("workers=0")), exit_status(OSError("disk full"))
+        (2, 1)
+    """
+    is_user_error = isinstance(error, (ConfigError, PlanError, DataError))
+    return USER_ERROR if is_user_error else FAILURE
+
+
+def _is_typers_own(error: Exception) -> bool:
+    """Exits, usage errors and a closed pipe, which Typer deals with itself."""
+    is_usage = hasattr(error, "format_message")
+    return is_usage or isinstance(error, (typer.Exit, typer.Abort, BrokenPipeError))
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ShoalError):
+        return f"{type(error).__name__}: {error}"
+    return (
+        f"{type(error).__name__}: {error}\n"
+        "This was not foreseen; the same command after `shoal --debug` shows where."
+    )

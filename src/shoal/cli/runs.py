@@ -1,0 +1,200 @@
+"""`shoal runs`: what was trained, how it went, what the workers said."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli.following import follow_logs, print_logs
+from shoal.cli.tables import format_seconds, show_json, show_records, show_table
+from shoal.errors import ConfigError
+from shoal.runs.catalogue import (
+    find_run,
+    list_runs,
+    prune,
+    read_summary,
+    remove_run,
+    runs_root,
+)
+from shoal.runs.summary import LIST_FIELDS, RunSummary
+
+app = typer.Typer(help="Lists runs, shows one, prints its logs, removes old ones.")
+
+Root = Annotated[
+    str | None,
+    typer.Option(help="Folder or URL of the runs; default $SHOAL_RUNS, ./shoal-runs."),
+]
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="Run id, the beginning of one, or a path or URL."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@app.callback(invoke_without_command=True)
+def show_runs(
+    context: typer.Context, as_json: AsJson = False, root: Root = None
+) -> None:
+    """Lists the runs, newest first; see the commands for more."""
+    context.obj = root
+    if context.invoked_subcommand is not None:
+        return
+    found = list_runs(runs_root(root))
+    if as_json:
+        show_json([run.model_dump(include=LIST_FIELDS | {"url"}) for run in found])
+        return
+    if not found:
+        typer.echo(f"No runs in {runs_root(root)}.")
+        return
+    show_table(
+        [
+            (
+                run.id,
+                run.status,
+                run.strategy,
+                run.workers,
+                run.started[:19].replace("T", " "),
+                format_seconds(run.seconds),
+            )
+            for run in found
+        ],
+        columns=("id", "status", "strategy", "workers", "started", "took"),
+    )
+
+
+@app.command("show")
+def show_run(
+    context: typer.Context, run: RunId, as_json: AsJson = False, root: Root = None
+) -> None:
+    """Shows one run: samples, exchanges, losses, metrics of each epoch."""
+    summary = read_summary(find_run(run, _root(context, root)))
+    if as_json:
+        show_json(summary.model_dump())
+        return
+    show_table(_facts(summary), columns=("run", summary.id))
+    if summary.metrics:
+        typer.echo()
+        epochs = enumerate(summary.metrics, 1)
+        show_records([{"epoch": epoch, **metrics} for epoch, metrics in epochs])
+    for warning in summary.warnings:
+        typer.echo(f"warning: {warning}")
+
+
+@app.command("logs")
+def show_logs(
+    context: typer.Context,
+    run: RunId,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only this worker; default all.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+    ] = False,
+    root: Root = None,
+) -> None:
+    """Prints what the workers of a run wrote, each line behind its rank."""
+    folder = find_run(run, _root(context, root))
+    if follow:
+        follow_logs(folder, rank)
+    else:
+        print_logs(folder, rank)
+
+
+@app.command("rm")
+def remove(
+    context: typer.Context,
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", help="Run ids, or their unique beginnings."),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a run that is running.")
+    ] = False,
+    root: Root = None,
+) -> None:
+    """Removes runs with all their files."""
+    for run in runs:
+        typer.echo(f"removed {remove_run(run, _root(context, root), force=force)}")
+
+
+@app.command("prune")
+def prune_runs(
+    context: typer.Context,
+    keep: Annotated[
+        int | None, typer.Option(min=0, help="Newest runs to keep.")
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only runs older than this, such as 30d or 12h.")
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Removes old runs; those that are running stay."""
+    removed = prune(
+        _root(context, root),
+        now=time.time(),
+        keep=keep,
+        older_than_s=None if older_than is None else parse_duration(older_than),
+    )
+    for run in removed:
+        typer.echo(f"removed {run}")
+    typer.echo(f"{len(removed)} runs removed.")
+
+
+def parse_duration(text: str) -> float:
+    """Returns the seconds of a duration such as 90s, 45m, 12h, 30d or 2w.
+
+    Raises:
+        ConfigError: It is not written like that.
+
+    Example:
+        >>> parse_duration("12h")
+        43200.0
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
+    if not found:
+        raise ConfigError(
+            f"older_than={text!r} is no duration. "
+            "Expected a number and one of s, m, h, d, w. "
+            "Write for example --older-than 30d."
+        )
+    return float(found[1]) * UNITS_S[found[2]]
+
+
+def _root(context: typer.Context, root: str | None) -> str:
+    """The option of the command beats the one given before it."""
+    return runs_root(root or context.obj)
+
+
+def _facts(run: RunSummary) -> list[tuple[str, Any]]:
+    """Returns the lines that describe a run, those that say something."""
+    report = run.report
+    best = report.get("best") or {}
+    shares = [
+        f"{name} {report[f'{name}_share']:.0%}"
+        for name in ("compute", "wait", "exchange")
+        if report.get(f"{name}_share")
+    ]
+    lines: list[tuple[str, Any]] = [
+        ("status", run.status),
+        ("strategy", run.strategy),
+        ("workers", f"{run.workers}, {run.workers_lost} lost on the way"),
+        ("started", run.started.replace("T", " ")),
+        ("took", format_seconds(run.seconds)),
+        ("epochs", f"{run.epochs} of {run.epochs_planned}"),
+        ("rows", run.rows),
+        ("samples", f"{run.samples_committed:,} of {run.samples_expected:,} committed"),
+        ("exchanges", run.exchanges),
+        ("workers' time", ", ".join(shares)),
+        ("folder", run.url),
+    ]
+    if best:
+        at = f"{best['metric']} {best['value']:.4g} in epoch {best['epoch'] + 1}"
+        lines.insert(-1, ("best", at))
+    return [line for line in lines if line[1] != ""]

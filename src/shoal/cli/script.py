@@ -1,0 +1,92 @@
+"""Functions named on the command line as `script.py:function`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast, final
+
+import cloudpickle
+
+from shoal.errors import ConfigError
+from shoal.registry import did_you_mean
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a script's function gives to train.
+
+    Args:
+        make_model: Returns a new compiled model.
+        x: Inputs.
+        y: Targets; None when `x` yields both.
+        validation_data: What each epoch is judged on; None for nothing.
+    """
+
+    make_model: Callable[[], Any]
+    x: Any
+    y: Any = None
+    validation_data: Any = None
+
+
+def load_problem(target: str) -> Problem:
+    """Runs `script.py:function` and returns the problem it makes.
+
+    The function takes nothing and returns `(make_model, x, y)`,
+    `(make_model, x, y, validation_data)`, or a mapping with these names.
+
+    Args:
+        target: A file and one of its functions, "make" when none is named.
+
+    Raises:
+        ConfigError: The file or function is not there, or gives something else.
+    """
+    path, _, name = target.rpartition(":") if ".py:" in target else (target, "", "make")
+    module = _load(Path(path))
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [k for k, v in vars(module).items() if callable(v) and k[0] != "_"]
+        raise ConfigError(did_you_mean(f"function of {path}", name, known))
+    return _problem(function(), target)
+
+
+def _load(path: Path) -> ModuleType:
+    """Imports a file as `python file.py` would see it, but not as `__main__`."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(
+            f"there is no Python file {str(path)!r}. "
+            "Expected script.py:function. "
+            "Give the path of a file that ends in .py."
+        )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    # Workers do not have this file on their path: what it defines travels whole.
+    cloudpickle.register_pickle_by_value(module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _problem(made: object, target: str) -> Problem:
+    names = ("make_model", "x", "y", "validation_data")
+    found: dict[str, Any] = {}
+    if isinstance(made, Mapping):
+        found = dict(cast(Mapping[str, Any], made))
+    elif isinstance(made, tuple):
+        parts = cast(tuple[Any, ...], made)
+        found = dict(zip(names, parts, strict=False)) if len(parts) <= 4 else {}
+    is_complete = {"make_model", "x"} <= set(found) <= set(names)
+    if not is_complete or not callable(found["make_model"]):
+        raise ConfigError(
+            f"{target} returned {type(made).__name__}. "
+            "Expected (make_model, x, y), (make_model, x, y, validation_data), or a "
+            "mapping with these names; make_model is a function. "
+            "Return the function that makes the model, not the model."
+        )
+    return Problem(**found)

@@ -1,0 +1,177 @@
+"""What counts as an array: conversion to NumPy, and the checks before training.
+
+This file decides which arrays are taken, in which dtype they are trained on (as
+Keras' own array adapter would have it), and what is said about those that are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import trees
+from shoal.errors import DataError
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One array of samples, rows first, and the dtype that it is read in.
+
+    The cast happens as rows are read, so that float64 data is never held twice.
+
+    Args:
+        values: Rows first, any strides.
+        dtype: What `take` gives.
+
+    Example:
+        >>> column = Column(values=np.array([1.0, 2.0]), dtype=np.dtype("f4"))
+        >>> column.take(slice(0, 1)), column.size_bytes
+        (array([1.], dtype=float32), 8)
+    """
+
+    values: Array
+    dtype: np.dtype[Any]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole array, as it is read."""
+        return self.values.size * self.dtype.itemsize
+
+    def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Array:
+        """Returns rows; a view for a slice that needs no cast."""
+        if isinstance(indices, slice):
+            return self.values[indices].astype(self.dtype, copy=False)
+        return self.values.take(indices, axis=0).astype(self.dtype, copy=False)
+
+    def take_into(self, indices: npt.NDArray[np.integer[Any]], out: Array) -> None:
+        """Writes rows into `out`, without a temporary where no cast is needed."""
+        if self.dtype != self.values.dtype:
+            out[...] = self.values.take(indices, axis=0)
+            return
+        if len(indices) and not (
+            0 <= int(indices.min()) <= int(indices.max()) < len(self.values)
+        ):
+            raise IndexError(f"rows outside 0 to {len(self.values) - 1}")
+        # "raise" would write to a buffer first, so that a bad index leaves `out` as
+        # it was (numpy.take); checked above instead.
+        self.values.take(indices, axis=0, out=out, mode="clip")
+
+
+def column(value: Any, *, name: str, floatx: str) -> Column:
+    """Checks one array a user gave and decides its dtype.
+
+    Args:
+        value: NumPy, JAX, pandas, or anything with `__array__`.
+        name: What the user calls it, for messages: "x['age']".
+        floatx: Dtype that floats are trained in, as `keras.config.floatx()`.
+
+    Raises:
+        DataError: It is no array, has no rows axis, is ragged or not numeric.
+    """
+    array = _to_numpy(value, name, floatx)
+    if array.ndim == 0:
+        raise DataError(
+            f"{name} is a single value of dtype {array.dtype} (data of fit). "
+            "Expected an array with samples along its first axis. "
+            f"Pass {name} as an array of shape (samples, ...)."
+        )
+    if _is_float(array.dtype):
+        return Column(values=array, dtype=dtype_of(floatx))
+    if array.dtype.kind not in "biuc":
+        raise _not_numeric(array, name)
+    return Column(values=array, dtype=array.dtype)
+
+
+def _to_numpy(value: Any, name: str, floatx: str) -> Array:
+    """Anything array-like as NumPy, shaped as Keras shapes it."""
+    if isinstance(value, np.ndarray):
+        return value
+    # Looked up by name, so that pandas is not imported for those without it.
+    kind = {
+        c.__name__ for c in type(value).__mro__ if c.__module__.startswith("pandas")
+    }
+    if "DataFrame" in kind:
+        is_mixed = any(getattr(d, "kind", "O") == "f" for d in value.dtypes)
+        return (value.astype(floatx) if is_mixed else value).to_numpy()
+    if "Series" in kind:
+        return np.expand_dims(value.to_numpy(), axis=-1)
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    raise DataError(
+        f"{name} is a {type(value).__name__} (data of fit). Expected arrays: NumPy, "
+        "JAX, pandas, or nested dicts, lists and tuples of them. "
+        f"Convert it, for example with np.asarray({name.split('[')[0]})."
+    )
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Returns the dtype of a name, "bfloat16" included.
+
+    Example:
+        >>> dtype_of("bfloat16").itemsize, dtype_of("int32").itemsize
+        (2, 4)
+    """
+    if name.startswith(("bfloat", "float8")):
+        import ml_dtypes  # Keras needs it too; NumPy does not know these names
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    """Also true of bfloat16 and its kin, which NumPy knows as bytes."""
+    return dtype.kind == "f" or dtype.name.startswith(("float", "bfloat"))
+
+
+def _not_numeric(array: Array, name: str) -> DataError:
+    """Tells ragged rows, text and dates apart."""
+    if array.dtype.kind == "O":
+        return DataError(
+            f"{name} has dtype object, so its rows are ragged, or not numbers "
+            "(data of fit). Expected numbers in rows of one shape. Pad the rows to "
+            "one length (keras.utils.pad_sequences), or convert it with "
+            ".astype('float32')."
+        )
+    return DataError(
+        f"{name} has dtype {array.dtype} (data of fit). Expected numbers or bools. "
+        "Encode it first, for example with keras.layers.StringLookup or "
+        "np.unique(..., return_inverse=True)."
+    )
+
+
+def check_lengths(named: list[tuple[str, Column]]) -> int:
+    """Returns the one number of samples all arrays have.
+
+    Raises:
+        DataError: They differ, or there are none.
+    """
+    first, head = named[0]
+    rows = len(head.values)
+    for name, column_ in named[1:]:
+        if len(column_.values) != rows:
+            raise DataError(
+                f"{name} has {len(column_.values):,} rows but {first} has {rows:,} "
+                "(data of fit). Expected one row for each sample in every array. "
+                f"Cut or complete {name}."
+            )
+    if rows == 0:
+        raise DataError(
+            f"{first} has no samples (data of fit). Expected at least one row. "
+            "Check how the data was loaded or filtered."
+        )
+    return rows
+
+
+def named_columns(tree: trees.Tree, name: str, floatx: str) -> trees.Tree:
+    """Turns every leaf of a tree into a `Column`."""
+    paths = iter(trees.named_leaves(tree, name))
+    # Both walks go the same way, so that names and leaves meet.
+    return trees.map_leaves(
+        lambda leaf: column(leaf, name=next(paths)[0], floatx=floatx), tree
+    )

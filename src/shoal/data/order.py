@@ -1,0 +1,196 @@
+"""Which sample comes when. Pure index arithmetic: no data, no clock.
+
+This file decides the order of an epoch's samples from a seed, how a pass over
+the data is cut into epochs and batches, and how a batch of a gang is shared.
+All processes compute the same answers, so that nobody sends indices.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import ConfigError
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+Shuffle: TypeAlias = Literal[True, False, "batch"]
+
+# One more than the epoch at work: e + 1 may be leased while e drains.
+_KEPT_PERMUTATIONS = 2
+
+
+class Span(NamedTuple):
+    """Where an epoch lies: rows `start` to `start + rows` of pass number `turn`."""
+
+    turn: int
+    start: int
+    rows: int
+
+
+def steps(rows: int, batch_size: int) -> int:
+    """Counts the batches of `rows` samples, a short last one included.
+
+    Example:
+        >>> steps(100, 32), steps(96, 32), steps(0, 32)
+        (4, 3, 0)
+    """
+    return -(-rows // batch_size)
+
+
+def short_batch(rows: int, batch_size: int) -> int:
+    """Returns the rows of a short last batch, 0 when all batches are full.
+
+    Example:
+        >>> short_batch(100, 32), short_batch(96, 32)
+        (4, 0)
+    """
+    return rows % batch_size
+
+
+def shares(batch: int, workers: int) -> list[int]:
+    """Splits a gang's batch into one size for each rank, at most one row apart.
+
+    Example:
+        >>> shares(100, 8)
+        [13, 13, 13, 13, 12, 12, 12, 12]
+    """
+    each, left = divmod(batch, workers)
+    return [each + (rank < left) for rank in range(workers)]
+
+
+def share(batch: int, workers: int, rank: int) -> tuple[int, int]:
+    """Returns (start, stop) of one rank's rows within a gang's batch.
+
+    Example:
+        >>> [share(5, 3, rank) for rank in range(3)]
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    each, left = divmod(batch, workers)
+    start = rank * each + min(rank, left)
+    return start, start + each + (rank < left)
+
+
+@final
+class Order:
+    """The order of samples in every epoch, known to all processes from a seed.
+
+    An epoch is one pass over the data. With `steps_per_epoch` it is that many
+    batches, and the next epoch goes on where the last one stopped, as in Keras;
+    where a pass runs out within an epoch, that epoch is shorter, also as in Keras.
+
+    Args:
+        rows: Samples in the data, at least 1.
+        seed: Any integer of at least 0; one seed gives one order.
+        shuffle: True for a full permutation of each pass, False for the order of
+            the data, "batch" to shuffle within each batch only.
+        batch_size: Samples of one step, used by "batch" and `steps_per_epoch`.
+        steps_per_epoch: Steps of an epoch, None for a whole pass.
+
+    Raises:
+        ConfigError: `rows`, `batch_size` or `steps_per_epoch` is below 1.
+
+    Example:
+        >>> order = Order(rows=10, seed=7, batch_size=2, steps_per_epoch=3)
+        >>> [order.rows_of(epoch) for epoch in range(4)]
+        [6, 4, 6, 4]
+        >>> both = [*order.indices(0, 0, 6), *order.indices(1, 0, 4)]
+        >>> sorted(map(int, both))
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(
+        self,
+        *,
+        rows: int,
+        seed: int = 0,
+        shuffle: Shuffle = True,
+        batch_size: int = 32,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        if (
+            rows < 1
+            or batch_size < 1
+            or (steps_per_epoch is not None and steps_per_epoch < 1)
+        ):
+            raise ConfigError(
+                f"no order for rows={rows}, batch_size={batch_size}, "
+                f"steps_per_epoch={steps_per_epoch}. "
+                "Each has to be a positive number. Correct the one that is not."
+            )
+        self.rows = rows
+        self.seed = seed
+        self.shuffle = shuffle
+        self.batch_size = batch_size
+        self.steps_per_epoch = steps_per_epoch
+        self._kept: dict[int, npt.NDArray[np.int64]] = {}
+
+    def span(self, epoch: int) -> Span:
+        """Returns the pass an epoch belongs to and its rows there."""
+        if self.steps_per_epoch is None:
+            return Span(epoch, 0, self.rows)
+        epoch_rows = self.steps_per_epoch * self.batch_size
+        turn, place = divmod(epoch, steps(self.rows, epoch_rows))
+        start = place * epoch_rows
+        return Span(turn, start, min(epoch_rows, self.rows - start))
+
+    @property
+    def epochs_per_pass(self) -> int:
+        """Epochs after which their sizes repeat."""
+        if self.steps_per_epoch is None:
+            return 1
+        return steps(self.rows, self.steps_per_epoch * self.batch_size)
+
+    def rows_of(self, epoch: int) -> int:
+        """Counts the samples of one epoch."""
+        return self.span(epoch).rows
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """Returns the rows of the data at positions `start` to `stop` of an epoch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            start: First position, from 0.
+            stop: One past the last position, at most `rows_of(epoch)`.
+
+        Raises:
+            IndexError: The positions are not all in the epoch.
+        """
+        span = self.span(epoch)
+        if not 0 <= start <= stop <= span.rows:
+            raise IndexError(f"[{start}, {stop}) is outside epoch {epoch}: {span}")
+        first, last = span.start + start, span.start + stop
+        if self.shuffle is False:
+            return np.arange(first, last, dtype=np.int64)
+        return self._permutation(span.turn)[first:last]
+
+    def _permutation(self, turn: int) -> Indices:
+        """The whole pass; the last two are kept."""
+        found = self._kept.get(turn)
+        if found is None:
+            found = self._shuffled(turn)
+            # Built before it is stored and never changed: threads may share it.
+            found.flags.writeable = False
+            self._kept = {**self._newest(), turn: found}
+        return found
+
+    def _newest(self) -> dict[int, Indices]:
+        """What stays beside a new permutation."""
+        kept = list(self._kept.items())
+        return dict(kept[len(kept) - _KEPT_PERMUTATIONS + 1 :]) if kept else {}
+
+    def _shuffled(self, turn: int) -> Indices:
+        """Permutes all rows, or each batch in itself."""
+        random = np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence([self.seed, turn]))
+        )
+        rows = np.arange(self.rows, dtype=np.int64)
+        if self.shuffle != "batch":
+            random.shuffle(rows)
+            return rows
+        full = self.rows - short_batch(self.rows, self.batch_size)
+        batches = rows[:full].reshape(-1, self.batch_size)
+        random.permuted(batches, axis=1, out=batches)
+        random.shuffle(rows[full:])
+        return rows

@@ -1,0 +1,170 @@
+"""Sources of samples: by which numbers they are asked for, and what they give.
+
+This file decides the contract between data and workers, and its first
+implementation: arrays in memory, or mapped from another process's blob.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import trees
+from shoal.data.arrays import Column, check_lengths, named_columns
+from shoal.data.blob import Buffer, blob_size, read_blob, write_blob
+from shoal.errors import DataError
+
+Batch: TypeAlias = Any
+"""What Keras' `train_step` takes: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+
+
+class Source(ABC):
+    """Samples by number. Subclass it for a new kind of indexed data.
+
+    Sources are read by one thread at a time and know nothing of order: who wants
+    row 7 says so.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    @abstractmethod
+    def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Batch:
+        """Returns rows in the order of `indices`, packed as Keras packs them."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes of all samples."""
+
+
+@final
+class ArraySource(Source):
+    """Arrays in memory, in any nesting Keras takes.
+
+    Choose it for data that fits one machine's memory; workers on that machine
+    map one blob of it and hold no copy.
+
+    Args:
+        x: Array, or dict, list or tuple of arrays; rows first.
+        y: Targets, in any nesting, or None.
+        sample_weight: Weights, one array or nested as `y`, or None.
+        floatx: Dtype floats are read in; default None means Keras' floatx.
+
+    Raises:
+        DataError: An array is missing, ragged, not numeric, or of another length.
+
+    Example:
+        >>> source = ArraySource([[1.0], [2.0], [3.0]] @ np.ones((1, 2)), np.arange(3))
+        >>> x, y = source.take(np.array([2, 0]))
+        >>> x.dtype, x[:, 0], y, len(source)
+        (dtype('float32'), array([3., 1.], dtype=float32), array([2, 0]), 3)
+    """
+
+    def __init__(
+        self,
+        x: trees.Tree,
+        y: trees.Tree = None,
+        sample_weight: trees.Tree = None,
+        *,
+        floatx: str | None = None,
+    ) -> None:
+        kind = floatx or default_floatx()
+        parts = {"x": x, "y": y, "sample_weight": sample_weight}
+        if not trees.leaves(x):
+            raise DataError(
+                f"x is {x!r} (data of fit). Expected at least one array of inputs. "
+                "Pass the inputs of the model as x."
+            )
+        found = {name: named_columns(t, name, kind) for name, t in parts.items()}
+        named = [n for name in found for n in trees.named_leaves(found[name], name)]
+        self._rows = check_lengths(named)
+        self._tree = _pack(found["x"], found["y"], found["sample_weight"])
+        self._columns: list[Column] = trees.leaves(self._tree)
+
+    @classmethod
+    def from_blob(cls, blob: Buffer) -> ArraySource:
+        """Maps what `write_blob` wrote, read-only and without a copy.
+
+        The arrays keep `blob` alive; close a mapping only after the source is gone.
+
+        Raises:
+            DataError: The blob is cut short, or is something else.
+        """
+        source = cls.__new__(cls)
+        source._tree = read_blob(blob)
+        source._columns = trees.leaves(source._tree)
+        source._rows = len(source._columns[0].values)
+        return source
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all samples, as they are read."""
+        return sum(column.size_bytes for column in self._columns)
+
+    @property
+    def has_sample_weight(self) -> bool:
+        """Whether samples carry weights."""
+        return isinstance(self._tree, tuple) and len(self._tree) > 2
+
+    def take(
+        self,
+        indices: slice | npt.NDArray[np.integer[Any]],
+        out: Batch | None = None,
+    ) -> Batch:
+        """Returns rows, packed as Keras packs them.
+
+        Args:
+            indices: Row numbers, or a slice, which costs no copy where dtypes allow.
+            out: What an earlier `take` of as many row numbers returned, written
+                over and returned; saves an allocation for each array.
+
+        Raises:
+            IndexError: A row is outside the data.
+        """
+        if out is None:
+            return trees.map_leaves(lambda column: column.take(indices), self._tree)
+        if isinstance(indices, slice):
+            indices = np.arange(*indices.indices(self._rows))
+        for column, target in zip(self._columns, trees.leaves(out), strict=True):
+            column.take_into(indices, target)
+        return out
+
+    def blob_size(self) -> int:
+        """Bytes that `write_blob` needs."""
+        return blob_size(self._tree)
+
+    def write_blob(self, out: Buffer) -> None:
+        """Writes everything into a writable buffer of `blob_size` bytes or more.
+
+        Casts and strides are resolved on the way, piece by piece: nothing is held
+        twice. The buffer may be a mapped file.
+        """
+        write_blob(self._tree, out)
+
+    def to_blob(self) -> bytearray:
+        """Returns everything as one buffer; a copy, so for small data and tests."""
+        blob = bytearray(self.blob_size())
+        self.write_blob(blob)
+        return blob
+
+
+def _pack(x: trees.Tree, y: trees.Tree, sample_weight: trees.Tree) -> trees.Tree:
+    """As `keras.utils.pack_x_y_sample_weight`."""
+    if y is None:
+        return (x,) if isinstance(x, (list, tuple)) else x
+    return (x, y) if sample_weight is None else (x, y, sample_weight)
+
+
+def default_floatx() -> str:
+    """Keras' float type; asked late, so that mapping a blob needs no Keras."""
+    import keras
+
+    return keras.config.floatx()

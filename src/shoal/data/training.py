@@ -1,0 +1,160 @@
+"""From the data arguments of `fit` to a source to train on and one to validate on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.data import trees
+from shoal.data.arrays import Column, check_lengths, named_columns
+from shoal.data.sources import ArraySource, default_floatx
+from shoal.data.weights import check_class_weight, class_weights, weights_per_output
+from shoal.errors import ConfigError, DataError
+
+
+def training_data(
+    x: trees.Tree,
+    y: trees.Tree = None,
+    sample_weight: trees.Tree = None,
+    *,
+    class_weight: Mapping[int, float] | None = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    floatx: str | None = None,
+) -> tuple[ArraySource, ArraySource | None]:
+    """Reads the data arguments of `fit`, with the meaning they have in Keras.
+
+    Args:
+        x: Inputs: array, or dict, list or tuple of arrays; rows first.
+        y: Targets, in any nesting, or None.
+        sample_weight: One array, or one for each output, nested as `y`.
+        class_weight: Class -> weight, for a single `y` of integer or one-hot labels.
+        validation_split: Share of the rows, in [0, 1), cut from the end before any
+            shuffling; not used when there is `validation_data`.
+        validation_data: `x`, `(x, y)` or `(x, y, sample_weight)`, or None.
+        floatx: Dtype floats are read in; default None means Keras' floatx.
+
+    Returns:
+        What to train on, and what to validate on, None for nothing.
+
+    Raises:
+        DataError: An array is missing, ragged, not numeric, or of another length.
+        ConfigError: `validation_split` leaves one side empty, or `class_weight` does
+            not fit the other arguments.
+
+    Example:
+        >>> import numpy as np
+        >>> train, validation = training_data(
+        ...     np.ones((10, 3)), np.arange(10), validation_split=0.2
+        ... )
+        >>> len(train), len(validation), validation.take(slice(0, 2))[1]
+        (8, 2, array([8, 9]))
+    """
+    kind = floatx or default_floatx()
+    data = (x, y, sample_weight)
+    held_out: tuple[Any, Any, Any] | None = None
+    if validation_data is not None:
+        held_out = unpack(validation_data)
+    elif validation_split:
+        data, held_out = split(data, validation_split, kind)
+    train = weighted_source(data, class_weight, kind)
+    return train, None if held_out is None else weighted_source(held_out, None, kind)
+
+
+def weighted_source(
+    data: tuple[Any, Any, Any],
+    class_weight: Mapping[int, float] | None,
+    floatx: str | None = None,
+) -> ArraySource:
+    """Builds a source from (x, y, sample_weight), weights as Keras forms them.
+
+    Example:
+        >>> import numpy as np
+        >>> source = weighted_source((np.ones(3), np.arange(3), None), {2: 9.0})
+        >>> source.take(slice(1, 3))[2]
+        array([1., 9.], dtype=float32)
+    """
+    x, y, weights = data
+    kind = floatx or default_floatx()
+    if weights is not None:
+        weights = weights_per_output(y, weights)
+    if class_weight is not None:
+        check_class_weight(y, has_sample_weight=weights is not None)
+        column = named_columns(y, "y", kind)
+        weights = class_weights(column.values, class_weight, kind)
+    return ArraySource(x, y, weights, floatx=kind)
+
+
+def unpack(data: Any) -> tuple[Any, Any, Any]:
+    """Reads `validation_data`: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+
+    Raises:
+        ConfigError: It has another number of parts.
+
+    Example:
+        >>> unpack(("inputs", "targets"))
+        ('inputs', 'targets', None)
+    """
+    if not isinstance(data, (list, tuple)):
+        return data, None, None
+    parts: list[Any] = list(data)
+    if not 1 <= len(parts) <= 3:
+        raise ConfigError(
+            f"validation_data has {len(parts)} parts. "
+            "Expected x, (x, y) or (x, y, sample_weight). "
+            "Put several inputs or outputs into one list or dict."
+        )
+    x, y, sample_weight = (*parts, None, None)[:3]
+    return x, y, sample_weight
+
+
+def split(
+    data: tuple[Any, Any, Any], fraction: float, floatx: str
+) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Cuts the last `fraction` of the rows off, as Keras' `validation_split`.
+
+    Raises:
+        ConfigError: `fraction` is outside (0, 1), or one side would be empty.
+        DataError: The data is no arrays, or their lengths differ.
+    """
+    if not 0 < fraction < 1:
+        raise ConfigError(
+            f"validation_split={fraction} is not a share of the data. "
+            "Expected a number of at least 0 and below 1. "
+            "Pass 0.1 to hold out the last tenth of the rows."
+        )
+    names = ("x", "y", "sample_weight")
+    columns = tuple(
+        named_columns(part, name, floatx)
+        for part, name in zip(data, names, strict=True)
+    )
+    named = [
+        found
+        for part, name in zip(columns, names, strict=True)
+        for found in trees.named_leaves(part, name)
+    ]
+    if not named:
+        raise DataError(
+            "x is None (data of fit). Expected at least one array of inputs. "
+            "Pass the inputs of the model as x."
+        )
+    rows = check_lengths(named)
+    at = math.floor(rows * (1.0 - fraction))
+    if at in (0, rows):
+        raise ConfigError(
+            f"validation_split={fraction} of {rows} samples leaves one side empty. "
+            "Expected samples to train on and samples to validate on. "
+            "Pass validation_data, or another share."
+        )
+    return _cut(columns, slice(0, at)), _cut(columns, slice(at, rows))
+
+
+def _cut(columns: tuple[Any, ...], rows: slice) -> tuple[Any, Any, Any]:
+    """The same rows of every column: views where the dtype allows none to be cast."""
+
+    def of(column: Column) -> Any:
+        return column.values[rows]
+
+    x, y, sample_weight = (trees.map_leaves(of, part) for part in columns)
+    return x, y, sample_weight

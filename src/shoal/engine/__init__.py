@@ -1,0 +1,1 @@
+"""The engine: server, workers and controller, and the protocol between them."""

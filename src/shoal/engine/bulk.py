@@ -1,0 +1,110 @@
+"""Where the vectors of one exchange lie: in a slot, or in a buffer for the socket.
+
+A worker's message is weights or gradients, then statistics, then sums of its
+metrics' states; a reply is weights or gradients, then statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.engine.slots import Slot
+from shoal.vectors import Vector
+
+_LINE = 64  # bytes of a cache line; also what XLA wants for zero-copy arrays
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _LINE) * _LINE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Lengths of what is exchanged; both ends compare them and the digest.
+
+    Args:
+        vector: Trainable floats.
+        statistics: Floats that ride beside them.
+        metrics: Sums of metric state, float64.
+        digest: Of the layout.
+    """
+
+    vector: int
+    statistics: int
+    metrics: int
+    digest: str
+
+    @property
+    def up_bytes(self) -> int:
+        """Bytes of a worker's message."""
+        body = _aligned(4 * self.vector) + _aligned(4 * self.statistics)
+        return body + _aligned(8 * self.metrics)
+
+    @property
+    def down_bytes(self) -> int:
+        """Bytes of a reply."""
+        return _aligned(4 * self.vector) + _aligned(4 * self.statistics)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot: one message and one reply."""
+        return self.up_bytes + self.down_bytes
+
+
+def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """Writable bytes that start at a cache line, touched once so that they are real."""
+    raw = np.zeros(size + _LINE, np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return raw[start : start + size]
+
+
+class Bulk:
+    """Views of one connection's message and reply.
+
+    Args:
+        sizes: Of the run.
+        slot: Shared memory, or None for private buffers that go over the socket.
+    """
+
+    def __init__(self, sizes: Sizes, slot: Slot | None) -> None:
+        self.slot = slot
+        if slot is None:
+            memory = memoryview(aligned_bytes(sizes.slot_bytes)).cast("B")
+        else:
+            memory = slot.bytes
+        up, down = memory[: sizes.up_bytes], memory[sizes.up_bytes :]
+        self.up, self.down = up, down[: sizes.down_bytes]
+        at = _aligned(4 * sizes.vector)
+        after = at + _aligned(4 * sizes.statistics)
+        vector, statistics = sizes.vector, sizes.statistics
+        self.message: Vector = np.frombuffer(up, np.float32, vector)
+        self.message_statistics: Vector = np.frombuffer(up, np.float32, statistics, at)
+        self.metrics: npt.NDArray[np.float64] = np.frombuffer(
+            up, np.float64, sizes.metrics, after
+        )
+        self.reply: Vector = np.frombuffer(down, np.float32, vector)
+        self.reply_statistics: Vector = np.frombuffer(down, np.float32, statistics, at)
+
+    @property
+    def inline_up(self) -> memoryview:
+        """What a message adds to its frame: nothing with a slot."""
+        return self.up if self.slot is None else self.up[:0]
+
+    @property
+    def inline_down(self) -> memoryview:
+        """What a reply adds to its frame: nothing with a slot."""
+        return self.down if self.slot is None else self.down[:0]
+
+    def close(self) -> None:
+        """Gives the slot back."""
+        empty32, empty64 = np.empty(0, np.float32), np.empty(0, np.float64)
+        self.message = self.message_statistics = empty32
+        self.reply = self.reply_statistics = empty32
+        self.metrics = empty64
+        self.up.release()
+        self.down.release()
+        if self.slot is not None:
+            self.slot.close()

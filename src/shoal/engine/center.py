@@ -1,0 +1,130 @@
+"""The center and its arithmetic, cut into segments that fit the cache.
+
+The sequencer decides what is applied when; this file does the
+arithmetic. Messages are read and replies written where they lie, one segment
+at a time, so that no vector-sized temporary is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.strategies.base import Facts, RoundStrategy, ServerStrategy, Strategy
+from shoal.vectors import Vector
+
+SEGMENT = 1 << 15  # floats; a few of these fit a core's second-level cache
+Doubles = npt.NDArray[np.float64]
+
+
+def segments(size: int, length: int = SEGMENT) -> Iterator[slice]:
+    """Cuts `size` floats into slices of at most `length`."""
+    for start in range(0, size, length):
+        yield slice(start, min(size, start + length))
+
+
+def push_into(
+    strategy: Strategy, out: Vector, local: Vector, anchor: Vector, steps: int
+) -> None:
+    """Writes a worker's message into `out`, by segments."""
+    for part in segments(out.size):
+        out[part] = strategy.push(local[part], anchor[part], steps)
+
+
+def pull_into(
+    strategy: Strategy,
+    out: tuple[Vector, Vector],
+    local: Vector,
+    anchor: Vector,
+    reply: Vector,
+) -> None:
+    """Writes a worker's new (local, anchor) into `out`, by segments."""
+    new_local, new_anchor = out
+    for part in segments(local.size):
+        mine = local[part]
+        new_local[part], new_anchor[part] = strategy.pull(
+            mine, mine, anchor[part], reply[part]
+        )
+
+
+class Center:
+    """The weights all workers agree on, their statistics, and the strategy's state.
+
+    Args:
+        strategy: Whose `apply` or `merge` runs.
+        vector: Initial weights, `(size,)`; copied.
+        statistics: Initial statistics, `(count,)`; copied.
+    """
+
+    def __init__(
+        self, strategy: Strategy, vector: Vector, statistics: Vector
+    ) -> None:
+        self.strategy = strategy
+        self.vector = vector.copy()
+        self.statistics = statistics.copy()
+        self.state = strategy.init(vector.size)
+        self._last_samples: dict[int, float] = {}
+
+    def apply(
+        self,
+        rank: int,
+        message: Vector,
+        statistics: Vector,
+        facts: Facts,
+        reply: Vector,
+    ) -> None:
+        """Applies one worker's message and writes its reply."""
+        strategy = self.strategy
+        if not isinstance(strategy, ServerStrategy):
+            raise TypeError(f"{strategy.name} merges rounds; received one message")
+        for part in segments(self.vector.size):
+            state = {name: value[part] for name, value in self.state.items()}
+            center = self.vector[part]
+            reply[part] = strategy.apply(center, state, message[part], facts)
+        self._blend(rank, statistics, facts)
+
+    def _blend(self, rank: int, statistics: Vector, facts: Facts) -> None:
+        """Keeps a sample-weighted running average of the statistics."""
+        self._last_samples[rank] = facts.samples
+        if statistics.size == 0:
+            return
+        total = sum(self._last_samples.values())
+        share = facts.samples / total if total > 0 else 0.0
+        self.statistics += np.float32(share) * (statistics - self.statistics)
+
+    def merge(
+        self,
+        messages: Mapping[int, Vector],
+        statistics: Mapping[int, Vector],
+        facts: Mapping[int, Facts],
+        write: Callable[[int, slice, Vector], None],
+    ) -> None:
+        """Merges a round; `write(rank, segment, values)` takes each reply.
+
+        Replies that are one object for all ranks are written once, for rank -1.
+        """
+        strategy = self.strategy
+        if not isinstance(strategy, RoundStrategy):
+            raise TypeError(f"{strategy.name} has no rounds; received a round")
+        for part in segments(self.vector.size):
+            state = {name: value[part] for name, value in self.state.items()}
+            parts = {rank: message[part] for rank, message in messages.items()}
+            replies = strategy.merge(self.vector[part], state, parts, facts)
+            values = list(replies.values())
+            if all(value is values[0] for value in values):
+                write(-1, part, values[0])
+            else:
+                for rank, value in replies.items():
+                    write(rank, part, value)
+        total = sum(f.samples for f in facts.values())
+        if self.statistics.size and total > 0:
+            mean = np.zeros(self.statistics.size, np.float64)
+            for rank in sorted(statistics):
+                mean += statistics[rank] * (facts[rank].samples / total)
+            self.statistics[:] = mean
+
+    def forget(self, rank: int) -> None:
+        """A worker is gone: its weight in the running average goes with it."""
+        self._last_samples.pop(rank, None)

@@ -1,0 +1,96 @@
+"""Reads from a Keras model what a plan needs to know."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from shoal.engine.metrics import build_metrics, unmergeable
+from shoal.errors import ConfigError, DataError
+from shoal.facts import ModelFacts
+from shoal.vectors import FLOATS, exchanged_variables, statistic_variables
+
+SAMPLE_ROWS = 4
+
+
+def prepare(model: Any, sample: tuple[Any, ...]) -> None:
+    """Builds model, metrics and optimizer, as the first step of Keras' fit would.
+
+    Args:
+        model: Compiled.
+        sample: A few rows, as `train_step` gets them.
+
+    Raises:
+        ConfigError: The model is not compiled.
+        DataError: The model does not take such rows.
+    """
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise ConfigError(
+            f"the model {getattr(model, 'name', model)!r} is not compiled with an "
+            "optimizer and a loss. Shoal trains with both, as Keras' fit does. "
+            "Call model.compile(optimizer, loss, metrics=[...]) first."
+        )
+    x, y, weights = (*sample, None, None)[:3]
+    try:
+        build_metrics(model, x=x, y=y, sample_weight=weights)
+    except Exception as error:
+        raise DataError(
+            f"the model {model.name!r} cannot take the data: "
+            f"{type(error).__name__}: {error}. "
+            f"Received x of {_shapes(x)} and y of {_shapes(y)}. "
+            "Give arrays of the shapes that model.fit would take."
+        ) from error
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def read_model(model: Any, sample: tuple[Any, ...]) -> ModelFacts:
+    """Reads the facts of a prepared model."""
+    keras = import_module("keras")
+    trainable = exchanged_variables(model)
+    y = sample[1] if len(sample) > 1 else None
+    return ModelFacts(
+        name=model.name,
+        parameters=sum(int(np.prod(v.shape)) for v in trainable),
+        statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
+        optimizer=type(model.optimizer).__name__,
+        has_schedule=learning_rate_of(model) is None,
+        reductions=_reductions(model),
+        unmergeable_metrics=() if y is None else unmergeable(model, y),
+        refused_dtypes=tuple(
+            f"{v.path}: {v.dtype}" for v in trainable if str(v.dtype) not in FLOATS
+        ),
+        backend=keras.backend.backend(),
+    )
+
+
+def learning_rate_of(model: Any) -> float | None:
+    """The learning rate of a model's optimizer; None under a schedule."""
+    keras = import_module("keras")
+    inner = inner_optimizer(model)
+    rate = inner._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return None
+    return float(keras.ops.convert_to_numpy(inner.learning_rate))
+
+
+def inner_optimizer(model: Any) -> Any:
+    """The optimizer that holds the learning rate, inside any wrapper."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def _reductions(model: Any) -> tuple[str, ...]:
+    """How each loss of the model reduces over the batch."""
+    compiled: Any = model._compile_loss
+    losses = getattr(compiled, "_flat_losses", None) or []
+    found = [getattr(entry.loss, "reduction", "sum_over_batch_size") for entry in losses]
+    known = {"mean": "sum_over_batch_size", "auto": "sum_over_batch_size"}
+    return tuple(sorted({known.get(r, r) or "none" for r in found}))
+
+
+def _shapes(tree: Any) -> str:
+    keras = import_module("keras")
+    shapes = [str(tuple(np.shape(leaf))) for leaf in keras.tree.flatten(tree)]
+    return " and ".join(shapes) if shapes else "nothing"

@@ -1,0 +1,239 @@
+"""Who may train on which samples, and which are done. Pure: no vectors, no clock.
+
+The ledger hands out ranges of an epoch's order as leases, takes back those of
+the dead, and commits a range once. Everything the promise "each sample counted
+exactly once" rests on is decided here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Piece(NamedTuple):
+    """A range of positions in an epoch's order: `start <= position < stop`.
+
+    `gang` is the number of rows all workers together consume in the step this
+    piece belongs to; 0 when workers step on their own.
+    """
+
+    epoch: int
+    start: int
+    stop: int
+    gang: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Samples in the piece."""
+        return self.stop - self.start
+
+
+@dataclass
+class Ranges:
+    """A set of integers kept as sorted, disjoint, non-touching ranges."""
+
+    bounds: list[int] = field(default_factory=list[int])
+
+    def __len__(self) -> int:
+        return sum(self.bounds[1::2]) - sum(self.bounds[::2])
+
+    def add(self, start: int, stop: int) -> None:
+        """Adds a range; it may touch or overlap others."""
+        low, high = bisect_left(self.bounds, start), bisect_right(self.bounds, stop)
+        head = [start] if low % 2 == 0 else []
+        tail = [stop] if high % 2 == 0 else []
+        self.bounds[low:high] = head + tail
+
+    def remove(self, start: int, stop: int) -> None:
+        """Removes a range, whether or not all of it is there."""
+        low, high = bisect_left(self.bounds, start), bisect_right(self.bounds, stop)
+        head = [start] if low % 2 == 1 else []
+        tail = [stop] if high % 2 == 1 else []
+        self.bounds[low:high] = head + tail
+
+    def covers(self, start: int, stop: int) -> bool:
+        """Whether every integer of a non-empty range is in the set."""
+        place = bisect_right(self.bounds, start)
+        return place % 2 == 1 and self.bounds[place] >= stop
+
+    def take(self, count: int) -> tuple[int, int] | None:
+        """Removes and returns up to `count` integers from the first range."""
+        if not self.bounds:
+            return None
+        start = self.bounds[0]
+        stop = min(self.bounds[1], start + count)
+        self.remove(start, stop)
+        return start, stop
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The ranges, in order."""
+        return list(zip(self.bounds[::2], self.bounds[1::2], strict=True))
+
+
+@dataclass
+class EpochBook:
+    """One epoch: its size, what is free, and what is committed."""
+
+    rows: int
+    free: Ranges
+    committed: Ranges = field(default_factory=Ranges)
+
+
+class Ledger:
+    """Leases and commits of every open epoch.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.open(0, rows=10)
+        >>> piece = ledger.lease(owner=1, epoch=0, count=4)
+        >>> piece, ledger.free(0)
+        (Piece(epoch=0, start=0, stop=4, gang=0), 6)
+        >>> ledger.commit(1, [piece]), ledger.commit(1, [piece])
+        (True, False)
+        >>> ledger.committed(0), ledger.is_done(0)
+        (4, False)
+    """
+
+    def __init__(self) -> None:
+        self._books: dict[int, EpochBook] = {}
+        self._leases: dict[int, list[Piece]] = {}
+
+    def open(self, epoch: int, rows: int) -> None:
+        """Makes all samples of an epoch free to lease."""
+        if epoch not in self._books:
+            self._books[epoch] = EpochBook(rows=rows, free=Ranges([0, rows]))
+
+    @property
+    def epochs(self) -> list[int]:
+        """Epochs that are open, in order."""
+        return sorted(self._books)
+
+    def free(self, epoch: int) -> int:
+        """Samples of an epoch that nobody holds and nobody has done."""
+        return len(self._books[epoch].free)
+
+    def committed(self, epoch: int) -> int:
+        """Samples of an epoch that are done."""
+        return len(self._books[epoch].committed)
+
+    def is_done(self, epoch: int) -> bool:
+        """Whether every sample of an epoch is committed."""
+        return self.committed(epoch) == self._books[epoch].rows
+
+    def lease(
+        self, owner: int, epoch: int, count: int, gang: int = 0
+    ) -> Piece | None:
+        """Gives up to `count` free samples, contiguous, to an owner."""
+        taken = self._books[epoch].free.take(count)
+        return None if taken is None else self._grant(owner, epoch, *taken, gang)
+
+    def deal(
+        self, epoch: int, counts: Iterable[tuple[int, int]]
+    ) -> list[tuple[int, Piece]]:
+        """Splits the next contiguous free samples among owners, as one gang step.
+
+        Args:
+            epoch: The epoch to take from.
+            counts: (owner, rows) in rank order. Where fewer are left, the last
+                owners get less or nothing.
+        """
+        wanted = list(counts)
+        taken = self._books[epoch].free.take(sum(rows for _, rows in wanted))
+        if taken is None:
+            return []
+        start, stop = taken
+        gang, dealt = stop - start, list[tuple[int, Piece]]()
+        for owner, rows in wanted:
+            end = min(stop, start + rows)
+            if end > start:
+                dealt.append((owner, self._grant(owner, epoch, start, end, gang)))
+            start = end
+        return dealt
+
+    def _grant(self, owner: int, epoch: int, start: int, stop: int, gang: int) -> Piece:
+        piece = Piece(epoch, start, stop, gang)
+        self._leases.setdefault(owner, []).append(piece)
+        return piece
+
+    def held(self, owner: int) -> list[Piece]:
+        """What an owner has leased and not yet committed."""
+        return list(self._leases.get(owner, ()))
+
+    def holds(self, owner: int) -> bool:
+        """Whether an owner has anything leased."""
+        return bool(self._leases.get(owner))
+
+    def held_rows(self, owner: int) -> int:
+        """Samples an owner has leased."""
+        return sum(p.rows for p in self._leases.get(owner, ()))
+
+    def covers(self, owner: int, pieces: Iterable[Piece]) -> bool:
+        """Whether an owner's leases hold every sample of `pieces`, each once."""
+        return self._without(owner, pieces) is not None
+
+    def _without(self, owner: int, pieces: Iterable[Piece]) -> list[Piece] | None:
+        """The leases that are left after `pieces`; None where they do not cover."""
+        left = self.held(owner)
+        for piece in pieces:
+            for place, lease in enumerate(left):
+                inside = lease.start <= piece.start < piece.stop <= lease.stop
+                if lease.epoch == piece.epoch and inside:
+                    before = lease._replace(stop=piece.start)
+                    after = lease._replace(start=piece.stop)
+                    left[place : place + 1] = [p for p in (before, after) if p.rows]
+                    break
+            else:
+                return None
+        return left
+
+    def commit(self, owner: int, pieces: Iterable[Piece]) -> bool:
+        """Marks samples as done; False, and nothing changes, if not all are leased."""
+        wanted = list(pieces)
+        left = self._without(owner, wanted)
+        if left is None:
+            return False
+        self._leases[owner] = left
+        for piece in wanted:
+            self._books[piece.epoch].committed.add(piece.start, piece.stop)
+        return True
+
+    def release(self, owner: int) -> int:
+        """Returns an owner's leases to the pool; gives the number of samples."""
+        pieces = self._leases.pop(owner, [])
+        for piece in pieces:
+            self._books[piece.epoch].free.add(piece.start, piece.stop)
+        return sum(p.rows for p in pieces)
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole ledger as plain data, for checkpoints and replicas."""
+        return {
+            "books": {
+                str(epoch): {
+                    "rows": book.rows,
+                    "free": list(book.free.bounds),
+                    "done": list(book.committed.bounds),
+                }
+                for epoch, book in self._books.items()
+            },
+            "leases": {
+                str(owner): [list(p) for p in pieces]
+                for owner, pieces in self._leases.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Ledger:
+        """The inverse of `to_json`."""
+        ledger = cls()
+        for epoch, book in data["books"].items():
+            ledger._books[int(epoch)] = EpochBook(
+                rows=book["rows"],
+                free=Ranges(list(book["free"])),
+                committed=Ranges(list(book["done"])),
+            )
+        for owner, pieces in data["leases"].items():
+            ledger._leases[int(owner)] = [Piece(*p) for p in pieces]
+        return ledger

@@ -1,0 +1,223 @@
+"""A worker's seat at the server: joins, pushes, asks for data, keeps its place.
+
+This file decides what a worker says and what it keeps of the answers. It knows
+the wire and the vectors' memory, but no model.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shoal.engine.bulk import Bulk, Sizes, aligned_bytes
+from shoal.engine.center import pull_into, push_into
+from shoal.engine.ledger import Piece
+from shoal.engine.slots import Slot
+from shoal.engine.wire import Head, Link
+from shoal.errors import ShoalError
+from shoal.strategies.base import Strategy
+from shoal.vectors import Vector
+
+
+class Fenced(ShoalError):
+    """The server refused this process: another one has its place, or its past."""
+
+
+@dataclass
+class Times:
+    """Seconds of one exchange: computing, waiting for data, exchanging before it."""
+
+    compute_s: float = 0.0
+    data_s: float = 0.0
+    exchange_s: float = 0.0
+
+    def take(self) -> list[float]:
+        """Returns what was measured and starts again."""
+        taken = [round(t, 6) for t in (self.compute_s, self.data_s, self.exchange_s)]
+        self.compute_s = self.data_s = self.exchange_s = 0.0
+        return taken
+
+
+def _vector(size: int) -> Vector:
+    return aligned_bytes(4 * size).view(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Who a worker says it is when it joins."""
+
+    address: tuple[str, int]
+    secret: bytes
+    sizes: Sizes
+    hint: int
+    token: str
+    node: str = "localhost"
+    wants_slot: bool = True
+
+
+@dataclass
+class Progress:
+    """What the last answer told."""
+
+    version: int = 0
+    lineage: int = 0
+    clock: int = 0
+    workers: int = 1
+    learning_rate: float | None = None
+    is_done: bool = False
+    wants_snapshot: bool = False
+    pieces: deque[Piece] = field(default_factory=deque[Piece])
+
+
+class Member:
+    """A worker's connection. Blocking: every question waits for its answer.
+
+    Args:
+        seat: Where and as whom to join.
+        strategy: Whose `push` and `pull` run here.
+
+    Raises:
+        Fenced: The server has another model, or gave the place to another.
+    """
+
+    def __init__(self, seat: Seat, strategy: Strategy) -> None:
+        self.strategy, self.sizes = strategy, seat.sizes
+        self.progress, self.times = Progress(), Times()
+        self._sequence = 0
+        self._link = Link(seat.address, seat.secret)
+        self._link.send(
+            {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
+             "hint": seat.hint, "token": seat.token, "node": seat.node,
+             "pid": os.getpid(), "wants_slot": seat.wants_slot}
+        )  # fmt: skip
+        head, body = self._link.receive()
+        self._heed(head)
+        self.rank: int = head["rank"]
+        self.incarnation: int = head["incarnation"]
+        start = np.frombuffer(body, np.float32)
+        size = seat.sizes.vector
+        self._spare = [(_vector(size), _vector(size)) for _ in range(2)]
+        self.local, self.anchor = _vector(size), _vector(size)
+        self.statistics = start[size:].copy()
+        self._adopt(start[:size])
+        self.bulk = self._settle(head["slot"])
+
+    def _settle(self, offer: dict[str, str] | None) -> Bulk:
+        slot = None
+        if offer is not None:
+            size = self.sizes.slot_bytes
+            slot = Slot.attach(offer["path"], size, offer["mark"])
+        self._link.send({"kind": "slot", "is_shared": slot is not None})
+        return Bulk(self.sizes, slot)
+
+    # ---------------------------------------------------------------- answers
+
+    def _heed(self, head: Head) -> None:
+        """Keeps what every answer tells."""
+        kind = head["kind"]
+        if kind == "refused":
+            raise Fenced(f"the server refused this worker: {head['reason']}")
+        progress = self.progress
+        progress.version, progress.lineage = head["version"], head["lineage"]
+        progress.clock, progress.workers = head["clock"], head["workers"]
+        progress.learning_rate = head["lr"]
+        progress.is_done = kind == "done"
+        progress.wants_snapshot = bool(head.get("publish"))
+        progress.pieces.extend(Piece(*piece) for piece in head.get("pieces", ()))
+
+    def _answer(self) -> tuple[Head, bytes]:
+        """Waits for an answer; bulk data is then in `self.bulk`."""
+        head, body = self._link.receive(self.bulk.inline_down or None)
+        self._heed(head)
+        blob = b""
+        if head.get("body") == "snapshot":
+            inline = len(self.bulk.inline_down)
+            blob = bytes(body[inline:])
+            if inline:
+                self.bulk.inline_down[:] = body[:inline]
+        if head.get("body", "none") != "none":
+            self.statistics[:] = self.bulk.reply_statistics
+        return head, blob
+
+    def _adopt(self, center: Vector) -> None:
+        self.local[:] = self.strategy.adopt(center)
+        self.anchor[:] = center
+
+    # --------------------------------------------------------------- questions
+
+    def ready(self) -> bytes:
+        """Says that the model is compiled; waits for the first data."""
+        self._link.send({"kind": "ready"})
+        return self._after_wait()[1]
+
+    def need(self) -> tuple[Head, bytes]:
+        """Says that there is no data left; waits for more, or for the end."""
+        self._link.send({"kind": "need"})
+        return self._after_wait()
+
+    def _after_wait(self) -> tuple[Head, bytes]:
+        head, blob = self._answer()
+        if head.get("body") in ("center", "snapshot"):
+            self._adopt(self.bulk.reply)
+        return head, blob
+
+    def push_weights(
+        self, local: Vector, statistics: Vector, pieces: list[Piece], steps: int
+    ) -> None:
+        """Sends what was learnt from `pieces`; `self.local` is then the next start."""
+        began = time.perf_counter()
+        push_into(self.strategy, self.bulk.message, local, self.anchor, steps)
+        head = self._send(statistics, pieces, steps, float(sum(p.rows for p in pieces)))
+        if head["kind"] == "repeat" or head["body"] == "center":
+            self._adopt(self.bulk.reply)
+        else:
+            # Fresh memory for the result: the program may still read the old one.
+            out = self._spare.pop(0)
+            pull_into(self.strategy, out, local, self.anchor, self.bulk.reply)
+            self._spare.append((self.local, self.anchor))
+            self.local, self.anchor = out
+        self.times.exchange_s += time.perf_counter() - began
+
+    def push_gradient(
+        self, gradient: Vector, statistics: Vector, pieces: list[Piece], mass: float
+    ) -> Vector:
+        """Sends a sum of gradients; returns the mean of all workers, a view."""
+        began = time.perf_counter()
+        self.bulk.message[:] = gradient
+        self._send(statistics, pieces, 1, mass)
+        self.times.exchange_s += time.perf_counter() - began
+        return self.bulk.reply
+
+    def _send(
+        self, statistics: Vector, pieces: list[Piece], steps: int, samples: float
+    ) -> Head:
+        self.bulk.message_statistics[:] = statistics
+        self._sequence += 1
+        self._link.send(
+            {"kind": "push", "lineage": self.progress.lineage,
+             "sequence": self._sequence, "pieces": pieces, "steps": steps,
+             "samples": samples, "times": self.times.take()},
+            self.bulk.inline_up,
+        )  # fmt: skip
+        return self._answer()[0]
+
+    def publish(self, vector: Vector, statistics: Vector, blob: bytes) -> None:
+        """Sends the whole state of a gang member, for joiners and the controller."""
+        self.bulk.message[:] = vector
+        self.bulk.message_statistics[:] = statistics
+        self._link.send({"kind": "snapshot"}, self.bulk.inline_up, blob)
+        self._answer()
+
+    def fail(self, **report: Any) -> None:
+        """Tells the controller that user code raised."""
+        self._link.send({"kind": "failed", **report})
+
+    def leave(self) -> None:
+        """Closes the connection and gives the slot back."""
+        self._link.close()
+        self.bulk.close()

@@ -1,0 +1,225 @@
+"""Metrics of many processes as one: states are summed, then asked for their result.
+
+This file decides how the state variables of a model's metrics lie in a vector, how
+the vectors of several workers become one set of results, and which metrics cannot
+be treated like this. Means of results would be wrong for shards of unequal size
+and for every metric that is no mean (AUC, precision, F1); sums of states are right
+for all of Keras' own, as each of their variables is a sum over samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.engine.metrics_probe import unmergeable
+from shoal.errors import PlanError
+
+__all__ = ["MetricEntry", "MetricStates", "build_metrics", "pythonify", "unmergeable"]
+
+StateVector: TypeAlias = npt.NDArray[np.float64]
+"""States of all metrics, less their initial values: 1-D, float64. Adds up."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MetricEntry:
+    """One state variable of a metric."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    initial: npt.NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class MetricStates:
+    """The order of metric variables in a flat vector, the same in every process.
+
+    Args:
+        entries: One for each of `model.metrics_variables`.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(loss="mse")
+        >>> build_metrics(model, x=np.ones((3, 2), "f4"), y=np.ones((3, 1), "f4"))
+        >>> [entry.name for entry in MetricStates.of(model).entries]
+        ['loss/total', 'loss/count']
+    """
+
+    entries: tuple[MetricEntry, ...]
+
+    @classmethod
+    def of(cls, model: Any) -> MetricStates:
+        """Reads the layout of a model whose metrics are built; see `build_metrics`."""
+        variables = list(model.metrics_variables)
+        return cls(
+            tuple(
+                MetricEntry(
+                    name=name,
+                    shape=tuple(variable.shape),
+                    dtype=str(variable.dtype),
+                    initial=np.asarray(initial, np.float64).reshape(-1),
+                )
+                for name, variable, initial in zip(
+                    _names(model), variables, _initial_values(model), strict=True
+                )
+            )
+        )
+
+    @cached_property
+    def size(self) -> int:
+        """Length of the vector."""
+        return sum(entry.initial.size for entry in self.entries)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of shapes and dtypes in order; names may differ between processes."""
+        table = [[list(e.shape), e.dtype] for e in self.entries]
+        return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+
+    def to_vector(self, values: Sequence[Any]) -> StateVector:
+        """Flattens the values of the metric variables and takes off the initial ones.
+
+        Args:
+            values: Arrays or Keras variables, in the order of the entries.
+        """
+        vector = np.empty(self.size, np.float64)
+        start = 0
+        for entry, value in zip(self.entries, values, strict=True):
+            end = start + entry.initial.size
+            array = value.numpy() if hasattr(value, "numpy") else value
+            flat = np.asarray(array, np.float64).reshape(-1)
+            vector[start:end] = flat - entry.initial
+            start = end
+        return vector
+
+    def from_vector(self, vector: StateVector) -> list[npt.NDArray[Any]]:
+        """Returns the values of the variables, shaped and typed: the way back."""
+        values: list[npt.NDArray[Any]] = []
+        start = 0
+        for entry in self.entries:
+            end = start + entry.initial.size
+            flat = vector[start:end] + entry.initial
+            if np.issubdtype(np.dtype(entry.dtype), np.integer):
+                flat = np.rint(flat)
+            values.append(flat.reshape(entry.shape).astype(entry.dtype))
+            start = end
+        return values
+
+    def read(self, model: Any) -> StateVector:
+        """Returns what a model's metrics have seen since they were last reset."""
+        return self.to_vector(model.metrics_variables)
+
+    def merge(self, states: Iterable[StateVector]) -> StateVector:
+        """Adds the vectors of several workers, or of several windows.
+
+        Example:
+            >>> MetricStates(()).merge([])
+            array([], dtype=float64)
+        """
+        total = np.zeros(self.size, np.float64)
+        for state in states:
+            total += state
+        return total
+
+    def results(self, model: Any, vector: StateVector) -> dict[str, float]:
+        """Returns what the model's metrics say about a merged state.
+
+        The model keeps the state its metrics had.
+
+        Args:
+            model: Has the metrics this layout was read from, built.
+            vector: Sum of what workers sent.
+
+        Returns:
+            Floats under the keys, and in the order, of a Keras history.
+        """
+        keras = import_module("keras")
+        variables = list(model.metrics_variables)
+        if len(variables) != len(self.entries):
+            raise PlanError(
+                f"the metrics of model '{model.name}' have {len(variables)} state "
+                f"variables, the merged state has {len(self.entries)}. Expected the "
+                "metrics the run began with. Do not compile the model while it trains."
+            )
+        mapping = [
+            (variable, keras.ops.convert_to_tensor(value, dtype=variable.dtype))
+            for variable, value in zip(variables, self.from_vector(vector), strict=True)
+        ]
+        with keras.StatelessScope(state_mapping=mapping):
+            return pythonify(model.get_metrics_result())
+
+
+def build_metrics(model: Any, *, x: Any, y: Any, sample_weight: Any = None) -> None:
+    """Creates the state variables of loss and metrics, which Keras delays to `fit`.
+
+    Nothing is computed. Metrics that are built keep their state.
+
+    Args:
+        model: Compiled and built.
+        x: A few rows of input, in the structure `fit` gets.
+        y: Their targets.
+        sample_weight: Their weights, when training uses weights.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(loss="mse", metrics=["mae"])
+        >>> build_metrics(model, x=np.ones((3, 2), "f4"), y=np.ones((3, 1), "f4"))
+        >>> len(model.metrics_variables)
+        4
+    """
+    model._symbolic_build(data_batch=(x, y, sample_weight))
+
+
+def pythonify(logs: dict[str, Any]) -> dict[str, float]:
+    """Turns results into floats the way Keras' `fit` does: sorted, nested ones flat.
+
+    Example:
+        >>> pythonify({"loss": np.float32(2.0), "f1": {"b": 1, "a": 0}})
+        {'a': 0.0, 'b': 1.0, 'loss': 2.0}
+    """
+    flat: dict[str, float] = {}
+    for key, value in sorted(logs.items()):
+        if isinstance(value, dict):
+            flat.update(pythonify(value))
+            continue
+        try:
+            flat[key] = float(value)
+        except (TypeError, ValueError):  # an array for each class, say
+            flat[key] = value
+    return flat
+
+
+def _names(model: Any) -> list[str]:
+    """Names every variable by its metric, as far as that can be told."""
+    return [
+        f"{getattr(metric, 'name', 'metric')}/{variable.name}"
+        for metric in model.metrics
+        for variable in metric.variables
+    ]
+
+
+def _initial_values(model: Any) -> list[npt.NDArray[Any]]:
+    """Returns what a reset would give, without resetting."""
+    keras = import_module("keras")
+    variables = list(model.metrics_variables)
+    with keras.StatelessScope() as scope:
+        for metric in model.metrics:
+            metric.reset_state()
+        found = [scope.get_current_value(variable) for variable in variables]
+    return [
+        np.zeros(variable.shape) if value is None else np.asarray(value)
+        for variable, value in zip(variables, found, strict=True)
+    ]

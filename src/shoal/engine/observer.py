@@ -1,0 +1,86 @@
+"""What the controller tells whoever looks after a run, and what it asks of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.vectors import Vector
+
+Sums = npt.NDArray[np.float64]
+"""Metric states summed over all samples of an epoch that are committed so far."""
+
+
+class Record(NamedTuple):
+    """One exchange, as the server saw it.
+
+    Args:
+        t: Seconds since the server began.
+        rank: Of the sender.
+        epoch: Its samples are of.
+        samples: Committed by it.
+        steps: Local optimizer steps it covers.
+        version: Of the center afterwards.
+        staleness: Server updates since the sender's last pull, plus 1.
+        compute_s: Computing.
+        data_s: Reading data.
+        exchange_s: Exchanging and waiting, before this window.
+        sums: The epoch's metric states so far, where they are small.
+    """
+
+    t: float
+    rank: int
+    epoch: int
+    samples: int
+    steps: int
+    version: int
+    staleness: int
+    compute_s: float
+    data_s: float
+    exchange_s: float
+    sums: list[float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnd:
+    """An epoch whose last sample is committed, and the center at that moment."""
+
+    epoch: int
+    rows: int
+    metrics: Sums
+    vector: Vector
+    statistics: Vector
+
+
+class Observer(ABC):
+    """Follows a run; its methods are called in the controller's thread."""
+
+    @abstractmethod
+    def on_event(self, kind: str, **fields: Any) -> None:
+        """Something happened that a reader of the run wants to know."""
+
+    @abstractmethod
+    def on_records(self, records: list[Record], sums: dict[int, Sums]) -> None:
+        """Exchanges took place."""
+
+    @abstractmethod
+    def on_epoch_begin(self, epoch: int) -> None:
+        """An epoch is about to be opened."""
+
+    @abstractmethod
+    def on_epoch(self, end: EpochEnd) -> None:
+        """An epoch is complete."""
+
+    @property
+    @abstractmethod
+    def wants_stop(self) -> bool:
+        """Whether the run should end before the next epoch."""
+
+    @property
+    @abstractmethod
+    def learning_rate(self) -> float | None:
+        """The learning rate now; None under a schedule."""

@@ -1,0 +1,75 @@
+"""How a process opens the model and the data it was given."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from shoal.backends.base import Backend, ComputeSpec
+from shoal.data import ArraySource
+from shoal.engine.inspection import prepare
+from shoal.engine.server import Server, ServerSpec
+from shoal.engine.travel import unpack
+from shoal.errors import PlanError
+from shoal.launchers.shared import map_inherited
+
+BACKENDS = {"jax": "shoal.backends.jax:JaxBackend"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenBackend:
+    """Makes a worker's backend from a packed model.
+
+    Args:
+        name: Of the Keras backend.
+        model: What `travel.pack` made.
+    """
+
+    name: str
+    model: bytes
+
+    def __call__(self, compute: ComputeSpec, sample: Any) -> Backend:
+        """Unpacks the model and prepares it; called once the rank is known."""
+        if self.name not in BACKENDS:
+            raise PlanError(
+                f"backend {self.name!r} cannot train yet. "
+                f"Expected one of {', '.join(BACKENDS)}. Set KERAS_BACKEND."
+            )
+        module, _, name = BACKENDS[self.name].partition(":")
+        backend = getattr(import_module(module), name)
+        model = unpack(self.model)
+        prepare(model, sample)
+        return backend(model, compute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenMapped:
+    """Opens arrays from an inherited descriptor.
+
+    Args:
+        descriptor: Of a `SharedBlob`.
+    """
+
+    descriptor: int
+
+    def __call__(self) -> ArraySource:
+        """Maps the arrays; nothing is copied."""
+        return ArraySource.from_blob(map_inherited(self.descriptor))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeInherited:
+    """A server's spec and the inherited socket it listens on."""
+
+    spec: ServerSpec
+    descriptor: int
+
+
+def serve(given: ServeInherited) -> None:
+    """Runs a server process until its run is over, then ends the process."""
+    listener = socket.socket(fileno=given.descriptor)
+    Server(given.spec, listener).run()
+    sys.exit(0)

@@ -1,0 +1,93 @@
+"""What to do about a process that is gone. Pure: no clock, no processes, no log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+FIRST_DELAY_S = 0.0
+LATER_DELAY_S = 1.0
+LONGEST_DELAY_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryPolicy:
+    """The limits a user set.
+
+    Args:
+        max_restarts: Replacements of all workers together in one run.
+        min_workers: The run goes on with this many; below, it stops.
+    """
+
+    max_restarts: int = 3
+    min_workers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What was observed.
+
+    Args:
+        name: Of the process, such as "worker-2".
+        reason: Why it ended.
+        living: Workers that are left.
+        has_worked: Whether it had got as far as joining the run.
+    """
+
+    name: str
+    reason: str
+    living: int
+    has_worked: bool = True
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start a replacement after a while."""
+
+    after_s: float
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Go on with the workers that are left."""
+
+    workers: int
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Stop the run."""
+
+    reason: str
+
+
+Decision: TypeAlias = Restart | Shrink | Abort
+
+
+def decide(loss: Loss, policy: RecoveryPolicy, restarts: int) -> Decision:
+    """Chooses what to do about a worker that is gone.
+
+    Args:
+        loss: What was observed.
+        policy: The limits the user set.
+        restarts: Replacements already spent in this run, 0 at the first loss.
+
+    Returns:
+        `Restart` within the limit, `Shrink` while enough workers are left, or `Abort`.
+
+    Example:
+        >>> gone = Loss(name="worker-1", reason="killed by SIGKILL", living=1)
+        >>> decide(gone, RecoveryPolicy(max_restarts=1), restarts=0)
+        Restart(after_s=0.0)
+        >>> decide(gone, RecoveryPolicy(max_restarts=1), restarts=1)
+        Shrink(workers=1)
+        >>> decide(gone, RecoveryPolicy(max_restarts=1, min_workers=2), restarts=1)
+        Abort(reason='worker-1 killed by SIGKILL; 1 of 1 restarts used')
+    """
+    if restarts < policy.max_restarts:
+        later = min(LONGEST_DELAY_S, LATER_DELAY_S * 2.0 ** (restarts - 1))
+        return Restart(FIRST_DELAY_S if restarts == 0 else later)
+    if loss.living >= max(1, policy.min_workers):
+        return Shrink(loss.living)
+    spent = f"{restarts} of {policy.max_restarts} restarts used"
+    return Abort(f"{loss.name} {loss.reason}; {spent}")

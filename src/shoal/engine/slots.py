@@ -1,0 +1,101 @@
+"""Bulk memory between processes of one host: a mapped file, unlinked once shared.
+
+The server makes the file, the worker maps it and says so, the server unlinks it
+at once. From then on no name is left that a crash could leave behind. Python
+before 3.13 unlinks shared memory that a child merely attached, so files are
+mapped by hand.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PREFIX = "shoal-slot-"
+_MARK_BYTES = 64
+
+
+def slot_folders() -> list[Path]:
+    """Where slots may lie: shared memory first, then the temporary directory."""
+    shared = Path("/dev/shm")  # noqa: S108 - the point is memory, not a secret name
+    folders = [Path(tempfile.gettempdir())]
+    return [shared, *folders] if shared.is_dir() else folders
+
+
+class Slot:
+    """A mapped file of `size` usable bytes behind a secret mark.
+
+    Both sides hold a `Slot`; only the side that made it knows a path to unlink.
+    """
+
+    def __init__(self, memory: mmap.mmap, size: int, path: Path | None) -> None:
+        self._memory: mmap.mmap | None = memory
+        self.path = path
+        self.size = size
+        self.bytes = memoryview(memory)[_MARK_BYTES : _MARK_BYTES + size]
+
+    @classmethod
+    def make(cls, size: int) -> tuple[Slot, str] | None:
+        """Makes a slot and its mark; None where no folder has room for it."""
+        mark = secrets.token_hex(_MARK_BYTES // 2)
+        for folder in slot_folders():
+            try:
+                handle, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+            except OSError:
+                continue
+            try:
+                total = _MARK_BYTES + size
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(handle, 0, total)
+                else:
+                    os.ftruncate(handle, total)
+                memory = mmap.mmap(handle, total)
+            except OSError:
+                Path(name).unlink(missing_ok=True)
+                continue
+            finally:
+                os.close(handle)
+            memory[:_MARK_BYTES] = mark.encode()
+            return cls(memory, size, Path(name)), mark
+        return None
+
+    @classmethod
+    def attach(cls, path: str, size: int, mark: str) -> Slot | None:
+        """Maps a slot the other side made; None when it is not on this host."""
+        try:
+            with open(path, "r+b") as file:
+                memory = mmap.mmap(file.fileno(), _MARK_BYTES + size)
+        except (OSError, ValueError):
+            return None
+        if memory[:_MARK_BYTES] != mark.encode():
+            memory.close()
+            return None
+        return cls(memory, size, None)
+
+    def unlink(self) -> None:
+        """Removes the name; the memory lives as long as somebody maps it."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+            self.path = None
+
+    def array(self, offset: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+        """A view of part of the slot. Release all views before `close`."""
+        return np.frombuffer(self.bytes, dtype, count, offset)
+
+    def close(self) -> None:
+        """Unlinks and unmaps; views that are still held keep the memory alive."""
+        self.unlink()
+        if self._memory is None:
+            return
+        memory, self._memory = self._memory, None
+        try:
+            self.bytes.release()
+            memory.close()
+        except BufferError:  # an array still views it; the mapping goes with it
+            return

@@ -1,0 +1,209 @@
+"""How a compiled model, a callback or a function gets into another process.
+
+This file decides the way a model takes: as a Keras archive where one loses nothing,
+else pickled whole, else made by the user's own callable. A model is checked to come
+back with the same layout before anything is started; what cannot travel is named.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from shoal.engine.travel_archive import Archive
+from shoal.engine.travel_culprit import describe_culprit
+from shoal.engine.travel_parcel import Body, Compiled, Made, Parcel, Whole
+from shoal.engine.travel_pickle import CannotPickle, dumps, loads
+from shoal.engine.travel_state import layout_digest
+from shoal.errors import PlanError
+
+_WAYS_OUT = (
+    "Create such an object where it is used, give the class a get_config() that "
+    "leaves it out (with custom_objects= where Keras cannot find the class), "
+    "or pass model=callable, a function without arguments that returns the "
+    "compiled model."
+)
+
+
+def pack(
+    model: Any,
+    *,
+    custom_objects: Mapping[str, Any] | None = None,
+    factory: Callable[[], Any] | None = None,
+) -> bytes:
+    """Turns a model into bytes from which `unpack` makes it in a clean process.
+
+    Weights, random state, the optimizer with all its state, loss and metrics
+    (the right classes, at zero) come along. Models of Keras' own classes are
+    trusted to survive; any other is opened once here and compared.
+
+    Args:
+        model: A built model, or a callable without arguments that returns one.
+        custom_objects: Name in the config -> class or function, as in Keras.
+        factory: What made `model`; given, it makes the model over there as well.
+
+    Raises:
+        PlanError: The model has no variables yet, or a part of it cannot travel.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> unpack(pack(model)).count_params()
+        3
+    """
+    if factory is None and not isinstance(model, import_module("keras").Model):
+        factory = model
+        model = model()
+    if not model.built:
+        raise PlanError(
+            f"model '{model.name}' has no weights yet. "
+            "Expected a built model, so that all workers start from the same weights. "
+            "Add keras.Input(shape) as its first layer or call it on one batch."
+        )
+    if factory is not None:
+        return _pickle(model, Made.of(model, factory))
+    archive = Archive.of(model, custom_objects or {})
+    if archive is not None:
+        try:
+            blob = _pickle(model, Compiled.of(model, archive))
+        except CannotPickle as error:
+            raise _refusal(f"model '{model.name}'", error) from error
+        if archive.is_plain or _comes_back(blob) is None:
+            return blob
+    return _pack_whole(model)
+
+
+def unpack(blob: bytes) -> Any:
+    """Makes the model that `pack` turned into bytes.
+
+    Raises:
+        PlanError: The model cannot be made in this process, or is another one.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> unpack(pack(model)).layers[0].units
+        1
+    """
+    try:
+        return loads(blob).open()
+    except ImportError as error:
+        raise PlanError(
+            f"the model cannot be made in this process: {error}. Expected every module "
+            "it uses to be importable here, as it was where the model was packed. "
+            "Install it here or put its folder on PYTHONPATH."
+        ) from error
+
+
+def pack_object(obj: Any, what: str) -> bytes:
+    """Turns a callback or function into bytes for `unpack_object`.
+
+    Args:
+        obj: Anything that refers to picklable things only.
+        what: How to call it in an error, "callback EarlyStopping" for example.
+
+    Raises:
+        PlanError: A part of it cannot travel; the message names the part.
+
+    Example:
+        >>> unpack_object(pack_object(lambda x: x + 1, "function"))(1)
+        2
+    """
+    try:
+        return dumps(obj)
+    except CannotPickle as error:
+        raise _refusal(what, error, obj) from error
+
+
+def unpack_object(blob: bytes) -> Any:
+    """Reads what `pack_object` wrote. Runs code: only for bytes of one's own run.
+
+    Example:
+        >>> unpack_object(pack_object({"rate": 0.1}, "settings"))
+        {'rate': 0.1}
+    """
+    return loads(blob)
+
+
+def _pack_whole(model: Any) -> bytes:
+    """Pickles the model as it stands and checks that it comes back."""
+    what = f"model '{model.name}'"
+    try:
+        body = Whole(pickled=dumps(model, variables=model.variables))
+    except CannotPickle as error:
+        raise _refusal(what, error, model) from error
+    blob = _pickle(model, body)
+    failure = _comes_back(blob)
+    if failure is not None:
+        raise PlanError(
+            f"{what} cannot travel to worker processes: reading it back failed "
+            f"({type(failure).__name__}: {failure}). "
+            "Expected a model that can be made again from its config or its "
+            f"attributes. {_WAYS_OUT}"
+        ) from failure
+    return blob
+
+
+def _pickle(model: Any, body: Body) -> bytes:
+    try:
+        return dumps(
+            Parcel(
+                digest=layout_digest(model), variables=len(model.variables), body=body
+            )
+        )
+    except CannotPickle as error:
+        raise _refusal(f"model '{model.name}'", error, body) from error
+
+
+def _comes_back(blob: bytes) -> Exception | None:
+    """Opens a parcel here, leaving no trace; returns what went wrong."""
+    try:
+        with _undisturbed():
+            unpack(blob)
+    except Exception as error:  # the user's constructors may raise anything
+        return error
+    return None
+
+
+def _refusal(what: str, error: CannotPickle, root: Any = None) -> PlanError:
+    """Names the part that cannot travel."""
+    owner = error.owner
+    label = what
+    if owner is not root and hasattr(owner, "name"):
+        label = f"{type(owner).__name__} '{owner.name}'"
+    elif isinstance(owner, dict):
+        label = "compile"
+    culprit = describe_culprit(owner, label)
+    return PlanError(
+        f"{what} cannot travel to worker processes: {culprit}. "
+        "Expected values, arrays, functions and classes only, no locks, open files, "
+        f"connections or generators. {_WAYS_OUT}"
+    )
+
+
+@contextmanager
+def _undisturbed() -> Generator[None]:
+    """Puts back the random state and name counters that building a model moves."""
+    state = import_module("keras.src.backend.common.global_state")
+    generator = state.get_global_attribute("global_seed_generator")
+    seed = None if generator is None else generator.state.numpy()
+    counters = state.get_global_attribute("object_name_uids")
+    names = dict(counters or {})
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if counters is not None:
+            counters.clear()
+            counters.update(names)
+        if generator is None:
+            state.set_global_attribute("global_seed_generator", None)
+        else:
+            generator.state.assign(seed)

@@ -1,0 +1,238 @@
+"""A model as a Keras archive: its config, the values of its variables, its code.
+
+This file decides which models travel this way: those made of Keras' own classes,
+and of classes that say by `get_config` how to make them again. The archive is kept
+as Python values, not as a zip with an HDF5 file in it, which costs a worker a
+second at its start; where a layer keeps state that is no variable (vocabularies,
+adapted moments) the real archive goes along.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast, final
+
+import numpy as np
+
+from shoal.engine.travel_state import ModelState
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """What is needed to make a model again, without its compile arguments.
+
+    Args:
+        config: What `keras.saving.serialize_keras_object` gives.
+        custom_objects: Name in the config -> class or function.
+        zipped: A `.keras` file, or None when variables are all the state there is.
+        state: What the variables hold.
+    """
+
+    config: dict[str, Any]
+    custom_objects: dict[str, Any]
+    zipped: bytes | None
+    state: ModelState
+
+    @classmethod
+    def of(cls, model: Any, custom_objects: Mapping[str, Any]) -> Archive | None:
+        """Reads a model, or returns None where an archive would lose something."""
+        if not _says_how_to_remake(model) or _holds_functions(model, custom_objects):
+            return None
+        try:
+            config = _config_of(model)
+            custom = _custom_objects(model, config, custom_objects)
+            zipped = _zip(model) if _has_other_state(model) else None
+        except Exception:  # get_config of the user's may raise anything
+            return None
+        if custom is None:
+            return None
+        return cls(
+            config=config,
+            custom_objects=custom,
+            zipped=zipped,
+            state=ModelState.of(model),
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """True for Keras' own classes only, with no state but in variables."""
+        return not self.custom_objects and self.zipped is None
+
+    def open(self) -> Any:
+        """Makes the model, not compiled."""
+        scope: AbstractContextManager[None] = (
+            _no_random_initializers() if self.is_plain else nullcontext()
+        )
+        with warnings.catch_warnings(), scope:
+            warnings.simplefilter("ignore")
+            model = self._load()
+        self.state.restore(model)
+        return model
+
+    def _load(self) -> Any:
+        if self.zipped is not None:
+            saving = import_module("keras").saving
+            with saving.custom_object_scope(self.custom_objects):
+                load = import_module("keras.src.saving.saving_lib").load_model
+                file = io.BytesIO(self.zipped)
+                return load(file, self.custom_objects, compile=False, safe_mode=False)
+        lib = import_module("keras.src.saving.serialization_lib")
+        with lib.ObjectSharingScope():
+            return lib.deserialize_keras_object(
+                self.config, custom_objects=self.custom_objects, safe_mode=False
+            )
+
+
+def _says_how_to_remake(model: Any) -> bool:
+    """True when each class is Keras' own or has its own `get_config`.
+
+    `compile` of the user's may set anything on the model, which no archive keeps.
+    """
+    trainer = import_module("keras.src.trainers.trainer").Trainer
+    if type(model).compile is not trainer.compile:
+        return False
+    return all(
+        _is_keras(type(layer).__module__) or _has_own_config(type(layer))
+        for layer in model._flatten_layers()
+    )
+
+
+def _has_own_config(cls: type) -> bool:
+    own = (base for base in cls.__mro__ if not _is_keras(base.__module__))
+    return any("get_config" in vars(base) for base in own)
+
+
+def _holds_functions(model: Any, given: Mapping[str, Any]) -> bool:
+    """True when a layer was given a function of the user's.
+
+    A config keeps only its name, which may be the name of one of Keras' own too.
+    """
+    known = {id(obj) for obj in given.values()}
+    return any(
+        isinstance(value, types.FunctionType)
+        and not hasattr(value, "__wrapped__")  # what Layer.__new__ puts there
+        and id(value) not in known
+        and not _is_keras(value.__module__)
+        for layer in model._flatten_layers()
+        for name, value in vars(layer).items()
+        if name != "loss"  # of a model; travels among the compile arguments
+    )
+
+
+def _is_keras(module: str) -> bool:
+    return module == "keras" or module.startswith("keras.")
+
+
+def _config_of(model: Any) -> dict[str, Any]:
+    """Serializes without compile arguments, which travel as objects."""
+    lib = import_module("keras.src.saving.serialization_lib")
+    with warnings.catch_warnings(), lib.ObjectSharingScope():
+        warnings.simplefilter("ignore")
+        config = lib.serialize_keras_object(model)
+    return {**config, "compile_config": None}
+
+
+def _has_other_state(model: Any) -> bool:
+    """True when a layer keeps state that is not in its variables."""
+    layer_class = import_module("keras").Layer
+    for layer in model._flatten_layers():
+        cls = type(layer)
+        if hasattr(cls, "save_assets") or hasattr(cls, "finalize_state"):
+            return True
+        is_own = cls.load_own_variables is not layer_class.load_own_variables
+        if is_own and not _is_keras(cls.__module__):
+            return True
+    return False
+
+
+def _zip(model: Any) -> bytes:
+    """Saves a real archive; it holds the optimizer too, which is not read."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_module("keras.src.saving.saving_lib").save_model(model, file)
+    return file.getvalue()
+
+
+def _custom_objects(
+    model: Any, config: dict[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Returns the code a config refers to by name, None when it cannot be told."""
+    classes: dict[str, Any] = {}
+    for layer in model._flatten_layers():
+        cls = type(layer)
+        if classes.setdefault(cls.__name__, cls) is not cls:
+            return None  # two classes of one name, of a cell run twice say
+    found: dict[str, Any] = dict(given)
+    for entry in _entries(config):
+        if entry["class_name"] == "__lambda__":
+            return None  # its code goes without the globals it names
+        module = entry.get("module") or "__main__"
+        if "module" not in entry or _is_keras(module) or module == "builtins":
+            continue
+        is_function = entry["class_name"] == "function"
+        name = str(entry["config"] if is_function else entry["class_name"])
+        key = name if is_function else str(entry.get("registered_name") or name)
+        obj = _find(module, name, key, {**classes, **given})
+        if obj is None or found.setdefault(key, obj) is not obj:
+            return None
+    return found
+
+
+def _entries(config: Any) -> Iterator[dict[str, Any]]:
+    """Yields every nested dictionary that names a class or function."""
+    if isinstance(config, dict):
+        mapping = cast("dict[str, Any]", config)
+        if isinstance(mapping.get("class_name"), str):
+            yield mapping
+        for value in mapping.values():
+            yield from _entries(value)
+    elif isinstance(config, (list, tuple)):
+        for value in cast("list[Any]", config):
+            yield from _entries(value)
+
+
+def _find(module: str, name: str, key: str, known: Mapping[str, Any]) -> Any:
+    """Returns the object of a config entry, None when nobody knows it."""
+    for candidate in (key, name):
+        if candidate in known:
+            return known[candidate]
+    registered = import_module("keras").saving.get_registered_object(key)
+    if registered is not None:
+        return registered
+    return getattr(sys.modules.get(module), name, None)
+
+
+@contextmanager
+def _no_random_initializers() -> Generator[None]:
+    """Starts new variables at zero: their values follow, and drawing them is slow.
+
+    On JAX each shape compiles its own random program, half a second for a small
+    model. Only for models of Keras' own classes, which read no fresh weight.
+    """
+    base = import_module("keras.src.backend.common").KerasVariable
+    original = base.__dict__.get("_initialize_with_initializer")
+    if original is None:
+        yield
+        return
+
+    def initialize(self: Any, initializer: Any) -> None:
+        if _is_keras(type(initializer).__module__):
+            zeros = np.zeros(self._shape, np.dtype(self._dtype))
+            self._initialize(self._convert_to_tensor(zeros))
+        else:
+            original(self, initializer)
+
+    base._initialize_with_initializer = initialize
+    try:
+        yield
+    finally:
+        base._initialize_with_initializer = original

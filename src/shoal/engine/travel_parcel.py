@@ -1,0 +1,132 @@
+"""What travels: a model as an archive, whole, or as the callable that makes it.
+
+This file decides what each of the three holds and how it becomes a model again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeAlias, final
+
+from shoal.engine.travel_archive import Archive
+from shoal.engine.travel_pickle import dumps, loads
+from shoal.engine.travel_state import (
+    Array,
+    ModelState,
+    arrays_of,
+    layout_digest,
+    optimizer_variables,
+    other_layout,
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A model pickled with all it holds, compile arguments included."""
+
+    pickled: bytes
+
+    def open(self) -> Any:
+        """Reads the model."""
+        return loads(self.pickled)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """An archive and, pickled, what `compile` was given and the live optimizer."""
+
+    archive: Archive
+    arguments: bytes | None
+
+    @classmethod
+    def of(cls, model: Any, archive: Archive) -> Compiled:
+        """Reads the compile arguments of a model."""
+        if not model.compiled:
+            return cls(archive=archive, arguments=None)
+        arguments = dict(model._compile_config.config)
+        # the live one: wrapped for loss scaling, loaded, or set after compile
+        arguments["optimizer"] = model.optimizer
+        blob = dumps(arguments, anchors=_anchors(model), variables=model.variables)
+        return cls(archive=archive, arguments=blob)
+
+    def open(self) -> Any:
+        """Makes and compiles the model."""
+        model = self.archive.open()
+        if self.arguments is not None:
+            arguments = loads(self.arguments, anchors=_anchors(model))
+            _reset_metrics(
+                [arguments.get("metrics"), arguments.get("weighted_metrics")]
+            )
+            model.compile(**arguments, auto_scale_loss=False)
+        return model
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """The user's callable and the state its model had in the driver."""
+
+    make: Callable[[], Any]
+    state: ModelState
+    optimizer: list[Array]
+
+    @classmethod
+    def of(cls, model: Any, make: Callable[[], Any]) -> Made:
+        """Reads the state of a model that `make` returned."""
+        return cls(
+            make=make,
+            state=ModelState.of(model),
+            optimizer=arrays_of(optimizer_variables(model)),
+        )
+
+    def open(self) -> Any:
+        """Makes the model and gives it the state."""
+        model = self.make()
+        self.state.restore(model)
+        if len(self.optimizer) > len(optimizer_variables(model)):
+            model.optimizer.build(model.trainable_variables)
+        variables = optimizer_variables(model)[: len(self.optimizer)]
+        for variable, value in zip(variables, self.optimizer, strict=True):
+            variable.assign(value)
+        return model
+
+
+Body: TypeAlias = Compiled | Whole | Made
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """A model on its way, with the digest its layout must have on arrival."""
+
+    digest: str
+    variables: int
+    body: Body
+
+    def open(self) -> Any:
+        """Returns the model.
+
+        Raises:
+            PlanError: It has another layout than the one that was packed.
+        """
+        model = self.body.open()
+        if layout_digest(model) != self.digest:
+            raise other_layout(model, self.variables)
+        return model
+
+
+def _anchors(model: Any) -> list[Any]:
+    """Returns what loss, metrics and optimizer may refer to: the model's own parts."""
+    return [*model._flatten_layers(), *model.variables]
+
+
+def _reset_metrics(metrics: Sequence[Any]) -> None:
+    """Zeroes metric objects: what the driver counted stays with the driver."""
+    keras = import_module("keras")
+    for metric in keras.tree.flatten(metrics):
+        if isinstance(metric, keras.Metric):
+            metric.reset_state()

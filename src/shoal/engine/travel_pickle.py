@@ -1,0 +1,302 @@
+"""Pickles live Keras objects whole, state by state, for a process of the same run.
+
+This file decides how a layer, model, metric, loss or optimizer becomes bytes when
+no Keras archive can carry it. Keras' own `__reduce__` saves an archive, which drops
+what `get_config` does not tell and cannot pickle metrics or optimizers at all.
+Here an object is its class and its attributes. Code that is not installed (the
+user's folder, tests, notebooks) travels by value, so that nobody needs to import it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import sysconfig
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast, final
+
+import cloudpickle
+
+_FUNCTIONS = ("train_function", "test_function", "predict_function")
+_TRANSIENT: dict[str, Callable[[], Any]] = {
+    "_losses": list,  # of the last call: traced values on JAX
+    "_losses_override": list,
+    "_loss_ids": set,
+    "_jax_state": lambda: None,
+    **dict.fromkeys(_FUNCTIONS, lambda: None),
+}
+
+
+@final
+class CannotPickle(Exception):
+    """Part of an object cannot become bytes; `owner` is the nearest Keras object."""
+
+    def __init__(self, owner: Any, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.owner = owner
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _ByVariable:
+    """A set or dict keyed by variable identity, which is another one elsewhere."""
+
+    is_dict: bool
+    items: list[tuple[Any, Any]]
+
+
+@final
+class TravelPickler(cloudpickle.Pickler):
+    """A cloudpickle pickler that takes Keras objects apart itself.
+
+    A Keras object is written as an empty shell and queued; its attributes follow
+    later. So recursion stays shallow however deep the graph of a model is.
+
+    Args:
+        file: Where the bytes go.
+        anchors: Objects the reader already has, in the same order: sent as an index.
+        variables: Variables that optimizers may hold by identity.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        *,
+        anchors: Sequence[Any] = (),
+        variables: Iterable[Any] = (),
+    ) -> None:
+        super().__init__(file, protocol=5)
+        self._anchors = {id(anchor): i for i, anchor in enumerate(anchors)}
+        self.variables = list(variables)
+        self.queue: list[Any] = []
+        self._saveable: type = _keras("saving.keras_saveable").KerasSaveable
+        tracking = _keras("utils.tracking")
+        self._tracker: type = tracking.Tracker
+        self._mappings = (tracking.TrackedDict, tracking.TrackedOrderedDict)
+        self._tracked = (tracking.TrackedList, tracking.TrackedSet, *self._mappings)
+        self._callback: type = _keras("callbacks.callback").Callback
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Returns the index of an anchor, None for anything else."""
+        return self._anchors.get(id(obj))
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Returns how `obj` is taken apart; see `object.__reduce__`."""
+        if isinstance(obj, self._tracked):
+            plain = list(obj.items()) if isinstance(obj, self._mappings) else list(obj)
+            return _shell, (type(obj),), (plain, vars(obj)), None, None, _refill
+        if isinstance(obj, self._tracker):
+            self.queue.append(obj)
+            return _shell, (type(obj),)
+        if isinstance(obj, self._saveable) and _uses_keras_reduce(obj):
+            self.queue.append(obj)
+            return _shell, (type(obj), _is_functional(obj))
+        if isinstance(obj, self._callback) and "_model" in vars(obj):
+            # the model travels by itself; a callback gets the one it finds there
+            return _shell, (type(obj),), {**vars(obj), "_model": None}
+        return super().reducer_override(obj)
+
+
+@final
+class _TravelUnpickler(pickle.Unpickler):
+    """Reads what `TravelPickler` wrote, given the same anchors."""
+
+    def __init__(self, file: io.BytesIO, anchors: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._anchors = anchors
+
+    def persistent_load(self, pid: int) -> Any:
+        """Returns the anchor of an index."""
+        return self._anchors[pid]
+
+
+def dumps(
+    obj: Any, *, anchors: Sequence[Any] = (), variables: Iterable[Any] = ()
+) -> bytes:
+    """Turns an object into bytes for `loads` in another process.
+
+    Code outside the installed packages goes by value; where that fails (a module
+    with a lock in its globals, say), it goes by name instead.
+
+    Raises:
+        CannotPickle: Neither way works.
+    """
+    try:
+        with _by_value():
+            return _dump_all(obj, anchors, variables)
+    except CannotPickle as by_value:
+        try:
+            return _dump_all(obj, anchors, variables)
+        except CannotPickle:
+            raise by_value from by_value.__cause__
+
+
+def loads(blob: bytes, *, anchors: Sequence[Any] = ()) -> Any:
+    """Reads what `dumps` wrote. Runs code: only for bytes of one's own run."""
+    unpickler = _TravelUnpickler(io.BytesIO(blob), anchors)
+    root = unpickler.load()
+    filled: list[Any] = []
+    while (item := unpickler.load()) is not None:
+        obj, state = item
+        vars(obj).update(state)
+        filled.append(obj)
+    for obj in filled:
+        _rekey(obj)
+    return root
+
+
+def state_of(obj: Any, variables: Iterable[Any] = ()) -> dict[str, Any]:
+    """Returns the attributes of a Keras object that travel."""
+    state: dict[str, Any] = {}
+    for name, value in vars(obj).items():
+        if name in _TRANSIENT:
+            state[name] = _TRANSIENT[name]()
+        # Layer.__new__ wraps these methods of every instance; the shell has its own
+        elif name in ("build", "quantize") and hasattr(value, "__wrapped__"):
+            continue
+        elif name != "stored_ids":
+            state[name] = value
+    if hasattr(obj, "_var_key"):
+        held = [*variables, *getattr(obj, "_trainable_variables", ())]
+        _name_variables(state, {obj._var_key(v): v for v in held})
+    return state
+
+
+def _dump_all(obj: Any, anchors: Sequence[Any], variables: Iterable[Any]) -> bytes:
+    """Writes the object, then the state of each queued one, then None."""
+    file = io.BytesIO()
+    pickler = TravelPickler(file, anchors=anchors, variables=variables)
+    owner = obj
+    try:
+        pickler.dump(obj)
+        for owner in pickler.queue:  # grows while it is read
+            pickler.dump((owner, state_of(owner, pickler.variables)))
+        pickler.dump(None)
+    except Exception as error:  # pickling runs code of any object
+        raise CannotPickle(owner, error) from error
+    return file.getvalue()
+
+
+def _keras(module: str) -> Any:
+    """Returns a private module of Keras; private names are used in travel* only."""
+    return import_module(f"keras.src.{module}")
+
+
+def _shell(cls: type, is_functional: bool = False) -> Any:
+    """Makes an instance without running `__init__`."""
+    functional = _keras("models.functional").Functional
+    if is_functional and not issubclass(cls, functional):
+        # Model.__init__ rewrites the bases of a class used as Model(inputs, outputs)
+        _keras("models.model").inject_functional_model_class(cls)
+    make: Any = cls.__new__
+    try:
+        return make(cls)
+    except TypeError:  # a __new__ of the user's that wants arguments
+        return object.__new__(cls)
+
+
+def _refill(collection: Any, state: tuple[list[Any], dict[str, Any]]) -> None:
+    """Fills a tracked collection without telling its tracker."""
+    items, attributes = state
+    if isinstance(collection, dict):
+        base: Any = OrderedDict if isinstance(collection, OrderedDict) else dict
+        for key, value in items:
+            base.__setitem__(collection, key, value)
+    elif isinstance(collection, list):
+        list.extend(collection, items)  # pyright: ignore[reportUnknownMemberType]
+    else:
+        set.update(collection, items)
+    vars(collection).update(attributes)
+
+
+def _uses_keras_reduce(obj: Any) -> bool:
+    """False where the user's class says itself how it is pickled."""
+    kept = _keras("saving.keras_saveable").KerasSaveable.__reduce__
+    cls = type(obj)
+    return cls.__reduce__ is kept and cls.__reduce_ex__ is object.__reduce_ex__
+
+
+def _is_functional(obj: Any) -> bool:
+    return isinstance(obj, _keras("models.functional").Functional)
+
+
+def _name_variables(state: dict[str, Any], variables: dict[Any, Any]) -> None:
+    """Replaces collections keyed by variable identity with `_ByVariable`."""
+    for name, value in state.items():
+        if not isinstance(value, (set, dict)):
+            continue
+        held = cast("set[Any] | dict[Any, Any]", value)
+        if held and all(key in variables for key in held):
+            pairs = (
+                held.items() if isinstance(held, dict) else ((k, None) for k in held)
+            )
+            items = [(variables[key], item) for key, item in pairs]
+            state[name] = _ByVariable(is_dict=isinstance(held, dict), items=items)
+
+
+def _rekey(obj: Any) -> None:
+    """Renews what an object keeps by identity of others."""
+    if isinstance(obj, _keras("utils.tracking").Tracker):
+        obj.stored_ids = {
+            name: {id(item) for item in items}
+            for name, (_, items) in obj.config.items()
+        }
+    elif _is_functional(obj):
+        graph = _keras("ops.function").map_graph(obj._inputs, obj._outputs)
+        object.__setattr__(obj, "_nodes", graph[0])
+    elif hasattr(obj, "_var_key"):
+        for name, value in vars(obj).items():
+            if isinstance(value, _ByVariable):
+                pairs = [(obj._var_key(v), item) for v, item in value.items]
+                keyed = dict(pairs) if value.is_dict else {k for k, _ in pairs}
+                vars(obj)[name] = keyed
+
+
+@contextmanager
+def _by_value() -> Generator[None]:
+    """Makes cloudpickle send code by value unless its package is installed."""
+    names: list[str] = []
+    is_installed: dict[str, bool] = {}
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        if top not in is_installed:
+            is_installed[top] = _is_installed(top, sys.modules.get(top, module))
+        if not is_installed[top] and getattr(module, "__name__", None) == name:
+            names.append(name)
+    already = cloudpickle.list_registry_pickle_by_value()
+    mine = [sys.modules[n] for n in names if n in sys.modules and n not in already]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_installed(name: str, module: Any) -> bool:
+    """True for the standard library, site-packages, and what has no source."""
+    if name in ("shoal", "easydist", "keras", "__main__", "__mp_main__"):
+        return True  # cloudpickle itself sends __main__ by value
+    if name in sys.stdlib_module_names:
+        return True
+    path = getattr(module, "__file__", None)
+    if path is None:
+        folders = list(getattr(module, "__path__", ()))
+        if not folders:
+            return True
+        path = folders[0]
+    places = sysconfig.get_paths()
+    roots = {places[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    parts = Path(path).parts
+    return (
+        "site-packages" in parts
+        or "dist-packages" in parts
+        or any(str(path).startswith(root + "/") for root in roots)
+    )

@@ -1,0 +1,233 @@
+"""A worker: leases data, takes local steps, exchanges, until there is no more."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.backends.base import Backend, Clock, ComputeSpec
+from shoal.data.order import Order
+from shoal.engine.ledger import Piece
+from shoal.engine.member import Fenced, Member, Seat
+from shoal.strategies.base import Strategy
+
+SAMPLE_ROWS = 4
+
+
+class Rows(Protocol):
+    """What a worker needs of a data source."""
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Any:
+        """Returns the rows as a pytree for `train_step`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What a worker process is given.
+
+    Args:
+        seat: Where to join.
+        strategy: How workers agree.
+        compute: How to run the model; `rank_seed` is set from the rank.
+        order: Of the samples of every epoch.
+        open_backend: Makes the backend from a few rows, once the rank is known.
+        open_source: Opens the data.
+        is_gang: Exchange gradients every step.
+        clock_start: Where the optimizer began, in steps of the user's batch size.
+    """
+
+    seat: Seat
+    strategy: Strategy
+    compute: ComputeSpec
+    order: Order
+    open_backend: Callable[[ComputeSpec, Any], Backend]
+    open_source: Callable[[], Rows]
+    is_gang: bool
+    clock_start: float = 0.0
+
+
+def work(spec: WorkerSpec) -> None:
+    """Runs one worker to the end of the run.
+
+    A failure of user code is reported to the controller with its traceback; a
+    server that is gone ends the worker quietly, the controller knows why.
+    """
+    try:
+        member = Member(spec.seat, spec.strategy)
+    except OSError:
+        return
+    worker = None
+    try:
+        worker = Worker(spec, member)
+        worker.run()
+    except (ConnectionError, Fenced):
+        return
+    except Exception as error:
+        text = traceback.format_exc()
+        print(text, flush=True)  # noqa: T201 - this is the worker's log
+        member.fail(
+            traceback=text,
+            error=f"{type(error).__name__}: {error}",
+            step=0 if worker is None else worker.steps,
+            is_user=worker is not None,
+        )
+    finally:
+        member.leave()
+
+
+class Worker:
+    """One worker's loop.
+
+    Args:
+        spec: What to do.
+        member: Its seat at the server.
+    """
+
+    def __init__(self, spec: WorkerSpec, member: Member) -> None:
+        self._spec, self._member = spec, member
+        self.steps = 0
+        compute = replace(spec.compute, rank_seed=member.rank)
+        self._source = spec.open_source()
+        sample = self._source.take(np.arange(SAMPLE_ROWS) % spec.order.rows)
+        self._backend = spec.open_backend(compute, sample)
+        self._compute = compute
+        self._rate: float | None = None
+        self._backend.load(member.local, member.statistics)
+
+    def run(self) -> None:
+        """Compiles, then works until the server says that the run is done."""
+        self._warm_up()
+        member = self._member
+        blob = member.ready()
+        self._start_over(blob)
+        turn = self._gang_step if self._spec.is_gang else self._window
+        while not member.progress.is_done:
+            if member.progress.wants_snapshot:
+                self._publish()
+            elif member.progress.pieces:
+                turn()
+            else:
+                self._wait()
+
+    def _warm_up(self) -> None:
+        compute, order = self._compute, self._spec.order
+        rows = compute.batch_size * (1 if self._spec.is_gang else compute.window)
+        count = min(rows, order.rows_of(0))
+        if count > compute.batch_size:
+            count -= count % compute.batch_size
+        data = self._source.take(np.arange(count))
+        self._backend.warm_up(data, is_gradient=self._spec.is_gang)
+
+    def _start_over(self, blob: bytes) -> None:
+        self._backend.load(self._member.local, self._member.statistics)
+        if blob:
+            self._backend.restore(blob)
+
+    def _wait(self) -> None:
+        """No data: the epoch drains, or callbacks run."""
+        member = self._member
+        began = time.perf_counter()
+        head, blob = member.need()
+        member.times.exchange_s += time.perf_counter() - began
+        if head["kind"] == "merged":
+            self._backend.apply(member.bulk.reply, self._clock())
+        elif head.get("body") in ("center", "snapshot"):
+            self._start_over(blob)
+
+    def _publish(self) -> None:
+        backend = self._backend
+        vector, statistics = backend.read()
+        self._member.publish(vector, statistics, backend.snapshot())
+
+    def _clock(self) -> Clock:
+        """The run clock now, as the last answer told it."""
+        progress, compute = self._member.progress, self._compute
+        pace = 1.0 if self._spec.is_gang else float(progress.workers)
+        start = self._spec.clock_start + progress.clock / compute.clock_batch
+        if progress.learning_rate is not None and progress.learning_rate != self._rate:
+            self._rate = progress.learning_rate
+            self._backend.set_learning_rate(self._rate)
+        return Clock(start=start, pace=pace)
+
+    # ------------------------------------------------------------- one turn
+
+    def _window(self) -> None:
+        """Up to `window` local steps, then one exchange."""
+        member, backend, times = self._member, self._backend, self._member.times
+        clock, pieces, steps = self._clock(), list[Piece](), 0
+        while steps < self._compute.window and member.progress.pieces:
+            batches = self._next_batches(self._compute.window - steps, pieces)
+            if not batches:
+                break
+            began = time.perf_counter()
+            data = self._take(batches)
+            size = self._compute.batch_size
+            rows = sum(p.rows for p in batches)
+            count = max(1, rows // size)
+            read = time.perf_counter()
+            start = clock.start + steps * clock.pace
+            backend.run(data, count, replace(clock, start=start))
+            vector, statistics = backend.read()
+            backend.take_metrics(member.bulk.metrics, add=steps > 0)
+            times.data_s += read - began
+            times.compute_s += time.perf_counter() - read
+            pieces += batches
+            steps += count
+            self.steps += count
+            if rows % size:
+                break  # the short batch ends the window, as it ends the epoch
+        member.push_weights(vector, statistics, pieces, steps)
+        backend.load(member.local, member.statistics)
+
+    def _next_batches(self, most: int, before: list[Piece]) -> list[Piece]:
+        """Takes whole batches, or one short batch, of one epoch from the leases."""
+        pieces, size = self._member.progress.pieces, self._compute.batch_size
+        epoch = before[0].epoch if before else pieces[0].epoch
+        total = 0
+        for piece in pieces:
+            if piece.epoch != epoch:
+                break
+            total += piece.rows
+        wanted = min(most * size, total - total % size) or total
+        taken: list[Piece] = []
+        while wanted and pieces and pieces[0].epoch == epoch:
+            piece = pieces.popleft()
+            if piece.rows > wanted:
+                rest = piece._replace(start=piece.start + wanted)
+                piece = piece._replace(stop=rest.start)
+                pieces.appendleft(rest)
+            taken.append(piece)
+            wanted -= piece.rows
+        return taken
+
+    def _take(self, pieces: list[Piece]) -> Any:
+        """Reads the rows of pieces, in order."""
+        order = self._spec.order
+        parts = [order.indices(p.epoch, p.start, p.stop) for p in pieces]
+        indices = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self._source.take(indices)
+
+    def _gang_step(self) -> None:
+        """One gradient, averaged over all workers, applied by each."""
+        member, backend, times = self._member, self._backend, self._member.times
+        clock = self._clock()
+        began = time.perf_counter()
+        piece = member.progress.pieces.popleft()
+        data = self._take([piece])
+        read = time.perf_counter()
+        gradient, mass = backend.gradient(data, piece.gang)
+        backend.take_metrics(member.bulk.metrics, add=False)
+        statistics = backend.statistics()
+        times.data_s += read - began
+        times.compute_s += time.perf_counter() - read
+        mean = member.push_gradient(gradient, statistics, [piece], mass)
+        backend.set_statistics(member.statistics)
+        backend.apply(mean, clock)
+        self.steps += 1

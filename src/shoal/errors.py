@@ -1,0 +1,92 @@
+"""The exception tree. This file decides what a caller can catch, and nothing else.
+
+```
+ShoalError
+├── ConfigError (ValueError)       a single argument is wrong
+├── PlanError (ValueError)         the arguments cannot work together; nothing was started
+├── DataError                      a bad array, file or cell; a key that is gone
+├── ClusterError                   machines did not come up, or went away
+│   ├── ProvisionError             the provider refused or ran out
+│   └── CredentialsError           the provider does not know us
+├── WorkerError                    a training process failed
+│   ├── WorkerLost                 it died or stopped answering, restarts used up
+│   └── WorkerFailed               user code raised on it; carries its traceback
+├── ExchangeTimeout                a peer did not answer in time
+└── CheckpointError                a checkpoint cannot be written or read
+```
+
+Messages have three sentences: what happened and where; what was expected; what to do.
+"""
+
+from __future__ import annotations
+
+
+class ShoalError(Exception):
+    """Root of every error Shoal raises on purpose."""
+
+
+class ConfigError(ShoalError, ValueError):
+    """A single argument has a wrong value."""
+
+
+class PlanError(ShoalError, ValueError):
+    """The arguments cannot work together; raised before anything is started."""
+
+
+class DataError(ShoalError):
+    """Data cannot be read or does not fit the model."""
+
+
+class ClusterError(ShoalError):
+    """Machines did not come up, or went away beyond the retry limit."""
+
+
+class ProvisionError(ClusterError):
+    """The provider refused to give a resource."""
+
+
+class CredentialsError(ClusterError):
+    """The provider did not accept our credentials."""
+
+
+class WorkerError(ShoalError):
+    """A training process failed.
+
+    Args:
+        message: The three sentences.
+        rank: Rank of the worker, or None when it never got one.
+        node: Name of its machine.
+        step: Optimizer steps it had taken, or None when unknown.
+        traceback: The worker's own traceback, "" when there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        node: str = "localhost",
+        step: int | None = None,
+        traceback: str = "",
+    ) -> None:
+        super().__init__(f"{message}\n\n{traceback}".rstrip())
+        self.rank = rank
+        self.node = node
+        self.step = step
+        self.traceback = traceback
+
+
+class WorkerLost(WorkerError):
+    """A worker died or stopped answering, and its restarts are used up."""
+
+
+class WorkerFailed(WorkerError):
+    """User code raised on a worker; `traceback` is the worker's."""
+
+
+class ExchangeTimeout(ShoalError):
+    """A peer did not answer in time."""
+
+
+class CheckpointError(ShoalError):
+    """A checkpoint cannot be written, or none can be read."""

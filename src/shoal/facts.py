@@ -1,0 +1,88 @@
+"""Plain facts about a model, its data and a machine: what `plan` decides from.
+
+They are read by the layers that can see the real things and carried as values,
+so that the plan itself touches no model, no array and no machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What `plan` needs to know about a model; read from it by `api`.
+
+    Args:
+        name: Keras name of the model.
+        parameters: Floats that are exchanged (trainable).
+        statistics: Floats that ride beside them (batch-norm moments).
+        optimizer: Class name of the optimizer.
+        has_schedule: Its learning rate is a schedule.
+        reductions: Loss reductions in use, one for each loss.
+        unmergeable_metrics: Names of metrics whose states cannot be summed.
+        refused_dtypes: "path: dtype" of trainable variables Shoal cannot carry.
+        backend: keras.backend.backend().
+
+    Example:
+        >>> ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD").backend
+        'jax'
+    """
+
+    name: str
+    parameters: int
+    statistics: int
+    optimizer: str
+    has_schedule: bool = False
+    reductions: tuple[str, ...] = ("sum_over_batch_size",)
+    unmergeable_metrics: tuple[str, ...] = ()
+    refused_dtypes: tuple[str, ...] = ()
+    backend: str = "jax"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What `plan` needs to know about the data; read by `api`.
+
+    Args:
+        rows: Training samples, after a validation split.
+        size_bytes: Bytes the workers map.
+        kind: The word a user would know the data by.
+        is_exactly_once: False for streams without random access.
+        has_sample_weight: Samples carry weights.
+        validation_rows: Samples to validate on, 0 for none.
+
+    Example:
+        >>> DataFacts(rows=100, size_bytes=800).is_exactly_once
+        True
+    """
+
+    rows: int
+    size_bytes: int
+    kind: str = "arrays"
+    is_exactly_once: bool = True
+    has_sample_weight: bool = False
+    validation_rows: int = 0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MachineFacts:
+    """What one machine offers to a run.
+
+    Args:
+        cores: Usable cores, by affinity and cgroup, at least 1.
+        gpus: GPUs the installed backend can use.
+        memory_bytes: Memory that is free for use, 0 when unknown.
+
+    Example:
+        >>> MachineFacts(cores=2).gpus
+        0
+    """
+
+    cores: int
+    gpus: int = 0
+    memory_bytes: int = 0

@@ -1,0 +1,79 @@
+"""What a launcher is: it starts processes, watches them, and ends them.
+
+This file decides what the controller may ask of whatever starts processes: this
+machine today, Ray and Spark by the same few verbs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """A process to start.
+
+    Args:
+        target: "module:function" that takes the one argument sent by `give`.
+        name: For logs and messages, such as "worker-0".
+        preload: Modules to import while the argument is still being made.
+        environment: Variables on top of the launcher's own.
+        threads: Compute threads of the process.
+        log: Where its output goes; None for a file without a name.
+    """
+
+    target: str
+    name: str
+    preload: tuple[str, ...] = ()
+    environment: Mapping[str, str] | None = None
+    threads: int = 1
+    log: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """A process that has ended.
+
+    Args:
+        name: Of its role.
+        code: Its exit status, negative for a signal.
+        reason: In words, such as "killed by SIGKILL".
+        output: The last lines it wrote.
+    """
+
+    name: str
+    code: int
+    reason: str
+    output: str = ""
+
+
+class Launcher(ABC):
+    """Starts processes somewhere. Owns them: `close` ends every one."""
+
+    @abstractmethod
+    def start(self, role: Role) -> str:
+        """Starts a process; returns a token that names it from now on."""
+
+    @abstractmethod
+    def give(self, token: str, argument: Any) -> None:
+        """Sends the argument of `target`; a process may be given several, in turn."""
+
+    @abstractmethod
+    def poll(self) -> dict[str, Exit]:
+        """Returns the processes that ended since the last call, by token."""
+
+    @abstractmethod
+    def stop(self, token: str, grace_s: float = 0.0) -> None:
+        """Ends one process, by force after `grace_s` seconds."""
+
+    @abstractmethod
+    def capacity(self) -> int:
+        """Returns how many more workers could be started."""
+
+    @abstractmethod
+    def close(self, grace_s: float = 0.0) -> None:
+        """Ends every process, by force after `grace_s` seconds, and frees all."""

@@ -1,0 +1,43 @@
+"""What runs first in a process that `ProcessLauncher` starts."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+from typing import IO, Any
+
+ORPHANED = 66  # exit status of a child whose parent is gone
+
+
+def main() -> None:
+    """Preloads modules, then runs the target on every argument that arrives."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = os.fdopen(os.dup(0), "rb")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, messages), daemon=True).start()
+    first = pickle.loads(messages.get())
+    for module in first["preload"]:
+        importlib.import_module(module)
+    module, _, name = first["target"].partition(":")
+    target = getattr(importlib.import_module(module), name)
+    while True:
+        target(pickle.loads(messages.get()))
+        sys.stdout.flush()
+
+
+def _listen(pipe: IO[bytes], messages: queue.SimpleQueue[bytes]) -> None:
+    """Reads messages until the parent closes the pipe or dies."""
+    while True:
+        size = pipe.read(8)
+        data: Any = pipe.read(int.from_bytes(size, "big")) if len(size) == 8 else b""
+        if not data:
+            sys.stdout.flush()
+            os._exit(0 if not size else ORPHANED)
+        messages.put(data)

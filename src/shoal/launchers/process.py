@@ -1,0 +1,172 @@
+"""Processes on this machine: clean interpreters, never forks.
+
+A child reads its work from its standard input, which the parent keeps open: when
+the parent is gone, however it went, the pipe ends and the child ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, final
+
+import cloudpickle
+
+import shoal
+from shoal.launchers.base import Exit, Launcher, Role
+
+TAIL_BYTES = 8192
+_START = (
+    "import sys; sys.path[:] = sys.argv.pop().split({sep!r}); "
+    "from shoal.launchers.child import main; main()"
+)
+
+
+@dataclass
+class _Child:
+    """A process and what belongs to it."""
+
+    role: Role
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    is_reported: bool = False
+    sender: threading.Thread | None = None
+
+
+@final
+class ProcessLauncher(Launcher):
+    """Starts Python processes on this machine.
+
+    Args:
+        shared: Descriptors every child inherits, such as mapped data.
+    """
+
+    def __init__(self, shared: Sequence[int] = ()) -> None:
+        self._shared = tuple(shared)
+        self._children: dict[str, _Child] = {}
+
+    def start(self, role: Role) -> str:
+        token = secrets.token_hex(8)
+        log = _open_log(role.log)
+        environment = {**os.environ, **_thread_settings(role.threads)}
+        environment.update(role.environment or {})
+        paths = [str(Path(shoal.__file__).parents[1])]
+        paths += [path or str(Path.cwd()) for path in sys.path]
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START.format(sep=os.pathsep), os.pathsep.join(paths)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=self._shared,
+            # Ctrl-C in a terminal reaches the whole group; ours is not in it.
+            start_new_session=True,
+        )
+        child = self._children[token] = _Child(role=role, process=process, log=log)
+        self._send(child, {"preload": role.preload, "target": role.target})
+        return token
+
+    def give(self, token: str, argument: Any) -> None:
+        child = self._children[token]
+        if child.sender is not None:
+            child.sender.join()
+        # A pipe takes 64 KiB before the child reads; it may still be importing.
+        child.sender = threading.Thread(
+            target=self._send, args=(child, argument), daemon=True
+        )
+        child.sender.start()
+
+    def _send(self, child: _Child, message: Any) -> None:
+        data = cloudpickle.dumps(message)
+        pipe = child.process.stdin
+        with contextlib.suppress(OSError, ValueError):  # it died; `poll` will tell
+            if pipe is not None:
+                pipe.write(len(data).to_bytes(8, "big") + data)
+                pipe.flush()
+
+    def poll(self) -> dict[str, Exit]:
+        found: dict[str, Exit] = {}
+        for token, child in self._children.items():
+            code = child.process.poll()
+            if code is not None and not child.is_reported:
+                child.is_reported = True
+                found[token] = _exit(child, code)
+        return found
+
+    def pid(self, token: str) -> int:
+        """The process id of a child."""
+        return self._children[token].process.pid
+
+    def stop(self, token: str, grace_s: float = 0.0) -> None:
+        self._end([self._children[token]], grace_s)
+
+    def capacity(self) -> int:
+        living = [c for c in self._children.values() if c.process.poll() is None]
+        return max(0, 512 - len(living))
+
+    def close(self, grace_s: float = 0.0) -> None:
+        self._end(list(self._children.values()), grace_s)
+        self._children.clear()
+
+    def _end(self, children: Sequence[_Child], grace_s: float) -> None:
+        """Closes the pipes, waits a little, then kills."""
+        for child in children:
+            if grace_s <= 0 and child.process.poll() is None:
+                child.process.kill()
+            if child.sender is not None:
+                child.sender.join(grace_s)
+            if child.process.stdin is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    child.process.stdin.close()
+        until = time.monotonic() + grace_s
+        for child in children:
+            try:
+                child.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+            child.log.close()
+
+
+def _thread_settings(threads: int) -> dict[str, str]:
+    """What the numeric libraries read when they start."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC")
+    return dict.fromkeys(names, str(threads))
+
+
+def _open_log(path: Path | None) -> IO[bytes]:
+    if path is None:
+        return tempfile.TemporaryFile()  # noqa: SIM115 - the child owns it
+    return path.open("a+b")
+
+
+def _exit(child: _Child, code: int) -> Exit:
+    try:
+        end = child.log.seek(0, io.SEEK_END)
+        child.log.seek(max(0, end - TAIL_BYTES))
+        output = child.log.read().decode(errors="replace").strip()
+    except (OSError, ValueError):
+        output = ""
+    return Exit(name=child.role.name, code=code, reason=_reason(code), output=output)
+
+
+def _reason(code: int) -> str:
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (out of memory, perhaps)" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"

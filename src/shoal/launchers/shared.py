@@ -1,0 +1,39 @@
+"""Memory that children inherit: it has no name, so nothing can be left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import final
+
+
+@final
+class SharedBlob:
+    """Bytes that this process writes once and every child it starts can map.
+
+    Make it before the children, fill it any time: only its descriptor travels.
+    """
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("shoal-data")
+        else:  # macOS: a file that loses its name at once
+            handle, path = tempfile.mkstemp(prefix="shoal-data-")
+            os.unlink(path)
+            self.descriptor = handle
+
+    def allocate(self, size: int) -> mmap.mmap:
+        """Gives the blob its size and returns it, writable."""
+        os.ftruncate(self.descriptor, size)
+        return mmap.mmap(self.descriptor, size)
+
+    def close(self) -> None:
+        """Gives the descriptor back; mappings stay until they are dropped."""
+        os.close(self.descriptor)
+
+
+def map_inherited(descriptor: int) -> mmap.mmap:
+    """Maps, read-only, a blob whose descriptor was inherited."""
+    size = os.fstat(descriptor).st_size
+    return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)

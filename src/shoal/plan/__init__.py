@@ -1,0 +1,293 @@
+"""From arguments to a frozen, printable `Plan`. Pure: reads no model, data or clock.
+
+This file decides what will happen before anything starts: how many workers, how
+many rows a step takes, and what the user is warned of.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, final
+
+from shoal.data.order import Order, Shuffle, shares, steps
+from shoal.facts import DataFacts, MachineFacts, ModelFacts
+from shoal.plan.request import Request, check, is_repeatable, refuse
+from shoal.plan.variables import Environment, environment
+from shoal.strategies.base import Strategy
+
+__all__ = [
+    "DataFacts",
+    "Environment",
+    "MachineFacts",
+    "ModelFacts",
+    "Plan",
+    "Request",
+    "environment",
+    "resolve",
+]
+
+BATCH_SIZE = 32
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that is decided before anything starts.
+
+    Args:
+        strategy: Resolved: `period` is a positive number of steps.
+        workers: Training processes aimed at; `min_workers` the least to go on with.
+        threads: Compute threads of each worker.
+        rows: Samples of one epoch, after `steps_per_epoch` is applied. Where that
+            does not divide a pass over the data, later epochs may have fewer:
+            `order().rows_of(epoch)`.
+        data_rows: Samples in the data.
+        batch_size: Samples of one step as the user means it, and one tick of the run
+            clock.
+        worker_batch_size: Rows of one optimizer step on one worker (for
+            `all_reduce` the largest share of `gang_batch_size`).
+        gang_batch_size: Rows all workers together consume in one step.
+        exchanges_per_epoch: Of one worker, estimated.
+        models: Models that are trained: 1, but for independent workers.
+        seed: Of shuffling.
+        warnings: One line each.
+    """
+
+    strategy: Strategy
+    backend: str
+    cluster: str
+    workers: int
+    min_workers: int
+    threads: int
+    epochs: int
+    initial_epoch: int
+    rows: int
+    data_rows: int
+    batch_size: int
+    worker_batch_size: int
+    gang_batch_size: int
+    exchanges_per_epoch: float
+    shuffle: Shuffle
+    seed: int
+    deterministic: bool
+    epoch_barrier: bool
+    max_restarts: int
+    model: ModelFacts
+    data: DataFacts
+    steps_per_epoch: int | None = None
+    models: int = 1
+    machine: MachineFacts = field(default_factory=lambda: MachineFacts(cores=1))
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_gang(self) -> bool:
+        """Whether all workers take each step together."""
+        return self.strategy.exchanges == "gradients"
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a second run with the same seed can give the same weights."""
+        return is_repeatable(self.strategy, self.workers)
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of one message: weights or gradients, and statistics beside them."""
+        return 4 * (self.model.parameters + self.model.statistics)
+
+    @property
+    def samples_expected(self) -> int:
+        """Samples the whole run commits."""
+        order = self.order()
+        epochs = range(self.initial_epoch, self.epochs)
+        return self.models * sum(order.rows_of(epoch) for epoch in epochs)
+
+    def order(self) -> Order:
+        """Returns the order of samples that every process follows."""
+        return Order(
+            rows=self.data_rows,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            batch_size=self.batch_size,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+
+    def explain(self) -> str:
+        """Returns what will happen, in lines a person reads."""
+        title = (
+            f"{self.strategy.name} on {_count(self.workers, 'worker')}, "
+            f"{_count(self.threads, 'thread')} each, cluster {self.cluster!r}, "
+            f"backend {self.backend}"
+        )
+        lines = [f"  {name:<10} {text}" for name, text in _paragraphs(self)]
+        return "\n".join([title, *lines, *(f"  warning    {w}" for w in self.warnings)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plan as plain data; the strategy as its name and fields."""
+        plain = asdict(self)
+        plain["strategy"] = {"name": self.strategy.name, **plain["strategy"]}
+        plain["warnings"] = list(self.warnings)
+        return {**plain, "samples_expected": self.samples_expected}
+
+
+def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
+    """The lines of `explain`, each with its heading."""
+    model, data, strategy = plan.model, plan.data, plan.strategy
+    how = "when ready" if strategy.is_asynchronous else "in rounds"
+    every = "every step" if strategy.period == 1 else f"every {strategy.period} steps"
+    exchanged = f"{strategy.exchanges} of {plan.message_bytes / 1e6:,.2f} MB {how}"
+    if strategy.is_independent:
+        exchanged = f"none: {_count(plan.models, 'model')}, each on all data; committed"
+    kept = "each committed exactly once" if data.is_exactly_once else "at least once"
+    found = [
+        ("model", f"{model.name}: {model.parameters:,} trainable floats, "
+                  f"{model.statistics:,} statistics, {model.optimizer}"),
+        ("data", f"{plan.data_rows:,} samples, {data.size_bytes / 1e6:,.1f} MB "
+                 f"of {data.kind}; {kept}"),
+        ("step", f"{plan.worker_batch_size:,} samples of a worker, "
+                 f"{plan.gang_batch_size:,} of all workers together"),
+        ("epochs", f"{plan.initial_epoch} to {plan.epochs}, {plan.rows:,} samples "
+                   f"each, {plan.samples_expected:,} in all"),
+        ("exchange", f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker "
+                     "and epoch"),
+        ("repeatable", _repeatable(plan)),
+        ("lost", f"a worker is replaced, up to {_count(plan.max_restarts, 'time')}; "
+                 f"the run needs {plan.min_workers} of {plan.workers}"),
+    ]  # fmt: skip
+    if plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0:
+        found.append((
+            "note",
+            f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "
+            "exchanges every 10 steps and is faster, on a curve of its own",
+        ))  # fmt: skip
+    return found
+
+
+def _repeatable(plan: Plan) -> str:
+    """What a second run with the same seed gives."""
+    if not plan.is_repeatable:
+        return "no: messages are applied as they arrive, so two runs differ"
+    if plan.deterministic:
+        return f"yes, bit for bit, with seed {plan.seed}"
+    return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def resolve(
+    request: Request, model: ModelFacts, data: DataFacts, machine: MachineFacts
+) -> Plan:
+    """Decides everything about a run from plain values, or refuses.
+
+    Raises:
+        ConfigError: One argument is wrong in itself.
+        PlanError: The arguments cannot work together.
+
+    Example:
+        >>> from shoal.strategies import AEASGD
+        >>> model = ModelFacts(name="m", parameters=9, statistics=0, optimizer="SGD")
+        >>> data = DataFacts(rows=6400, size_bytes=64000)
+        >>> machine = MachineFacts(cores=2)
+        >>> plan = resolve(Request(strategy=AEASGD()), model, data, machine)
+        >>> plan.workers, plan.threads, plan.worker_batch_size, plan.exchanges_per_epoch
+        (2, 1, 32, 10.0)
+    """
+    least, most = check(request, data, machine)
+    strategy, rows_all = request.strategy, data.rows
+    batch = request.batch_size or _default_batch(rows_all, request.steps_per_epoch)
+    rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
+    is_gang = strategy.exchanges == "gradients"
+    workers = min(most, _useful_workers(strategy, rows, batch))
+    refuse(request, model, workers)
+    gang = min(batch, rows) if is_gang else workers * batch
+    steps_each = steps(rows, batch if strategy.is_independent else gang)
+    strategy = replace(strategy, period=strategy.period or steps_each)
+    exchanges = steps_each / strategy.period
+    plan = Plan(
+        strategy=strategy,
+        backend=model.backend,
+        cluster=request.cluster,
+        workers=workers,
+        min_workers=min(least, workers),
+        threads=request.threads or max(1, machine.cores // workers),
+        epochs=request.epochs,
+        initial_epoch=request.initial_epoch,
+        rows=rows,
+        data_rows=rows_all,
+        batch_size=batch,
+        worker_batch_size=shares(batch, workers)[0] if is_gang else batch,
+        gang_batch_size=batch if is_gang else gang,
+        exchanges_per_epoch=exchanges,
+        shuffle=request.shuffle,
+        seed=request.seed,
+        deterministic=request.deterministic,
+        epoch_barrier=request.epoch_barrier,
+        max_restarts=request.max_restarts,
+        model=model,
+        data=data,
+        steps_per_epoch=request.steps_per_epoch,
+        models=_models(strategy, workers),
+        machine=machine,
+    )
+    return replace(plan, warnings=tuple(_warnings(plan, asked=most)))
+
+
+def _default_batch(rows: int, steps_per_epoch: int | None) -> int:
+    """As Keras: 32, or what cuts the data into `steps_per_epoch` steps."""
+    return steps(rows, steps_per_epoch) if steps_per_epoch else BATCH_SIZE
+
+
+def _models(strategy: Strategy, workers: int) -> int:
+    """Models that come out; an ensemble may name its members, else one a worker."""
+    if not strategy.is_independent:
+        return 1
+    return int(getattr(strategy, "members", None) or workers)
+
+
+def _useful_workers(strategy: Strategy, rows: int, batch: int) -> int:
+    """The most workers that have something to do in one step of each."""
+    if strategy.is_independent:
+        return _models(strategy, sys.maxsize)
+    if strategy.exchanges == "gradients":
+        return min(rows, batch)
+    return max(1, rows // batch)
+
+
+def _warnings(plan: Plan, asked: int) -> list[str]:
+    """What works, but perhaps not as the user hopes."""
+    found: list[str] = []
+    small = plan.rows < asked * plan.batch_size if not plan.is_gang else (
+        min(plan.rows, plan.batch_size) < asked
+    )  # fmt: skip
+    if small and not plan.strategy.is_independent:
+        found.append(
+            f"{_count(plan.rows, 'sample')} an epoch are too few for "
+            f"{_count(asked, 'worker')} at batch_size={plan.batch_size}; "
+            f"{_count(plan.workers, 'worker')} will run."
+        )
+    if plan.initial_epoch >= plan.epochs:
+        found.append(
+            f"epochs={plan.epochs} with initial_epoch={plan.initial_epoch} leaves "
+            "nothing to train."
+        )
+    if plan.model.unmergeable_metrics:
+        found.append(
+            f"metrics {', '.join(plan.model.unmergeable_metrics)} cannot be merged "
+            "from several workers; their training values are those of one worker, "
+            "validation is exact."
+        )
+    if not plan.data.is_exactly_once:
+        found.append(
+            f"{plan.data.kind} cannot be read by position: after a loss samples may "
+            "be trained on twice."
+        )
+    if 0 < plan.machine.memory_bytes < plan.data.size_bytes:
+        found.append(
+            f"the data takes {plan.data.size_bytes / 1e9:,.1f} GB and "
+            f"{plan.machine.memory_bytes / 1e9:,.1f} GB of memory are free."
+        )
+    return found + plan.strategy.warnings(
+        workers=plan.workers, exchanges_per_epoch=plan.exchanges_per_epoch
+    )

@@ -1,0 +1,166 @@
+"""What is asked for, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast, final
+
+from shoal.data.order import Shuffle
+from shoal.errors import ConfigError, PlanError
+from shoal.facts import DataFacts, MachineFacts, ModelFacts
+from shoal.registry import did_you_mean
+from shoal.strategies.base import Strategy
+
+Workers: TypeAlias = "int | str | tuple[int, int]"
+
+# More processes than this on one machine's cores wait for memory, not for cores.
+MOST_AUTO_WORKERS = 4
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of `fit` that decide what will happen.
+
+    Args:
+        strategy: How workers agree, as an object.
+        workers: Processes, `(min, max)` or "auto": one a GPU, else one a usable core,
+            at most 4.
+        cluster: Name of a cluster, one of `known_clusters`.
+        known_clusters: Names that `cluster` may have.
+        batch_size: Samples per optimizer step: of the gang for gradient exchange, of
+            each worker otherwise. Default None means 32, or what makes
+            `steps_per_epoch` steps of the data, as in Keras.
+        epochs: The epoch to end before, as in Keras.
+        initial_epoch: The epoch to start with.
+        steps_per_epoch: Steps of `batch_size` samples that make an epoch; None: all.
+        shuffle: True, False or "batch", as in Keras.
+        seed: Of the order of samples, at least 0; drawn by whoever asks.
+        deterministic: Refuse what cannot be repeated bit for bit.
+        epoch_barrier: Workers wait at the end of an epoch for callbacks.
+        max_restarts: Replacements of lost workers before the run stops.
+        threads: Compute threads of each worker; None shares the cores.
+
+    Example:
+        >>> from shoal.strategies import AllReduce
+        >>> Request(strategy=AllReduce(), epochs=3).workers
+        'auto'
+    """
+
+    strategy: Strategy
+    workers: Workers = "auto"
+    cluster: str = "local"
+    known_clusters: tuple[str, ...] = ("local",)
+    batch_size: int | None = None
+    epochs: int = 1
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    shuffle: Shuffle = True
+    seed: int = 0
+    deterministic: bool = False
+    epoch_barrier: bool = True
+    max_restarts: int = 3
+    threads: int | None = None
+
+
+def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int, int]:
+    """Refuses single wrong arguments; returns the least and the most workers.
+
+    Raises:
+        ConfigError: An argument is wrong in itself.
+        PlanError: There is no data.
+    """
+    if request.cluster not in request.known_clusters:
+        raise ConfigError(
+            did_you_mean("cluster", request.cluster, request.known_clusters)
+        )
+    for name, lowest in (
+        ("batch_size", 1), ("epochs", 0), ("initial_epoch", 0), ("seed", 0),
+        ("steps_per_epoch", 1), ("max_restarts", 0), ("threads", 1),
+    ):  # fmt: skip
+        value = getattr(request, name)
+        if value is not None and not _is_whole(value, lowest):
+            raise ConfigError(
+                f"{name}={value!r} cannot be used. Expected a whole number of at "
+                f"least {lowest}. Correct it, or leave {name} out."
+            )
+    if not any(request.shuffle is word for word in (True, False)) and (
+        request.shuffle != "batch"
+    ):
+        raise ConfigError(
+            f"shuffle={request.shuffle!r} cannot be used. "
+            "Expected True, False or 'batch'. Leave it out to shuffle."
+        )
+    if data.rows < 1:
+        raise PlanError(
+            "the data has no samples. Expected at least one. "
+            "Check how it was loaded or filtered."
+        )
+    limit = request.strategy.max_workers if request.workers == "auto" else None
+    least, most = _worker_limits(request.workers, machine)
+    return least, most if limit is None else min(most, limit)
+
+
+def _is_whole(value: object, lowest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+
+
+def _worker_limits(workers: Workers, machine: MachineFacts) -> tuple[int, int]:
+    """The least and the most workers that an argument stands for."""
+    if workers == "auto":
+        return 1, machine.gpus or min(machine.cores, MOST_AUTO_WORKERS)
+    limits: tuple[Any, ...] = workers if isinstance(workers, tuple) else (workers,) * 2
+    if len(limits) == 2 and _is_whole(limits[0], 1) and _is_whole(limits[1], limits[0]):
+        return cast("tuple[int, int]", limits)
+    raise ConfigError(
+        f"workers={workers!r} cannot be used. Expected a number of at least 1, "
+        "(min, max) or 'auto'. Leave it out to use this machine's cores."
+    )
+
+
+def is_repeatable(strategy: Strategy, workers: int) -> bool:
+    """Whether a second run with the same seed can give the same weights."""
+    is_ordered = not strategy.is_asynchronous or strategy.is_independent
+    return workers == 1 or is_ordered
+
+
+def refuse(request: Request, model: ModelFacts, workers: int) -> None:
+    """Raises PlanError where arguments do not go together.
+
+    Args:
+        request: What was asked for.
+        model: The model it was asked for.
+        workers: How many would run.
+    """
+    strategy = request.strategy
+    name, limit = strategy.name, strategy.max_workers
+    if limit is not None and workers > limit:
+        raise PlanError(
+            f"{name} works with at most {limit:,} worker(s), but workers={workers}. "
+            "Expected fewer workers or another strategy. "
+            f"Pass workers={limit}, or strategy='all_reduce'."
+        )
+    if model.refused_dtypes:
+        raise PlanError(
+            f"{model.name} has weights that cannot be exchanged: "
+            f"{', '.join(model.refused_dtypes)}. "
+            "Expected float32, bfloat16 or float16. "
+            "Build the model with keras.config.set_floatx('float32')."
+        )
+    # One sum of gradients is divided by one number: rows, weights, or nothing.
+    same = {"mean": "sum_over_batch_size"}
+    mixed = sorted({same.get(r, r) for r in model.reductions})
+    if strategy.exchanges == "gradients" and workers > 1 and len(mixed) > 1:
+        raise PlanError(
+            f"the losses of {model.name} are reduced in different ways: "
+            f"{', '.join(mixed)}. Expected one reduction for all of them, because "
+            f"{name} divides all gradients by one number. Give all losses the same "
+            "reduction, or choose a strategy that exchanges weights."
+        )
+    if request.deterministic and not is_repeatable(strategy, workers):
+        raise PlanError(
+            f"deterministic=True with {name} on {workers} workers. Expected a "
+            "strategy whose rounds have an order: messages are applied as they "
+            "arrive here. Choose all_reduce, local_sgd, easgd or diloco, or "
+            "workers=1."
+        )

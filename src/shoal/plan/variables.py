@@ -1,0 +1,79 @@
+"""What SHOAL_* variables say: the one place that reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from shoal.errors import ConfigError
+from shoal.plan.request import Workers
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What SHOAL_* variables say; an argument always beats them.
+
+    Args:
+        runs: SHOAL_RUNS, the folder of runs.
+        workers: SHOAL_WORKERS: a number, "min-max" or "auto"; None when not set.
+        data: SHOAL_DATA, the folder of data sets for examples and benchmarks.
+        verbose: SHOAL_VERBOSE: 0, 1, 2 or "auto"; None when not set.
+    """
+
+    runs: str = "./shoal-runs"
+    workers: Workers | None = None
+    data: str | None = None
+    verbose: int | str | None = None
+
+
+def environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Reads the SHOAL_* variables, the only place that does.
+
+    Args:
+        variables: Name -> text; default None means those of this process.
+
+    Raises:
+        ConfigError: A variable has a value that cannot be read.
+
+    Example:
+        >>> environment({"SHOAL_WORKERS": "2-4", "SHOAL_VERBOSE": "0"}).workers
+        (2, 4)
+    """
+    found = os.environ if variables is None else variables
+    texts = {
+        name: text
+        for name in ("runs", "workers", "data", "verbose")
+        if (text := found.get(f"SHOAL_{name.upper()}", "").strip())
+    }
+    workers, verbose = texts.get("workers"), texts.get("verbose")
+    return Environment(
+        runs=texts.get("runs", Environment.runs),
+        workers=None if workers is None else _workers_from(workers),
+        data=texts.get("data"),
+        verbose=None if verbose is None else _verbose_from(verbose),
+    )
+
+
+def _workers_from(text: str) -> Workers:
+    parts = [part.strip() for part in text.split("-")]
+    if text == "auto":
+        return text
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
+        raise ConfigError(
+            f"SHOAL_WORKERS={text!r} cannot be read. "
+            "Expected a number, min-max or auto. Correct or unset the variable."
+        )
+    numbers = [int(part) for part in parts]
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def _verbose_from(text: str) -> int | str:
+    if text not in ("auto", "0", "1", "2"):
+        raise ConfigError(
+            f"SHOAL_VERBOSE={text!r} cannot be read. "
+            "Expected 0, 1, 2 or auto. Correct or unset the variable."
+        )
+    return text if text == "auto" else int(text)

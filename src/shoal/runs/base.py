@@ -1,0 +1,155 @@
+"""What a run is to those who record it: a few verbs that never stop training."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeAlias
+
+from shoal.runs.events import VERSION, Event, decode, encode, pack_exchanges
+from shoal.runs.segments import Complaint
+from shoal.runs.summary import Fold, RunSummary, Status, is_process_alive
+
+Which: TypeAlias = Literal["best", "last"]
+
+
+class Run(ABC):
+    """A run and its records. `store` makes them: `start`, `create`, `open_run`.
+
+    Safe to use from several threads. Close it, or use it in a `with` statement.
+    Once made, nothing of it raises: storage that fails costs records, not training.
+
+    Args:
+        run_id: Date, name and random letters.
+        name: What the user called it, or the model's name.
+        url: The run folder, "" for none.
+        complain: Told one line when records of a kind begin to be lost; default
+            None: the logger "shoal".
+
+    Example:
+        >>> from shoal.runs.store import NullRun
+        >>> with NullRun(name="higgs") as run:
+        ...     run.event("run_started", strategy="adag", workers=2)
+        ...     run.finish("finished", {"startup_s": 1.5})
+        >>> run.summary().status, run.report["startup_s"]
+        ('finished', 1.5)
+    """
+
+    def __init__(
+        self, *, run_id: str, name: str, url: str, complain: Complaint | None
+    ) -> None:
+        self.id = run_id
+        self.name = name
+        self.url = url
+        # Reentrant: a complaint may well be recorded as a warning of this run.
+        self._lock = threading.RLock()
+        self._fold = Fold(url=url)
+        self._began = time.monotonic()
+        self._is_finished = False
+        self._complain = complain or logging.getLogger("shoal").warning
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Records what happened, with wall time and seconds since the start.
+
+        Args:
+            kind: One word for what happened, such as "worker_lost".
+            **fields: Values of JSON or NumPy; others are recorded as text.
+        """
+        if kind == "run_started":
+            fields = {**this_process(), **fields}
+        with self._lock:
+            line = encode({**fields, **self._stamp(kind)})
+            for event in decode(line):  # as whoever reads the line will see it
+                self._fold.add(event)
+                self._keep(line, event)
+
+    def exchanges(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Records many exchanges in one compact line.
+
+        Args:
+            records: Mappings with the names of `events.EXCHANGE_FIELDS`.
+        """
+        if records:
+            self.event("exchanges", **pack_exchanges(records))
+
+    def finish(self, status: Status, report: Mapping[str, Any] | None = None) -> None:
+        """Records how the run ended; only the first call counts.
+
+        Args:
+            status: "finished", "failed" or "interrupted".
+            report: Added to what the summary finds itself, and put above it.
+        """
+        with self._lock:
+            if not self._is_finished:
+                self._is_finished = True
+                self.event("run_finished", status=status, report=dict(report or {}))
+
+    def summary(self) -> RunSummary:
+        """Returns the run at a glance, from what this object has recorded or read."""
+        with self._lock:
+            found = self._fold.summary(is_process_alive)
+        return found.model_copy(update={"id": self.id, "name": self.name})
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The report of `summary`: times, shares, best metric."""
+        return self.summary().report
+
+    @property
+    @abstractmethod
+    def lost_events(self) -> int:
+        """Events that could not be kept."""
+
+    @abstractmethod
+    def log_path(self, rank: int) -> Path | None:
+        """Returns the local file a worker's output goes to, None for nowhere."""
+
+    @abstractmethod
+    def save_model(self, model: Any, which: Which) -> str | None:
+        """Saves a Keras model as `models/WHICH.keras`; returns where, None if not."""
+
+    @abstractmethod
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Writes `plan.json`."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Gives everything recorded so far to the storage."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flushes and lets go of the storage. Safe to repeat."""
+
+    @abstractmethod
+    def _keep(self, line: bytes, event: Event) -> None:
+        """Stores one event; called with the lock held."""
+
+    def _stamp(self, kind: str) -> Event:
+        """Returns the fields every event begins with."""
+        since_s = time.monotonic() - self._began
+        return {
+            "v": VERSION, "kind": kind, "time": time.time(), "t": round(since_s, 6),
+        }  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def this_process() -> dict[str, Any]:
+    """Returns host and pid, by which a reader tells a lost run from a running one."""
+    return {"host": socket.gethostname(), "pid": os.getpid()}

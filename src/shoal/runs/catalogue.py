@@ -1,0 +1,186 @@
+"""All runs under one root: finding, listing and removing them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from datetime import datetime
+from typing import Any
+
+from shoal.errors import ConfigError
+from shoal.runs.events import FOLDER, read_events
+from shoal.runs.folder import Folder, is_place
+from shoal.runs.summary import RunSummary, is_process_alive, summarise
+
+VARIABLE = "SHOAL_RUNS"
+DEFAULT_ROOT = "./shoal-runs"
+
+
+def runs_root(root: str | os.PathLike[str] | None = None) -> str:
+    """Decides where runs are kept: the argument, else $SHOAL_RUNS, else ./shoal-runs.
+
+    The only place that reads this variable.
+
+    Example:
+        >>> runs_root("s3://bucket/runs")
+        's3://bucket/runs'
+    """
+    return os.fspath(root) if root else os.environ.get(VARIABLE) or DEFAULT_ROOT
+
+
+def run_ids(root: str | os.PathLike[str]) -> list[str]:
+    """Returns the names of all run folders under a root, oldest first by name."""
+    folder = Folder.at(root)
+    names = [name for name in folder.names() if not name.startswith(".")]
+    return [name for name in names if folder.child(name).exists(FOLDER)]
+
+
+def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
+    """Returns the runs under a root, newest first; none when the root is not there.
+
+    Only the ends of each run are read, so that only the fields a list shows
+    (`summary.LIST_FIELDS`) can be relied on; `read_summary` reads one run whole.
+
+    Args:
+        root: Path or URL of the folder that holds the runs.
+
+    Example:
+        >>> list_runs("memory://no-such-root")
+        []
+    """
+    folder = Folder.at(root)
+    found = [read_summary(folder.child(i), is_outline=True) for i in run_ids(root)]
+    return sorted(found, key=lambda run: (_unix(run), run.id), reverse=True)
+
+
+def read_summary(folder: Folder, *, is_outline: bool = False) -> RunSummary:
+    """Reads the summary of one run.
+
+    Args:
+        folder: The run folder.
+        is_outline: Read only its ends; enough for the fields of a list.
+    """
+    summary = summarise(
+        read_events(folder, is_outline=is_outline),
+        url=folder.url,
+        is_alive=is_process_alive,
+    )
+    # A folder that was copied under another name is found by that name.
+    return summary.model_copy(update={"id": folder.name})
+
+
+def find_run(reference: str, root: str | os.PathLike[str]) -> Folder:
+    """Finds a run by id, by the unique beginning of one, or by path or URL.
+
+    Args:
+        reference: What the user typed.
+        root: Where ids are looked up.
+
+    Raises:
+        ConfigError: There is none, or there are several.
+    """
+    if is_place(reference):
+        folder = Folder.at(reference)
+        if folder.exists(FOLDER):
+            return folder
+        raise ConfigError(
+            f"there is no run at {reference!r}. "
+            f"Expected a folder with {FOLDER}/ in it. "
+            "List the runs of a folder with: shoal runs --root FOLDER."
+        )
+    known = run_ids(root)
+    matches = [i for i in known if i.startswith(reference)] if reference else []
+    if reference in known:
+        matches = [reference]
+    if len(matches) == 1:
+        return Folder.at(root).child(matches[0])
+    if matches:
+        raise ConfigError(
+            f"{reference!r} is the beginning of {len(matches)} runs: "
+            f"{', '.join(matches[:8])}. Expected one. Type more of the id."
+        )
+    near = difflib.get_close_matches(reference, known, n=3, cutoff=0.4)
+    hint = (
+        f"The nearest: {', '.join(near)}." if near else f"It holds {len(known)} runs."
+    )
+    raise ConfigError(
+        f"no run {reference!r} in {Folder.at(root).url}. {hint} "
+        "See all of them with: shoal runs."
+    )
+
+
+def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> str:
+    """Removes a run with all its files.
+
+    Args:
+        reference: As for `find_run`.
+        root: Where ids are looked up.
+        force: Remove it although it is running.
+
+    Returns:
+        The id of the run that was removed.
+
+    Raises:
+        ConfigError: There is no such run, or it is running.
+    """
+    folder = find_run(reference, root)
+    if not force and read_summary(folder, is_outline=True).status == "running":
+        raise ConfigError(
+            f"run {folder.name!r} is running. Expected one that has ended. "
+            "Stop it first, or remove it all the same with --force."
+        )
+    folder.remove()
+    return folder.name
+
+
+def prune(
+    root: str | os.PathLike[str],
+    *,
+    now: float,
+    keep: int | None = None,
+    older_than_s: float | None = None,
+) -> list[str]:
+    """Removes old runs; those that are running stay.
+
+    Args:
+        root: Path or URL of the folder that holds the runs.
+        now: Unix seconds.
+        keep: Newest runs to keep, at least 0; default None: none is too many.
+        older_than_s: Remove only runs that started longer ago, in seconds; default
+            None: any age. With both, a run must be beyond both.
+
+    Returns:
+        The ids that were removed, newest first.
+
+    Raises:
+        ConfigError: Neither limit was given, or one is negative.
+    """
+    if keep is None and older_than_s is None:
+        raise ConfigError(
+            "prune was told neither how many runs to keep nor how old they may get. "
+            "Expected at least one of keep and older_than. "
+            "Say for example: shoal runs prune --keep 20."
+        )
+    if (keep or 0) < 0 or (older_than_s or 0.0) < 0:
+        raise ConfigError(
+            f"prune got keep={keep}, older_than_s={older_than_s}. "
+            "Expected numbers of at least 0. Give positive limits."
+        )
+    removed: list[str] = []
+    for place, run in enumerate(list_runs(root)):
+        is_beyond = keep is None or place >= keep
+        is_old = older_than_s is None or now - _unix(run) > older_than_s
+        if is_beyond and is_old and run.status != "running":
+            Folder.at(root).child(run.id).remove()
+            removed.append(run.id)
+    return removed
+
+
+def read_plan(folder: Folder) -> dict[str, Any]:
+    """Returns what `plan.json` of a run says; empty when it has none."""
+    return json.loads(folder.read("plan.json")) if folder.exists("plan.json") else {}
+
+
+def _unix(run: RunSummary) -> float:
+    return datetime.fromisoformat(run.started).timestamp() if run.started else 0.0

@@ -1,0 +1,157 @@
+"""Events as versioned JSON lines in numbered segments. Decides their form on disk.
+
+A segment is `events/NNNNNN.jsonl`. On local disks the last one grows line by
+line and can be read meanwhile; elsewhere lines are buffered and a segment
+appears whole when it is sealed, because object stores cannot append.
+Writing never raises: training goes on without its records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from shoal.runs.folder import Folder
+
+VERSION = 1
+FOLDER = "events"
+SUFFIX = ".jsonl"
+
+Event: TypeAlias = dict[str, Any]
+"""One line: `v`, `kind`, `time` (Unix seconds), `t` (seconds since start), fields."""
+
+EXCHANGE_FIELDS = (
+    "rank",
+    "epoch",
+    "samples",
+    "steps",
+    "version",
+    "staleness",
+    "compute_s",
+    "wait_s",
+    "exchange_s",
+    "t",
+    "loss",
+)
+"""What is kept of one exchange, in the order of the columns."""
+
+
+def encode(event: Mapping[str, Any]) -> bytes:
+    r"""Turns an event into one line; NaN and infinity become null.
+
+    Example:
+        >>> encode({"v": 1, "kind": "warning", "loss": float("nan")})
+        b'{"v":1,"kind":"warning","loss":null}\n'
+    """
+    try:
+        text = _dump(event)
+    except ValueError:  # not a number: JSON has no word for it
+        text = _dump(_finite(json.loads(json.dumps(event, default=_plain))))
+    return text.encode() + b"\n"
+
+
+def decode(content: bytes) -> Iterator[Event]:
+    """Reads lines; a torn one (the writer was killed, the disk full) is skipped."""
+    for line in content.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            yield cast(Event, event)
+
+
+def pack_exchanges(records: Sequence[Mapping[str, Any]]) -> Event:
+    """Returns the fields of one `exchanges` event: names once, numbers in rows.
+
+    Args:
+        records: Mappings with the names of `EXCHANGE_FIELDS`; missing ones become
+            null, further ones are kept behind them.
+
+    Example:
+        >>> pack_exchanges([{"rank": 0, "samples": 640}])["rows"][0][:3]
+        [0, None, 640]
+    """
+    further = {name: None for record in records for name in record}
+    columns = [*EXCHANGE_FIELDS, *(n for n in further if n not in EXCHANGE_FIELDS)]
+    rows = [[_short(record.get(name)) for name in columns] for record in records]
+    return {"columns": columns, "rows": rows}
+
+
+def unpack_exchanges(event: Mapping[str, Any]) -> Iterator[Event]:
+    """Returns the records that one `exchanges` event packs."""
+    columns = cast(list[str], event.get("columns", ()))
+    for row in cast(list[list[Any]], event.get("rows", ())):
+        yield dict(zip(columns, row, strict=False))
+
+
+def exchange_records(events: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
+    """Returns every exchange of a run, in the order they were recorded."""
+    for event in events:
+        if event.get("kind") == "exchanges":
+            yield from unpack_exchanges(event)
+
+
+def segment_name(number: int) -> str:
+    """Returns the file name of a segment; names sort as numbers do."""
+    return f"{FOLDER}/{number:06d}{SUFFIX}"
+
+
+def segment_numbers(folder: Folder) -> list[int]:
+    """Lists the segments of a run folder, oldest first."""
+    stems = (n[: -len(SUFFIX)] for n in folder.names(FOLDER) if n.endswith(SUFFIX))
+    return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+def read_events(folder: Folder, *, is_outline: bool = False) -> Iterator[Event]:
+    """Reads the events of a run folder, oldest first.
+
+    Args:
+        folder: The run folder.
+        is_outline: Only the first two segments and the last one: they tell what a
+            list of runs shows, however long the run was.
+
+    Raises:
+        OSError: A segment cannot be read.
+    """
+    numbers = segment_numbers(folder)
+    if is_outline and len(numbers) > 3:
+        numbers = [*numbers[:2], numbers[-1]]
+    for number in numbers:
+        yield from decode(folder.read(segment_name(number)))
+
+
+def _dump(event: Any) -> str:
+    return json.dumps(
+        event, default=_plain, allow_nan=False, separators=(",", ":"), ensure_ascii=True
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Turns NumPy scalars and arrays into Python values, all else into text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(cast(Iterable[Any], value))
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(item) for item in cast(list[Any], value)]
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in cast(dict[str, Any], value).items()}
+    return value
+
+
+def _short(value: Any) -> Any:
+    """Keeps seven significant digits, a float32's worth, and finite numbers only."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,165 @@
+"""A folder on any fsspec URL. This file decides how bytes get there and back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]
+
+from shoal.errors import ConfigError
+
+SCHEME = "://"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """One folder of a file system; names inside it are relative and use "/".
+
+    Args:
+        fs: The fsspec file system.
+        path: The folder's path on it, without a trailing "/".
+
+    Example:
+        >>> folder = Folder.at("memory://doctest-folder")
+        >>> folder.write("a/b.txt", b"fish")
+        >>> folder.read("a/b.txt"), folder.names("a")
+        (b'fish', ['b.txt'])
+    """
+
+    fs: Any
+    path: str
+
+    @classmethod
+    def at(cls, url: str | os.PathLike[str]) -> Folder:
+        """Opens a folder by path or URL; nothing is created.
+
+        Raises:
+            ConfigError: The URL's protocol is unknown or its library is missing.
+        """
+        text = os.path.expanduser(os.fspath(url))
+        try:
+            # A cached listing would hide segments that a running fit just wrote.
+            fs, path = url_to_fs(text, use_listings_cache=False)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(
+                f"the run folder cannot be opened: run={text!r} ({error}). "
+                "Expected a local path or a URL that fsspec knows. "
+                "Install the library of its protocol, or choose another place."
+            ) from error
+        return cls(fs=fs, path=str(path).rstrip("/"))
+
+    @property
+    def url(self) -> str:
+        """Where it is: a plain path on this machine, a URL elsewhere."""
+        return self.path if self.is_local else str(self.fs.unstrip_protocol(self.path))
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def is_local(self) -> bool:
+        """True on this machine's own disks, where files can grow in place."""
+        protocol = self.fs.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+    def child(self, name: str) -> Folder:
+        """Returns a folder inside this one."""
+        return Folder(fs=self.fs, path=self.where(name))
+
+    def where(self, name: str) -> str:
+        """Returns the file system's path of a name in this folder."""
+        return f"{self.path}/{name}"
+
+    def exists(self, name: str = "") -> bool:
+        """Tells whether a file or folder is there."""
+        return bool(self.fs.exists(self.where(name).rstrip("/")))
+
+    def names(self, name: str = "") -> list[str]:
+        """Lists the direct entries of a folder, sorted; empty when it is not there."""
+        path = self.where(name).rstrip("/")
+        self.fs.invalidate_cache(path)
+        try:
+            found: list[str] = self.fs.ls(path, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        bare = (str(entry).rstrip("/") for entry in found)
+        return sorted(entry.rsplit("/", 1)[-1] for entry in bare if entry != path)
+
+    def read(self, name: str, start: int = 0) -> bytes:
+        """Reads a file from byte `start` on."""
+        if self.is_local:
+            with Path(self.where(name)).open("rb") as file:
+                file.seek(start)
+                return file.read()
+        if start >= int(self.fs.size(self.where(name))):
+            return b""  # object stores refuse a range that begins at the end
+        return bytes(self.fs.cat_file(self.where(name), start=start or None))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a whole file; readers see the old content or the new, never a half."""
+        if not self.is_local:
+            self.fs.pipe_file(self.where(name), content)
+            return
+        target = self._local_target(name)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            partial.write_bytes(content)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def create(self, name: str, content: bytes) -> None:
+        """Writes a file that must not exist yet.
+
+        Raises:
+            FileExistsError: It does.
+        """
+        if self.is_local:
+            with self._local_target(name).open("xb") as file:
+                file.write(content)
+            return
+        try:
+            with self.fs.open(self.where(name), "xb") as file:
+                file.write(content)
+        except (ValueError, NotImplementedError):
+            # Not every file system has an exclusive mode; random letters in the
+            # run id make the gap between these two calls harmless.
+            if self.exists(name):
+                raise FileExistsError(self.where(name)) from None
+            self.fs.pipe_file(self.where(name), content)
+
+    def put(self, source: Path, name: str) -> None:
+        """Moves a local file here under its final name, in one step."""
+        if self.is_local:
+            source.replace(self._local_target(name))
+        else:
+            self.fs.put_file(str(source), self.where(name))
+
+    def remove(self) -> None:
+        """Removes the folder with all that is in it."""
+        self.fs.rm(self.path, recursive=True)
+
+    def local_path(self, name: str) -> Path:
+        """Returns the path of a file of a local folder, its parents made."""
+        return self._local_target(name)
+
+    def _local_target(self, name: str) -> Path:
+        target = Path(self.where(name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+
+def is_place(text: str) -> bool:
+    """Tells a path or URL from a bare word.
+
+    Example:
+        >>> is_place("s3://bucket/runs"), is_place("./runs"), is_place("higgs")
+        (True, True, False)
+    """
+    return SCHEME in text or "/" in text or os.sep in text or text in {".", "..", "~"}

@@ -1,0 +1,310 @@
+"""Runs in folders: what lies where in one, and how `run=` becomes one."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any, final
+
+from shoal.errors import ConfigError
+from shoal.runs.base import Run as Run
+from shoal.runs.base import Which, this_process
+from shoal.runs.catalogue import find_run, runs_root
+from shoal.runs.claim import claim
+from shoal.runs.events import VERSION, Event, encode, read_events
+from shoal.runs.folder import Folder, is_place
+from shoal.runs.null import NullRun as NullRun
+from shoal.runs.segments import (
+    Complaint,
+    SegmentLimits,
+    Segments,
+    segments_for,
+)
+from shoal.runs.tensorboard import ScalarWriter
+
+PLAN = "plan.json"
+LOGS = "experiments"
+MODELS = "models"
+CHECKPOINTS = "checkpoints"
+SCALARS = "tensorboard"
+
+PROMPT_KINDS = frozenset(
+    {"run_started", "epoch_ended", "warning", "worker_lost", "run_finished"}
+)
+"""Events that whoever follows the run from elsewhere should see at once."""
+
+
+@final
+class StoredRun(Run):
+    """A run in a folder on this machine or on any storage fsspec knows.
+
+    Args:
+        folder: The claimed run folder.
+        name: What the user called it, or the model's name.
+        complain: Told one line when records of a kind begin to be lost.
+        limits: When event segments are sealed.
+
+    Example:
+        >>> with create("memory://doctest-stored", "higgs") as run:
+        ...     run.event("worker_lost", rank=1, reason="killed by SIGKILL", step=7)
+        >>> open_run(run.id, "memory://doctest-stored").summary().workers_lost
+        1
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        name: str,
+        complain: Complaint | None = None,
+        limits: SegmentLimits | None = None,
+    ) -> None:
+        super().__init__(
+            run_id=folder.name, name=name, url=folder.url, complain=complain
+        )
+        self.folder = folder
+        self._limits = limits or SegmentLimits()
+        self._scalars = ScalarWriter(folder.child(SCALARS))
+        self._staging: tempfile.TemporaryDirectory[str] | None = None
+        # Begun with the first event: reading a run must leave no trace in it.
+        self._segments: Segments | None = None
+        self._is_closed = False
+        self._lost = 0
+        self._said: set[str] = set()
+        self._replay()
+
+    @property
+    def lost_events(self) -> int:
+        """Events that could not be kept; final once the run is closed."""
+        return self._lost + (self._segments.lost if self._segments else 0)
+
+    def log_path(self, rank: int) -> Path | None:
+        """Returns where a worker's output goes: the run folder when it is local.
+
+        Elsewhere a temporary file, uploaded by `flush` and `close`.
+        """
+        name = f"{LOGS}/worker-{rank}.log"
+        try:
+            if self.folder.is_local:
+                return self.folder.local_path(name)
+            with self._lock:
+                if self._staging is None:
+                    self._staging = tempfile.TemporaryDirectory(prefix="shoal-logs-")
+            return Path(self._staging.name, f"worker-{rank}.log")
+        except OSError as error:
+            self._say("logs of the workers", error)
+            return None
+
+    def save_model(self, model: Any, which: Which) -> str | None:
+        """Saves a Keras model; readers see the whole archive or the one before.
+
+        Args:
+            model: Any Keras model; one that does not survive an archive is reported.
+            which: "best" or "last".
+
+        Returns:
+            Path or URL, None when it could not be saved.
+        """
+        try:
+            if not self.folder.is_local:
+                with tempfile.TemporaryDirectory(prefix="shoal-model-") as staging:
+                    return self._save(model, which, Path(staging, f"{which}.keras"))
+            # Beside its final place, because a rename stays on one file system.
+            partial = self.folder.local_path(f"{MODELS}/.{which}-{os.getpid()}.keras")
+            try:
+                return self._save(model, which, partial)
+            finally:
+                partial.unlink(missing_ok=True)
+        except Exception as error:  # whatever code of the user the model runs
+            self._say(f"{which} model", error)
+            return None
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Writes `plan.json`; values that are not JSON are written as text."""
+        try:
+            text = json.dumps(plan, indent=2, default=str) + "\n"
+            self.folder.write(PLAN, text.encode())
+        except Exception as error:
+            self._say("plan", error)
+
+    def flush(self) -> None:
+        """Gives everything recorded so far to the storage, logs too."""
+        with self._lock:
+            if self._segments:
+                self._segments.flush()
+        self._upload_logs()
+
+    def close(self) -> None:
+        """Uploads what is left and removes what was temporary. Safe to repeat."""
+        with self._lock:
+            segments, self._segments = self._segments, None
+            self._is_closed = True
+        # Not under the lock: the uploading thread may complain, and a complaint
+        # may want to be recorded.
+        if segments:
+            segments.close()
+            self._lost += segments.lost
+        self._upload_logs()
+        with self._lock:
+            staging, self._staging = self._staging, None
+        if staging:
+            staging.cleanup()
+
+    def _keep(self, line: bytes, event: Event) -> None:
+        if self._is_closed:
+            self._lost += 1
+            return
+        if self._segments is None:
+            self._segments = segments_for(
+                self.folder,
+                limits=self._limits,
+                header=self._header,
+                complain=self._complain,
+            )
+        self._segments.append(line, time.monotonic())
+        if event["kind"] == "epoch_ended":
+            self._keep_scalars(event)
+        if event["kind"] in PROMPT_KINDS:
+            self._segments.flush()
+
+    def _keep_scalars(self, event: Event) -> None:
+        try:
+            metrics = event.get("metrics") or {}
+            self._scalars.write_epoch(event["time"], int(event["epoch"]), metrics)
+        except Exception as error:
+            self._say("TensorBoard scalars", error)
+
+    def _replay(self) -> None:
+        """Takes over what stands in the folder, so that times go on from there."""
+        for place, event in enumerate(read_events(self.folder)):
+            self._fold.add(event)
+            if place == 0:
+                self.name = str(event.get("name", self.name))
+                elapsed_s = time.time() - float(event.get("time", time.time()))
+                self._began -= max(0.0, elapsed_s)
+
+    def _save(self, model: Any, which: Which, partial: Path) -> str:
+        model.save(partial)
+        name = f"{MODELS}/{which}.keras"
+        self.folder.put(partial, name)
+        return self.folder.child(name).url
+
+    def _header(self, number: int) -> bytes:
+        """First line of each segment: enough to tell a lost run by its last one."""
+        return encode({**self._stamp("segment"), **this_process(), "number": number})
+
+    def _upload_logs(self) -> None:
+        staging = self._staging
+        for path in sorted(Path(staging.name).glob("*.log")) if staging else []:
+            try:
+                self.folder.put(path, f"{LOGS}/{path.name}")
+            except Exception as error:
+                self._say("logs of the workers", error)
+
+    def _say(self, what: str, error: Exception) -> None:
+        """Reports the first failure of each kind."""
+        with self._lock:
+            if what in self._said:
+                return
+            self._said.add(what)
+        self._complain(
+            f"the {what} cannot be written to {self.url} "
+            f"({type(error).__name__}: {error}). Training goes on without it."
+        )
+
+
+def start(
+    run: str | os.PathLike[str] | Run | bool | None,
+    *,
+    name: str,
+    complain: Complaint | None = None,
+) -> Run:
+    """Turns the `run=` argument of `fit` into a run.
+
+    Args:
+        run: None or True: a folder under the usual root. False: keep nothing. A
+            word: the same root, and the name of the run. A path or URL: the root.
+            A run: itself.
+        name: The name when `run` gives none, such as the model's.
+        complain: Told one line when records of a kind begin to be lost.
+
+    Raises:
+        ConfigError: `run` is something else, or the folder cannot be written.
+
+    Example:
+        >>> start(False, name="higgs").url
+        ''
+        >>> start("memory://doctest-start", name="higgs").name
+        'higgs'
+    """
+    if isinstance(run, Run):
+        return run
+    if run is False:
+        return NullRun(name=name)
+    if run is None or run is True:
+        return create(None, name, complain=complain)
+    if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"run={run!r} names no run. "
+            "Expected a name, a path or URL, a Run, or False to keep nothing. "
+            "Leave it out to use ./shoal-runs."
+        )
+    if isinstance(run, str) and not is_place(run):
+        return create(None, run, complain=complain)
+    return create(run, name, complain=complain)
+
+
+def create(
+    root: str | os.PathLike[str] | None,
+    name: str,
+    *,
+    complain: Complaint | None = None,
+    today: date | None = None,
+) -> StoredRun:
+    """Claims a new run folder under a root.
+
+    Args:
+        root: Path or URL; None for $SHOAL_RUNS, else ./shoal-runs.
+        name: Becomes the middle of the id, in small letters and dashes.
+        complain: Told one line when records of a kind begin to be lost.
+        today: Becomes the beginning of the id; default None: today.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+
+    Example:
+        >>> create("memory://doctest-create", "Higgs", today=date(2026, 11, 21)).id
+        '2026-11-21-higgs-...'
+    """
+    first: Event = {
+        "v": VERSION, "kind": "run_created", "time": time.time(), "t": 0.0,
+        "name": name, **this_process(),
+    }  # fmt: skip
+    place = Folder.at(runs_root(root))
+    folder = claim(place, name, first=first, today=today or date.today())
+    return StoredRun(folder, name=name, complain=complain)
+
+
+def open_run(
+    reference: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    complain: Complaint | None = None,
+) -> StoredRun:
+    """Opens a run that stands, to read it or to go on with it.
+
+    Args:
+        reference: Id, the unique beginning of one, or path or URL of the folder.
+        root: Where ids are looked up; None for $SHOAL_RUNS, else ./shoal-runs.
+        complain: Told one line when records of a kind begin to be lost.
+
+    Raises:
+        ConfigError: There is no such run, or there are several.
+    """
+    folder = find_run(reference, runs_root(root))
+    return StoredRun(folder, name=folder.name, complain=complain)

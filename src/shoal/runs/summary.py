@@ -1,0 +1,276 @@
+"""What a person asks about a run, folded from its events. Pure but for `is_alive`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal, TypeAlias, cast, final
+
+import psutil
+from pydantic import BaseModel, ConfigDict
+
+from shoal.runs.events import unpack_exchanges
+from shoal.runs.history import best_epoch
+
+Status: TypeAlias = Literal["running", "finished", "failed", "interrupted", "lost"]
+"""`lost`: the process that wrote the events is gone without a last word."""
+
+IsAlive: TypeAlias = Callable[[str, int, float], bool]
+"""(host, pid, Unix time when it was seen) -> whether that process may still live."""
+
+LIST_FIELDS = {"id", "name", "status", "strategy", "workers", "started", "seconds"}
+"""What a list of runs shows."""
+
+
+@final
+class RunSummary(BaseModel):
+    """One run at a glance.
+
+    Args:
+        id: Date, name and random letters.
+        name: What the user called it, or the model's name.
+        status: Running, finished, failed, interrupted or lost.
+        strategy: Its name.
+        workers: Training processes aimed at.
+        started: ISO time with offset; "" when the run wrote nothing.
+        seconds: From the start to the last event.
+        url: The run folder.
+        epochs: Epochs that ended.
+        epochs_planned: Epochs asked for.
+        rows: Samples of one epoch.
+        samples_expected: Samples that were to be committed in all.
+        samples_committed: Samples that were.
+        exchanges: Pushes that were acknowledged.
+        workers_lost: Workers that died or stopped answering.
+        metrics: By name, one mapping for each epoch that ended.
+        report: total_s, startup_s, compute_s, wait_s, exchange_s (the last three
+            summed over workers), their shares of the three together, and `best`.
+        warnings: One line each.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str = ""
+    name: str = ""
+    status: Status = "running"
+    strategy: str = ""
+    workers: int = 0
+    started: str = ""
+    seconds: float = 0.0
+    url: str = ""
+    epochs: int = 0
+    epochs_planned: int = 0
+    rows: int = 0
+    samples_expected: int = 0
+    samples_committed: int = 0
+    exchanges: int = 0
+    workers_lost: int = 0
+    metrics: tuple[dict[str, Any], ...] = ()
+    report: dict[str, Any] = {}
+    warnings: tuple[str, ...] = ()
+
+
+def summarise(
+    events: Iterable[Mapping[str, Any]],
+    *,
+    url: str = "",
+    is_alive: IsAlive | None = None,
+) -> RunSummary:
+    """Folds the events of a run into its summary.
+
+    Args:
+        events: Oldest first; unknown kinds and missing fields are passed over.
+        url: Where the run is, copied into the summary.
+        is_alive: Asked whether the writer of an unfinished run may still live;
+            default None: it does.
+
+    Example:
+        >>> started = {"kind": "run_started", "strategy": "adag", "workers": 2}
+        >>> summarise([started, {"kind": "run_finished", "status": "finished"}]).status
+        'finished'
+    """
+    fold = Fold(url=url)
+    for event in events:
+        fold.add(event)
+    return fold.summary(is_alive)
+
+
+@final
+class Fold:
+    """Takes events one by one and knows the summary so far, in constant memory.
+
+    Args:
+        url: Where the run is.
+
+    Example:
+        >>> fold = Fold()
+        >>> fold.add({"kind": "worker_lost", "rank": 1})
+        >>> fold.summary().workers_lost
+        1
+    """
+
+    def __init__(self, *, url: str = "") -> None:
+        self._url = url
+        self._id = self._name = ""
+        self._plan: dict[str, Any] = {}
+        self._writer: tuple[str, int, float] | None = None
+        self._first_time: float | None = None
+        self._seconds = 0.0
+        self._startup_s: float | None = None
+        self._final: tuple[Status, dict[str, Any]] | None = None
+        self._metrics: dict[int, dict[str, Any]] = {}
+        self._committed: dict[int, int] = {}
+        self._settled: set[int] = set()
+        self._spent = dict.fromkeys(("compute_s", "wait_s", "exchange_s"), 0.0)
+        self._exchanges = self._workers_lost = 0
+        self._warnings: list[str] = []
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Takes the next event."""
+        if self._first_time is None and "time" in event:
+            self._first_time = float(event["time"])
+        self._seconds = max(self._seconds, float(event.get("t", 0.0)))
+        if "pid" in event and "host" in event:
+            seen = float(event.get("time", 0.0))
+            self._writer = (str(event["host"]), int(event["pid"]), seen)
+        step = getattr(self, f"_on_{event.get('kind')}", None)
+        if step is not None:
+            step(event)
+
+    def summary(self, is_alive: IsAlive | None = None) -> RunSummary:
+        """Returns what the events so far add up to."""
+        status: Status = self._final[0] if self._final else "running"
+        if not self._final and self._writer and is_alive:
+            status = "running" if is_alive(*self._writer) else "lost"
+        report = self._report()
+        committed = sum(self._committed.values())
+        return RunSummary(
+            id=self._id,
+            name=self._name,
+            status=status,
+            strategy=_strategy_name(self._plan.get("strategy")),
+            workers=int(self._plan.get("workers") or 0),
+            started=_iso(self._first_time),
+            seconds=round(self._seconds, 3),
+            url=self._url,
+            epochs=len(self._metrics),
+            epochs_planned=self._epochs_planned,
+            rows=int(self._plan.get("rows") or 0),
+            samples_expected=int(report.get("samples_expected", self._expected())),
+            samples_committed=int(report.get("samples_committed", committed)),
+            exchanges=int(report.get("exchanges", self._exchanges)),
+            workers_lost=self._workers_lost,
+            metrics=tuple(self._metrics[epoch] for epoch in sorted(self._metrics)),
+            report=report,
+            warnings=tuple(self._warnings),
+        )
+
+    @property
+    def _epochs_planned(self) -> int:
+        first = int(self._plan.get("initial_epoch") or 0)
+        return max(0, int(self._plan.get("epochs") or 0) - first)
+
+    def _expected(self) -> int:
+        if "samples_expected" in self._plan:
+            expected = int(self._plan["samples_expected"])
+        else:
+            expected = int(self._plan.get("rows") or 0) * self._epochs_planned
+        is_complete = self._final is not None and self._final[0] == "finished"
+        if is_complete and 0 < len(self._metrics) < self._epochs_planned:
+            # A callback stopped the training: the epochs that ran were all there was.
+            return expected * len(self._metrics) // self._epochs_planned
+        return expected
+
+    def _report(self) -> dict[str, Any]:
+        total = sum(self._spent.values())
+        found: dict[str, Any] = {"total_s": round(self._seconds, 3)}
+        if self._startup_s is not None:
+            found["startup_s"] = round(self._startup_s, 3)
+        for name, value in self._spent.items():
+            found[name] = round(value, 3)
+            share = round(value / total, 4) if total else 0.0
+            found[f"{name.removesuffix('_s')}_share"] = share
+        metrics = [self._metrics[epoch] for epoch in sorted(self._metrics)]
+        for monitor in (self._plan.get("monitor"), "val_loss", "loss"):
+            best = best_epoch(metrics, str(monitor))
+            if best is not None:
+                epoch = sorted(self._metrics)[best[0]]
+                found["best"] = {"metric": monitor, "value": best[1], "epoch": epoch}
+                break
+        return {**found, **(self._final[1] if self._final else {})}
+
+    def _on_run_created(self, event: Mapping[str, Any]) -> None:
+        self._id = str(event.get("id", self._id))
+        self._name = str(event.get("name", self._name))
+
+    def _on_run_started(self, event: Mapping[str, Any]) -> None:
+        plan = event.get("plan")
+        nested = cast(Mapping[str, Any], plan) if isinstance(plan, Mapping) else {}
+        self._plan = {**nested, **event}
+        self._final = None  # a resumed run starts again
+
+    def _on_run_finished(self, event: Mapping[str, Any]) -> None:
+        report = cast(Mapping[str, Any], event.get("report") or {})
+        status = cast(Status, event.get("status", "finished"))
+        self._final = (status, dict(report))
+
+    def _on_worker_started(self, event: Mapping[str, Any]) -> None:
+        if self._startup_s is None and "t" in event:
+            self._startup_s = float(event["t"])
+
+    def _on_worker_lost(self, event: Mapping[str, Any]) -> None:
+        del event
+        self._workers_lost += 1
+
+    def _on_warning(self, event: Mapping[str, Any]) -> None:
+        self._warnings.append(str(event.get("text", "")))
+
+    def _on_exchanges(self, event: Mapping[str, Any]) -> None:
+        for record in unpack_exchanges(event):
+            self._exchanges += 1
+            epoch, samples = int(record.get("epoch") or 0), record.get("samples") or 0
+            if epoch not in self._settled:
+                self._committed[epoch] = self._committed.get(epoch, 0) + int(samples)
+            for name in self._spent:
+                self._spent[name] += float(record.get(name) or 0.0)
+
+    def _on_epoch_ended(self, event: Mapping[str, Any]) -> None:
+        epoch = int(event.get("epoch", len(self._metrics)))
+        metrics = cast(Mapping[str, Any], event.get("metrics") or {})
+        self._metrics[epoch] = dict(metrics)
+        if "samples" in event:  # the ledger's word beats the sum of records
+            self._settled.add(epoch)
+            self._committed[epoch] = int(event["samples"])
+
+
+def is_process_alive(host: str, pid: int, seen_time: float) -> bool:
+    """Tells whether the process that wrote events may still live.
+
+    Processes of other hosts cannot be seen from here and count as alive.
+    """
+    if host != socket.gethostname():
+        return True
+    try:
+        process = psutil.Process(pid)
+        # A process younger than the event got its number second-hand.
+        return (
+            process.status() != psutil.STATUS_ZOMBIE
+            and process.create_time() <= seen_time + 2.0
+        )
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+def _strategy_name(strategy: object) -> str:
+    if isinstance(strategy, Mapping):
+        return str(cast(Mapping[str, Any], strategy).get("name", ""))
+    return str(strategy or "")
+
+
+def _iso(unix_time: float | None) -> str:
+    if unix_time is None:
+        return ""
+    return datetime.fromtimestamp(unix_time).astimezone().isoformat("T", "seconds")

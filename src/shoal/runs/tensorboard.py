@@ -1,0 +1,167 @@
+"""Scalars for TensorBoard, written without TensorBoard. Decides their names and bytes.
+
+The format is small and frozen: a file of TFRecords, each a protobuf message
+`Event`. Writing it here keeps TensorBoard (and gRPC and protobuf behind it) out
+of the core; reading it back with TensorBoard itself is what the tests do.
+
+Names and folders are those of Keras' own callback: `train/` and `validation/`,
+tags `epoch_loss`, `epoch_accuracy`.
+
+References:
+    tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto,
+    tensorflow/core/lib/io/record_writer.h; CRC-32C: RFC 3720, appendix B.4.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any, final
+
+from shoal.runs.folder import Folder
+
+TRAIN, VALIDATION = "train", "validation"
+
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed
+
+
+def _table() -> tuple[int, ...]:
+    rows: list[int] = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
+        rows.append(byte)
+    return tuple(rows)
+
+
+_TABLE = _table()
+
+
+def crc32c(data: bytes) -> int:
+    """Returns the CRC-32C of some bytes.
+
+    Example:
+        >>> hex(crc32c(b"123456789"))
+        '0xe3069283'
+    """
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def record(payload: bytes) -> bytes:
+    """Frames one TFRecord: length, its checksum, the payload, its checksum."""
+    length = struct.pack("<Q", len(payload))
+    return length + _masked(length) + payload + _masked(payload)
+
+
+def scalar_event(time: float, step: int, scalars: Mapping[str, float]) -> bytes:
+    """Encodes an `Event` with a summary of simple values.
+
+    Args:
+        time: Unix seconds.
+        step: Not negative.
+        scalars: Values by tag.
+    """
+    values = b"".join(
+        _message(1, _text(1, tag) + _key(2, 5) + struct.pack("<f", value))
+        for tag, value in scalars.items()
+    )
+    return _time(time) + _key(2, 0) + _varint(step) + _message(5, values)
+
+
+def version_event(time: float) -> bytes:
+    """Encodes the `Event` that every file begins with."""
+    return _time(time) + _text(3, "brain.Event:2")
+
+
+@final
+class ScalarWriter:
+    """Writes the metrics of epochs into the `tensorboard` folder of a run.
+
+    On local disks one file a folder grows; elsewhere each epoch becomes a file of
+    its own, which TensorBoard reads one after the other.
+
+    Args:
+        folder: Where TensorBoard will be pointed at.
+
+    Example:
+        >>> folder = Folder.at("memory://doctest-scalars")
+        >>> writer = ScalarWriter(folder)
+        >>> writer.write_epoch(1763712000.0, 0, {"loss": 0.5, "val_loss": 0.6})
+        >>> folder.names()
+        ['train', 'validation']
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._files: dict[str, int] = {}
+        self._began: float | None = None
+
+    def write_epoch(self, time: float, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Writes the metrics of one epoch, those named `val_...` as validation.
+
+        Args:
+            time: Unix seconds.
+            epoch: 0 for the first.
+            metrics: By name; values that are not numbers are left out.
+
+        Raises:
+            OSError: The storage refuses.
+        """
+        parts: dict[str, dict[str, float]] = {TRAIN: {}, VALIDATION: {}}
+        for name, value in metrics.items():
+            if isinstance(value, (int, float)):
+                part = VALIDATION if name.startswith("val_") else TRAIN
+                parts[part][f"epoch_{name.removeprefix('val_')}"] = float(value)
+        for part, scalars in parts.items():
+            if scalars:
+                self._write(part, time, record(scalar_event(time, epoch, scalars)))
+
+    def _write(self, part: str, time: float, content: bytes) -> None:
+        if self._began is None:
+            self._began = time
+        count = self._files.get(part, 0)
+        self._files[part] = count + 1
+        start = f"{part}/events.out.tfevents.{int(self._began):010d}"
+        name = f"{start}.{socket.gethostname()}"
+        head = record(version_event(time))
+        if not self._folder.is_local:
+            self._folder.write(f"{name}.{count:06d}", head + content)
+            return
+        path = self._folder.local_path(name)
+        with path.open("ab") as file:
+            file.write(content if file.tell() else head + content)
+
+
+def _masked(data: bytes) -> bytes:
+    crc = crc32c(data)
+    rotated = ((crc >> 15) | (crc << 17)) & 0xFFFFFFFF
+    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _key(field, 2) + _varint(len(content)) + content
+
+
+def _text(field: int, text: str) -> bytes:
+    return _message(field, text.encode())
+
+
+def _time(time: float) -> bytes:
+    return _key(1, 1) + struct.pack("<d", time)

@@ -1,0 +1,114 @@
+"""Delayed outer momentum, on arrival. This file decides asynchronous DiLoCo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from shoal.strategies.base import Facts, ServerStrategy, State, adopt_reply
+from shoal.vectors import Vector
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AsyncDiLoCo(ServerStrategy):
+    """DiLoCo without rounds: for slow links between workers of unequal speed.
+
+    Momentum at every arrival would amplify late changes, so each arrival takes a
+    plain step and the momentum moves once every n arrivals (delayed Nesterov).
+    Choose it over `DiLoCo` when a round would wait long for its slowest worker.
+
+    For local weights x, anchor a, n workers, outer learning rate lr and outer
+    momentum mu, the arrival number t = 1, 2, ... does
+
+        d = a - x                       (worker, `push`: the pseudo-gradient)
+        b <- b + d / n                  (server, `apply`)
+        if n divides t:  v <- mu * v + b,  b <- 0,  c <- c - lr * (d / n + mu * v)
+        otherwise:       c <- c - lr * d / n
+        x <- c,  a <- c                 (worker, `pull`)
+
+    so that n arrivals move the center as one Nesterov step along their mean would.
+    That is the paper's rule with momentum activation c = 0; with one worker it is
+    `DiLoCo`. The sum is divided on arrival, not at the end, so that it stays a mean
+    when workers join or leave.
+
+    Args:
+        outer_learning_rate: Step size of the outer optimizer, above 0, default 0.7.
+            The paper's epsilon.
+        outer_momentum: Nesterov momentum of it, in [0, 1), default 0.9. The paper's
+            beta.
+        period: Inner optimizer steps between two exchanges, at least 1, or 0 for an
+            epoch; default 50.
+
+    Messages: a difference up, weights down; each the model's size in bytes. Stable
+    below an inner learning rate of (1 - mu) / (period * k * L), for curvature L and
+    the largest staleness k.
+
+    Raises:
+        ConfigError: If `outer_learning_rate` is not above 0 or `outer_momentum` is
+            outside [0, 1).
+
+    Example:
+        >>> import numpy as np
+        >>> diloco = AsyncDiLoCo(outer_learning_rate=0.5, outer_momentum=0.0)
+        >>> center, state = np.array([8.0], "f4"), diloco.init(1)
+        >>> message = diloco.push(np.array([4.0], "f4"), center, steps=50)
+        >>> diloco.apply(center, state, message, Facts(workers=2))
+        array([7.], dtype=float32)
+
+    References:
+        Liu et al. (2024), arXiv:2401.09135, Algorithm 3 (delayed Nesterov update).
+    """
+
+    name: ClassVar[str] = "async_diloco"
+
+    period: int = 50
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rate, momentum = self.outer_learning_rate, self.outer_momentum
+        self._require(rate > 0, "outer_learning_rate", "is above 0")
+        self._require(0 <= momentum < 1, "outer_momentum", "is in [0, 1)")
+
+    def init(self, size: int) -> State:
+        """Returns a velocity and a buffer of zeros."""
+        return {
+            "velocity": np.zeros(size, np.float32),
+            "buffer": np.zeros(size, np.float32),
+        }
+
+    def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
+        """Returns the pseudo-gradient."""
+        return anchor - local
+
+    def apply(
+        self, center: Vector, state: State, message: Vector, facts: Facts
+    ) -> Vector:
+        """Takes a plain outer step, and every n-th time the momentum's as well."""
+        gradient = message / facts.workers
+        buffer = state["buffer"]
+        buffer += gradient
+        if (facts.updates + 1) % facts.workers == 0:
+            velocity = state["velocity"]
+            velocity *= self.outer_momentum
+            velocity += buffer
+            buffer[:] = 0
+            gradient += self.outer_momentum * velocity
+        gradient *= self.outer_learning_rate
+        center -= gradient
+        return center
+
+    def pull(
+        self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
+    ) -> tuple[Vector, Vector]:
+        """Adopts the center."""
+        return adopt_reply(local, pushed, reply)
+
+    def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:
+        """Returns (1 - mu) / (period * staleness * L): momentum sums what is late."""
+        plain = super().learning_rate_bound(curvature=curvature, staleness=staleness)
+        return (1.0 - self.outer_momentum) * plain

@@ -1,0 +1,202 @@
+"""What a strategy is: a frozen value and pure functions on segments of flat vectors.
+
+This file decides the contract between the mathematics of an algorithm and the
+engine that carries its messages. Nothing here knows a socket, a clock, a
+layer or a backend.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import ClassVar, Literal, TypeAlias
+
+from shoal.errors import ConfigError
+from shoal.vectors import Vector
+
+State: TypeAlias = dict[str, Vector]
+
+_KINDS: tuple[tuple[type, type, str], ...] = (
+    (bool, bool, "True or False"),
+    (int, Integral, "a whole number"),
+    (float, Real, "a number"),
+    (str, str, "text"),
+)
+"""What a field may be, by the type of its default; others are not checked here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Plain numbers about one message, the only scalars a strategy may use.
+
+    Args:
+        workers: Live workers of the run, at least 1.
+        staleness: Server updates since the sender's last pull, plus 1.
+        steps: Optimizer steps the message covers.
+        samples: Weight of the message in a mean: its samples, or their summed
+            sample weights where the loss divides by those.
+        updates: Messages (asynchronous) or rounds applied before this one.
+    """
+
+    workers: int = 1
+    staleness: int = 1
+    steps: int = 1
+    samples: float = 1.0
+    updates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy(ABC):
+    """How workers agree. Subclass `ServerStrategy` or `RoundStrategy`, not this.
+
+    All verbs work element by element on segments of contiguous float32 vectors:
+    the engine may call them on the whole vector or on each of its slices in turn,
+    and the result is the same. Scalars come only from `Facts` and from the fields.
+    Arguments named `message`, `local`, `anchor`, `pushed` and `reply` are never
+    changed in place; `center` and the vectors of `state` are, and are never
+    replaced. What a verb returns may be one of its arguments, `center` included:
+    the caller copies it out before it calls again.
+
+    Args:
+        period: Local optimizer steps between two exchanges, at least 1, or 0 for
+            a whole epoch. Tau in the papers.
+
+    Raises:
+        ConfigError: `period` is not a whole number of at least 0, or another
+            field is not of the kind of its default.
+    """
+
+    name: ClassVar[str]
+    """The word a user types, equal to the module's name."""
+    exchanges: ClassVar[Literal["weights", "gradients"]] = "weights"
+    """What `push` is given as `local`: weights, or the sum of a step's gradients."""
+    max_workers: ClassVar[int | None] = None
+    """Upper limit on workers, None for no limit."""
+    is_asynchronous: ClassVar[bool]
+    """Messages are applied when they arrive; False: merged in rounds."""
+    is_independent: ClassVar[bool] = False
+    """Every worker trains a model of its own; nothing is exchanged between them."""
+    promises: ClassVar[frozenset[str]] = frozenset()
+    """Laws `shoal.testing` holds it to beyond those for all: "plain" (one worker,
+    period 1 equals plain training), "conserves" (the sum of local vectors and
+    center is kept by an exchange), "mean" (a round weighs workers as equals)."""
+
+    period: int = 1
+    """Local optimizer steps between two exchanges (tau); 0 means a whole epoch."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            for default, kind, words in _KINDS:
+                if isinstance(field.default, default):
+                    value = getattr(self, field.name)
+                    # True is an int to Python, but never a period.
+                    is_flag = isinstance(value, bool) and kind is not bool
+                    is_valid = isinstance(value, kind) and not is_flag
+                    self._require(is_valid, field.name, f"is {words}")
+                    break
+        self._require(self.period >= 0, "period", "is at least 1, or 0 for an epoch")
+
+    def _require(self, is_valid: bool, field: str, expected: str) -> None:
+        """Raises ConfigError about a field unless `is_valid`."""
+        if not is_valid:
+            raise ConfigError(
+                f"{self.name} cannot work with {field}={getattr(self, field)!r}. "
+                f"Expected: {field} {expected}. "
+                f"Leave {field} out to use the default."
+            )
+
+    @property
+    def local_momentum(self) -> float:
+        """Look-ahead Nesterov momentum the worker wraps around its optimizer."""
+        return 0.0
+
+    def init(self, size: int) -> State:
+        """Returns the server's state: named float32 vectors of length `size`."""
+        del size
+        return {}
+
+    @abstractmethod
+    def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
+        """Returns the message a worker sends after `steps` local steps."""
+
+    @abstractmethod
+    def pull(
+        self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
+    ) -> tuple[Vector, Vector]:
+        """Returns the worker's new (local, anchor) after a reply.
+
+        `pushed` is the local vector that was sent: steps taken while the exchange
+        was under way are `local - pushed`, and stay.
+        """
+
+    def adopt(self, center: Vector) -> Vector:
+        """Returns the local vector of a worker that joins, or starts over."""
+        return center.copy()
+
+    def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:
+        """Returns the SGD learning rate below which least squares is solved.
+
+        Plain gradient descent is stable below 2 / L. A sum of deltas of `period`
+        steps that arrive `staleness` updates late is a delayed gradient step, and
+        is stable below 1 / (period * staleness * L). Strategies that bear more say so.
+
+        Args:
+            curvature: Largest eigenvalue L of a mini-batch's Hessian.
+            staleness: Largest staleness of a message, at least 1.
+        """
+        return 1.0 / (max(1, self.period) * staleness * curvature)
+
+    def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
+        """Returns what `plan` should warn about; raises PlanError to refuse."""
+        del workers
+        if 0 < exchanges_per_epoch < 5 and self.period > 1:
+            return [
+                f"{self.name} exchanges only {exchanges_per_epoch:.1f} times per "
+                f"worker and epoch (period={self.period}); at least 5 are advised. "
+                "Choose a smaller period."
+            ]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStrategy(Strategy):
+    """Asynchronous: the server applies each message when it arrives."""
+
+    is_asynchronous: ClassVar[bool] = True
+
+    @abstractmethod
+    def apply(
+        self, center: Vector, state: State, message: Vector, facts: Facts
+    ) -> Vector:
+        """Changes `center` and `state` in place and returns the reply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundStrategy(Strategy):
+    """Synchronous: the server merges one message of each worker of a round.
+
+    Sums run in rank order and in float64, so that the order of arrival changes
+    nothing. `merge` may return the same reply object for every rank.
+    """
+
+    is_asynchronous: ClassVar[bool] = False
+
+    @abstractmethod
+    def merge(
+        self,
+        center: Vector,
+        state: State,
+        messages: Mapping[int, Vector],
+        facts: Mapping[int, Facts],
+    ) -> dict[int, Vector]:
+        """Changes `center` and `state` in place and returns a reply per rank."""
+
+
+def adopt_reply(local: Vector, pushed: Vector, reply: Vector) -> tuple[Vector, Vector]:
+    """Adopts R, keeping steps taken meanwhile: W := R + (W - P), A := R."""
+    if local is pushed:
+        return reply, reply
+    meanwhile: Vector = local - pushed
+    return reply + meanwhile, reply

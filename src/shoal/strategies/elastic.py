@@ -1,0 +1,125 @@
+"""What the elastic family shares: the moving rate, and the worker's two verbs.
+
+This file decides how strongly workers and center pull each other, from one of
+three spellings, and which spellings are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar
+
+from shoal.errors import ConfigError, PlanError
+from shoal.strategies.base import Strategy
+from shoal.vectors import Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticStrategy(Strategy):
+    """A spring between each worker and the center. Subclass it beside a verb class.
+
+    Args:
+        beta: Total pull of all workers on the center, in (0, 1], default 0.9.
+        moving_rate: Pull of one worker, in (0, 1]; overrides `beta`. The paper's alpha.
+        rho: Strength of the spring, above 0; with `learning_rate` it overrides `beta`.
+        learning_rate: Step size eta that makes moving_rate = rho * learning_rate.
+    """
+
+    promises: ClassVar[frozenset[str]] = frozenset({"conserves"})
+
+    beta: float = 0.9
+    moving_rate: float | None = None
+    rho: float | None = None
+    learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 < self.beta <= 1, "beta", "is in (0, 1]")
+        for field in ("moving_rate", "rho", "learning_rate"):
+            value = getattr(self, field)
+            is_valid = value is None or (isinstance(value, Real) and float(value) > 0)
+            self._require(is_valid, field, "is a number above 0, or None")
+        if (self.rho is None) != (self.learning_rate is None):
+            raise ConfigError(
+                f"{self.name} was given one of rho={self.rho} and "
+                f"learning_rate={self.learning_rate}. They make the moving rate "
+                "together. Give both, or neither to use beta."
+            )
+        if self.moving_rate is not None and self.rho is not None:
+            raise ConfigError(
+                f"{self.name} was given moving_rate={self.moving_rate} and "
+                f"rho={self.rho}. Each alone decides the pull of a worker. "
+                "Give one of them."
+            )
+        rate = self.moving_rate_for(1)
+        if rate > 1:
+            raise ConfigError(
+                f"{self.name} would move a worker past the center: moving_rate={rate}. "
+                "Expected: at most 1. Lower moving_rate, or rho * learning_rate."
+            )
+
+    def moving_rate_for(self, workers: int) -> float:
+        """Returns alpha, the share of its distance to the center a worker gives up.
+
+        Args:
+            workers: Among whom `beta` is divided, at least 1.
+        """
+        if self.moving_rate is not None:
+            return float(self.moving_rate)
+        if self.rho is not None and self.learning_rate is not None:
+            return float(self.rho * self.learning_rate)
+        return float(self.beta) / workers
+
+    def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
+        """Returns the weights."""
+        return local
+
+    def pull(
+        self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
+    ) -> tuple[Vector, Vector]:
+        """Moves the worker toward the center by the displacement in the reply."""
+        return local - reply, anchor
+
+    def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:
+        """Returns 2 / L: an exchange takes means, which never lead away."""
+        return 2.0 / curvature
+
+    def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
+        """Adds what the stability condition n * alpha <= 1 asks for.
+
+        Raises:
+            PlanError: `moving_rate` was given and is too large for the workers.
+        """
+        found = super().warnings(
+            workers=workers, exchanges_per_epoch=exchanges_per_epoch
+        )
+        rate = self.moving_rate_for(workers)
+        # beta = 1 divided by n and multiplied again may come out above 1.
+        if workers * rate <= 1 + 1e-9:
+            return found
+        if self.moving_rate is not None:
+            raise PlanError(
+                f"{self.name} with moving_rate={rate:g} and {workers} workers pulls "
+                f"the center by {workers * rate:g} of its distance to them. "
+                "At most 1 is stable (workers * moving_rate). "
+                f"Use moving_rate={1 / workers:.3g} or less, or beta instead."
+            )
+        found.append(
+            f"{self.name} takes moving_rate={rate:g} from rho * learning_rate, and "
+            f"{workers} workers make {workers * rate:g} of it together. "
+            "At most 1 is known to be stable. Use beta instead of rho."
+        )
+        return found
+
+
+def draw_together(center: Vector, message: Vector, moving_rate: float) -> Vector:
+    """Moves the center toward a worker and returns the displacement e.
+
+    The worker's part, x <- x - e, must use this very e: a difference taken
+    elsewhere would be from a center that has moved since.
+    """
+    displacement = message - center
+    displacement *= moving_rate
+    center += displacement
+    return displacement

@@ -1,0 +1,20 @@
+"""Contract tests for plug-in authors, tiny problems, and a simulated cluster.
+
+from shoal.testing import check_strategy
+check_strategy(MyStrategy)          # the whole test of a strategy
+"""
+
+from shoal.testing.laws import LAWS, Law, check_strategy, strategy_laws
+from shoal.testing.problems import LeastSquares
+from shoal.testing.simulation import Outcome, lookahead_step, simulate
+
+__all__ = [
+    "LAWS",
+    "Law",
+    "LeastSquares",
+    "Outcome",
+    "check_strategy",
+    "lookahead_step",
+    "simulate",
+    "strategy_laws",
+]

@@ -1,0 +1,228 @@
+"""Laws of a single exchange: what is kept, what may be reordered, cut or repeated.
+
+This file decides laws 2 to 8 and 10. Each is a function of a strategy that raises
+AssertionError; `laws.py` says which strategies each concerns.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+
+from shoal.strategies import ADAG, DiLoCo, Downpour, Facts, LocalSGD, Strategy
+from shoal.testing.stage import SIZE, WORKERS, Stage, equal, near, same, sealed, serve
+
+
+def conserves(strategy: Strategy) -> None:
+    """An exchange keeps the sum of all local vectors and the center (to 1e-5)."""
+    stage = Stage(strategy=strategy)
+    for _ in range(5):
+        stage.wander()
+        before = stage.center + np.sum(list(stage.local.values()), axis=0)
+        stage.exchange()
+        after = stage.center + np.sum(list(stage.local.values()), axis=0)
+        near(after, before, "sum of local vectors and center")
+
+
+def ignores_order(strategy: Strategy) -> None:
+    """The order of arrival changes no bit; renaming workers changes one ulp at most."""
+    samples = {0: 8.0, 1: 5.0, 2: 1.0}
+    moved = {0: 2, 1: 0, 2: 1}
+    stages = [Stage(strategy=strategy) for _ in range(3)]
+    for stage in stages:
+        stage.wander()
+    messages, facts = stages[0].push(), stages[0].facts(samples)
+    replies = stages[0].serve(messages, facts)
+    late = dict(reversed(list(messages.items())))
+    late_replies = stages[1].serve(late, facts)
+    equal(stages[1].center, stages[0].center, "center under another arrival order")
+    renamed = {moved[rank]: message for rank, message in messages.items()}
+    weights = {moved[rank]: fact for rank, fact in facts.items()}
+    renamed_replies = stages[2].serve(renamed, weights)
+    np.testing.assert_array_max_ulp(stages[2].center, stages[0].center, maxulp=1)
+    for rank in messages:
+        equal(late_replies[rank], replies[rank], f"reply to rank {rank}")
+        np.testing.assert_array_max_ulp(
+            renamed_replies[moved[rank]], replies[rank], maxulp=1
+        )
+
+
+def repeats_nothing(strategy: Strategy) -> None:
+    """A round of equal messages moves the center as one of them does (to 1e-5)."""
+    many, one = Stage(strategy=strategy), Stage(strategy=strategy)
+    many.wander()
+    message, fact = many.push()[0], Facts(samples=8.0, workers=1)
+    replies = many.serve(
+        dict.fromkeys(range(4), message), dict.fromkeys(range(4), fact)
+    )
+    single = one.serve({0: message}, {0: fact})
+    near(many.center, one.center, "center after four equal messages")
+    for name in one.state:
+        near(many.state[name], one.state[name], f"state {name!r}")
+    if strategy.exchanges == "gradients":
+        near(replies[3], single[0], "reply to four equal messages")
+
+
+def equals_downpour(strategy: Strategy) -> None:
+    """DynSGD with fresh messages and ADAG with one step a window are Downpour."""
+    stage = Stage(strategy=strategy)
+    downpour = Stage(strategy=Downpour())
+    for exchange in range(3):
+        for each in (stage, downpour):
+            each.wander()
+            messages = each.push(steps=1)
+            fresh = {rank: Facts(staleness=1, updates=exchange) for rank in messages}
+            each.serve(messages, fresh)
+        equal(stage.center, downpour.center, "center")
+
+
+def equals_local_sgd(strategy: DiLoCo) -> None:
+    """With outer learning rate 1 and no outer momentum it is local SGD (to 1e-5)."""
+    plain = DiLoCo(outer_learning_rate=1.0, outer_momentum=0.0, period=strategy.period)
+    stages = Stage(strategy=plain), Stage(strategy=LocalSGD())
+    for samples in ({}, {0: 8.0, 1: 3.0, 2: 0.5}):
+        for stage in stages:
+            stage.wander()
+            replies = stage.serve(stage.push(), stage.facts(samples))
+            for rank, reply in replies.items():
+                stage.local[rank] = stage.anchor[rank] = reply
+        near(stages[0].center, stages[1].center, "center")
+
+
+def ones_stay_ones(strategy: Strategy) -> None:
+    """Where no worker moves, nothing moves: three epochs of ones give ones."""
+    stage = Stage(strategy=strategy)
+    stage.center[:] = 1
+    ones = sealed(np.ones(SIZE, np.float32))
+    stage.local = stage.anchor = dict.fromkeys(range(WORKERS), ones)
+    for _ in range(3):
+        if strategy.exchanges == "gradients":
+            none = {rank: sealed(np.zeros(SIZE, np.float32)) for rank in stage.local}
+            replies = stage.serve(none, stage.facts())
+            equal(replies[0], np.zeros(SIZE, np.float32), "mean of no gradients")
+        else:
+            stage.exchange()
+            for local in stage.local.values():
+                equal(local, ones, "local vector")
+        equal(stage.center, ones, "center")
+
+
+def weightless_rounds_are_finite(strategy: Strategy) -> None:
+    """Messages of no weight, as zero sample weights give, make no NaN."""
+    stage = Stage(strategy=strategy)
+    stage.wander()
+    replies = stage.serve(stage.push(), stage.facts(dict.fromkeys(range(WORKERS), 0.0)))
+    for found in (stage.center, *replies.values()):
+        same(bool(np.isfinite(found).all()), True, "finite numbers")
+
+
+def survives_checkpoint(strategy: Strategy) -> None:
+    """A run restored from its saved state goes on bit for bit."""
+    first, second = Stage(strategy=strategy), Stage(strategy=strategy)
+    for stage in (first, second):
+        for _ in range(4):
+            stage.wander()
+            stage.exchange()
+    arrays = {"center": second.center, **second.state}
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+    file.seek(0)
+    saved = np.load(file, allow_pickle=False)
+    second.center = saved["center"]
+    second.state = {name: saved[name] for name in second.state}
+    for stage in (first, second):
+        for _ in range(4):
+            stage.wander()
+            stage.exchange()
+    equal(second.center, first.center, "center after a restore")
+    for name in first.state:
+        equal(second.state[name], first.state[name], f"state {name!r}")
+
+
+def changes_only_center_and_state(strategy: Strategy) -> None:
+    """Messages and local vectors keep their bytes; state stays float32, in place."""
+    stage = Stage(strategy=strategy)
+    state = dict(stage.state)
+    for name, vector in state.items():
+        same(vector.dtype, np.dtype(np.float32), f"dtype of state {name!r}")
+        same(vector.shape, (SIZE,), f"shape of state {name!r}")
+    for _ in range(3):
+        stage.wander()
+        kept = {rank: local.tobytes() for rank, local in stage.local.items()}
+        messages = stage.push()
+        sent = {rank: message.tobytes() for rank, message in messages.items()}
+        replies = stage.serve(messages, stage.facts())
+        for rank, message in messages.items():
+            same(message.tobytes(), sent[rank], f"message of rank {rank} unchanged")
+            same(message.dtype, np.dtype(np.float32), "dtype of a message")
+            same(replies[rank].dtype, np.dtype(np.float32), "dtype of a reply")
+            pulled = strategy.pull(
+                stage.local[rank], stage.local[rank], stage.anchor[rank], replies[rank]
+            )
+            for vector in pulled:
+                same(vector.dtype, np.dtype(np.float32), "dtype after a pull")
+        for rank, local in stage.local.items():
+            same(local.tobytes(), kept[rank], f"local vector of rank {rank} unchanged")
+    same(set(stage.state), set(state), "names in the state")
+    for name, vector in state.items():
+        same(stage.state[name] is vector, True, f"state {name!r} changed in place")
+
+
+def keeps_steps_taken_meanwhile(strategy: Strategy) -> None:
+    """Steps taken while an exchange was under way are kept by the pull (to 1e-5)."""
+    stage = Stage(strategy=strategy)
+    stage.wander()
+    pushed, anchor = stage.local[0], stage.anchor[0]
+    reply = stage.serve(stage.push(), stage.facts())[0]
+    taken = np.linspace(0.0, 0.5, SIZE, dtype=np.float32)
+    at_rest, _ = strategy.pull(pushed, pushed, anchor, reply)
+    moving, _ = strategy.pull(sealed(pushed + taken), pushed, anchor, reply)
+    near(moving, at_rest + taken, "local vector")
+
+
+def delivers_short_windows(strategy: Strategy) -> None:
+    """A window of a single step is not lost on the way to the center."""
+    for steps in (1, 2, max(1, strategy.period)):
+        stage = Stage(strategy=strategy, workers=1)
+        stage.wander()
+        before = stage.center.copy()
+        reply = stage.serve(stage.push(steps), stage.facts())[0]
+        moved = reply if strategy.exchanges == "gradients" else stage.center - before
+        same(bool(np.all(moved != 0)), True, f"an effect of {steps} steps")
+
+
+def divides_by_steps_taken(strategy: Strategy) -> None:
+    """ADAG divides by the steps really taken, not by the period (to 1e-5)."""
+    stage = Stage(strategy=strategy)
+    stage.wander()
+    change = stage.local[0] - stage.anchor[0]
+    for steps in (1, 3, ADAG().period):
+        near(stage.push(steps)[0] * np.float32(steps), change, f"{steps} steps")
+
+
+def works_on_segments(strategy: Strategy) -> None:
+    """All verbs on two halves equal them on the whole, bit for bit."""
+    whole, halves = Stage(strategy=strategy), Stage(strategy=strategy)
+    cut = (slice(0, 5), slice(5, SIZE))
+    for _ in range(4):
+        whole.wander()
+        halves.wander()
+        facts = whole.facts()
+        messages, replies = whole.push(), whole.serve(whole.push(), whole.facts())
+        for part in cut:
+            parts = {rank: v[part] for rank, v in messages.items()}
+            state = {name: v[part] for name, v in halves.state.items()}
+            answers = serve(strategy, halves.center[part], state, parts, facts)
+            for rank, local in whole.local.items():
+                anchor, piece = whole.anchor[rank], local[part]
+                pushed = strategy.push(piece, anchor[part], 2)
+                equal(pushed, messages[rank][part], "message of a segment")
+                equal(answers[rank], replies[rank][part], "reply to a segment")
+                pulled = strategy.pull(piece, piece, anchor[part], answers[rank])
+                full = strategy.pull(local, local, anchor, replies[rank])
+                equal(pulled[0], full[0][part], "local vector of a segment")
+                equal(pulled[1], full[1][part], "anchor of a segment")
+        equal(halves.center, whole.center, "center")
+        for name in whole.state:
+            equal(halves.state[name], whole.state[name], f"state {name!r}")

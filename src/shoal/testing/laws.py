@@ -1,0 +1,136 @@
+"""The laws every strategy is tested against: one table, open to plug-in authors.
+
+This file decides which strategies a law concerns. Three things decide it: whether
+the strategy exchanges anything, what kind it is, and what its `promises` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from shoal.strategies import ADAG, DiLoCo, DynSGD, RoundStrategy, Strategy, get
+from shoal.testing import exchange_laws as exchange
+from shoal.testing import training_laws as training
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """One thing that must be true of a strategy.
+
+    Args:
+        number: Of the law in the documentation, 1 to 11.
+        check: Raises AssertionError where the law is broken.
+        concerns: Whether the law is about a strategy.
+    """
+
+    number: int
+    check: Callable[[Any], None]
+    concerns: Callable[[Strategy], bool]
+
+    @property
+    def name(self) -> str:
+        """A word for test ids: "law09_reaches_the_optimum"."""
+        return f"law{self.number:02d}_{self.check.__name__}"
+
+    @property
+    def sentence(self) -> str:
+        """What the law says."""
+        return (self.check.__doc__ or self.name).splitlines()[0]
+
+
+def _promised(promise: str) -> Callable[[Strategy], bool]:
+    return lambda strategy: promise in strategy.promises
+
+
+def _is(*kinds: type[Strategy]) -> Callable[[Strategy], bool]:
+    return lambda strategy: isinstance(strategy, kinds)
+
+
+def _all(strategy: Strategy) -> bool:
+    return True
+
+
+def _shares(strategy: Strategy) -> bool:
+    return not strategy.is_independent
+
+
+def _shares_weights(strategy: Strategy) -> bool:
+    return not strategy.is_independent and strategy.exchanges == "weights"
+
+
+LAWS: tuple[Law, ...] = tuple(
+    Law(number=number, check=check, concerns=concerns)
+    for number, check, concerns in (
+        (1, training.equals_plain_training, _promised("plain")),
+        (2, exchange.conserves, _promised("conserves")),
+        (3, exchange.ignores_order, _is(RoundStrategy)),
+        (3, exchange.repeats_nothing, _promised("mean")),
+        (3, exchange.weightless_rounds_are_finite, _is(RoundStrategy)),
+        (4, exchange.equals_downpour, _is(DynSGD, ADAG)),
+        (5, exchange.equals_local_sgd, _is(DiLoCo)),
+        (6, exchange.ones_stay_ones, _all),
+        (7, exchange.survives_checkpoint, _all),
+        (7, exchange.changes_only_center_and_state, _all),
+        (7, exchange.keeps_steps_taken_meanwhile, _shares_weights),
+        (8, exchange.delivers_short_windows, _all),
+        (8, exchange.divides_by_steps_taken, _is(ADAG)),
+        (8, training.commits_every_sample, _shares),
+        (9, training.reaches_the_optimum, _shares),
+        (10, exchange.works_on_segments, _all),
+        (11, training.schedules_end_where_plain_training_ends, _shares),
+    )
+)
+"""Laws 1 to 11, in order; a number may have several checks."""
+
+
+def strategy_laws(strategy: str | Strategy | type[Strategy]) -> tuple[Law, ...]:
+    """Returns the laws that concern a strategy, to parametrise a test with.
+
+    Args:
+        strategy: A name, a class whose fields all have defaults, or an object.
+
+    Example:
+        >>> [law.number for law in strategy_laws("aeasgd")]
+        [2, 6, 7, 7, 7, 8, 8, 9, 10, 11]
+    """
+    found = get(strategy)
+    return tuple(law for law in LAWS if law.concerns(found))
+
+
+def check_strategy(strategy: str | Strategy | type[Strategy]) -> list[str]:
+    """Holds a strategy to all laws that concern it; the whole test of a plug-in.
+
+    Args:
+        strategy: A name, a class whose fields all have defaults, or an object.
+
+    Returns:
+        The names of the laws that were checked.
+
+    Raises:
+        AssertionError: It breaks laws; the message names each, with what was found.
+
+    Example:
+        >>> from shoal.strategies import Downpour
+        >>> check_strategy(Downpour(period=2))[0]
+        'law01_equals_plain_training'
+    """
+    found = get(strategy)
+    laws = strategy_laws(found)
+    broken: list[str] = []
+    for law in laws:
+        try:
+            law.check(found)
+        except Exception as error:
+            # Writing into a sealed vector is a ValueError, and breaks a law as well.
+            broken.append(
+                f"{law.name}: {law.sentence}\n{type(error).__name__}: {error}"
+            )
+    if broken:
+        raise AssertionError(
+            f"{found.name} breaks {len(broken)} of {len(laws)} laws.\n\n"
+            + "\n\n".join(broken)
+        )
+    return [law.name for law in laws]

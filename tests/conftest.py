@@ -1,0 +1,145 @@
+"""Fixtures of all tests: nothing may leak out of a test; real data on request."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.datasets import Digits, Table, read_higgs, read_mnist
+
+GRACE_S = 5.0
+"""How long a thread, process or file may take to go after its test."""
+
+# Libraries set these when they are first imported, whichever test that is.
+LIBRARY_VARIABLES = (
+    "JPY_",
+    "KMP_",
+    "PYDEVD_",
+    "PYTEST_CURRENT_TEST",
+    "TF2_",
+    "TF_",
+    "TPU_",
+    "XLA_",
+)
+
+# Libraries keep these as long as the interpreter lives.
+LIBRARY_THREADS = ("fsspecIO",)
+LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """Temporary files of this run go where no other run's can be mistaken for them."""
+    folder = str(tmp_path_factory.mktemp("tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(_own_temporary_folder: None) -> Iterator[None]:
+    """Fails a test that leaves a variable, thread, process, port or file behind."""
+    looks: dict[str, Callable[[], set[str]]] = {
+        "threads": _threads,
+        "child processes": _processes,
+        "listening ports": _ports,
+        "files": _files,
+    }
+    variables = _variables()
+    before = {what: look() for what, look in looks.items()}
+    yield
+    leaks = {what: _left_over(look, before[what]) for what, look in looks.items()}
+    leaks["environment variables"] = {
+        name
+        for name in {*variables, *_variables()}
+        if variables.get(name) != os.environ.get(name)
+    }
+    found = [
+        f"{what}: {', '.join(sorted(left))}" for what, left in leaks.items() if left
+    ]
+    if found:
+        pytest.fail("the test leaked " + "; ".join(found), pytrace=False)
+
+
+def _left_over(look: Callable[[], set[str]], before: set[str]) -> set[str]:
+    """Returns what is new, after waiting for it to go by itself."""
+    deadline = time.monotonic() + GRACE_S
+    left = look() - before
+    while left and time.monotonic() < deadline:
+        threading.Event().wait(0.02)
+        left = look() - before
+    return left
+
+
+def _variables() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(LIBRARY_VARIABLES)}
+
+
+def _threads() -> set[str]:
+    return {
+        f"{thread.name} ({thread.ident})"
+        for thread in threading.enumerate()
+        if thread.is_alive() and not thread.name.startswith(LIBRARY_THREADS)
+    }
+
+
+def _processes() -> set[str]:
+    found: set[str] = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(child.cmdline())
+            is_library = any(name in command for name in LIBRARY_PROCESSES)
+            if child.status() != psutil.STATUS_ZOMBIE and not is_library:
+                found.add(f"{child.pid} ({command[:80]})")
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _ports() -> set[str]:
+    return {
+        f"{c.laddr.ip}:{c.laddr.port}"
+        for c in psutil.Process().net_connections(kind="tcp")
+        if c.status == psutil.CONN_LISTEN
+    }
+
+
+def _files() -> set[str]:
+    folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    return {str(p) for folder in folders for p in folder.glob("shoal*")}
+
+
+@pytest.fixture(scope="session")
+def higgs() -> Table:
+    """ATLAS Higgs events: x (22889, 30) standardised, y 1 for signal."""
+    return read_higgs(_data_file("atlas_higgs_22889.csv.gz"))
+
+
+@pytest.fixture(scope="session")
+def mnist() -> Digits:
+    """MNIST digits in [0, 1]: x, y of 60,000 and x_test, y_test of 10,000."""
+    return read_mnist(_data_file("mnist.npz"))
+
+
+def _data_file(name: str) -> Path:
+    """Returns a file of $SHOAL_DATA, or skips; CI forbids to skip."""
+    folder = os.environ.get("SHOAL_DATA", "")
+    path = Path(folder, name)
+    if folder and path.is_file():
+        return path
+    reason = f"needs {name} in the folder $SHOAL_DATA={folder!r}"
+    if os.environ.get("SHOAL_REQUIRE_DATA") == "1":
+        pytest.fail(
+            f"{reason}, and SHOAL_REQUIRE_DATA=1 forbids to skip", pytrace=False
+        )
+    pytest.skip(reason)

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from shoal.engine import travel
+from shoal.engine.travel import pack, pack_object, unpack, unpack_object
+from shoal.errors import PlanError
+from tests.engine.travel_cases import CASES, OPTIMIZERS, batch, small
+
+# The other process: knows shoal and nothing of these tests.
+ARRIVE = """
+import pickle, sys
+from shoal.engine.travel import unpack
+source, target = sys.argv[1:]
+exec(open(source + ".code").read())
+out = {}
+for name, (blob, x, y) in pickle.load(open(source, "rb")).items():
+    try:
+        out[name] = observe(unpack(blob), x, y)
+    except Exception as error:
+        out[name] = error
+out["modules"] = sorted(sys.modules)
+pickle.dump(out, open(target, "wb"))
+"""
+
+# What is looked at on both sides: the start, then two steps of training.
+OBSERVE = """
+import numpy as np, keras
+def observe(model, x, y):
+    def arrays(variables):
+        return [np.asarray(v.numpy(), "float64") for v in variables]
+    seen = {
+        "weights": arrays(model.variables),
+        "optimizer": arrays(model.optimizer.variables),
+        "rate": rate(model.optimizer),
+        "trainable": [v.trainable for v in model.variables],
+        "counts": (len(model.trainable_variables), len(model.layers)),
+        "classes": [type(l).__name__ for l in model._flatten_layers()],
+        "predict": [np.asarray(p) for p in keras.tree.flatten(model(x))],
+    }
+    if not hasattr(model, "no_steps"):
+        steps = [model.train_on_batch(x, y, return_dict=True) for _ in range(2)]
+    else:
+        steps = []
+        for scale in (1.0, -0.5):
+            grads = [scale * (v.value + 0.1) for v in model.trainable_variables]
+            model.optimizer.apply(grads, model.trainable_variables)
+    seen["steps"] = steps
+    seen["metrics"] = [type(m).__name__ for m in model.metrics]
+    seen["after"] = arrays(model.variables)
+    seen["optimizer after"] = arrays(model.optimizer.variables)
+    return seen
+def rate(optimizer):
+    try:
+        return float(optimizer.learning_rate)
+    except AttributeError:
+        return None
+"""
+
+
+def optimizer_case(name: str) -> tuple[Any, Any, Any]:
+    """Returns a model whose optimizer has taken a step."""
+    model = small()
+    model.compile(getattr(keras.optimizers, name)(0.125), "mse")
+    grads = [v.value * 0.5 + 0.1 for v in model.trainable_variables]
+    model.optimizer.apply(grads, model.trainable_variables)
+    model.optimizer.learning_rate = 0.0625
+    return (model, *batch())
+
+
+@pytest.fixture(scope="module")
+def journeys(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict]:
+    """All cases as seen here and in one fresh process."""
+    folder = tmp_path_factory.mktemp("travel")
+    space: dict[str, Any] = {}
+    exec(OBSERVE, space)
+    cases = {name: build() for name, build in CASES.items()}
+    cases |= {name: optimizer_case(name) for name in OPTIMIZERS}
+    parcels = {name: (pack(model), x, y) for name, (model, x, y) in cases.items()}
+    (folder / "in").write_bytes(pickle.dumps(parcels))
+    code = OBSERVE.replace('hasattr(model, "no_steps")', f"name in {OPTIMIZERS}")
+    (folder / "in.code").write_text(code)
+    source = Path(travel.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    command = [sys.executable, "-c", ARRIVE, str(folder / "in"), str(folder / "out")]
+    with subprocess.Popen(command, env=environment, cwd=folder) as process:
+        here: dict[str, Any] = {}
+        for name, (model, x, y) in cases.items():
+            if name in OPTIMIZERS:
+                model.no_steps = True
+            here[name] = space["observe"](model, x, y)
+    assert process.returncode == 0
+    return here, pickle.loads((folder / "out").read_bytes())
+
+
+def assert_same(here: Any, there: Any) -> None:
+    if isinstance(here, dict):
+        assert here.keys() == there.keys()
+        for key in here:
+            assert_same(here[key], there[key])
+    elif isinstance(here, (list, tuple)):
+        assert len(here) == len(there)
+        for one, other in zip(here, there, strict=True):
+            assert_same(one, other)
+    elif isinstance(here, (np.ndarray, float, np.floating)):
+        np.testing.assert_allclose(
+            np.asarray(there, "float64"), np.asarray(here, "float64"), rtol=1e-6
+        )
+    else:
+        assert here == there
+
+
+@pytest.mark.timeout(240)  # the first one pays for the process
+@pytest.mark.parametrize("name", [*CASES, *OPTIMIZERS])
+def test_model_is_the_same_in_a_fresh_process(
+    name: str, journeys: tuple[dict, dict]
+) -> None:
+    here, there = journeys
+    if isinstance(there[name], Exception):
+        raise there[name]
+    for exact in ("weights", "optimizer", "trainable", "rate"):
+        for one, other in zip(
+            np.atleast_1d(np.asarray(here[name][exact], object)),
+            np.atleast_1d(np.asarray(there[name][exact], object)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(one, other)
+    assert_same(here[name], there[name])
+
+
+def test_fresh_process_needs_neither_these_modules_nor_tensorflow(
+    journeys: tuple[dict, dict],
+) -> None:
+    modules = journeys[1]["modules"]
+    assert not [m for m in modules if "travel_cases" in m or "test_travel" in m]
+    assert "tensorflow" not in modules
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("mlp", travel.Compiled),
+        ("layer_with_config_and_add_loss", travel.Compiled),
+        ("frozen_backbone", travel.Compiled),
+        ("lambda_layer", travel.Whole),
+        ("layer_without_config", travel.Whole),
+        ("own_compile", travel.Whole),
+    ],
+)
+def test_archive_goes_first(name: str, body: type) -> None:
+    parcel = travel.loads(pack(CASES[name]()[0]))
+    assert type(parcel.body) is body
+
+
+def test_loaded_from_file_keeps_its_optimizer(tmp_path: Path) -> None:
+    model = CASES["trained_before"]()[0]
+    model.save(tmp_path / "m.keras")
+    loaded: Any = keras.saving.load_model(tmp_path / "m.keras")
+    there = unpack(pack(loaded))
+    for one, other in zip(
+        loaded.optimizer.variables, there.optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    assert float(there.optimizer.learning_rate) == 0.25
+
+
+def test_packing_leaves_no_trace() -> None:
+    model = CASES["layer_with_config_and_add_loss"]()[0]
+    before = random.getstate()
+    pack(model)
+    assert random.getstate() == before
+    name = keras.layers.Dense(1).name
+    pack(model)
+    number = int(name.rpartition("_")[2])
+    assert keras.layers.Dense(1).name == f"dense_{number + 1}"
+
+
+def test_uncompiled_model_travels() -> None:
+    model = small()
+    there = unpack(pack(model))
+    assert not there.compiled
+    assert_same(model.get_weights(), there.get_weights())
+
+
+def test_arrived_model_saves_and_travels_on(tmp_path: Path) -> None:
+    model, x, _ = CASES["layer_without_config"]()
+    twice = unpack(pack(unpack(pack(model))))
+    np.testing.assert_array_equal(np.asarray(twice(x)), np.asarray(model(x)))
+    arrived = unpack(pack(CASES["trained_before"]()[0]))
+    arrived.save(tmp_path / "m.keras")
+    loaded: Any = keras.saving.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(np.asarray(loaded(x)), np.asarray(arrived(x)))
+
+
+def test_whole_functional_model_keeps_its_graph() -> None:
+    model = CASES["own_train_step"]()[0]
+    there = unpack(travel._pack_whole(model))
+    assert there.get_config()["layers"] == model.get_config()["layers"]
+
+
+def test_unbuilt_model_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"no weights yet.*\. .*keras\.Input"):
+        pack(keras.Sequential([keras.layers.Dense(1)]))
+
+
+class Locked(keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__(name="guarded")
+        self.tools = {"guards": [threading.Lock()]}
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def test_layer_that_cannot_travel_is_named() -> None:
+    with pytest.raises(PlanError) as caught:
+        pack(small(Locked()))
+    message = str(caught.value)
+    assert "Locked 'guarded'.tools['guards'][0] is a _thread.lock" in message
+    assert "get_config" in message
+    assert "custom_objects=" in message
+    assert "model=callable" in message
+
+
+def test_loss_that_cannot_travel_is_named() -> None:
+    lock = threading.Lock()
+
+    def loss(y: Any, p: Any) -> Any:
+        with lock:
+            return keras.ops.mean(y - p)
+
+    model = small()
+    model.compile("sgd", loss)
+    with pytest.raises(PlanError) as caught:
+        pack(model)
+    assert "compile['loss'] -> captured variable 'lock' is a _thread.lock" in str(
+        caught.value
+    )
+
+
+def test_callable_makes_a_model_that_cannot_travel() -> None:
+    def make() -> Any:
+        model = small(Locked())
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        return model
+
+    model = make()
+    x, y = batch()
+    model.train_on_batch(x, y)
+    there = unpack(pack(model, factory=make))
+    assert_same(model.get_weights(), there.get_weights())
+    for one, other in zip(
+        model.optimizer.variables, there.optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    alone = unpack(pack(make))
+    assert alone.compiled
+
+
+def test_callable_that_makes_another_model_is_refused() -> None:
+    sizes = iter((3, 4))
+
+    def make() -> Any:
+        return keras.Sequential([keras.Input((2,)), keras.layers.Dense(next(sizes))])
+
+    blob = pack(make)
+    with pytest.raises(PlanError, match="made again with other variables"):
+        unpack(blob)
+
+
+def test_changed_layout_is_noticed_on_arrival() -> None:
+    parcel = travel.loads(pack(small()))
+    other = dataclasses.replace(parcel, digest="another")
+    with pytest.raises(PlanError, match="made again with other"):
+        other.open()
+
+
+def test_missing_module_is_named_on_arrival(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # a lock in its globals: such a module goes by name
+    code = (
+        "import threading, keras\nlock = threading.Lock()\n"
+        "class Guarded(keras.layers.Layer):\n"
+        "    def call(self, x):\n        with lock:\n            return x\n"
+    )
+    (tmp_path / "guarding.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    blob = pack(small(importlib.import_module("guarding").Guarded()))
+    assert unpack(blob).built
+    monkeypatch.delitem(sys.modules, "guarding")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+    importlib.invalidate_caches()
+    with pytest.raises(PlanError, match="No module named 'guarding'"):
+        unpack(blob)
+
+
+def test_custom_objects_are_used() -> None:
+    class Double(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return 2 * x
+
+        def get_config(self) -> dict[str, Any]:
+            return super().get_config()
+
+    model = small(Double())
+    parcel = travel.loads(pack(model, custom_objects={"Double": Double}))
+    assert parcel.body.archive.custom_objects == {"Double": Double}
+
+
+def test_callback_travels_without_its_model() -> None:
+    callback = keras.callbacks.EarlyStopping(monitor="loss", patience=3)
+    callback.set_model(small(Locked()))
+    there = unpack_object(pack_object(callback, "callback EarlyStopping"))
+    assert there.patience == 3
+    assert there.model is None
+
+
+def test_callback_that_cannot_travel_is_named(tmp_path: Path) -> None:
+    class Logger(keras.callbacks.Callback):
+        pass
+
+    callback: Any = Logger()
+    with open(tmp_path / "log", "w") as callback.file, pytest.raises(PlanError) as info:
+        pack_object(callback, "callback Logger")
+    assert "callback Logger.file is a _io.TextIOWrapper" in str(info.value)
+
+
+def test_global_that_cannot_travel_is_named() -> None:
+    space: dict[str, Any] = {"__name__": "__main__", "lock": threading.Lock()}
+    exec("def prepare(x):\n    return [lock for _ in x]", space)
+    with pytest.raises(PlanError, match=r"prepare -> global 'lock' is a _thread.lock"):
+        pack_object(space["prepare"], "prepare")
+
+
+def test_bound_method_and_partial_are_followed() -> None:
+    holder = Locked()
+    with pytest.raises(PlanError, match=r"\.tools\['guards'\]\[0\]"):
+        pack_object(functools.partial(holder.call, 1), "function")

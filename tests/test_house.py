@@ -1,0 +1,171 @@
+"""The rules of the house that no other tool keeps."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+from tests.markdown import blocks_to_run, script_of
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FORBIDDEN_WORDS = (
+    "common", "connector", "handler", "helpers", "manager", "misc", "utils"
+)  # fmt: skip
+HEAVY = (
+    "boto3", "jax", "keras", "matplotlib", "pandas", "pyspark", "ray",
+    "tensorboard", "tensorflow", "torch",
+)  # fmt: skip
+
+
+def run_python(code: str) -> str:
+    """Runs code in a clean interpreter and returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def project_files() -> list[Path]:
+    """Returns the files under version control, and those about to be."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip("needs a git checkout")
+    return [ROOT / f for f in listed.stdout.split("\0") if f and (ROOT / f).is_file()]
+
+
+def test_public_names_are_sorted_and_few():
+    assert shoal.__all__ == sorted(shoal.__all__)
+    assert len(shoal.__all__) <= 12
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in shoal.__all__:
+        assert getattr(shoal, name).__doc__, name
+
+
+def test_nothing_else_is_exposed():
+    code = (
+        "import shoal, types\n"
+        "[getattr(shoal, name) for name in shoal.__all__]\n"
+        "of_ours = lambda v: isinstance(v, types.ModuleType) and "
+        "v.__name__.startswith('shoal.')\n"
+        "print(*sorted(n for n, v in vars(shoal).items() if not n.startswith('_') "
+        "and (n in shoal.__all__ or not of_ours(v))))"
+    )
+    extras = {
+        "annotations",
+        "import_module",
+        "sys",
+        "Any",
+        "ModuleType",
+        "TYPE_CHECKING",
+    }
+    assert sorted({*run_python(code).split()} - extras) == shoal.__all__
+    assert sorted(n for n in dir(shoal) if not n.startswith("_")) == shoal.__all__
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+        shoal.fitt  # noqa: B018
+
+
+def test_import_is_free():
+    code = "import shoal, sys; print(*sorted(sys.modules))"
+    loaded = {name.split(".")[0] for name in run_python(code).split()}
+    assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("module", ["plan", "strategies", "errors", "data"])
+def test_light_modules_load_no_framework(module: str):
+    code = f"import shoal.{module}, sys; print(*sorted(sys.modules))"
+    loaded = {name.split(".")[0] for name in run_python(code).split()}
+    assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import shoal.plan",
+        "from shoal.plan import Plan",
+        "import importlib; importlib.import_module('shoal.plan')",
+        "import shoal.api",
+        "import shoal; shoal.plan; import shoal.plan",
+        "import shoal.plan, importlib as i, sys; i.reload(sys.modules['shoal.plan'])",
+    ],
+)
+def test_plan_is_the_function_whatever_was_imported(first: str):
+    code = (
+        f"{first}\n"
+        "import shoal\n"
+        "from shoal import plan\n"
+        "from shoal.plan import Plan\n"
+        "assert shoal.plan is plan\n"
+        "assert callable(plan) and not isinstance(plan, type(shoal))\n"
+        "print(plan.__name__, Plan.__module__)"
+    )
+    assert run_python(code) == "plan shoal.plan"
+
+
+def test_a_public_name_can_be_replaced_for_a_test(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shoal, "plan", len)
+    assert shoal.plan is len
+
+
+def test_names_say_something():
+    pattern = re.compile(rf"(^|_)({'|'.join(FORBIDDEN_WORDS)})(_|$)")
+    bad = [str(p) for p in project_files() if pattern.search(p.stem.lower())]
+    for path in (ROOT / "src").rglob("*.py"):
+        classes = re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)
+        words = (re.sub(r"(?<=[a-z])(?=[A-Z])", "_", c).lower() for c in classes)
+        bad += [f"{path}: {word}" for word in words if pattern.search(word)]
+    assert not bad
+
+
+def test_base_is_only_the_abstract_file_of_a_folder():
+    based = [p for p in (ROOT / "src").rglob("*base*.py") if p.name != "base.py"]
+    assert not based
+
+
+def test_no_file_names_the_place_it_was_written_at():
+    # Put together here so that this file does not match.
+    places = ("/w" + "ork/", "/r" + "oot/", "python" + "hosted", "registry." + "npm")
+    bad: list[str] = []
+    for path in project_files():
+        text = path.read_bytes().decode("utf-8", errors="ignore")
+        bad += [
+            f"{path.relative_to(ROOT)}: {place}"
+            for place in places
+            if re.search(rf"(?<![\w.]){re.escape(place)}", text)
+        ]
+    assert not bad
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if blocks_to_run(p)],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_python_blocks_of_the_page_run(page: Path, tmp_path: Path):
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text(script_of(page))
+    done = subprocess.run(
+        [sys.executable, script.name],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{page}, same line numbers:\n{done.stderr[-4000:]}"

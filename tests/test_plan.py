@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal.errors import ConfigError, PlanError
+from shoal.plan import (
+    DataFacts,
+    Environment,
+    MachineFacts,
+    ModelFacts,
+    Plan,
+    Request,
+    environment,
+    resolve,
+)
+from shoal.strategies import (
+    AEASGD,
+    AllReduce,
+    Averaging,
+    Ensemble,
+    LocalSGD,
+    Single,
+    Strategy,
+)
+
+MODEL = ModelFacts(name="mlp", parameters=1000, statistics=24, optimizer="Adagrad")
+DATA = DataFacts(rows=10_000, size_bytes=1_000_000)
+MACHINE = MachineFacts(cores=8)
+
+
+def plan(
+    strategy: Strategy | None = None,
+    *,
+    model: ModelFacts = MODEL,
+    data: DataFacts = DATA,
+    machine: MachineFacts = MACHINE,
+    **arguments: Any,
+) -> Plan:
+    request = Request(strategy=strategy or AllReduce(), **arguments)
+    return resolve(request, model, data, machine)
+
+
+@pytest.mark.parametrize(
+    ("machine", "workers", "threads"),
+    [
+        (MachineFacts(cores=1), 1, 1),
+        (MachineFacts(cores=3), 3, 1),
+        (MachineFacts(cores=9), 4, 2),
+        (MachineFacts(cores=16, gpus=2), 2, 8),
+    ],
+)
+def test_auto_workers(machine: MachineFacts, workers: int, threads: int):
+    found = plan(machine=machine)
+    assert (found.workers, found.min_workers, found.threads) == (workers, 1, threads)
+
+
+def test_auto_keeps_to_what_the_strategy_can():
+    assert plan(Single()).workers == 1
+
+
+def test_workers_as_number_and_as_range():
+    found = plan(workers=3, threads=5)
+    assert (found.workers, found.min_workers, found.threads) == (3, 3, 5)
+    found = plan(workers=(2, 6))
+    assert (found.workers, found.min_workers) == (6, 2)
+
+
+def test_batch_size_is_the_gangs_for_gradients():
+    found = plan(workers=3, batch_size=100)
+    assert (found.worker_batch_size, found.gang_batch_size) == (34, 100)
+    assert found.is_gang
+    assert found.exchanges_per_epoch == 100
+
+
+def test_batch_size_is_each_workers_for_weights():
+    found = plan(AEASGD(period=5), workers=2, batch_size=100)
+    assert (found.worker_batch_size, found.gang_batch_size) == (100, 200)
+    assert not found.is_gang
+    assert found.exchanges_per_epoch == 10
+
+
+def test_batch_size_defaults_as_in_keras():
+    assert plan().batch_size == 32
+    assert plan(steps_per_epoch=7).batch_size == 1429
+
+
+def test_steps_per_epoch_cuts_the_epoch():
+    found = plan(batch_size=32, steps_per_epoch=100, epochs=4)
+    assert (found.rows, found.data_rows) == (3200, 10_000)
+    assert found.samples_expected == 10_000  # 3200, 3200, 3200 and 400 are left
+    assert plan(batch_size=32, steps_per_epoch=1000).rows == 10_000
+
+
+def test_samples_expected_leaves_out_epochs_before_the_first():
+    assert plan(epochs=5, initial_epoch=3).samples_expected == 20_000
+
+
+def test_a_period_of_an_epoch_becomes_steps():
+    found = plan(Averaging(), workers=4, batch_size=100)
+    assert found.strategy.period == 25
+    assert found.exchanges_per_epoch == 1
+
+
+def test_order_is_the_plans():
+    found = plan(seed=3, shuffle="batch", batch_size=50, steps_per_epoch=2)
+    order = found.order()
+    assert (order.rows, order.seed, order.shuffle) == (10_000, 3, "batch")
+    assert order.rows_of(0) == found.rows == 100
+
+
+def test_ensemble_trains_each_model_on_all_data():
+    found = plan(Ensemble(), workers=3, data=replace(DATA, rows=10))
+    assert (found.workers, found.models, found.samples_expected) == (3, 3, 30)
+    assert found.warnings == ()
+    found = plan(Ensemble(members=2), workers=3)
+    assert (found.workers, found.models) == (2, 2)
+    assert plan(Ensemble(members=5), workers=3).models == 5
+    assert "none: 2 models" in plan(Ensemble(members=2), workers=3).explain()
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"workers": 0}, "workers=0"),
+        ({"workers": True}, "workers=True"),
+        ({"workers": "all"}, "workers='all'"),
+        ({"workers": (3, 2)}, r"workers=\(3, 2\)"),
+        ({"workers": (0, 2)}, r"workers=\(0, 2\)"),
+        ({"workers": (1, 2, 3)}, r"\(min, max\)"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"epochs": -1}, "epochs=-1"),
+        ({"initial_epoch": -1}, "initial_epoch=-1"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch=0"),
+        ({"max_restarts": -1}, "max_restarts=-1"),
+        ({"threads": 0}, "threads=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"shuffle": "rows"}, "shuffle='rows'"),
+        ({"cluster": "locale"}, "Did you mean 'local'"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], words: str):
+    with pytest.raises(ConfigError, match=words):
+        plan(**arguments)
+
+
+def test_no_data():
+    with pytest.raises(PlanError, match="no samples"):
+        plan(data=replace(DATA, rows=0))
+
+
+def test_more_workers_than_the_strategy_can():
+    with pytest.raises(PlanError, match="single works with at most 1"):
+        plan(Single(), workers=2)
+
+
+def test_weights_that_cannot_be_exchanged():
+    with pytest.raises(PlanError, match="dense/kernel: float64"):
+        plan(model=replace(MODEL, refused_dtypes=("dense/kernel: float64",)))
+
+
+def test_mixed_reductions_cannot_share_a_gradient():
+    model = replace(MODEL, reductions=("sum", "mean"))
+    with pytest.raises(PlanError, match="sum, sum_over_batch_size"):
+        plan(model=model, workers=2)
+    assert plan(model=model, workers=1).workers == 1
+    assert plan(AEASGD(), model=model, workers=2).workers == 2
+    same = replace(MODEL, reductions=("sum_over_batch_size", "mean"))
+    assert plan(model=same, workers=2).workers == 2
+
+
+def test_asynchronous_strategies_cannot_be_deterministic():
+    with pytest.raises(PlanError, match="deterministic=True with aeasgd"):
+        plan(AEASGD(), workers=2, deterministic=True)
+    assert plan(AEASGD(), workers=1, deterministic=True).is_repeatable
+    assert plan(LocalSGD(), workers=2, deterministic=True).is_repeatable
+    assert plan(Ensemble(), workers=2, deterministic=True).is_repeatable
+
+
+def test_a_strategys_own_refusal_is_the_plans():
+    with pytest.raises(PlanError, match="moving_rate"):
+        plan(AEASGD(moving_rate=0.9), workers=4)
+
+
+# ------------------------------------------------------------------ warnings
+
+
+def test_small_data_shrinks_the_workers():
+    small = replace(DATA, rows=100)
+    found = plan(AEASGD(), workers=8, batch_size=32, data=small)
+    assert (found.workers, found.min_workers) == (3, 3)
+    assert "100 samples an epoch are too few for 8 workers" in found.warnings[0]
+    found = plan(AEASGD(), workers=2, batch_size=200, data=small)
+    assert found.workers == 1
+
+
+def test_gangs_shrink_when_a_rank_would_have_no_row():
+    found = plan(workers=8, batch_size=5)
+    assert (found.workers, len(found.warnings)) == (5, 1)
+    assert plan(workers=8, batch_size=100, data=replace(DATA, rows=3)).workers == 3
+    assert plan(workers=8, batch_size=8).warnings == ()
+
+
+def test_few_exchanges():
+    found = plan(AEASGD(period=500), workers=2)
+    assert "exchanges only" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"epochs": 2, "initial_epoch": 2}, "nothing to train"),
+        ({"epochs": 0}, "nothing to train"),
+        ({"model": replace(MODEL, unmergeable_metrics=("mine",))}, "mine cannot be"),
+        ({"data": replace(DATA, is_exactly_once=False, kind="stream")}, "twice"),
+        ({"machine": replace(MACHINE, memory_bytes=1000)}, "memory are free"),
+    ],
+)
+def test_other_warnings(arguments: dict[str, Any], words: str):
+    [warning] = plan(**arguments).warnings
+    assert words in warning
+
+
+# ----------------------------------------------------------- explain and JSON
+
+
+def test_explain_says_what_will_happen():
+    text = plan(AEASGD(), workers=2, batch_size=64, epochs=3).explain()
+    assert "aeasgd on 2 workers, 4 threads each, cluster 'local'" in text
+    assert "64 samples of a worker, 128 of all workers together" in text
+    assert "every 10 steps" in text
+    assert "exactly once" in text
+    assert "two runs differ" in text
+    assert "note" not in text
+
+
+def test_explain_names_the_faster_alternative_on_cpu():
+    text = plan(workers=2).explain()
+    assert "every step" in text
+    assert "aeasgd" in text
+    assert "note" not in plan(workers=1).explain()
+    assert "note" not in plan(machine=MachineFacts(cores=8, gpus=2)).explain()
+
+
+def test_explain_repeatable():
+    assert "to rounding" in plan(workers=2).explain()
+    assert "bit for bit, with seed 5" in plan(deterministic=True, seed=5).explain()
+
+
+def test_explain_at_least_once_and_warnings():
+    text = plan(data=replace(DATA, is_exactly_once=False), workers=1).explain()
+    assert "at least once" in text
+    assert "  warning    arrays cannot be read by position" in text
+
+
+def test_to_json_is_plain():
+    found = plan(AEASGD(period=7), workers=2)
+    plain = json.loads(json.dumps(found.to_json()))
+    assert plain["strategy"]["name"] == "aeasgd"
+    assert plain["strategy"]["period"] == 7
+    assert plain["samples_expected"] == found.samples_expected == 10_000
+    assert plain["model"]["parameters"] == 1000
+    assert plain["machine"]["cores"] == 8
+
+
+def test_message_bytes():
+    assert plan().message_bytes == 4096
+
+
+# -------------------------------------------------------------- environment
+
+
+def test_environment_of_nothing():
+    assert environment({"SHOAL_WORKERS": " "}) == Environment()
+
+
+def test_environment_reads_the_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SHOAL_RUNS", "s3://bucket/runs")
+    assert environment().runs == "s3://bucket/runs"
+
+
+@pytest.mark.parametrize(
+    ("text", "workers"),
+    [("auto", "auto"), ("3", 3), ("2-4", (2, 4)), (" 2 - 4 ", (2, 4))],
+)
+def test_environment_workers(text: str, workers: Any):
+    assert environment({"SHOAL_WORKERS": text}).workers == workers
+
+
+def test_environment_the_rest():
+    found = environment({"SHOAL_DATA": "/data", "SHOAL_VERBOSE": "2"})
+    assert (found.data, found.verbose) == ("/data", 2)
+    assert environment({"SHOAL_VERBOSE": "auto"}).verbose == "auto"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SHOAL_WORKERS", "many"),
+        ("SHOAL_WORKERS", "1-2-3"),
+        ("SHOAL_WORKERS", "-1"),
+        ("SHOAL_VERBOSE", "3"),
+    ],
+)
+def test_environment_refuses_what_it_cannot_read(name: str, text: str):
+    with pytest.raises(ConfigError, match=f"{name}='{text}'"):
+        environment({name: text})
