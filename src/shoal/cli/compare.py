@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from shoal.cli.script import load_problem
 from shoal.cli.tables import show_json, show_records
 
 
-def show_comparison(  # noqa: PLR0913 - one argument for each option
+def show_comparison(
     script: Annotated[
         str,
         typer.Argument(
@@ -33,7 +32,7 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
         int | None, typer.Option(min=1, help="Samples of one step; as fit chooses.")
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Folder of the runs; default $SHOAL_RUNS.")
+        str | None, typer.Option(help="Folder of the runs; default $SHOAL_RUNS.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -53,7 +52,7 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
         epochs=epochs,
         batch_size=batch_size,
         validation_data=problem.validation_data,
-        run=str(root) if root else None,
+        run=root,
     )
     if as_json:
         show_json(comparison.rows)

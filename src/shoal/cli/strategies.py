@@ -56,10 +56,10 @@ def describe_strategy(strategy: type[Strategy]) -> dict[str, Any]:
 
 
 def paper_of(docstring: str) -> str:
-    """Returns the first reference of a docstring, as far as its identifier.
+    r"""Returns the first reference of a docstring, as far as its identifier.
 
     Example:
-        >>> paper_of("Title.\\n\\nReferences:\\n    Stich (2018), arXiv:1805.09767, x.")
+        >>> paper_of("Title.\n\nReferences:\n    Stich (2018), arXiv:1805.09767, x.")
         'Stich (2018), arXiv:1805.09767'
     """
     found = re.search(r"References:\n(.+)", inspect.cleandoc(docstring), re.DOTALL)

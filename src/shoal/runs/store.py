@@ -196,7 +196,8 @@ class StoredRun(Run):
 
     def _header(self, number: int) -> bytes:
         """First line of each segment: enough to tell a lost run by its last one."""
-        return encode({**self._stamp("segment"), **this_process(), "number": number})
+        head = {"v": VERSION, "kind": "segment", "time": time.time()}
+        return encode({**head, "number": number, **this_process()})
 
     def _upload_logs(self) -> None:
         staging = self._staging

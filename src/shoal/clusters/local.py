@@ -1,0 +1,92 @@
+"""This machine as a cluster: what it offers to a run.
+
+This file decides how many cores are ours to use, which is seldom what the
+hardware has: schedulers and containers give less.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from shoal.facts import MachineFacts
+
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+
+# With none of these, JAX computes on the CPU whatever the machine has.
+_GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")
+
+
+def read_machine() -> MachineFacts:
+    """Reads what this machine offers to this process, for `plan`.
+
+    Example:
+        >>> read_machine().cores >= 1
+        True
+    """
+    return MachineFacts(
+        cores=usable_cores(),
+        gpus=usable_gpus() if any(find_spec(name) for name in _GPU_PLUGINS) else 0,
+        memory_bytes=int(psutil.virtual_memory().available),
+    )
+
+
+def usable_cores(cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
+    """Counts the cores this process may keep busy, at least 1.
+
+    The least of what affinity allows and what the CPU quotas of its cgroup (v2)
+    and of those above it allow, rounded down, as a part of a core keeps no worker busy.
+
+    Args:
+        cgroups: Where the cgroup tree is mounted.
+        proc: Where process information is mounted.
+    """
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        allowed = os.cpu_count() or 1
+    return max(1, math.floor(min(allowed, _quota(cgroups, proc))))
+
+
+def _quota(cgroups: Path, proc: Path) -> float:
+    """Cores by quota, infinity where there is none."""
+    found = [math.inf]
+    for folder in _folders(cgroups, proc):
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            found.append(int(quota) / int(period))
+    return min(found)
+
+
+def _folders(cgroups: Path, proc: Path) -> list[Path]:
+    """The cgroup of this process and those above it; quotas of all of them hold."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    # The line of version 2 is "0::/path".
+    paths = [line[3:].strip("/") for line in lines if line.startswith("0::")]
+    own = [cgroups / path for path in paths]
+    return [f for folder in own for f in (folder, *folder.parents)
+            if f == cgroups or cgroups in f.parents]  # fmt: skip
+
+
+def usable_gpus(proc: Path = PROC) -> int:
+    """Counts the NVIDIA GPUs this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        # "-1" and all behind it are hidden, by CUDA's own rule.
+        shown = visible.partition("-1")[0].split(",")
+        return sum(bool(name.strip()) for name in shown)
+    try:
+        return len(list((proc / "driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return 0

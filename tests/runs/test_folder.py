@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import ConfigError
+from shoal.runs.folder import Folder, is_place
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    if request.param == "local":
+        return Folder.at(tmp_path / "place")
+    return Folder.at(f"memory://{tmp_path.name}")
+
+
+def test_what_is_written_is_read(folder: Folder):
+    folder.write("a/b.txt", b"0123")
+    folder.write("a/b.txt", b"4567")
+    assert folder.read("a/b.txt") == b"4567"
+    assert folder.read("a/b.txt", 2) == b"67"
+    assert folder.read("a/b.txt", 4) == b""
+    assert folder.names() == ["a"]
+    assert folder.names("a") == ["b.txt"]
+    assert folder.exists("a/b.txt")
+    assert not folder.exists("a/c.txt")
+
+
+def test_a_missing_folder_is_empty(folder: Folder):
+    assert folder.names() == []
+    assert folder.child("x").names("y") == []
+
+
+def test_create_does_not_overwrite(folder: Folder):
+    folder.create("one", b"first")
+    with pytest.raises(FileExistsError):
+        folder.create("one", b"second")
+    assert folder.read("one") == b"first"
+
+
+def test_put_moves_a_file_in(folder: Folder, tmp_path: Path):
+    source = tmp_path / "source.bin"
+    source.write_bytes(b"x" * 10)
+    folder.put(source, "deep/er/target.bin")
+    assert folder.read("deep/er/target.bin") == b"x" * 10
+
+
+def test_remove_takes_everything(folder: Folder):
+    folder.write("a/b", b"")
+    folder.remove()
+    assert not folder.exists()
+
+
+def test_url_opens_the_same_folder(folder: Folder):
+    folder.write("a", b"1")
+    assert Folder.at(folder.url).read("a") == b"1"
+
+
+def test_a_failed_write_leaves_no_part(tmp_path: Path):
+    folder = Folder.at(tmp_path)
+    (tmp_path / "plan.json").mkdir()
+    with pytest.raises(OSError, match=r"plan\.json"):
+        folder.write("plan.json", b"{}")
+    assert folder.names() == ["plan.json"]
+
+
+class WithoutExclusiveMode:
+    """A file system that knows no mode "xb"."""
+
+    protocol = ("odd",)
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def open(self, path: str, mode: str):
+        raise ValueError(mode)
+
+    def exists(self, path: str) -> bool:
+        return path in self.files
+
+    def pipe_file(self, path: str, content: bytes) -> None:
+        self.files[path] = content
+
+
+def test_create_without_an_exclusive_mode():
+    folder = Folder(fs=WithoutExclusiveMode(), path="p")
+    folder.create("one", b"first")
+    with pytest.raises(FileExistsError):
+        folder.create("one", b"second")
+    assert folder.fs.files == {"p/one": b"first"}
+
+
+def test_unknown_protocol():
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        Folder.at("nonsense://x")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("a", False), ("../a", True)])
+def test_is_place(text: str, expected: bool):
+    assert is_place(text) is expected

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from shoal.runs.events import pack_exchanges
+from shoal.runs.summary import LIST_FIELDS, is_process_alive, summarise
+
+PLAN = {"strategy": "aeasgd", "workers": 2, "rows": 100, "epochs": 3}
+
+
+def started(**fields: Any) -> dict[str, Any]:
+    return {
+        "kind": "run_started", "time": 1000.0, "t": 0.1, "pid": 7, "host": "h",
+        **PLAN, **fields,
+    }  # fmt: skip
+
+
+def exchanges(*records: dict[str, Any], t: float = 1.0) -> dict[str, Any]:
+    return {"kind": "exchanges", "t": t, **pack_exchanges(records)}
+
+
+def ended(epoch: int, **fields: Any) -> dict[str, Any]:
+    metrics = {"loss": 1.0 / (epoch + 1)}
+    return {"kind": "epoch_ended", "epoch": epoch, "metrics": metrics, **fields}
+
+
+def finished(status: str = "finished", t: float = 9.0, **report: Any) -> dict[str, Any]:
+    return {"kind": "run_finished", "t": t, "status": status, "report": report}
+
+
+def test_no_events():
+    assert summarise([]).status == "running"
+
+
+def test_a_finished_run():
+    cost = {"compute_s": 3.0, "wait_s": 1.0, "exchange_s": 1.0}
+    run = summarise(
+        [
+            {"kind": "run_created", "id": "i", "name": "n", "time": 1000.0},
+            started(),
+            {"kind": "worker_started", "rank": 0, "t": 2.5},
+            {"kind": "worker_started", "rank": 1, "t": 2.7},
+            exchanges(*[{"rank": 0, "epoch": e, "samples": 60, **cost} for e in (0, 1)]),
+            ended(0, samples=100),
+            exchanges({"rank": 1, "epoch": 0, "samples": 40}),
+            ended(1),
+            {"kind": "worker_lost", "rank": 1},
+            {"kind": "worker_replaced", "rank": 1, "seconds": 2.0},
+            {"kind": "warning", "text": "w"},
+            ended(2, samples=100),
+            finished(),
+        ],
+        url="u",
+    )
+    assert (run.id, run.name, run.url, run.status) == ("i", "n", "u", "finished")
+    assert (run.strategy, run.workers, run.rows) == ("aeasgd", 2, 100)
+    assert (run.epochs, run.epochs_planned) == (3, 3)
+    assert run.seconds == 9.0
+    assert run.samples_expected == 300
+    assert run.samples_committed == 100 + 60 + 100
+    assert (run.exchanges, run.workers_lost, run.warnings) == (3, 1, ("w",))
+    assert run.metrics == ({"loss": 1.0}, {"loss": 0.5}, {"loss": 1 / 3})
+    assert run.report["startup_s"] == 2.5
+    assert run.report["compute_share"] == 0.6
+    assert run.report["best"] == {"metric": "loss", "value": 1 / 3, "epoch": 2}
+    assert run.started.startswith("1970-01-01T")
+    assert set(run.model_dump()) >= LIST_FIELDS
+
+
+def test_the_plan_may_be_nested():
+    event = {"kind": "run_started", "plan": {**PLAN, "strategy": {"name": "adag"}}}
+    run = summarise([event])
+    assert (run.strategy, run.workers, run.samples_expected) == ("adag", 2, 300)
+
+
+def test_what_the_controller_reports_goes_above():
+    report = {"samples_committed": 5, "samples_expected": 6, "exchanges": 7, "total_s": 8}
+    run = summarise([started(), ended(0), finished(**report)])
+    assert (run.samples_committed, run.samples_expected, run.exchanges) == (5, 6, 7)
+    assert run.report["total_s"] == 8
+
+
+def test_a_run_that_a_callback_stopped_expected_less():
+    events = [started(), ended(0, samples=100)]
+    assert summarise(events).samples_expected == 300
+    assert summarise([*events, finished("interrupted")]).samples_expected == 300
+    assert summarise([*events, finished()]).samples_expected == 100
+
+
+def test_initial_epoch_counts_as_in_keras():
+    run = summarise([started(initial_epoch=1), ended(1), ended(2), finished()])
+    assert (run.epochs, run.epochs_planned, run.samples_expected) == (2, 2, 200)
+    assert run.report["best"]["epoch"] == 2
+
+
+def test_the_monitored_metric_is_the_best():
+    events = [
+        started(monitor="val_auc"),
+        {**ended(0), "metrics": {"loss": 0.1, "val_auc": 0.7}},
+        {**ended(1), "metrics": {"loss": 0.2, "val_auc": 0.9}},
+    ]
+    assert summarise(events).report["best"]["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("is_alive", "expected"), [(True, "running"), (False, "lost")]
+)
+def test_a_run_whose_process_is_gone_is_lost(is_alive: bool, expected: str):
+    asked: list[tuple[str, int, float]] = []
+    alive = lambda *writer: asked.append(writer) or is_alive  # noqa: E731
+    segment = {"kind": "segment", "host": "h2", "pid": 8, "time": 1500.0}
+    assert summarise([started(), segment], is_alive=alive).status == expected
+    assert asked == [("h2", 8, 1500.0)]
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
+def test_a_run_that_ended_is_not_lost(status: str):
+    run = summarise([started(), finished(status)], is_alive=lambda *a: False)
+    assert run.status == status
+
+
+def test_a_resumed_run_runs_again():
+    assert summarise([started(), finished("interrupted"), started()]).status == "running"
+
+
+def test_unknown_events_are_passed_over():
+    assert summarise([{"kind": "news"}, {}, {"kind": None}]).status == "running"
+
+
+def test_processes():
+    here = socket.gethostname()
+    assert is_process_alive(here, os.getpid(), time.time())
+    assert is_process_alive("another-host", 1, 0.0)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert not is_process_alive(here, child.pid, time.time())
+
+
+def test_a_pid_that_was_given_again_is_not_the_writer():
+    assert not is_process_alive(socket.gethostname(), os.getpid(), 1.0)
