@@ -2,43 +2,296 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
-import numpy as np
-
-from shoal.data import training_data
-from shoal.engine.driver import Habits
-from shoal.engine.fitting import Work, train
-from shoal.engine.inspection import SAMPLE_ROWS, prepare, read_model
-from shoal.facts import DataFacts, MachineFacts
-from shoal.plan import Plan, Request, resolve
+from shoal.data.order import Shuffle
+from shoal.data.training import weighted_source
+from shoal.data.trees import Tree
+from shoal.engine import scoring
+from shoal.engine.arguments import Arguments, Ready, keep_random_state, read
+from shoal.engine.ensemble import train_members
+from shoal.engine.fitting import Outcome, announce, train
+from shoal.engine.inspection import find_model
+from shoal.errors import ShoalWarning
+from shoal.plan import Plan, environment
+from shoal.plan.request import Workers
+from shoal.runs.base import Run
 from shoal.runs.store import start
-from shoal.strategies import get
+from shoal.strategies import Strategy
+
+__all__ = ["evaluate", "fit", "plan", "predict"]
+
+History: TypeAlias = Any
+"""`keras.callbacks.History` with `run`; see `fit`."""
 
 
-def fit(model, x=None, y=None, *, strategy="all_reduce", workers="auto", cluster="local",
-        batch_size=None, epochs=1, verbose="auto", callbacks=None, validation_split=0.0,
-        validation_data=None, shuffle=True, class_weight=None, sample_weight=None,
-        initial_epoch=0, steps_per_epoch=None, validation_steps=None,
-        validation_batch_size=None, validation_freq=1, run=None, monitor=None,
-        deterministic=False, epoch_barrier=True, max_restarts=3, threads=None, seed=None,
-        custom_objects=None):
-    source, held = training_data(x, y, sample_weight, class_weight=class_weight, validation_split=validation_split, validation_data=validation_data)
-    sample = source.take(slice(0, SAMPLE_ROWS))
-    prepare(model, sample)
-    facts = read_model(model, sample)
-    data = DataFacts(rows=len(source), size_bytes=source.size_bytes, has_sample_weight=source.has_sample_weight, validation_rows=0 if held is None else len(held))
-    request = Request(strategy=get(strategy), workers=workers, cluster=cluster, batch_size=batch_size, epochs=epochs, initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch, shuffle=shuffle, seed=int(np.random.randint(2**31 - 1)) if seed is None else seed, deterministic=deterministic, epoch_barrier=epoch_barrier, max_restarts=max_restarts, threads=threads)
-    plan = resolve(request, facts, data, MachineFacts(cores=2))
-    with start(run, name=model.name) as record:
-        record.write_plan(plan.to_json())
-        record.event("run_started", strategy=plan.strategy.name, workers=plan.workers, rows=plan.rows, epochs=plan.epochs, samples_expected=plan.samples_expected)
-        validate = None
-        if held is not None:
-            arrays = (*held.take(slice(None)), None, None)[:3]
-            def validate(callbacks=None):
-                return model.evaluate(arrays[0], arrays[1], sample_weight=arrays[2], batch_size=validation_batch_size or plan.batch_size, steps=validation_steps, callbacks=callbacks, verbose=0, return_dict=True)
-        history = train(plan, Work(model=model, source=source, custom_objects=custom_objects), record, Habits(callbacks=callbacks, validate=validate, validation_freq=validation_freq, monitor=monitor, verbose=0 if verbose == 0 else 2))
-        record.finish("finished", {})
-        history.run = record
-    return history
+def fit(  # noqa: PLR0913 - the arguments of Keras' fit
+    model: Any,
+    x: Tree = None,
+    y: Tree = None,
+    *,
+    strategy: str | Strategy | type[Strategy] = "all_reduce",
+    workers: Workers = "auto",
+    cluster: str = "local",
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: int | str = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: Shuffle = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Tree = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Sequence[int] = 1,
+    run: str | os.PathLike[str] | Run | bool | None = None,
+    monitor: str | None = None,
+    deterministic: bool = False,
+    epoch_barrier: bool = True,
+    max_restarts: int = 3,
+    threads: int | None = None,
+    seed: int | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> History:
+    """Trains a Keras model on several processes; the weights end up in `model`.
+
+    Use it where you would call `model.fit`. The default strategy gives the same
+    curve as Keras; others exchange less often and are faster. `plan` takes the same
+    arguments and tells what would happen.
+
+    Args:
+        model: Compiled Keras model, or a callable without arguments that returns
+            one; `history.model` has it then.
+        x: Inputs: array, or dict, list or tuple of arrays; rows first.
+        y: Targets, in any nesting.
+        strategy: How workers agree: a name, as `shoal strategies` lists them, or an
+            object of `shoal.strategies`.
+        workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
+            usable core, at most 4.
+        cluster: Where workers run; "local" is this machine.
+        batch_size: Samples of an optimizer step: of all workers together for
+            "all_reduce", of each worker otherwise. Default None means 32.
+        epochs: The epoch to end before.
+        verbose: 0 for silence, 1 for a live line, 2 for a line an epoch, or "auto".
+        callbacks: Keras callbacks; they run in this process, on the common weights.
+        validation_split: Share of the rows, from the end, to validate on.
+        validation_data: `(x, y)` or `(x, y, sample_weight)`.
+        shuffle: Whether to draw a new order each epoch; "batch" moves whole batches.
+        class_weight: Class -> weight in the loss.
+        sample_weight: Weights of samples, one array or nested as `y`.
+        initial_epoch: The epoch to start with.
+        steps_per_epoch: Steps of `batch_size` that make an epoch, None for all data.
+        validation_steps: Steps of a validation, None for all data.
+        validation_batch_size: Default None means `batch_size`.
+        validation_freq: Epochs between validations, or a list of epochs.
+        run: Name, path or URL for the records; False keeps none. Default None means
+            a folder under $SHOAL_RUNS, or ./shoal-runs.
+        monitor: Metric of the best model; default None: "val_loss", else "loss".
+        deterministic: Refuse what cannot be repeated bit for bit.
+        epoch_barrier: Workers wait for callbacks between epochs.
+        max_restarts: Replacements of lost workers before the run stops.
+        threads: Compute threads of a worker; default None shares the cores.
+        seed: Of the order of samples; default None honours
+            `keras.utils.set_random_seed`.
+        custom_objects: Name -> class or function, as in Keras.
+
+    Returns:
+        Keras' history. `history.run` has `id`, `url` and `report`. Under "ensemble",
+        `history.models` has all models and `history.predict` averages them.
+
+    Raises:
+        ConfigError, PlanError, DataError: Something does not fit; nothing was started.
+        WorkerFailed: Code of the model raised on a worker.
+        WorkerLost: Workers died more often than `max_restarts` allows.
+        KeyboardInterrupt: After Ctrl-C; `model` has the weights so far.
+
+    Example:
+        >>> import keras, numpy as np, shoal
+        >>> x = np.linspace(-1, 1, 256)[:, None]
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(0.5), "mse")
+        >>> history = shoal.fit(model, x, 3 * x, epochs=4, run=False, verbose=0)
+        >>> float(model(np.array([[1.0]]))[0, 0])
+        3.0
+        >>> history.run.summary().samples_committed
+        1024
+    """
+    arguments = Arguments(**locals())
+    began = time.monotonic()
+    return _perform(read(arguments), began)
+
+
+def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
+    """Tells what `fit` would do with the same arguments, and starts nothing.
+
+    Args:
+        model: As for `fit`.
+        x: As for `fit`.
+        y: As for `fit`.
+        **arguments: Others of `fit`.
+
+    Returns:
+        The plan; `print(plan.explain())` shows it to a person.
+
+    Raises:
+        ConfigError, PlanError, DataError: As `fit` would.
+
+    Example:
+        >>> import keras, numpy as np, shoal
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> x = np.zeros((6400, 1))
+        >>> shoal.plan(model, x, x, strategy="aeasgd", workers=2).exchanges_per_epoch
+        10.0
+    """
+    with keep_random_state():
+        return read(Arguments(model=model, x=x, y=y, **arguments)).plan
+
+
+plan.__signature__ = inspect.signature(fit).replace(return_annotation=Plan)  # type: ignore[attr-defined]
+
+
+def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
+    model: Any,
+    x: Tree = None,
+    y: Tree = None,
+    *,
+    batch_size: int | None = None,
+    sample_weight: Tree = None,
+    steps: int | None = None,
+    return_dict: bool = False,
+    workers: Workers = "auto",
+    threads: int | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> Any:
+    """Returns loss and metrics, computed on several processes, as Keras would.
+
+    States of metrics are summed over processes, so that AUC and its like are those
+    of one process. Little data, one worker, or a metric whose states do not add up
+    make it run in this process.
+
+    Args:
+        model: Compiled Keras model, or a callable that returns one.
+        x: Inputs, as for `fit`.
+        y: Targets, as for `fit`.
+        batch_size: Samples of a step, default None means 32.
+        sample_weight: Weights of samples, one array or nested as `y`.
+        steps: Steps to take, None for all data.
+        return_dict: Return metrics by name.
+        workers: Processes, `(min, max)`, or "auto".
+        threads: Compute threads of each; default None shares the cores.
+        custom_objects: Name -> class or function, as in Keras.
+
+    Returns:
+        As `model.evaluate`: a number, a list, or a dict by name.
+
+    Raises:
+        ConfigError, PlanError, DataError: Something does not fit; nothing was started.
+        WorkerFailed, WorkerLost: See `fit`.
+
+    Example:
+        >>> import keras, numpy as np, shoal
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> shoal.evaluate(model, np.zeros((4, 1)), np.ones((4, 1)), return_dict=True)
+        {'loss': 1.0}
+    """
+    model, _ = find_model(model)
+    source = weighted_source((x, y, sample_weight), None)
+    asked = scoring.Asked(
+        workers=workers, threads=threads, batch_size=batch_size, steps=steps,
+        custom_objects=custom_objects,
+    )  # fmt: skip
+    found = scoring.evaluate(model, source, asked)
+    return found if return_dict else model._flatten_metrics_in_order(found)
+
+
+def predict(
+    model: Any,
+    x: Tree,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    workers: Workers = "auto",
+    threads: int | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> Any:
+    """Returns predictions, computed on several processes, in the order of the rows.
+
+    Args:
+        model: Keras model, or a callable that returns one.
+        x: Inputs, as for `fit`.
+        batch_size: Samples of a step, default None means 32.
+        steps: Steps to take, None for all data.
+        workers: Processes, `(min, max)`, or "auto"; little data needs none.
+        threads: Compute threads of each; default None shares the cores.
+        custom_objects: Name -> class or function, as in Keras.
+
+    Returns:
+        As `model.predict`: an array, or arrays nested as the model's outputs.
+
+    Raises:
+        ConfigError, PlanError, DataError: Something does not fit; nothing was started.
+        WorkerFailed, WorkerLost: See `fit`.
+
+    Example:
+        >>> import keras, numpy as np, shoal
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Flatten()])
+        >>> shoal.predict(model, np.array([[1.0, 2.0]]))
+        array([[1., 2.]], dtype=float32)
+    """
+    model, _ = find_model(model)
+    asked = scoring.Asked(
+        workers=workers, threads=threads, batch_size=batch_size, steps=steps,
+        custom_objects=custom_objects,
+    )  # fmt: skip
+    return scoring.predict(model, weighted_source((x, None, None), None), asked)
+
+
+def _perform(ready: Ready, began: float) -> History:
+    """Does what the arguments of `fit` say, and records it."""
+    plan_, model, run = ready.plan, ready.work.model, ready.arguments.run
+    with start(run, name=model.name, root=environment().runs) as record:
+        before_s = time.monotonic() - began
+        record.write_plan(plan_.to_json())
+        announce(plan_, record, ready.arguments.monitor)
+        for text in plan_.warnings:
+            record.event("warning", text=text)
+            warnings.warn(text, ShoalWarning, stacklevel=3)
+        started = time.monotonic()
+        try:
+            outcome = _train(ready, record)
+        except BaseException as error:
+            _record_end(record, model, error)
+            raise
+        record.save_model(model, "last")
+        report = {"total_s": round(time.monotonic() - began, 3)}
+        if outcome.first_step is not None:
+            startup_s = before_s + outcome.first_step - started
+            report["startup_s"] = round(startup_s, 3)
+        record.finish("finished", report)
+    outcome.history.run = record
+    return outcome.history
+
+
+def _train(ready: Ready, record: Run) -> Outcome:
+    if ready.plan.strategy.is_independent:
+        return train_members(ready, record)
+    return train(ready.plan, ready.work, record, ready.habits())
+
+
+def _record_end(record: Run, model: Any, error: BaseException) -> None:
+    """Records why a run ended early; what was interrupted keeps its weights."""
+    if isinstance(error, KeyboardInterrupt):
+        record.save_model(model, "last")
+        record.finish("interrupted", {"reason": "KeyboardInterrupt"})
+    else:
+        record.finish("failed", {"reason": f"{type(error).__name__}: {error}"})

@@ -16,6 +16,8 @@ ShoalError
 ```
 
 Messages have three sentences: what happened and where; what was expected; what to do.
+What works, but perhaps not as hoped, is a `ShoalWarning` and goes the way of
+Python's warnings.
 """
 
 from __future__ import annotations
@@ -90,3 +92,7 @@ class ExchangeTimeout(ShoalError):
 
 class CheckpointError(ShoalError):
     """A checkpoint cannot be written, or none can be read."""
+
+
+class ShoalWarning(UserWarning):
+    """Something works, but perhaps not as the user hopes; see `Plan.warnings`."""

@@ -134,3 +134,12 @@ def test_an_order_travels_and_stays_the_same():
     expected = order.indices(0, 0, 20)
     again = pickle.loads(pickle.dumps(order))
     assert np.array_equal(again.indices(0, 0, 20), expected)
+
+
+def test_sizes_of_epochs_repeat_after_a_pass():
+    assert Order(rows=100).epochs_per_pass == 1
+    order = Order(rows=100, batch_size=10, steps_per_epoch=4)
+    assert order.epochs_per_pass == 3
+    assert [order.rows_of(e) for e in range(3)] == [
+        order.rows_of(e + 3) for e in range(3)
+    ]

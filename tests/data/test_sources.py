@@ -48,9 +48,10 @@ def test_rows_into_given_arrays(rows: Any):
 def test_rows_outside_the_data(row: int):
     with pytest.raises(IndexError):
         source().take(np.array([row]))
-    out = source().take(np.array([0]))
-    with pytest.raises(IndexError):
-        source().take(np.array([row]), out=out)
+    for data in source(), ArraySource(np.arange(20), floatx="float32"):
+        out = data.take(np.array([0]))
+        with pytest.raises(IndexError):
+            data.take(np.array([row]), out=out)
 
 
 def test_no_rows_into_given_arrays():

@@ -203,7 +203,9 @@ def test_a_keras_model_is_saved_whole(root: str):
 
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     with create(root, "x") as run:
-        assert run.save_model(model, "best") == run.folder.child("models/best.keras").url
+        assert (
+            run.save_model(model, "best") == run.folder.child("models/best.keras").url
+        )
     assert run.folder.read("models/best.keras")[:2] == b"PK"
 
 
@@ -226,15 +228,15 @@ def test_the_null_run_keeps_only_its_summary(
         assert run.save_model(Model(), "best") is None
         run.finish("finished")
     assert run.summary().samples_committed == 10
+    assert repr(run) == "<run higgs in memory>"
     assert run.lost_events == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_run_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path / "usual"))
-    usual = start(None, name="model")
-    named = start("mine", name="model")
+    usual = start(None, name="model", root=tmp_path / "usual")
+    named = start("mine", name="model", root=tmp_path / "usual")
     placed = start("./elsewhere", name="model")
     path = start(tmp_path / "there", name="model")
     assert Path(usual.url).parent == Path(named.url).parent == tmp_path / "usual"
@@ -242,7 +244,6 @@ def test_the_run_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert Path(placed.url).parent == tmp_path / "elsewhere"
     assert Path(path.url).parent == tmp_path / "there"
     assert start(usual, name="model") is usual
-    monkeypatch.delenv("SHOAL_RUNS")
     assert Path(start(None, name="m").url).parent == tmp_path / "shoal-runs"
 
 

@@ -31,7 +31,7 @@ def ended(epoch: int, **fields: Any) -> dict[str, Any]:
     return {"kind": "epoch_ended", "epoch": epoch, "metrics": metrics, **fields}
 
 
-def finished(status: str = "finished", t: float = 9.0, **report: Any) -> dict[str, Any]:
+def finished(status: str = "finished", *, t: float = 9.0, **report: Any) -> Any:
     return {"kind": "run_finished", "t": t, "status": status, "report": report}
 
 
@@ -47,7 +47,9 @@ def test_a_finished_run():
             started(),
             {"kind": "worker_started", "rank": 0, "t": 2.5},
             {"kind": "worker_started", "rank": 1, "t": 2.7},
-            exchanges(*[{"rank": 0, "epoch": e, "samples": 60, **cost} for e in (0, 1)]),
+            exchanges(
+                *[{"rank": 0, "epoch": e, "samples": 60, **cost} for e in (0, 1)]
+            ),
             ended(0, samples=100),
             exchanges({"rank": 1, "epoch": 0, "samples": 40}),
             ended(1),
@@ -81,8 +83,13 @@ def test_the_plan_may_be_nested():
 
 
 def test_what_the_controller_reports_goes_above():
-    report = {"samples_committed": 5, "samples_expected": 6, "exchanges": 7, "total_s": 8}
-    run = summarise([started(), ended(0), finished(**report)])
+    report = {
+        "samples_committed": 5,
+        "samples_expected": 6,
+        "exchanges": 7,
+        "total_s": 8,
+    }
+    run = summarise([started(), ended(0), finished("finished", **report)])
     assert (run.samples_committed, run.samples_expected, run.exchanges) == (5, 6, 7)
     assert run.report["total_s"] == 8
 
@@ -109,14 +116,13 @@ def test_the_monitored_metric_is_the_best():
     assert summarise(events).report["best"]["epoch"] == 1
 
 
-@pytest.mark.parametrize(
-    ("is_alive", "expected"), [(True, "running"), (False, "lost")]
-)
+@pytest.mark.parametrize(("is_alive", "expected"), [(True, "running"), (False, "lost")])
 def test_a_run_whose_process_is_gone_is_lost(is_alive: bool, expected: str):
     asked: list[tuple[str, int, float]] = []
     alive = lambda *writer: asked.append(writer) or is_alive  # noqa: E731
     segment = {"kind": "segment", "host": "h2", "pid": 8, "time": 1500.0}
-    assert summarise([started(), segment], is_alive=alive).status == expected
+    worker = {"kind": "worker_started", "host": "h3", "pid": 9, "time": 1600.0}
+    assert summarise([started(), segment, worker], is_alive=alive).status == expected
     assert asked == [("h2", 8, 1500.0)]
 
 
@@ -127,7 +133,9 @@ def test_a_run_that_ended_is_not_lost(status: str):
 
 
 def test_a_resumed_run_runs_again():
-    assert summarise([started(), finished("interrupted"), started()]).status == "running"
+    assert (
+        summarise([started(), finished("interrupted"), started()]).status == "running"
+    )
 
 
 def test_unknown_events_are_passed_over():

@@ -53,7 +53,9 @@ def test_tensorboard_reads_what_was_written(place: str, tmp_path: Path):
     assert {row[1] for row in train} == {"epoch_loss"}
     assert train[3][2:] == (0.25, 1e9 + 3)
     assert len(scalars(tmp_path / "tb" / "validation")) == 300
-    assert len(os.listdir(tmp_path / "tb" / "train")) == (1 if place == "local" else 300)
+    assert len(os.listdir(tmp_path / "tb" / "train")) == (
+        1 if place == "local" else 300
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

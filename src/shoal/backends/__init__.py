@@ -1,0 +1,1 @@
+"""One file a compute backend; the only room that imports one."""

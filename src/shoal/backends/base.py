@@ -26,7 +26,6 @@ class ComputeSpec:
     Args:
         window: Most steps of one call of `run`.
         batch_size: Rows of one full step of this worker.
-        clock_batch: Samples per tick of the run clock (the user's batch_size).
         local_momentum: mu of the look-ahead Nesterov step, 0 for none.
         mass: What a gradient weighs in a mean: its rows, or its sample weights.
         is_summed: The loss sums over the batch instead of averaging.
@@ -35,7 +34,6 @@ class ComputeSpec:
 
     window: int
     batch_size: int
-    clock_batch: int
     local_momentum: float = 0.0
     mass: Literal["rows", "weights"] = "rows"
     is_summed: bool = False
@@ -47,7 +45,7 @@ class Clock:
     """The run clock at the start of a window, in steps of the user's batch size.
 
     Args:
-        start: Committed samples / batch_size, plus where the optimizer began.
+        start: Committed steps, plus where the optimizer began.
         pace: Ticks in one local step: live workers, or 1 for a gang.
     """
 
@@ -116,6 +114,18 @@ class Backend(ABC):
     @abstractmethod
     def restore(self, blob: bytes) -> None:
         """The inverse of `snapshot`; takes all but the random state."""
+
+    @abstractmethod
+    def fork(self, rank: int) -> tuple[Any, ...]:
+        """Returns what worker `rank` would begin with, before anything has run.
+
+        With `swap` one set of compiled programs serves many workers in turn. The
+        parts are the backend's own; only it looks inside.
+        """
+
+    @abstractmethod
+    def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Goes on as the worker with `state`; returns the state of the one before."""
 
     @abstractmethod
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:

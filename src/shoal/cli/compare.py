@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from shoal.cli.script import load_problem
 from shoal.cli.tables import show_json, show_records
 
 
-def show_comparison(
+def show_comparison(  # noqa: PLR0913 - one argument for each option
     script: Annotated[
         str,
         typer.Argument(
@@ -31,9 +32,11 @@ def show_comparison(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples of one step; as fit chooses.")
     ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each.")] = 1,
     root: Annotated[
-        str | None, typer.Option(help="Folder of the runs; default $SHOAL_RUNS.")
+        str | None, typer.Option(help="Folder to keep the runs in; default: none is.")
     ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture to draw.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Trains a model with several strategies on the same samples; prints one table."""
@@ -51,9 +54,12 @@ def show_comparison(
         workers=workers or "auto",
         epochs=epochs,
         batch_size=batch_size,
+        seeds=seeds,
         validation_data=problem.validation_data,
-        run=root,
+        run=root or False,
     )
+    if plot:
+        comparison.plot(plot)
     if as_json:
         show_json(comparison.rows)
     else:

@@ -11,13 +11,13 @@ import typer
 from shoal.cli.following import follow_logs, print_logs
 from shoal.cli.tables import format_seconds, show_json, show_records, show_table
 from shoal.errors import ConfigError
+from shoal.plan.variables import environment
 from shoal.runs.catalogue import (
     find_run,
     list_runs,
     prune,
     read_summary,
     remove_run,
-    runs_root,
 )
 from shoal.runs.summary import LIST_FIELDS, RunSummary
 
@@ -46,12 +46,13 @@ def show_runs(
     context.obj = root
     if context.invoked_subcommand is not None:
         return
-    found = list_runs(runs_root(root))
+    place = _root(context, root)
+    found = list_runs(place)
     if as_json:
         show_json([run.model_dump(include=LIST_FIELDS | {"url"}) for run in found])
         return
     if not found:
-        typer.echo(f"No runs in {runs_root(root)}.")
+        typer.echo(f"No runs in {place}.")
         return
     show_table(
         [
@@ -168,8 +169,8 @@ def parse_duration(text: str) -> float:
 
 
 def _root(context: typer.Context, root: str | None) -> str:
-    """The option of the command beats the one given before it."""
-    return runs_root(root or context.obj)
+    """The command's own option beats the one before it, and that the variable."""
+    return root or context.obj or environment().runs
 
 
 def _facts(run: RunSummary) -> list[tuple[str, Any]]:
@@ -178,8 +179,8 @@ def _facts(run: RunSummary) -> list[tuple[str, Any]]:
     best = report.get("best") or {}
     shares = [
         f"{name} {report[f'{name}_share']:.0%}"
-        for name in ("compute", "wait", "exchange")
-        if report.get(f"{name}_share")
+        for name in ("compute", "data", "wait", "exchange")
+        if report.get(f"{name}_share", 0.0) >= 0.005
     ]
     lines: list[tuple[str, Any]] = [
         ("status", run.status),

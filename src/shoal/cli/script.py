@@ -57,7 +57,9 @@ def load_problem(target: str) -> Problem:
 
 def _load(path: Path) -> ModuleType:
     """Imports a file as `python file.py` would see it, but not as `__main__`."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A script called json.py must not take the place of json.
+    name = f"script_{path.stem}" if path.stem in sys.modules else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(
             f"there is no Python file {str(path)!r}. "
@@ -65,7 +67,7 @@ def _load(path: Path) -> ModuleType:
             "Give the path of a file that ends in .py."
         )
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))
     # Workers do not have this file on their path: what it defines travels whole.
     cloudpickle.register_pickle_by_value(module)

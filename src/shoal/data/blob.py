@@ -81,7 +81,7 @@ def _layout(columns: trees.Tree) -> tuple[bytes, int]:
     """The head, and the size of the blob with it."""
     found: list[Column] = trees.leaves(columns)
     places = iter(range(len(found)))
-    plain = trees.to_json(trees.map_leaves(lambda _: next(places), columns))
+    plain = _described(trees.map_leaves(lambda _: next(places), columns))
     # Offsets depend on the head's length and the head on the offsets: it is
     # written once with the widest ones, and padded to that length.
     widest = len(_head(plain, found, 10**15)[0])
@@ -99,11 +99,15 @@ def _head(plain: Any, columns: list[Column], start: int) -> tuple[bytes, int]:
         entries.append({"shape": shape, "dtype": dtype, "offset": start})
         stop = start + column.size_bytes
     head = {"tree": plain, "arrays": entries, "size": stop}
+    return json.dumps(head).encode(), stop
+
+
+def _described(tree: trees.Tree) -> Any:
     try:
-        return json.dumps(head).encode(), stop
+        return trees.to_json(tree)
     except TypeError as error:
         raise DataError(
-            f"a dict of inputs or targets has a key that is no text: {error}. "
+            f"a dict of inputs or targets has the key {error}. "
             "Expected the names of the model's inputs or outputs as keys. "
             "Rename them to strings."
         ) from error

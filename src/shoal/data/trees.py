@@ -94,12 +94,19 @@ def have_same_structure(one: Tree, other: Tree) -> bool:
 def to_json(tree: Tree) -> Any:
     """Describes a tree whose leaves are plain numbers as plain data.
 
+    Raises:
+        TypeError: A key of a dict is neither text nor a whole number.
+
     Example:
         >>> to_json(({"a": 0}, [1, None]))
         ['tuple', ['dict', ['a'], [0]], ['list', 1, None]]
     """
     if isinstance(tree, dict):
         items = cast("dict[Any, Tree]", tree)
+        odd = [key for key in items if not isinstance(key, (str, int))]
+        if odd:
+            # JSON would take some of them and give back others.
+            raise TypeError(f"{odd[0]!r} of type {type(odd[0]).__name__}")
         return ["dict", list(items), [to_json(value) for value in items.values()]]
     if is_nested(tree):
         kind = "list" if isinstance(tree, list) else "tuple"

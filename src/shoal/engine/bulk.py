@@ -72,7 +72,7 @@ class Bulk:
     def __init__(self, sizes: Sizes, slot: Slot | None) -> None:
         self.slot = slot
         if slot is None:
-            memory = memoryview(aligned_bytes(sizes.slot_bytes)).cast("B")
+            memory = aligned_bytes(sizes.slot_bytes).data.cast("B")
         else:
             memory = slot.bytes
         up, down = memory[: sizes.up_bytes], memory[sizes.up_bytes :]

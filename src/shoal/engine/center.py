@@ -58,9 +58,7 @@ class Center:
         statistics: Initial statistics, `(count,)`; copied.
     """
 
-    def __init__(
-        self, strategy: Strategy, vector: Vector, statistics: Vector
-    ) -> None:
+    def __init__(self, strategy: Strategy, vector: Vector, statistics: Vector) -> None:
         self.strategy = strategy
         self.vector = vector.copy()
         self.statistics = statistics.copy()

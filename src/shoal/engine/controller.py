@@ -20,12 +20,18 @@ from typing import Any
 import numpy as np
 
 from shoal.engine import recovery
-from shoal.engine.observer import EpochEnd, Observer, Record
+from shoal.engine.observer import EpochEnd, Observer, Record, Rescue
 from shoal.engine.opening import ServeInherited
 from shoal.engine.server import ServerSpec
 from shoal.engine.wire import Head, Link
 from shoal.engine.worker import WorkerSpec
-from shoal.errors import ClusterError, ExchangeTimeout, WorkerFailed, WorkerLost
+from shoal.errors import (
+    ClusterError,
+    ExchangeTimeout,
+    ShoalError,
+    WorkerFailed,
+    WorkerLost,
+)
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.vectors import Vector
@@ -33,6 +39,8 @@ from shoal.vectors import Vector
 POLL_S = 0.1
 GRACE_S = 2.0
 STATE_TIMEOUT_S = 20.0
+CENTER_TIMEOUT_S = 2.0
+RESCUE_S = 0.8  # for each question after Ctrl-C
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +101,13 @@ class Controller:
         self._due: list[tuple[float, _Worker]] = []
         self._restarts = 0
         self._link: Link | None = None
+        self._secret = b""
         self._make_spec: Callable[[int, str], WorkerSpec] | None = None
         self._learning_rate: float | None = None
         self._ended: dict[int, EpochEnd] = {}
         self._next_epoch = job.first_epoch
         self._is_over = job.first_epoch >= job.epochs
-        self.optimizer_state: bytes | None = None
-        self._center: tuple[Vector, Vector] | None = None
+        self._is_halted = False
         self._backlog: deque[tuple[Head, memoryview]] = deque()
 
     def __enter__(self) -> Controller:
@@ -140,6 +148,7 @@ class Controller:
         self._launcher.give(self._server, given)
         self._make_spec = make_spec
         self._learning_rate = server.learning_rate
+        self._secret = server.secret
         for worker in list(self._workers.values()):
             self._launcher.give(worker.token, make_spec(worker.hint, worker.token))
         self._link = self._connect(server.secret)
@@ -171,7 +180,7 @@ class Controller:
         """
         if self._is_over:
             return
-        self._open(self._next_epoch, is_first=True)
+        self._open(self._next_epoch)
         while not self._is_over:
             self._turn()
         self._finish()
@@ -193,10 +202,9 @@ class Controller:
                 self._hear(head, body)
         self._watch()
 
-    def _lost_server(self) -> None:
-        time_left = time.monotonic() + GRACE_S
-        gone: Exit | None = None
-        while gone is None and time.monotonic() < time_left:
+    def _lost_server(self, gone: Exit | None = None) -> None:
+        until = time.monotonic() + GRACE_S
+        while gone is None and time.monotonic() < until:
             gone = self._launcher.poll().get(self._server)
         why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
         raise ClusterError(
@@ -212,12 +220,11 @@ class Controller:
             sums = {int(e): np.asarray(s) for e, s in head["sums"].items()}
             self._observer.on_records(records, sums)
             self._tell_learning_rate()
+            if self._observer.wants_stop and not self._is_halted and not self._is_over:
+                self._is_halted = True
+                self._command("halt")
         elif kind == "epoch":
             self._keep_epoch(head, body)
-        elif kind == "center":
-            self._center = _vectors(head, body)
-        elif kind == "optimizer":
-            self.optimizer_state = bytes(body)
         elif kind == "joined":
             self._joined(head)
         elif kind == "ready":
@@ -226,7 +233,7 @@ class Controller:
             self._failed(head)
         elif kind == "left":
             self._left(head)
-        else:
+        elif kind not in ("center", "optimizer"):  # answers that came too late
             self._observer.on_event(kind, **_fields(head))
 
     def _joined(self, head: Head) -> None:
@@ -268,7 +275,7 @@ class Controller:
     def _watch(self) -> None:
         for token, gone in self._launcher.poll().items():
             if token == self._server and not self._is_over:
-                self._lost_server()
+                self._lost_server(gone)
             worker = self._workers.pop(token, None)
             if worker is not None and not self._is_over:
                 self._lost(worker, gone)
@@ -306,20 +313,25 @@ class Controller:
 
     # --------------------------------------------------------------- epochs
 
-    def _open(self, epoch: int, *, is_first: bool = False) -> None:
+    def _open(self, epoch: int) -> None:
         self._observer.on_epoch_begin(epoch)
         self._tell_learning_rate()
-        if is_first or self._job.has_barrier:
-            self._command("proceed", epoch=epoch)
+        # Without a barrier it may have begun; then the one after it may begin now.
+        self._command("proceed", epoch=epoch)
 
     def _keep_epoch(self, head: Head, body: memoryview) -> None:
         vector, statistics = _vectors(head, body)
+        state = self._ask("state", "optimizer", STATE_TIMEOUT_S)
+        if state is None:
+            text = "no worker sent its optimizer state; the model keeps an older one"
+            self._observer.on_event("warning", text=text)
         end = EpochEnd(
             epoch=head["epoch"],
             rows=head["rows"],
             metrics=np.asarray(head["metrics"], np.float64),
             vector=vector,
             statistics=statistics,
+            optimizer_state=None if state is None else bytes(state[1]),
         )
         # Without a barrier a later epoch may be complete before an earlier one.
         self._ended[end.epoch] = end
@@ -339,34 +351,74 @@ class Controller:
             self._learning_rate = value
             self._command("learning_rate", value=value)
 
-    def center(self, timeout_s: float = 2.0) -> tuple[Vector, Vector] | None:
-        """Asks for the center as it is now; None when nobody answers in time."""
-        self._center = None
+    # ------------------------------------------------------------ questions
+
+    def _ask(
+        self, command: str, kind: str, timeout_s: float
+    ) -> tuple[Head, memoryview] | None:
+        """Asks the server and waits; what else it says meanwhile is heard later."""
+        self._command(command)
         until = time.monotonic() + timeout_s
-        with contextlib.suppress(OSError, ExchangeTimeout):
-            self._command("center")
-            while self._link is not None and self._center is None:
-                head, body = self._link.receive(timeout_s=until - time.monotonic())
-                if head["kind"] == "center":
-                    self._center = _vectors(head, body)
-                else:
-                    self._backlog.append((head, body))
-        return self._center
+        while self._link is not None and time.monotonic() < until:
+            if not select.select([self._link], [], [], POLL_S)[0]:
+                self._watch()
+                continue
+            head, body = self._link.receive(timeout_s=timeout_s)
+            if head["kind"] == kind:
+                return head, body
+            self._backlog.append((head, body))
+            if head["kind"] == "failed":
+                break  # the run ends with it
+        return None
+
+    def center(self) -> tuple[Vector, Vector] | None:
+        """Asks for the center as it is now; None when nobody answers in time."""
+        found = self._ask("center", "center", CENTER_TIMEOUT_S)
+        return None if found is None else _vectors(*found)
+
+    def rescue(self) -> Rescue | None:
+        """After Ctrl-C: what can be had of the run within two questions.
+
+        Over a new connection, as the old one may have been cut within a frame.
+        """
+        if self._link is None:
+            return None
+        self._is_over = True
+        self._due.clear()
+        with contextlib.suppress(OSError, ShoalError):
+            # The old link stays open: a server without a controller ends.
+            old, self._link = (
+                self._link,
+                Link(self.address, self._secret, timeout_s=RESCUE_S),
+            )
+            self._command("control")
+            found = self._ask("center", "center", RESCUE_S)
+            old.close()
+            if found is None:
+                return None
+            state = self._ask("state", "optimizer", RESCUE_S)
+            vector, statistics = _vectors(*found)
+            return Rescue(
+                vector=vector,
+                statistics=statistics,
+                samples=int(found[0]["samples"]),
+                clock=int(found[0]["clock"]),
+                optimizer_state=None if state is None else bytes(state[1]),
+            )
+        return None
 
     # --------------------------------------------------------------- ending
 
     def _finish(self) -> None:
-        """Fetches one worker's optimizer state, then lets everyone go."""
-        self._command("state")
-        until = time.monotonic() + STATE_TIMEOUT_S
-        while self.optimizer_state is None and self._workers:
-            if time.monotonic() > until:
-                text = "no worker sent its optimizer state; the model keeps its old one"
-                self._observer.on_event("warning", text=text)
-                break
-            self._turn()
+        """Lets everyone go, and hears what they did until then."""
         self._command("finish")
         self._command("stop")
+        with contextlib.suppress(OSError, ExchangeTimeout):
+            while self._link is not None:
+                self._backlog.append(self._link.receive(timeout_s=GRACE_S))
+        for head, body in self._backlog:
+            if head["kind"] == "records":
+                self._hear(head, body)
         self._launcher.close(GRACE_S)
 
     def _command(self, kind: str, **fields: Any) -> None:

@@ -5,30 +5,28 @@ Everything here happens in the user's process, with the user's model.
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
-from shoal.engine.inspection import inner_optimizer, learning_rate_of
+from shoal.engine.hooks import BatchHooks, steps_of
+from shoal.engine.inspection import learning_rate_of
 from shoal.engine.metrics import MetricStates
-from shoal.engine.observer import EpochEnd, Observer, Record, Sums
+from shoal.engine.observer import EpochEnd, Observer, Record, Rescue, Sums
 from shoal.engine.progress import Progress
+from shoal.engine.user_model import UserModel
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.runs.history import is_higher_better
-from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
-
-BATCH_HOOKS = (
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_batch_begin",
-    "on_batch_end",
-)
+from shoal.vectors import Vector
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class Habits:
     """Arguments of Keras' `fit` that concern the user's process.
@@ -38,26 +36,26 @@ class Habits:
         validate: Evaluates the model, None without validation data.
         validation_freq: Epochs between validations, or a list of epochs.
         monitor: Metric by which the best model is kept, None for the loss.
-        verbose: 0, 1 or 2.
+        verbose: 0, 1, 2 or "auto", as given.
     """
 
     callbacks: Any = None
     validate: Callable[..., dict[str, float]] | None = None
     validation_freq: int | Sequence[int] = 1
     monitor: str | None = None
-    verbose: int = 0
+    verbose: int | str = 0
 
 
 @dataclass
 class _Epoch:
-    """Counters of the epoch that is under way."""
+    """What is known of the epoch that is under way."""
 
-    number: int = 0
-    samples: int = 0
-    exchanges: int = 0
+    number: int
     logs: dict[str, float] = field(default_factory=dict[str, float])
+    is_over: bool = False
 
 
+@final
 class Driver(Observer):
     """Follows a run with Keras' own callbacks and history.
 
@@ -70,130 +68,203 @@ class Driver(Observer):
 
     def __init__(self, model: Any, plan: Plan, run: Run, habits: Habits) -> None:
         self._model, self._plan, self._run, self._habits = model, plan, run, habits
-        keras = import_module("keras")
-        self._keras = keras
-        self._weights = exchanged_variables(model)
-        self._statistics = statistic_variables(model)
-        self._layout = Layout.of(self._weights)
-        self._statistics_layout = Layout.of(self._statistics)
+        self._order = plan.order()
+        self._user = UserModel(model)
         self._states = MetricStates.of(model)
         self._progress = Progress(plan, habits.verbose)
-        self._epoch = _Epoch()
+        self._epoch = _Epoch(number=plan.initial_epoch)
+        self._later: list[Record] = []
+        self._sums: dict[int, Sums] = {}
         self._best: float | None = None
+        self._is_warned = False
         self.fetch_center: Callable[[], tuple[Vector, Vector] | None] = lambda: None
-        self.committed = 0
-        self._began_at = int(np.asarray(inner_optimizer(model).iterations))
-        steps = plan.order().rows_of(plan.initial_epoch) / plan.gang_batch_size
-        self.callbacks: Any = keras.callbacks.CallbackList(
+        self._committed: Counter[int] = Counter()
+        self.first_step: float | None = None
+        """Monotonic seconds when the first step had been taken."""
+        rows = self._order.rows_of(plan.initial_epoch)
+        self.callbacks: Any = import_module("keras").callbacks.CallbackList(
             habits.callbacks,
             add_history=True,
             model=model,
             verbose=habits.verbose,
             epochs=plan.epochs,
-            steps=int(np.ceil(steps)),
+            steps=steps_of(rows, plan.batch_size),
         )
-        self._has_batch_hooks = any(
-            not getattr(getattr(callback, hook), "_is_default", False)
-            for callback in self.callbacks.callbacks
-            for hook in BATCH_HOOKS
-        )
+        self._hooks = BatchHooks(self.callbacks, plan.batch_size)
 
     # --------------------------------------------------------- start and end
 
     def begin(self) -> None:
-        """Before anything trains."""
+        """Before anything is sent to workers: what a callback loads now counts."""
         self._model.stop_training = False
         self.callbacks.on_train_begin()
+        self._user.remember()
 
-    def end(self, optimizer_state: bytes | None) -> Any:
+    def end(self, optimizer_state: bytes | None = None) -> Any:
         """After everything has trained; returns the history.
 
-        The optimizer holds the state of the lowest-ranked worker, its step count
-        where plain Keras' would stand.
+        Args:
+            optimizer_state: Of the lowest-ranked worker, None to keep what the last
+                epoch brought.
         """
-        optimizer = self._model.optimizer
         if optimizer_state is not None:
-            self._restore(optimizer, optimizer_state)
-        inner = inner_optimizer(self._model)
-        ticks = self.committed / self._plan.batch_size
-        inner.iterations.assign(self._began_at + int(np.ceil(ticks - 1e-9)))
-        optimizer.finalize_variable_values(self._model.trainable_weights)
+            self._user.restore_optimizer(optimizer_state)
+        self._count_overrun()
+        self._user.finalize(self._ticks())
         self.callbacks.on_train_end(logs=self._epoch.logs)
         self._progress.close()
+        advice = self._progress.advice()
+        if advice is not None:
+            self._run.event("note", text=advice)
+            self._progress.say(advice)
         return self._model.history
 
-    def _restore(self, optimizer: Any, blob: bytes) -> None:
-        at = 0
-        kept = inner_optimizer(self._model)._learning_rate
-        for variable in optimizer.variables:
-            value = np.asarray(variable.numpy())
-            array = np.frombuffer(blob, value.dtype, value.size, at)
-            at += array.nbytes
-            if variable is not kept:  # a callback may have changed it since
-                variable.assign(array.reshape(value.shape))
+    def interrupt(self, rescue: Rescue | None) -> str:
+        """After Ctrl-C: the model takes the center; returns a line for the user."""
+        ended = self._epoch.number + self._epoch.is_over
+        samples = sum(rows for e, rows in self._committed.items() if e < ended)
+        ticks = self._ticks_before(ended)
+        if rescue is not None:
+            self.adopt(rescue.vector, rescue.statistics)
+            ticks, samples = rescue.clock, rescue.samples
+            if rescue.optimizer_state is not None:
+                self._user.restore_optimizer(rescue.optimizer_state)
+        self._user.finalize(ticks)
+        self._run.event("interrupted", samples=samples)
+        expected = self._plan.samples_expected
+        look = f" See `shoal runs show {self._run.id}`." if self._run.url else ""
+        return (
+            f"Interrupted: the model holds {samples:,} of {expected:,} samples; call "
+            f"fit again to go on from there.{look}"
+        )
+
+    def abandon(self) -> None:
+        """After an error, whoever raised it: leaves terminal and threads as before."""
+        self._progress.close()
+        executor = getattr(self.callbacks, "_executor", None)
+        if executor is not None:  # Keras would leave it to the end of the program
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    def _count_overrun(self) -> None:
+        """Reports samples of epochs that a stopped run does not count any more."""
+        after = self._epoch.number
+        samples = sum(rows for e, rows in self._committed.items() if e > after)
+        if self._epoch.is_over and samples:
+            self._run.event("overrun", samples=samples, epoch=after)
+            self._progress.say(
+                f"epoch_barrier=False: workers had trained on {samples:,} samples of "
+                f"epoch {after + 2} when epoch {after + 1} stopped the run; "
+                "the model does not hold them"
+            )
 
     def adopt(self, vector: Vector, statistics: Vector) -> None:
         """Puts a center into the user's model."""
-        self._layout.scatter(vector, self._weights)
-        self._statistics_layout.scatter(statistics, self._statistics)
+        self._user.adopt(vector, statistics)
+
+    def _ticks(self) -> int:
+        """Steps that plain Keras would have counted by the end of this epoch."""
+        return self._ticks_before(self._epoch.number + 1)
+
+    def _ticks_before(self, epoch: int) -> int:
+        batch, models = self._plan.batch_size, self._plan.models
+        earlier = [rows for e, rows in self._committed.items() if e < epoch]
+        return sum(steps_of(rows // models, batch) for rows in earlier)
 
     # ------------------------------------------------------------- observing
 
     def on_event(self, kind: str, **fields: Any) -> None:
+        """Records what happened and shows what matters at once."""
         self._run.event(kind, **fields)
         self._progress.event(kind, fields)
 
     def on_epoch_begin(self, epoch: int) -> None:
+        """Begins an epoch for callbacks, before workers do."""
         self._epoch = _Epoch(number=epoch)
         self._run.event("epoch_started", epoch=epoch)
         self._progress.epoch_begin(epoch)
+        self._hooks.begin_epoch(self._order.rows_of(epoch))
         self.callbacks.on_epoch_begin(epoch)
+        self._warn_of_changes()
+        # Without a barrier exchanges of this epoch have come before it was its turn.
+        waiting = [r for r in self._later if r.epoch == epoch]
+        self._later = [r for r in self._later if r.epoch > epoch]
+        if waiting:
+            self._follow(waiting)
 
     def on_records(self, records: list[Record], sums: dict[int, Sums]) -> None:
+        """Records exchanges and tells callbacks and user of them."""
         self._run.exchanges([r._asdict() for r in records])
+        self._sums.update(sums)
+        if self.first_step is None and records:
+            first = records[0]
+            later_s = first.compute_s * (first.steps - 1) / max(1, first.steps)
+            self.first_step = time.monotonic() - later_s
         for record in records:
-            self.committed += record.samples
-            if record.epoch == self._epoch.number:
-                self._epoch.samples += record.samples
-        newest = next((r.sums for r in reversed(records) if r.sums), None)
-        state = sums.get(self._epoch.number) if newest is None else np.asarray(newest)
-        if state is not None:
-            self._epoch.logs = self._states.results(self._model, state)
-        if self._has_batch_hooks:
-            self._call_batch_hooks(records)
-        self._progress.update(records, self._epoch.samples, self._epoch.logs)
+            self._committed[record.epoch] += record.samples
+        current = self._epoch.number
+        self._later += [r for r in records if r.epoch > current]
+        now = [r for r in records if r.epoch == current]
+        if now and not self._epoch.is_over:
+            self._follow(now)
 
-    def _call_batch_hooks(self, records: list[Record]) -> None:
-        """Once an exchange, as Keras does under steps_per_execution."""
-        center = self.fetch_center()
-        if center is not None:
-            self.adopt(*center)
-        for record in records:
-            if record.sums is not None:
-                state = np.asarray(record.sums)
-                self._epoch.logs = self._states.results(self._model, state)
-            self.callbacks.on_train_batch_begin(self._epoch.exchanges)
-            self.callbacks.on_train_batch_end(self._epoch.exchanges, self._epoch.logs)
-            self._epoch.exchanges += 1
+    def _follow(self, records: list[Record]) -> None:
+        """Shows exchanges of the current epoch to callbacks and user."""
+        if self._hooks.are_wanted:
+            if self._hooks.read_weights:
+                center = self.fetch_center()
+                if center is not None:
+                    self.adopt(*center)
+            before = self._ticks_before(self._epoch.number)
+            self._hooks.call(records, self._logs_of, lambda s: self._reach(before + s))
+        self._epoch.logs = self._logs_of(records[-1])
+        self._progress.update(records, self._epoch.logs)
+
+    def _reach(self, ticks: int) -> bool:
+        """Sets the step count that a hook will see; False once training is to stop."""
+        self._user.count_steps(ticks)
+        return not self.wants_stop
+
+    def _logs_of(self, record: Record) -> dict[str, float]:
+        """The epoch's metrics after an exchange, or the newest that are known."""
+        state = record.sums if record.sums is not None else self._sums.get(record.epoch)
+        if state is None:
+            return self._epoch.logs
+        return self._states.results(self._model, np.asarray(state))
 
     def on_epoch(self, end: EpochEnd) -> None:
-        self.adopt(end.vector, end.statistics)
+        """Validates, ends the epoch for callbacks, and keeps the best model."""
+        self._user.remember(end.vector, end.statistics)
+        if end.optimizer_state is not None:
+            self._user.restore_optimizer(end.optimizer_state)
+        self._user.count_steps(self._ticks())
         logs = self._states.results(self._model, end.metrics)
         if self._habits.validate is not None and self._validates(end.epoch):
             found = self._habits.validate(callbacks=self.callbacks)
             logs.update({f"val_{name}": value for name, value in found.items()})
-        self._epoch.logs = logs
-        self.callbacks.on_epoch_end(end.epoch, logs)
+        self._epoch.logs, self._epoch.is_over = logs, True
         numbers = {k: float(v) for k, v in logs.items() if np.ndim(v) == 0}
-        self._run.event("epoch_ended", epoch=end.epoch, metrics=numbers, samples=end.rows)
+        self._progress.epoch_end(end.rows, numbers)
+        self.callbacks.on_epoch_end(end.epoch, logs)
+        self._run.event(
+            "epoch_ended", epoch=end.epoch, metrics=numbers, samples=end.rows
+        )
         self._keep_best(numbers)
-        self._progress.epoch_end(end.epoch, numbers)
 
     def _validates(self, epoch: int) -> bool:
         freq = self._habits.validation_freq
         if isinstance(freq, int):
             return (epoch + 1) % freq == 0
         return epoch + 1 in freq
+
+    def _warn_of_changes(self) -> None:
+        """Weights that a callback set are not what workers go on with: says so."""
+        if not self._is_warned and self._user.is_changed():
+            self._is_warned = True
+            text = (
+                "a callback changed the model's weights while it trains; workers go on "
+                "with their own, and the next center replaces the change"
+            )
+            self.on_event("warning", text=text)
 
     def _keep_best(self, logs: dict[str, float]) -> None:
         monitor = self._habits.monitor
@@ -209,8 +280,10 @@ class Driver(Observer):
 
     @property
     def wants_stop(self) -> bool:
+        """Whether a callback has set `model.stop_training`."""
         return bool(self._model.stop_training)
 
     @property
     def learning_rate(self) -> float | None:
+        """The optimizer's, as a callback may have set it; None under a schedule."""
         return learning_rate_of(self._model)

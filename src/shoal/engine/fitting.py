@@ -1,14 +1,14 @@
 """Trains one model as a plan says: the order in which everything is started.
 
-Processes are started first, so that they import while the model is packed and
-the data is written to memory they can map.
+Processes import what they need while the data is written to memory they can map.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.backends.base import ComputeSpec
@@ -17,6 +17,7 @@ from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
 from shoal.engine.driver import Driver, Habits
 from shoal.engine.inspection import inner_optimizer, learning_rate_of
+from shoal.engine.interruption import undisturbed
 from shoal.engine.member import Seat
 from shoal.engine.metrics import MetricStates
 from shoal.engine.opening import BACKENDS, OpenBackend, OpenMapped
@@ -42,39 +43,117 @@ class Work:
         source: Its data.
         custom_objects: As for `keras.saving.load_model`.
         factory: Makes the model anew on workers, None to send it.
+        packed: The model as `pack` made it.
+        shared: Holds the data already, None to write it.
     """
 
     model: Any
     source: ArraySource
     custom_objects: Mapping[str, Any] | None = None
-    factory: Any = None
+    factory: Callable[[], Any] | None = None
+    packed: bytes = b""
+    shared: SharedBlob | None = None
+
+    def with_packed(self) -> Work:
+        """Returns this with the model packed as it is now.
+
+        Raises:
+            PlanError: A part of it cannot travel.
+        """
+        custom, factory = self.custom_objects, self.factory
+        packed = pack(self.model, custom_objects=custom, factory=factory)
+        return replace(self, packed=packed)
 
 
-def train(plan: Plan, work: Work, run: Run, habits: Habits) -> Any:
-    """Trains `work.model` on processes of this machine; returns the Keras history.
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What training gave.
+
+    Args:
+        history: Keras' own.
+        first_step: Monotonic seconds when the first step had been taken, None when
+            there was none.
+    """
+
+    history: Any
+    first_step: float | None
+
+
+def train(plan: Plan, work: Work, run: Run, habits: Habits) -> Outcome:
+    """Trains `work.model` on processes of this machine.
 
     Raises:
         WorkerFailed, WorkerLost, ClusterError: See `shoal.errors`.
         KeyboardInterrupt: After Ctrl-C; the model holds the center so far.
     """
     driver = Driver(work.model, plan, run, habits)
-    blob = SharedBlob()
+    plan = _begin(driver, plan, work, run)
+    if habits.callbacks or not work.packed:
+        # A callback may have loaded other weights when training began.
+        work = work.with_packed()
+    blob = work.shared or SharedBlob()
     controller = Controller(_job(plan, run, blob), driver)
     driver.fetch_center = controller.center
     try:
         controller.launch()
+        if work.shared is None:
+            write_data(work.source, blob)
         _give(controller, plan, work, blob)
-        driver.begin()
         controller.run()
-        return driver.end(controller.optimizer_state)
+        return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
-        center = controller.center()
-        if center is not None:
-            driver.adopt(*center)
+        _rescue(driver, controller, is_told=habits.verbose != 0)
+        raise
+    except BaseException:
+        driver.abandon()
         raise
     finally:
-        controller.close()
-        blob.close()
+        with undisturbed():
+            controller.close()
+            if work.shared is None:
+                blob.close()
+
+
+def _rescue(driver: Driver, controller: Controller, *, is_told: bool) -> None:
+    """After Ctrl-C: saves what can be had, and says what that is."""
+    try:
+        text = driver.interrupt(controller.rescue())
+        if is_told:
+            sys.stderr.write(f"{text}\n")
+    finally:
+        driver.abandon()
+
+
+def announce(plan: Plan, run: Run, monitor: str | None = None) -> None:
+    """Records that a run begins, and what it is to do."""
+    run.event(
+        "run_started",
+        strategy=plan.strategy.name,
+        workers=plan.workers,
+        rows=plan.rows,
+        epochs=plan.epochs,
+        initial_epoch=plan.initial_epoch,
+        samples_expected=plan.samples_expected,
+        monitor=monitor,
+    )
+
+
+def write_data(source: ArraySource, blob: SharedBlob) -> None:
+    """Writes the data to memory that children map."""
+    with blob.allocate(source.blob_size()) as memory:
+        source.write_blob(memory)
+
+
+def _begin(driver: Driver, plan: Plan, work: Work, run: Run) -> Plan:
+    """Lets callbacks begin; one of them may have restored a later epoch."""
+    work.model._initial_epoch = None
+    driver.begin()
+    epoch = work.model._initial_epoch
+    if not epoch or epoch == plan.initial_epoch:
+        return plan
+    plan = replace(plan, initial_epoch=int(epoch))
+    announce(plan, run)
+    return plan
 
 
 def _job(plan: Plan, run: Run, blob: SharedBlob) -> Job:
@@ -112,8 +191,20 @@ def rules(plan: Plan) -> Rules:
     )
 
 
+def compute_spec(plan: Plan) -> ComputeSpec:
+    """The backend's part of a plan."""
+    is_weighted = "mean_with_sample_weight" in plan.model.reductions
+    return ComputeSpec(
+        window=plan.strategy.period,
+        batch_size=plan.worker_batch_size,
+        local_momentum=plan.strategy.local_momentum,
+        mass="weights" if is_weighted else "rows",
+        is_summed="sum" in plan.model.reductions,
+    )
+
+
 def _give(controller: Controller, plan: Plan, work: Work, blob: SharedBlob) -> None:
-    """Writes the data, packs the model, and sends everyone their part."""
+    """Sends everyone their part."""
     model = work.model
     weights, statistics = exchanged_variables(model), statistic_variables(model)
     layout, beside = Layout.of(weights), Layout.of(statistics)
@@ -124,10 +215,6 @@ def _give(controller: Controller, plan: Plan, work: Work, blob: SharedBlob) -> N
         digest=layout.digest + beside.digest,
     )
     secret = secrets.token_bytes(SECRET_BYTES)
-    memory = blob.allocate(work.source.blob_size())
-    work.source.write_blob(memory)
-    memory.close()
-    packed = pack(model, custom_objects=work.custom_objects, factory=work.factory)
     server = ServerSpec(
         secret=secret,
         strategy=plan.strategy,
@@ -137,15 +224,8 @@ def _give(controller: Controller, plan: Plan, work: Work, blob: SharedBlob) -> N
         statistics=beside.gather(statistics),
         learning_rate=learning_rate_of(model),
     )
-    compute = ComputeSpec(
-        window=plan.strategy.period,
-        batch_size=plan.worker_batch_size,
-        clock_batch=plan.batch_size,
-        local_momentum=plan.strategy.local_momentum,
-        mass="weights" if "mean_with_sample_weight" in plan.model.reductions else "rows",
-        is_summed="sum" in plan.model.reductions,
-    )
-    open_backend = OpenBackend(name=plan.backend, model=packed)
+    compute = compute_spec(plan)
+    open_backend = OpenBackend(name=plan.backend, model=work.packed)
     began = float(int(inner_optimizer(model).iterations.numpy()))
 
     def make(hint: int, token: str) -> WorkerSpec:

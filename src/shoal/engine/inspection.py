@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,33 @@ from shoal.vectors import FLOATS, exchanged_variables, statistic_variables
 SAMPLE_ROWS = 4
 
 
-def prepare(model: Any, sample: tuple[Any, ...]) -> None:
+def find_model(model: Any) -> tuple[Any, Callable[[], Any] | None]:
+    """Returns the Keras model meant, and what made it where that is a callable.
+
+    Args:
+        model: A Keras model, or a callable without arguments that returns one.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    kind = import_module("keras").Model
+    if isinstance(model, kind):
+        return model, None
+    if not callable(model):
+        raise ConfigError(
+            f"model is a {type(model).__name__}. Expected a compiled Keras model, or "
+            "a function without arguments that returns one. Pass the model itself."
+        )
+    made = model()
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"the callable given as model returned a {type(made).__name__}. "
+            "Expected a compiled Keras model. Let it return the model."
+        )
+    return made, model
+
+
+def prepare(model: Any, sample: Any) -> None:
     """Builds model, metrics and optimizer, as the first step of Keras' fit would.
 
     Args:
@@ -32,7 +59,7 @@ def prepare(model: Any, sample: tuple[Any, ...]) -> None:
             "optimizer and a loss. Shoal trains with both, as Keras' fit does. "
             "Call model.compile(optimizer, loss, metrics=[...]) first."
         )
-    x, y, weights = (*sample, None, None)[:3]
+    x, y, weights = import_module("keras").utils.unpack_x_y_sample_weight(sample)
     try:
         build_metrics(model, x=x, y=y, sample_weight=weights)
     except Exception as error:
@@ -46,11 +73,30 @@ def prepare(model: Any, sample: tuple[Any, ...]) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
-def read_model(model: Any, sample: tuple[Any, ...]) -> ModelFacts:
+def build(model: Any, rows: Any) -> None:
+    """Builds a model that is to predict, by calling it on a few rows.
+
+    Raises:
+        DataError: The model does not take such rows.
+    """
+    if model.built:
+        return
+    x = import_module("keras").utils.unpack_x_y_sample_weight(rows)[0]
+    try:
+        model(x, training=False)
+    except Exception as error:
+        raise DataError(
+            f"the model {model.name!r} cannot take the data: "
+            f"{type(error).__name__}: {error}. Received x of {_shapes(x)}. "
+            "Give arrays of the shapes that model.predict would take."
+        ) from error
+
+
+def read_model(model: Any, sample: Any) -> ModelFacts:
     """Reads the facts of a prepared model."""
     keras = import_module("keras")
     trainable = exchanged_variables(model)
-    y = sample[1] if len(sample) > 1 else None
+    y = keras.utils.unpack_x_y_sample_weight(sample)[1]
     return ModelFacts(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in trainable),
@@ -85,12 +131,14 @@ def _reductions(model: Any) -> tuple[str, ...]:
     """How each loss of the model reduces over the batch."""
     compiled: Any = model._compile_loss
     losses = getattr(compiled, "_flat_losses", None) or []
-    found = [getattr(entry.loss, "reduction", "sum_over_batch_size") for entry in losses]
-    known = {"mean": "sum_over_batch_size", "auto": "sum_over_batch_size"}
+    usual = "sum_over_batch_size"
+    found = [getattr(entry.loss, "reduction", usual) for entry in losses]
+    known = {"mean": usual, "auto": usual}
     return tuple(sorted({known.get(r, r) or "none" for r in found}))
 
 
 def _shapes(tree: Any) -> str:
     keras = import_module("keras")
-    shapes = [str(tuple(np.shape(leaf))) for leaf in keras.tree.flatten(tree)]
+    leaves = [leaf for leaf in keras.tree.flatten(tree) if leaf is not None]
+    shapes = [str(tuple(np.shape(leaf))) for leaf in leaves]
     return " and ".join(shapes) if shapes else "nothing"

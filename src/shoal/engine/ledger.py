@@ -7,7 +7,7 @@ exactly once" rests on is decided here.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,7 +41,9 @@ class Ranges:
         return sum(self.bounds[1::2]) - sum(self.bounds[::2])
 
     def add(self, start: int, stop: int) -> None:
-        """Adds a range; it may touch or overlap others."""
+        """Adds a range; it may touch or overlap others, or be empty."""
+        if start >= stop:
+            return
         low, high = bisect_left(self.bounds, start), bisect_right(self.bounds, stop)
         head = [start] if low % 2 == 0 else []
         tail = [stop] if high % 2 == 0 else []
@@ -49,6 +51,8 @@ class Ranges:
 
     def remove(self, start: int, stop: int) -> None:
         """Removes a range, whether or not all of it is there."""
+        if start >= stop:
+            return
         low, high = bisect_left(self.bounds, start), bisect_right(self.bounds, stop)
         head = [start] if low % 2 == 1 else []
         tail = [stop] if high % 2 == 1 else []
@@ -59,18 +63,19 @@ class Ranges:
         place = bisect_right(self.bounds, start)
         return place % 2 == 1 and self.bounds[place] >= stop
 
+    @property
+    def run(self) -> int:
+        """Integers in the first range, 0 when there is none."""
+        return self.bounds[1] - self.bounds[0] if self.bounds else 0
+
     def take(self, count: int) -> tuple[int, int] | None:
         """Removes and returns up to `count` integers from the first range."""
-        if not self.bounds:
+        if not self.bounds or count < 1:
             return None
         start = self.bounds[0]
         stop = min(self.bounds[1], start + count)
         self.remove(start, stop)
         return start, stop
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """The ranges, in order."""
-        return list(zip(self.bounds[::2], self.bounds[1::2], strict=True))
 
 
 @dataclass
@@ -100,20 +105,42 @@ class Ledger:
     def __init__(self) -> None:
         self._books: dict[int, EpochBook] = {}
         self._leases: dict[int, list[Piece]] = {}
+        self._active: list[int] = []
 
     def open(self, epoch: int, rows: int) -> None:
-        """Makes all samples of an epoch free to lease."""
+        """Makes all samples of an epoch free to lease, unless it is open already."""
         if epoch not in self._books:
-            self._books[epoch] = EpochBook(rows=rows, free=Ranges([0, rows]))
+            book = self._books[epoch] = EpochBook(rows=rows, free=Ranges())
+            book.free.add(0, rows)
+            insort(self._active, epoch)
 
     @property
     def epochs(self) -> list[int]:
-        """Epochs that are open, in order."""
+        """Every epoch that was opened, in order."""
         return sorted(self._books)
+
+    @property
+    def active(self) -> list[int]:
+        """Epochs that are open and were not closed, in order."""
+        return list(self._active)
+
+    def close(self, epoch: int) -> None:
+        """Takes an epoch that is done off the list that is looked through."""
+        self._active.remove(epoch)
+
+    def cut(self, epoch: int) -> None:
+        """Shrinks an epoch to the samples that are held or done."""
+        book = self._books[epoch]
+        book.rows -= len(book.free)
+        book.free = Ranges()
 
     def free(self, epoch: int) -> int:
         """Samples of an epoch that nobody holds and nobody has done."""
         return len(self._books[epoch].free)
+
+    def run(self, epoch: int) -> int:
+        """Free samples of an epoch that lie together at its first gap."""
+        return self._books[epoch].free.run
 
     def committed(self, epoch: int) -> int:
         """Samples of an epoch that are done."""
@@ -123,29 +150,29 @@ class Ledger:
         """Whether every sample of an epoch is committed."""
         return self.committed(epoch) == self._books[epoch].rows
 
-    def lease(
-        self, owner: int, epoch: int, count: int, gang: int = 0
-    ) -> Piece | None:
+    def lease(self, owner: int, epoch: int, count: int, gang: int = 0) -> Piece | None:
         """Gives up to `count` free samples, contiguous, to an owner."""
         taken = self._books[epoch].free.take(count)
         return None if taken is None else self._grant(owner, epoch, *taken, gang)
 
     def deal(
-        self, epoch: int, counts: Iterable[tuple[int, int]]
+        self, epoch: int, counts: Iterable[tuple[int, int]], *, is_gang: bool
     ) -> list[tuple[int, Piece]]:
-        """Splits the next contiguous free samples among owners, as one gang step.
+        """Splits the next contiguous free samples among owners.
 
         Args:
             epoch: The epoch to take from.
             counts: (owner, rows) in rank order. Where fewer are left, the last
                 owners get less or nothing.
+            is_gang: The pieces are the shares of one step.
         """
         wanted = list(counts)
         taken = self._books[epoch].free.take(sum(rows for _, rows in wanted))
         if taken is None:
             return []
         start, stop = taken
-        gang, dealt = stop - start, list[tuple[int, Piece]]()
+        gang = stop - start if is_gang else 0
+        dealt: list[tuple[int, Piece]] = []
         for owner, rows in wanted:
             end = min(stop, start + rows)
             if end > start:
@@ -162,9 +189,9 @@ class Ledger:
         """What an owner has leased and not yet committed."""
         return list(self._leases.get(owner, ()))
 
-    def holds(self, owner: int) -> bool:
-        """Whether an owner has anything leased."""
-        return bool(self._leases.get(owner))
+    def pieces_held(self, owner: int) -> int:
+        """How many leases an owner has."""
+        return len(self._leases.get(owner, ()))
 
     def held_rows(self, owner: int) -> int:
         """Samples an owner has leased."""
@@ -200,6 +227,11 @@ class Ledger:
             self._books[piece.epoch].committed.add(piece.start, piece.stop)
         return True
 
+    def release_all(self) -> None:
+        """Returns every lease to the pool, as after a restart."""
+        for owner in list(self._leases):
+            self.release(owner)
+
     def release(self, owner: int) -> int:
         """Returns an owner's leases to the pool; gives the number of samples."""
         pieces = self._leases.pop(owner, [])
@@ -218,6 +250,7 @@ class Ledger:
                 }
                 for epoch, book in self._books.items()
             },
+            "active": list(self._active),
             "leases": {
                 str(owner): [list(p) for p in pieces]
                 for owner, pieces in self._leases.items()
@@ -234,6 +267,7 @@ class Ledger:
                 free=Ranges(list(book["free"])),
                 committed=Ranges(list(book["done"])),
             )
+        ledger._active = list(data["active"])
         for owner, pieces in data["leases"].items():
             ledger._leases[int(owner)] = [Piece(*p) for p in pieces]
         return ledger

@@ -47,13 +47,42 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnd:
-    """An epoch whose last sample is committed, and the center at that moment."""
+    """An epoch whose last sample is committed, and the center at that moment.
+
+    Args:
+        epoch: Its number.
+        rows: Samples that are committed of it.
+        metrics: Its metric states.
+        vector: Weights.
+        statistics: Their statistics.
+        optimizer_state: Of one worker, about then; None where none could be had.
+    """
 
     epoch: int
     rows: int
     metrics: Sums
     vector: Vector
     statistics: Vector
+    optimizer_state: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescue:
+    """What is left of a run that is broken off.
+
+    Args:
+        vector: Weights of the center.
+        statistics: Their statistics.
+        samples: Committed in all epochs.
+        clock: Steps of the user's batch size they make.
+        optimizer_state: Of one worker, None when none answered in time.
+    """
+
+    vector: Vector
+    statistics: Vector
+    samples: int
+    clock: int
+    optimizer_state: bytes | None = None
 
 
 class Observer(ABC):

@@ -1,41 +1,242 @@
-"""What a user sees while a run goes on: one live line an epoch."""
+"""What a user sees while a run goes on: one live line an epoch, and what went wrong.
+
+A live line needs a terminal or a notebook; elsewhere, in logs, every epoch is one
+line when it is over.
+"""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import time
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO, final
 
 from shoal.engine.observer import Record
 from shoal.plan import Plan
 
+ERASE = "\r\x1b[K"
+PACE_S = 0.1  # between two looks of a live line
+RECENT = 32  # exchanges whose staleness is shown
+NARROW = 20  # a terminal that says it has fewer columns than this does not know
 
+
+@final
+class Display:
+    """Where lines go: the standard output of the moment, with one line that may change.
+
+    Args:
+        is_live: Whether a line may change at all.
+    """
+
+    def __init__(self, *, is_live: bool) -> None:
+        self._is_live = is_live
+        self._shown = 0
+        self._at = 0.0
+
+    def show(self, text: str) -> None:
+        """Puts a text on the line that may change."""
+        stream = sys.stdout
+        now = time.monotonic()
+        if not self._is_live or not can_change(stream) or now - self._at < PACE_S:
+            return
+        self._at = now
+        if stream.isatty():
+            columns = shutil.get_terminal_size().columns
+            text = text[: columns - 1] if columns >= NARROW else text
+            _write(stream, ERASE + text)
+        else:  # a notebook: no codes, so an older, longer text is painted over
+            _write(stream, "\r" + text.ljust(self._shown))
+        self._shown = len(text)
+
+    def say(self, text: str) -> None:
+        """Writes a line that stays."""
+        self.clear()
+        _write(sys.stdout, text + "\n")
+
+    def clear(self) -> None:
+        """Empties the line that may change."""
+        if self._shown:
+            is_terminal = sys.stdout.isatty()
+            _write(sys.stdout, ERASE if is_terminal else f"\r{' ' * self._shown}\r")
+        self._shown, self._at = 0, 0.0
+
+
+def can_change(stream: TextIO) -> bool:
+    """Whether a line of a stream can be written again: a terminal or a notebook."""
+    return stream.isatty() or type(stream).__module__.startswith("ipykernel")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:  # such as metric names on a terminal of plain ASCII
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, errors="replace").decode(encoding))
+    stream.flush()
+
+
+@final
 class Progress:
-    """Shows a run as `verbose` asks: 0 nothing, 1 a live line, 2 a line an epoch.
+    """Shows a run as `verbose` asks, as in Keras.
 
     Args:
         plan: Of the run.
-        verbose: As in Keras.
+        verbose: 0 nothing; 1 or "auto" a live line, where the output can show one,
+            and a line for each epoch; 2 a line for each epoch.
     """
 
-    def __init__(self, plan: Plan, verbose: int) -> None:
-        self._plan, self._verbose = plan, verbose
+    def __init__(self, plan: Plan, verbose: int | str) -> None:
+        self._plan, self._order = plan, plan.order()
+        self._is_silent = verbose == 0
+        self._display = Display(is_live=verbose in (1, "auto"))
+        self._alive: set[int] = set()
+        self._share = ExchangeShare()
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._begin(plan.initial_epoch)
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._samples = epoch, 0
+        self._rows = self._order.rows_of(epoch) * self._plan.models
+        self._span: tuple[float, float] | None = None
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Tells what a user should know at once."""
+        rank = int(fields.get("rank", -1))
+        if kind == "worker_started":
+            self._alive.add(rank)
+        elif kind == "worker_lost":
+            self._alive.discard(rank)
+            self.say(f"worker {rank} is lost: {fields.get('reason')}")
+        elif kind == "worker_replaced":
+            seconds = float(fields.get("seconds", 0.0))
+            self.say(f"worker {rank} is replaced, {seconds:.1f} s later")
+        elif kind == "warning":
+            self.say(f"warning: {fields.get('text')}")
+
+    def say(self, text: str) -> None:
+        """Writes a line, unless nothing is to be shown."""
+        if not self._is_silent:
+            self._display.say(text)
 
     def epoch_begin(self, epoch: int) -> None:
         """Starts a line."""
+        self._begin(epoch)
+        if not self._share.records and not self._is_silent:
+            workers = f"{self._plan.workers} worker{'s'[: self._plan.workers > 1]}"
+            self._display.show(f"{self._title()}  starting {workers}")
 
-    def update(
-        self, records: list[Record], samples: int, logs: Mapping[str, Any]
-    ) -> None:
-        """Brings the line up to date."""
+    def update(self, records: list[Record], logs: Mapping[str, Any]) -> None:
+        """Brings the line up to date with exchanges of the epoch it shows."""
+        for record in records:
+            self._samples += record.samples
+            self._recent.append(record.staleness)
+            self._share.add(record)
+            start = record.t - record.compute_s - record.data_s
+            before = self._span[0] if self._span else start
+            self._span = (min(before, start), record.t)
+        if not self._is_silent:
+            self._display.show(self._live_text(logs))
 
-    def epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Ends the line."""
-        if self._verbose:
-            text = " - ".join(f"{k}: {v:.4f}" for k, v in logs.items())
-            print(f"Epoch {epoch + 1}/{self._plan.epochs} - {text}", flush=True)  # noqa: T201
+    def _live_text(self, logs: Mapping[str, Any]) -> str:
+        done = min(1.0, self._samples / max(1, self._rows))
+        rate, left = self._rate(), max(0, self._rows - self._samples)
+        staleness = sum(self._recent) / max(1, len(self._recent))
+        alive = len(self._alive) or self._plan.workers
+        return "  ".join(
+            [
+                self._title(),
+                f"{done:4.0%}",
+                f"{rate:,.0f} samples/s",
+                _numbers(logs),
+                f"{alive} worker{'s'[: alive > 1]}",
+                f"staleness {staleness:.1f}",
+                f"{_minutes(left / rate) if rate else '?'} left",
+            ]
+        )
+
+    def epoch_end(self, rows: int, logs: Mapping[str, Any]) -> None:
+        """Ends the line, with all metrics of the epoch."""
+        seconds = self._span[1] - self._span[0] if self._span else 0.0
+        parts = [self._title(), f"{rows:,} samples", f"{seconds:.1f} s"]
+        if seconds > 0:
+            parts.append(f"{rows / seconds:,.0f} samples/s")
+        self.say("  ".join([*parts, _numbers(logs)]))
+
+    def advice(self) -> str | None:
+        """What would have been faster, when most of the time went to exchanges."""
+        plan, share = self._plan, self._share.share
+        is_cpu_gang = plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0
+        if not is_cpu_gang or share <= 0.5:
+            return None
+        return (
+            f"{plan.strategy.name} spent {share:.0%} of the workers' time exchanging, "
+            "because on CPU every step waits for one; strategy='aeasgd' or "
+            "'local_sgd' exchanges less often and is faster, on a curve of its own"
+        )
 
     def close(self) -> None:
         """Leaves the terminal as it was."""
+        self._display.clear()
+
+    def _title(self) -> str:
+        return f"Epoch {self._epoch + 1}/{self._plan.epochs}"
+
+    def _rate(self) -> float:
+        """Samples a second of this epoch, by the server's clock."""
+        if self._span is None or self._span[1] <= self._span[0]:
+            return 0.0
+        return self._samples / (self._span[1] - self._span[0])
+
+
+@final
+class ExchangeShare:
+    """The share of the workers' time that went to exchanges.
+
+    A worker's first exchange of an epoch is left out: the wait before it is for
+    callbacks and validation.
+
+    Example:
+        >>> share = ExchangeShare()
+        >>> row = dict(rank=0, epoch=0, samples=1, steps=1, version=1, staleness=1)
+        >>> for t in (1.0, 2.0):
+        ...     share.add(Record(t=t, **row, compute_s=1.0, data_s=0.0, exchange_s=3.0))
+        >>> share.share
+        0.6
+    """
+
+    def __init__(self) -> None:
+        self.records = 0
+        self._busy_s = self._exchange_s = 0.0
+        self._seen: set[tuple[int, int]] = set()
+
+    def add(self, record: Record) -> None:
+        """Counts one exchange."""
+        self.records += 1
+        self._busy_s += record.compute_s + record.data_s
+        place = (record.rank, record.epoch)
+        if place in self._seen:
+            self._exchange_s += record.exchange_s
+        self._seen.add(place)
+
+    @property
+    def share(self) -> float:
+        """Between 0 and 1."""
+        return self._exchange_s / max(1e-9, self._busy_s + self._exchange_s)
+
+
+def _numbers(logs: Mapping[str, Any]) -> str:
+    """Metrics, the loss first."""
+    names = sorted(logs, key=lambda name: (name != "loss", name.startswith("val_")))
+    return "  ".join(f"{n} {logs[n]:.4g}" for n in names if _is_number(logs[n]))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _minutes(seconds: float) -> str:
+    """Minutes and seconds, as a clock shows them."""
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"

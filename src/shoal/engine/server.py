@@ -92,7 +92,8 @@ class Server:
         self.center = Center(spec.strategy, spec.vector, spec.statistics)
         self._learning_rate = spec.learning_rate
         self._blob = b""
-        self._is_state_wanted = False
+        self._is_state_wanted = self._is_center_wanted = False
+        self._published = 0
         self._metrics: dict[int, np.ndarray[Any, Any]] = {}
         self._saved = (self.center.vector.copy(), self.center.statistics.copy())
         self._saved_metrics: dict[int, np.ndarray[Any, Any]] = {}
@@ -317,6 +318,9 @@ class Server:
             self.center.statistics[:] = bulk.message_statistics
             self._saved = (self.center.vector.copy(), self.center.statistics.copy())
             self._saved_metrics = {e: m.copy() for e, m in self._metrics.items()}
+            self._published = self.sequencer.version
+        if self._is_center_wanted:
+            self._send_center()
         if self._is_state_wanted:
             self._send_state()
         self._carry_out(self.sequencer.published(peer.rank, peer.incarnation))
@@ -346,7 +350,9 @@ class Server:
                     self._end_epoch(epoch)
                 case Rollback(lineage):
                     self.center.vector[:], self.center.statistics[:] = self._saved
-                    self._metrics = {e: m.copy() for e, m in self._saved_metrics.items()}
+                    self._metrics = {
+                        e: m.copy() for e, m in self._saved_metrics.items()
+                    }
                     clock = self.sequencer.clock
                     self._notify(
                         {"kind": "rollback", "lineage": lineage, "clock": clock}
@@ -413,10 +419,12 @@ class Server:
             self._carry_out(self.sequencer.proceed(int(head["epoch"])))
         elif kind == "expect":
             self._carry_out(self.sequencer.expect(int(head["workers"])))
+        elif kind == "halt":
+            self._carry_out(self.sequencer.halt())
         elif kind == "learning_rate":
             self._learning_rate = head["value"]
         elif kind == "center":
-            self._notify({"kind": "center", **self._state()}, is_center=True)
+            self._give_center()
         elif kind == "state":
             self._give_state()
         elif kind == "finish":
@@ -425,6 +433,23 @@ class Server:
             self._is_running = False
         else:
             raise BadFrame(f"unknown command {kind!r}")
+
+    def _give_center(self) -> None:
+        """Tells the controller the center; in a gang some worker publishes it first."""
+        has_ready = any(m.is_ready for m in self.sequencer.members.values())
+        is_old = self._published != self.sequencer.version
+        if self.spec.rules.is_gang and has_ready and is_old:
+            self._is_center_wanted = True
+            self._carry_out(self.sequencer.ask())
+        else:
+            self._send_center()
+
+    def _send_center(self) -> None:
+        self._is_center_wanted = False
+        ledger = self.sequencer.ledger
+        samples = sum(ledger.committed(epoch) for epoch in ledger.epochs)
+        head = {"kind": "center", "samples": samples, **self._state()}
+        self._notify(head, is_center=True)
 
     def _give_state(self) -> None:
         """The controller wants one worker's optimizer state, at the end of a run."""

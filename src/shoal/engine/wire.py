@@ -221,9 +221,7 @@ class Channel:
         so theirs is free again when they speak next.
         """
         parts = [memoryview(p).cast("B") for p in body if len(p)]
-        self._out.append(
-            memoryview(pack_head(head, sum(len(part) for part in parts)))
-        )
+        self._out.append(memoryview(pack_head(head, sum(len(part) for part in parts))))
         self._out.extend(parts)
         self.flush()
 

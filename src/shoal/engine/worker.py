@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -148,9 +149,9 @@ class Worker:
 
     def _clock(self) -> Clock:
         """The run clock now, as the last answer told it."""
-        progress, compute = self._member.progress, self._compute
+        progress = self._member.progress
         pace = 1.0 if self._spec.is_gang else float(progress.workers)
-        start = self._spec.clock_start + progress.clock / compute.clock_batch
+        start = self._spec.clock_start + progress.clock
         if progress.learning_rate is not None and progress.learning_rate != self._rate:
             self._rate = progress.learning_rate
             self._backend.set_learning_rate(self._rate)
@@ -162,19 +163,19 @@ class Worker:
         """Up to `window` local steps, then one exchange."""
         member, backend, times = self._member, self._backend, self._member.times
         clock, pieces, steps = self._clock(), list[Piece](), 0
+        size = self._compute.batch_size
         while steps < self._compute.window and member.progress.pieces:
-            batches = self._next_batches(self._compute.window - steps, pieces)
+            most = self._compute.window - steps
+            batches = next_batches(member.progress.pieces, size, most, pieces)
             if not batches:
                 break
             began = time.perf_counter()
             data = self._take(batches)
-            size = self._compute.batch_size
             rows = sum(p.rows for p in batches)
             count = max(1, rows // size)
             read = time.perf_counter()
             start = clock.start + steps * clock.pace
             backend.run(data, count, replace(clock, start=start))
-            vector, statistics = backend.read()
             backend.take_metrics(member.bulk.metrics, add=steps > 0)
             times.data_s += read - began
             times.compute_s += time.perf_counter() - read
@@ -183,29 +184,9 @@ class Worker:
             self.steps += count
             if rows % size:
                 break  # the short batch ends the window, as it ends the epoch
+        vector, statistics = backend.read()
         member.push_weights(vector, statistics, pieces, steps)
         backend.load(member.local, member.statistics)
-
-    def _next_batches(self, most: int, before: list[Piece]) -> list[Piece]:
-        """Takes whole batches, or one short batch, of one epoch from the leases."""
-        pieces, size = self._member.progress.pieces, self._compute.batch_size
-        epoch = before[0].epoch if before else pieces[0].epoch
-        total = 0
-        for piece in pieces:
-            if piece.epoch != epoch:
-                break
-            total += piece.rows
-        wanted = min(most * size, total - total % size) or total
-        taken: list[Piece] = []
-        while wanted and pieces and pieces[0].epoch == epoch:
-            piece = pieces.popleft()
-            if piece.rows > wanted:
-                rest = piece._replace(start=piece.start + wanted)
-                piece = piece._replace(stop=rest.start)
-                pieces.appendleft(rest)
-            taken.append(piece)
-            wanted -= piece.rows
-        return taken
 
     def _take(self, pieces: list[Piece]) -> Any:
         """Reads the rows of pieces, in order."""
@@ -231,3 +212,33 @@ class Worker:
         backend.set_statistics(member.statistics)
         backend.apply(mean, clock)
         self.steps += 1
+
+
+def next_batches(
+    pieces: deque[Piece], size: int, most: int, before: Sequence[Piece]
+) -> list[Piece]:
+    """Takes whole batches, or one short batch, of one epoch from the leases.
+
+    Args:
+        pieces: The leases; what is taken leaves them.
+        size: Rows of a batch.
+        most: Batches to take at most.
+        before: What the window has taken already; it stays within an epoch.
+    """
+    epoch = before[0].epoch if before else pieces[0].epoch
+    total = 0
+    for piece in pieces:
+        if piece.epoch != epoch:
+            break
+        total += piece.rows
+    wanted = min(most * size, total - total % size) or total
+    taken: list[Piece] = []
+    while wanted and pieces and pieces[0].epoch == epoch:
+        piece = pieces.popleft()
+        if piece.rows > wanted:
+            rest = piece._replace(start=piece.start + wanted)
+            piece = piece._replace(stop=rest.start)
+            pieces.appendleft(rest)
+        taken.append(piece)
+        wanted -= piece.rows
+    return taken

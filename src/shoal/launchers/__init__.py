@@ -1,0 +1,1 @@
+"""Who starts processes: this machine today, Ray and Spark by the same verbs."""

@@ -9,6 +9,7 @@ from typing import final
 
 from shoal.errors import ConfigError
 from shoal.plan.request import Workers
+from shoal.runs.catalogue import DEFAULT_ROOT
 
 
 @final
@@ -17,13 +18,13 @@ class Environment:
     """What SHOAL_* variables say; an argument always beats them.
 
     Args:
-        runs: SHOAL_RUNS, the folder of runs.
+        runs: SHOAL_RUNS, the folder or URL of the runs; default ./shoal-runs.
         workers: SHOAL_WORKERS: a number, "min-max" or "auto"; None when not set.
         data: SHOAL_DATA, the folder of data sets for examples and benchmarks.
         verbose: SHOAL_VERBOSE: 0, 1, 2 or "auto"; None when not set.
     """
 
-    runs: str = "./shoal-runs"
+    runs: str = DEFAULT_ROOT
     workers: Workers | None = None
     data: str | None = None
     verbose: int | str | None = None
@@ -50,7 +51,7 @@ def environment(variables: Mapping[str, str] | None = None) -> Environment:
     }
     workers, verbose = texts.get("workers"), texts.get("verbose")
     return Environment(
-        runs=texts.get("runs", Environment.runs),
+        runs=texts.get("runs", DEFAULT_ROOT),
         workers=None if workers is None else _workers_from(workers),
         data=texts.get("data"),
         verbose=None if verbose is None else _verbose_from(verbose),

@@ -138,6 +138,9 @@ class Run(ABC):
             "v": VERSION, "kind": kind, "time": time.time(), "t": round(since_s, 6),
         }  # fmt: skip
 
+    def __repr__(self) -> str:
+        return f"<run {self.id} in {self.url or 'memory'}>"
+
     def __enter__(self) -> Self:
         return self
 

@@ -13,20 +13,8 @@ from shoal.runs.events import FOLDER, read_events
 from shoal.runs.folder import Folder, is_place
 from shoal.runs.summary import RunSummary, is_process_alive, summarise
 
-VARIABLE = "SHOAL_RUNS"
 DEFAULT_ROOT = "./shoal-runs"
-
-
-def runs_root(root: str | os.PathLike[str] | None = None) -> str:
-    """Decides where runs are kept: the argument, else $SHOAL_RUNS, else ./shoal-runs.
-
-    The only place that reads this variable.
-
-    Example:
-        >>> runs_root("s3://bucket/runs")
-        's3://bucket/runs'
-    """
-    return os.fspath(root) if root else os.environ.get(VARIABLE) or DEFAULT_ROOT
+"""Where runs are kept when neither an argument nor $SHOAL_RUNS says."""
 
 
 def run_ids(root: str | os.PathLike[str]) -> list[str]:

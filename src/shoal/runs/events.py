@@ -30,6 +30,7 @@ EXCHANGE_FIELDS = (
     "version",
     "staleness",
     "compute_s",
+    "data_s",
     "wait_s",
     "exchange_s",
     "t",
@@ -68,14 +69,20 @@ def pack_exchanges(records: Sequence[Mapping[str, Any]]) -> Event:
 
     Args:
         records: Mappings with the names of `EXCHANGE_FIELDS`; missing ones become
-            null, further ones are kept behind them.
+            null. Further ones are kept behind them, except those that hold more
+            than a number or word, such as a metric's state.
 
     Example:
         >>> pack_exchanges([{"rank": 0, "samples": 640}])["rows"][0][:3]
         [0, None, 640]
     """
-    further = {name: None for record in records for name in record}
-    columns = [*EXCHANGE_FIELDS, *(n for n in further if n not in EXCHANGE_FIELDS)]
+    further = {
+        name: None
+        for record in records
+        for name, value in record.items()
+        if name not in EXCHANGE_FIELDS and _is_plain(value)
+    }
+    columns = [*EXCHANGE_FIELDS, *further]
     rows = [[_short(record.get(name)) for name in columns] for record in records]
     return {"columns": columns, "rows": rows}
 
@@ -150,8 +157,16 @@ def _finite(value: Any) -> Any:
 
 def _short(value: Any) -> Any:
     """Keeps seven significant digits, a float32's worth, and finite numbers only."""
+    if not _is_plain(value):
+        return None
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else None
     return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Tells a number or word from arrays and collections; None is neither."""
+    is_scalar = getattr(value, "shape", None) == ()
+    return is_scalar or isinstance(value, (bool, int, float, str))

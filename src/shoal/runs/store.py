@@ -14,7 +14,7 @@ from typing import Any, final
 from shoal.errors import ConfigError
 from shoal.runs.base import Run as Run
 from shoal.runs.base import Which, this_process
-from shoal.runs.catalogue import find_run, runs_root
+from shoal.runs.catalogue import DEFAULT_ROOT, find_run
 from shoal.runs.claim import claim
 from shoal.runs.events import VERSION, Event, encode, read_events
 from shoal.runs.folder import Folder, is_place
@@ -223,15 +223,17 @@ def start(
     run: str | os.PathLike[str] | Run | bool | None,
     *,
     name: str,
+    root: str | os.PathLike[str] = DEFAULT_ROOT,
     complain: Complaint | None = None,
 ) -> Run:
     """Turns the `run=` argument of `fit` into a run.
 
     Args:
-        run: None or True: a folder under the usual root. False: keep nothing. A
-            word: the same root, and the name of the run. A path or URL: the root.
-            A run: itself.
+        run: None or True: a folder under `root`. False: keep nothing. A word: the
+            same, and the name of the run. A path or URL: used as the root. A run:
+            itself.
         name: The name when `run` gives none, such as the model's.
+        root: Path or URL, what $SHOAL_RUNS says; default ./shoal-runs.
         complain: Told one line when records of a kind begin to be lost.
 
     Raises:
@@ -248,7 +250,7 @@ def start(
     if run is False:
         return NullRun(name=name)
     if run is None or run is True:
-        return create(None, name, complain=complain)
+        return create(root, name, complain=complain)
     if not isinstance(run, (str, os.PathLike)) or not os.fspath(run):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
             f"run={run!r} names no run. "
@@ -256,12 +258,12 @@ def start(
             "Leave it out to use ./shoal-runs."
         )
     if isinstance(run, str) and not is_place(run):
-        return create(None, run, complain=complain)
+        return create(root, run, complain=complain)
     return create(run, name, complain=complain)
 
 
 def create(
-    root: str | os.PathLike[str] | None,
+    root: str | os.PathLike[str],
     name: str,
     *,
     complain: Complaint | None = None,
@@ -270,7 +272,7 @@ def create(
     """Claims a new run folder under a root.
 
     Args:
-        root: Path or URL; None for $SHOAL_RUNS, else ./shoal-runs.
+        root: Path or URL.
         name: Becomes the middle of the id, in small letters and dashes.
         complain: Told one line when records of a kind begin to be lost.
         today: Becomes the beginning of the id; default None: today.
@@ -286,14 +288,14 @@ def create(
         "v": VERSION, "kind": "run_created", "time": time.time(), "t": 0.0,
         "name": name, **this_process(),
     }  # fmt: skip
-    place = Folder.at(runs_root(root))
+    place = Folder.at(root)
     folder = claim(place, name, first=first, today=today or date.today())
     return StoredRun(folder, name=name, complain=complain)
 
 
 def open_run(
     reference: str,
-    root: str | os.PathLike[str] | None = None,
+    root: str | os.PathLike[str] = DEFAULT_ROOT,
     *,
     complain: Complaint | None = None,
 ) -> StoredRun:
@@ -301,11 +303,11 @@ def open_run(
 
     Args:
         reference: Id, the unique beginning of one, or path or URL of the folder.
-        root: Where ids are looked up; None for $SHOAL_RUNS, else ./shoal-runs.
+        root: Where ids are looked up, default ./shoal-runs.
         complain: Told one line when records of a kind begin to be lost.
 
     Raises:
         ConfigError: There is no such run, or there are several.
     """
-    folder = find_run(reference, runs_root(root))
+    folder = find_run(reference, root)
     return StoredRun(folder, name=folder.name, complain=complain)

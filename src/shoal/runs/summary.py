@@ -19,6 +19,12 @@ Status: TypeAlias = Literal["running", "finished", "failed", "interrupted", "los
 IsAlive: TypeAlias = Callable[[str, int, float], bool]
 """(host, pid, Unix time when it was seen) -> whether that process may still live."""
 
+SPENT = ("compute_s", "data_s", "wait_s", "exchange_s")
+"""What a worker's time goes to."""
+
+WRITER_KINDS = ("run_created", "run_started", "segment")
+"""Events that name the process which writes them, and not some worker."""
+
 LIST_FIELDS = {"id", "name", "status", "strategy", "workers", "started", "seconds"}
 """What a list of runs shows."""
 
@@ -44,8 +50,8 @@ class RunSummary(BaseModel):
         exchanges: Pushes that were acknowledged.
         workers_lost: Workers that died or stopped answering.
         metrics: By name, one mapping for each epoch that ended.
-        report: total_s, startup_s, compute_s, wait_s, exchange_s (the last three
-            summed over workers), their shares of the three together, and `best`.
+        report: total_s, startup_s; compute_s, data_s, wait_s and exchange_s summed
+            over workers, with the share of each, such as compute_share; and `best`.
         warnings: One line each.
     """
 
@@ -122,7 +128,7 @@ class Fold:
         self._metrics: dict[int, dict[str, Any]] = {}
         self._committed: dict[int, int] = {}
         self._settled: set[int] = set()
-        self._spent = dict.fromkeys(("compute_s", "wait_s", "exchange_s"), 0.0)
+        self._spent = dict.fromkeys(SPENT, 0.0)
         self._exchanges = self._workers_lost = 0
         self._warnings: list[str] = []
 
@@ -131,7 +137,7 @@ class Fold:
         if self._first_time is None and "time" in event:
             self._first_time = float(event["time"])
         self._seconds = max(self._seconds, float(event.get("t", 0.0)))
-        if "pid" in event and "host" in event:
+        if event.get("kind") in WRITER_KINDS and "pid" in event and "host" in event:
             seen = float(event.get("time", 0.0))
             self._writer = (str(event["host"]), int(event["pid"]), seen)
         step = getattr(self, f"_on_{event.get('kind')}", None)

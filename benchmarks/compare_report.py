@@ -1,0 +1,1 @@
+def write_report(found, strategies, workers): pass

@@ -1,0 +1,67 @@
+"""From the call of `fit` to the first trained step, each in a fresh process.
+
+Run: `python -m benchmarks.start`. Both figures start when data and model are
+there; the time Python and Keras take to import is printed beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics as st
+import subprocess
+import sys
+
+_PLAIN = """
+import time; began = time.perf_counter()
+import numpy as np, keras
+from benchmarks.throughput import make
+x, y = np.ones((6400, 30), "f4"), np.zeros(6400, "i4")
+model = make()
+class First(keras.callbacks.Callback):
+    at = None
+    def on_train_batch_end(self, batch, logs=None):
+        self.at = self.at or time.perf_counter()
+first = First(); called = time.perf_counter()
+{call}
+print(first.at - called, called - began, time.perf_counter() - called)
+"""
+_KERAS = "model.fit(x, y, batch_size=64, verbose=0, callbacks=[first])"
+_SHOAL = (
+    "import shoal; shoal.fit(model, x, y, batch_size=64, verbose=0, run=False, "
+    "callbacks=[first], strategy={strategy!r}, workers=2)"
+)
+
+
+def measure(call: str) -> list[float]:
+    """Seconds to the first step, of imports, and of the whole call."""
+    out = subprocess.run(
+        [sys.executable, "-c", _PLAIN.format(call=call)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return [float(word) for word in out.stdout.split()[-3:]]
+
+
+def main() -> None:
+    """Prints a table and JSON."""
+    calls = {"keras": _KERAS}
+    for strategy in ("aeasgd", "all_reduce"):
+        calls[strategy] = _SHOAL.format(strategy=strategy)
+    found: dict[str, list[list[float]]] = {name: [] for name in calls}
+    for _ in range(5):
+        for name, call in calls.items():
+            found[name].append(measure(call))
+    middle = {
+        name: [st.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in found.items()
+    }
+    for name, (first, imports, whole) in middle.items():
+        ratio = first / middle["keras"][0]
+        print(
+            f"{name:11} first step {first:6.2f} s ({ratio:4.2f} x keras)   "
+            f"whole call {whole:6.2f} s   imports and model {imports:5.2f} s"
+        )
+    print(json.dumps(middle))
+
+
+if __name__ == "__main__":
+    main()

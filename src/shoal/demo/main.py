@@ -1,0 +1,203 @@
+"""The demo: who is fastest on the same samples, and what a killed worker costs.
+
+This file decides the two acts, the table, and what is said about them. What is
+said follows from what was measured: on some machines plain Keras wins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.demo.contest import (
+    LONG_EXECUTION,
+    Result,
+    Settings,
+    train_plainly,
+    train_with_shoal,
+)
+from shoal.demo.flights import Flights, load_flights
+from shoal.demo.picture import draw
+
+STRATEGIES = ("aeasgd", "downpour", "all_reduce")
+
+
+def run_demo(
+    out: str | os.PathLike[str] = "shoal-demo.png",
+    workers: int = 2,
+    *,
+    settings: Settings | None = None,
+    root: str | None = None,
+    console: Console | None = None,
+) -> list[Result]:
+    """Trains on real data against plain Keras, kills a worker, draws a picture.
+
+    Args:
+        out: Path of the PNG.
+        workers: Training processes of Shoal.
+        settings: How much is trained; default None takes two to three minutes.
+        root: Folder of the runs; default None means the usual one.
+        console: Where it is told; default None means standard output.
+
+    Returns:
+        One result a contender: plain Keras, the strategies, the killed run.
+
+    Raises:
+        ConfigError: The packages of the extra "demo" are not installed.
+    """
+    _choose_backend()
+    console, settings = console or Console(), settings or Settings()
+    flights = load_flights()
+    console.print(_introduction(flights, settings))
+    contest = _first_act(flights, settings, workers, root, console)
+    console.print(table(contest), verdict(contest), "")
+    again = contest[1]
+    with console.status(f"{STRATEGIES[0]} again, and a worker is killed"):
+        killed = train_with_shoal(
+            flights, settings, strategy=STRATEGIES[0], workers=workers,
+            is_killed=True, root=root,
+        )  # fmt: skip
+    console.print(told(killed, again), "")
+    draw(contest, again, killed, out)
+    results = [*contest, killed]
+    console.print(f"Picture: {Path(out).resolve()}", soft_wrap=True)
+    for result in results:
+        if result.run:
+            console.print(f"Run of {result.who}: {result.run}", soft_wrap=True)
+    return results
+
+
+def _choose_backend() -> None:
+    """The demo is written for JAX; a choice of the user's is left alone."""
+    if "keras" not in sys.modules:
+        os.environ.setdefault("KERAS_BACKEND", "jax")
+
+
+def _introduction(flights: Flights, settings: Settings) -> str:
+    majority = max(flights.y_test.mean(), 1 - flights.y_test.mean())
+    return (
+        f"Will a flight from New York arrive late? {flights.x.shape[1]} features, "
+        f"{settings.rows:,} flights to learn from, {len(flights.x_test):,} to test "
+        f"with ({majority:.1%} by always guessing 'on time'); everybody trains on "
+        f"{settings.samples:,} samples.\n"
+    )
+
+
+def _first_act(
+    flights: Flights,
+    settings: Settings,
+    workers: int,
+    root: str | None,
+    console: Console,
+) -> list[Result]:
+    """Plain Keras at its best, then each strategy."""
+    plain: dict[int, Result] = {}
+    for steps in (1, LONG_EXECUTION):
+        with console.status(f"keras.Model.fit, steps_per_execution={steps}"):
+            plain[steps] = train_plainly(flights, settings, steps)
+    best = max(plain, key=lambda steps: plain[steps].speed)
+    speeds = ", ".join(f"{n}: {r.speed:,.0f} samples/s" for n, r in plain.items())
+    console.print(
+        f"keras.Model.fit is shown with steps_per_execution={best}, its best ({speeds})"
+        ".\n"
+    )
+    found = [plain[best]]
+    for strategy in STRATEGIES:
+        with console.status(f"shoal {strategy}"):
+            found.append(
+                train_with_shoal(
+                    flights, settings, strategy=strategy, workers=workers, root=root
+                )
+            )
+    return found
+
+
+def table(contest: Sequence[Result]) -> Table:
+    """Returns the table of act 1; plain Keras comes first and is the measure."""
+    found = Table(box=None, pad_edge=False, header_style="bold")
+    found.add_column("who")
+    for name in (
+        "workers", "accuracy", "seconds\nin all", "after the\nfirst step",
+        "samples/s", "ratio to\nplain Keras",
+    ):  # fmt: skip
+        found.add_column(name, justify="right")
+    for result in contest:
+        found.add_row(
+            result.who,
+            f"{result.workers}",
+            f"{result.accuracy:.1%}",
+            f"{result.seconds:.1f}",
+            f"{result.seconds_after:.1f}",
+            f"{result.speed:,.0f}",
+            f"{result.speed / contest[0].speed:.2f}",
+        )
+    return found
+
+
+def verdict(contest: Sequence[Result]) -> str:
+    """Says in one sentence who wins and who loses, by samples/s.
+
+    Example:
+        >>> times = {"plain Keras": 3.0, "shoal aeasgd": 2.0, "shoal all_reduce": 6.0}
+        >>> results = [
+        ...     Result(who=who, workers=2, accuracy=0.8, seconds=9.0,
+        ...            seconds_after=seconds, samples_after=600, curve=[],
+        ...            committed=600, expected=600)
+        ...     for who, seconds in times.items()
+        ... ]
+        >>> print(verdict(results).partition(",")[0])
+        shoal aeasgd wins with 1.50 times the samples/s of plain Keras at +0.0 points...
+    """
+    plain, *others = contest
+    first = max(contest, key=lambda result: result.speed)
+    last = min(contest, key=lambda result: result.speed)
+    if first is plain:
+        best = max(others, key=lambda result: result.speed)
+        text = (
+            f"Plain Keras wins on this machine: {best.who} comes next with "
+            f"{best.speed / plain.speed:.2f} times its samples/s"
+        )
+    else:
+        text = (
+            f"{first.who} wins with {first.speed / plain.speed:.2f} times the "
+            f"samples/s of plain Keras at {_points(first, plain)} of accuracy"
+        )
+    if last is not first and last is not plain:
+        text += f", {last.who} loses with {last.speed / plain.speed:.2f} times"
+        if "all_reduce" in last.who:
+            text += ": averaging every step costs an exchange a step"
+    return f"{text}."
+
+
+def _points(result: Result, plain: Result) -> str:
+    return f"{100 * (result.accuracy - plain.accuracy):+.1f} points"
+
+
+def told(killed: Result, undisturbed: Result) -> str:
+    """Says what the killed worker cost.
+
+    Example:
+        >>> run = Result(who="shoal aeasgd", workers=2, accuracy=0.8, seconds=9.0,
+        ...              seconds_after=7.0, samples_after=600, curve=[], committed=600,
+        ...              expected=600, killed_at=3.0, replaced_s=2.5)
+        >>> print(told(run, run))
+        A worker was killed after 3.0 s: samples committed 600 of 600, worker replaced in 2.5 s...
+    """  # noqa: E501
+    if killed.killed_at is None:
+        return "The run was over before a worker could be killed."
+    replaced = (
+        "the run was over before its replacement was ready"
+        if killed.replaced_s is None
+        else f"worker replaced in {killed.replaced_s:.1f} s"
+    )
+    return (
+        f"A worker was killed after {killed.killed_at:.1f} s: samples committed "
+        f"{killed.committed:,} of {killed.expected:,}, {replaced}; "
+        f"{killed.seconds:.1f} s in all instead of {undisturbed.seconds:.1f}, "
+        f"accuracy {killed.accuracy:.1%} instead of {undisturbed.accuracy:.1%}."
+    )

@@ -1,0 +1,67 @@
+"""The picture of the demo: loss against time, and the moment a worker was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from os import PathLike
+from typing import Any
+
+from shoal.demo.contest import Result
+
+# Told apart by the colour-blind as well (Okabe and Ito, 2008).
+COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7")
+KILL_COLOUR = "#D55E00"
+
+
+def draw(
+    contest: Sequence[Result],
+    undisturbed: Result,
+    killed: Result,
+    out: str | PathLike[str],
+) -> None:
+    """Writes the picture: the contest on the left, the kill on the right.
+
+    Args:
+        contest: The contenders of act 1, plain Keras first.
+        undisturbed: The run of act 1 that act 2 repeats.
+        killed: The run in which a worker was killed.
+        out: Path of the PNG.
+    """
+    # A Figure of its own: pyplot would keep it, and look for a display.
+    figure: Any = import_module("matplotlib.figure").Figure(
+        figsize=(11, 4.4), layout="constrained"
+    )
+    left, right = figure.subplots(1, 2, sharey=True)
+    for result, colour in zip(contest, COLOURS, strict=False):
+        _curve(left, result, colour)
+    left.set_title("The same samples, the same model")
+    _curve(right, undisturbed, "#999999")
+    _curve(right, killed, COLOURS[1])
+    if killed.killed_at is not None:
+        _mark(right, killed, killed.killed_at)
+    right.set_title("One worker killed with SIGKILL")
+    left.set_ylabel("training loss of the epoch")
+    for axes in (left, right):
+        axes.set_xlabel("seconds since the call of fit")
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, dpi=120, format="png")
+
+
+def _curve(axes: Any, result: Result, colour: str) -> None:
+    seconds, loss = zip(*result.curve, strict=True)
+    label = f"{result.who}: {result.accuracy:.1%}"
+    axes.plot(seconds, loss, "o-", markersize=3, color=colour, label=label)
+
+
+def _mark(axes: Any, killed: Result, at: float) -> None:
+    """A line at the kill, and a band until the replacement works."""
+    axes.axvline(at, color=KILL_COLOUR, linewidth=1.5, label="worker killed")
+    if killed.replaced_s is not None:
+        axes.axvspan(
+            at, at + killed.replaced_s, color=KILL_COLOUR, alpha=0.15, linewidth=0,
+            label=f"replaced in {killed.replaced_s:.1f} s",
+        )  # fmt: skip

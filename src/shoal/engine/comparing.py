@@ -1,0 +1,245 @@
+"""Comparing strategies: a fresh model for each, the same samples for all.
+
+The baseline is plain `keras.Model.fit`, under the name `single`. This file decides
+what is measured of a training and how several are set side by side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, TypeAlias, final
+
+from shoal.engine.comparison import Comparison, Entry, Point
+from shoal.engine.f1 import f1_of
+from shoal.errors import ConfigError
+from shoal.strategies import Single, Strategy, get
+
+Workers: TypeAlias = "int | str"
+F1: TypeAlias = Literal["binary", "macro"]
+BASELINE = Single.name
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What every strategy of a comparison has to learn.
+
+    Args:
+        make_model: Returns a new compiled model.
+        x: Inputs.
+        y: Targets.
+        validation_data: What models are judged on; None for the training data.
+        epochs: Passes over the data.
+        batch_size: Samples of one step.
+        f1: "binary" or "macro" to add that F1 score, None for none.
+        cluster: Name of a cluster, or "inline" for workers that take turns here.
+        run: As for `fit`.
+        has_curves: Validate after each epoch, not only at the end.
+    """
+
+    make_model: Callable[[], Any]
+    x: Any
+    y: Any = None
+    validation_data: Any = None
+    epochs: int = 1
+    batch_size: int | None = None
+    f1: F1 | None = None
+    cluster: str = "local"
+    run: Any = False
+    has_curves: bool = True
+
+    @property
+    def watched(self) -> Any:
+        """What is validated on after each epoch."""
+        return self.validation_data if self.has_curves else None
+
+
+Fit: TypeAlias = Callable[..., Any]
+"""`shoal.fit`: given by the caller, which stands above this floor."""
+
+
+def compare(
+    task: Task,
+    fit: Fit,
+    *,
+    strategies: Sequence[str | Strategy],
+    workers: Workers | Sequence[Workers],
+    seeds: int | Sequence[int] = 1,
+    tell: Callable[[Entry], None] | None = None,
+) -> Comparison:
+    """Trains a fresh model with each strategy, and with plain Keras.
+
+    Args:
+        task: What to learn.
+        fit: `shoal.fit`.
+        strategies: Names, names with parameters, or objects.
+        workers: How many, or several numbers to try each.
+        seeds: How many, counted from 0, or the seeds themselves.
+        tell: Called with each result as it comes.
+
+    Raises:
+        ConfigError: There is nothing to compare, or a strategy is unknown.
+    """
+    chosen = [s for s in map(get, strategies) if not isinstance(s, Single)]
+    counts = [workers] if isinstance(workers, (int, str)) else list(workers)
+    drawn = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not counts or not drawn:
+        raise ConfigError(
+            f"there is nothing to compare: workers={workers!r}, seeds={seeds!r}. "
+            "Expected at least one number of workers and one seed. "
+            "Pass workers=2 and seeds=1, or lists of them."
+        )
+    entries: list[Entry] = []
+
+    def keep(entry: Entry) -> None:
+        entries.append(entry)
+        if tell is not None:
+            tell(entry)
+
+    for seed in drawn:
+        keep(train_baseline(task, seed))
+        for strategy in chosen:
+            for count in counts:
+                keep(train_one(task, fit, strategy, count, seed))
+    return Comparison(entries=tuple(entries))
+
+
+def train_baseline(task: Task, seed: int) -> Entry:
+    """Trains with plain `keras.Model.fit`."""
+
+    def train(model: Any, clock: Any) -> int:
+        model.fit(
+            task.x,
+            task.y,
+            epochs=task.epochs,
+            batch_size=task.batch_size,
+            validation_data=task.watched,
+            callbacks=[clock],
+            verbose=0,
+        )
+        return 1
+
+    return _measure(task, train, BASELINE, seed)
+
+
+def train_one(
+    task: Task, fit: Fit, strategy: Strategy, workers: Workers, seed: int
+) -> Entry:
+    """Trains with one strategy."""
+
+    def train(model: Any, clock: Any) -> int:
+        history = fit(
+            model,
+            task.x,
+            task.y,
+            strategy=strategy,
+            workers=workers,
+            cluster=task.cluster,
+            epochs=task.epochs,
+            batch_size=task.batch_size,
+            validation_data=task.watched,
+            callbacks=[clock],
+            run=task.run,
+            seed=seed,
+            verbose=0,
+        )
+        found = history.run.summary().workers
+        return int(found or workers)
+
+    return _measure(task, train, spell(strategy), seed)
+
+
+def spell(strategy: Strategy) -> str:
+    """Returns a strategy as it is written on the command line.
+
+    Example:
+        >>> spell(get("aeasgd:period=20")), spell(get("aeasgd"))
+        ('aeasgd:period=20', 'aeasgd')
+    """
+    plain = type(strategy)
+    changed = {
+        key: value
+        for key, value in vars(strategy).items()
+        if value != getattr(plain, key, None)
+    }
+    parts = ",".join(f"{key}={value}" for key, value in changed.items())
+    return f"{strategy.name}:{parts}" if parts else strategy.name
+
+
+def _measure(
+    task: Task, train: Callable[[Any, Any], int], name: str, seed: int
+) -> Entry:
+    """Makes a model, trains it, judges it."""
+    keras = import_module("keras")
+    keras.utils.set_random_seed(seed)
+    model = task.make_model()
+    clock = _clock(keras)
+    began = time.perf_counter()
+    workers = train(model, clock)
+    seconds = time.perf_counter() - began
+    points = _points(clock.ends, began, _rows(keras, task.x))
+    data = task.validation_data or (task.x, task.y)
+    return Entry(
+        strategy=name,
+        workers=workers,
+        seed=seed,
+        metrics=_judge(model, data, task),
+        seconds=seconds,
+        samples_per_s=_rate(points, seconds),
+        points=tuple(points),
+    )
+
+
+def _judge(model: Any, data: Any, task: Task) -> dict[str, float]:
+    """The model's own metrics on what it is judged on, and F1 where asked."""
+    x, y, weights = (*data, None, None)[:3]
+    found = model.evaluate(
+        x, y, sample_weight=weights, batch_size=1024, verbose=0, return_dict=True
+    )
+    metrics = {name: float(value) for name, value in found.items()}
+    if task.f1 is not None:
+        scores = model.predict(x, batch_size=1024, verbose=0)
+        metrics["f1"] = f1_of(y, scores, average=task.f1)
+    return metrics
+
+
+def _clock(keras: Any) -> Any:
+    """A callback that notes when each epoch ended, and with what."""
+
+    class Clock(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends: list[tuple[float, dict[str, float]]] = []
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            del epoch
+            kept = {name: float(value) for name, value in (logs or {}).items()}
+            self.ends.append((time.perf_counter(), kept))
+
+    return Clock()
+
+
+def _points(
+    ends: Iterable[tuple[float, dict[str, float]]], began: float, rows: int
+) -> list[Point]:
+    return [
+        Point(seconds=end - began, samples=rows * (epoch + 1), metrics=logs)
+        for epoch, (end, logs) in enumerate(ends)
+    ]
+
+
+def _rate(points: Sequence[Point], seconds: float) -> float:
+    """Samples a second; the first epoch, with start and compilation, is left out."""
+    if not points:
+        return 0.0
+    first, last = points[0], points[-1]
+    if len(points) == 1:
+        return last.samples / seconds
+    return (last.samples - first.samples) / (last.seconds - first.seconds)
+
+
+def _rows(keras: Any, x: Any) -> int:
+    return len(keras.tree.flatten(x)[0])

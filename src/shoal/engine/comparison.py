@@ -1,0 +1,213 @@
+"""What a comparison of strategies found, as a table, JSON or picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from shoal.errors import ConfigError
+from shoal.runs.history import is_higher_better
+from shoal.strategies import Single
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The end of one epoch.
+
+    Args:
+        seconds: Since the training was called.
+        samples: Trained on so far.
+        metrics: As Keras logs them.
+    """
+
+    seconds: float
+    samples: int
+    metrics: dict[str, float]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One training.
+
+    Args:
+        strategy: As on the command line; `single` is plain Keras.
+        workers: That trained.
+        seed: Of the model and of the order of samples.
+        metrics: Of the trained model, on the data it was judged on.
+        seconds: From call to return, start and compilation included.
+        samples_per_s: After the first epoch; of all where there is only one.
+        points: One for each epoch.
+    """
+
+    strategy: str
+    workers: int
+    seed: int
+    metrics: dict[str, float]
+    seconds: float
+    samples_per_s: float
+    points: tuple[Point, ...] = field(default=(), repr=False)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Strategies side by side, trained on the same samples.
+
+    Args:
+        entries: One for each training, `single` being plain Keras.
+
+    Example:
+        >>> plain = Entry(strategy="single", workers=1, seed=0,
+        ...     metrics={"accuracy": 0.8}, seconds=4.0, samples_per_s=100.0)
+        >>> other = Entry(strategy="adag", workers=2, seed=0,
+        ...     metrics={"accuracy": 0.7}, seconds=3.0, samples_per_s=150.0)
+        >>> Comparison(entries=(plain, other)).rows[1]["ratio"]
+        1.5
+    """
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One mapping for each training: what `table` shows and `to_json` writes.
+
+        `ratio` is its samples_per_s to that of `single` with the same seed.
+        """
+        base = {e.seed: e.samples_per_s for e in self.entries if _is_plain(e)}
+        return [
+            {
+                "strategy": entry.strategy,
+                "workers": entry.workers,
+                "seed": entry.seed,
+                **entry.metrics,
+                "seconds": round(entry.seconds, 3),
+                "samples_per_s": round(entry.samples_per_s, 1),
+                "ratio": _ratio(entry.samples_per_s, base.get(entry.seed)),
+            }
+            for entry in self.entries
+        ]
+
+    def table(self) -> Any:
+        """Returns a `rich` table; print it with `rich.print`."""
+        table = import_module("rich.table").Table(box=None, pad_edge=False)
+        rows = self.rows
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        for name in names:
+            table.add_column(name, justify="left" if name == "strategy" else "right")
+        for row in rows:
+            table.add_row(*(_cell(row.get(name)) for name in names))
+        return table
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Returns everything as JSON, with the curve of each training.
+
+        Args:
+            path: Where to write it as well; None to write nothing.
+        """
+        entries = [
+            {**row, "points": [asdict(point) for point in entry.points]}
+            for row, entry in zip(self.rows, self.entries, strict=True)
+        ]
+        text = json.dumps({"version": 1, "entries": entries}, indent=1)
+        if path is not None:
+            Path(path).write_text(text + "\n")
+        return text
+
+    def plot(self, path: str | Path, metric: str | None = None) -> Path:
+        """Draws a metric against time and against samples.
+
+        Args:
+            path: Where the picture goes; its ending decides the format.
+            metric: A name as Keras logs it, such as "val_accuracy"; default None: the
+                first that is not a loss, of validation where there is one.
+
+        Raises:
+            ConfigError: matplotlib is not installed, or nobody logged the metric.
+        """
+        figure_of = _load_figure()
+        shown = _metric(self.entries) if metric is None else metric
+        if not any(shown in p.metrics for e in self.entries for p in e.points):
+            raise ConfigError(
+                f"no training logged metric={shown!r}. "
+                "Expected a name as Keras logs it. "
+                f"Known: {', '.join(sorted(_logged(self.entries)))}."
+            )
+        figure = figure_of(figsize=(11, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        _draw(left, self.entries, shown, lambda point: point.seconds)
+        _draw(right, self.entries, shown, lambda point: point.samples)
+        left.set(xlabel="seconds since the call", ylabel=shown)
+        right.set(xlabel="samples")
+        right.legend(loc="best", fontsize="small")
+        figure.savefig(path, dpi=120)
+        return Path(path)
+
+
+def _is_plain(entry: Entry) -> bool:
+    return entry.strategy == Single.name
+
+
+def _ratio(rate: float, base: float | None) -> float | None:
+    return round(rate / base, 3) if base else None
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _logged(entries: Iterable[Entry]) -> list[str]:
+    return list(
+        dict.fromkeys(name for e in entries for p in e.points for name in p.metrics)
+    )
+
+
+def _metric(entries: Iterable[Entry]) -> str:
+    """Validation before training, a quality before a loss."""
+    names = _logged(entries)
+    ranked = sorted(
+        names, key=lambda n: (not n.startswith("val_"), not is_higher_better(n))
+    )
+    return ranked[0] if ranked else "loss"
+
+
+def _load_figure() -> Callable[..., Any]:
+    """The figure of matplotlib, which needs no display and leaves no global state."""
+    try:
+        return import_module("matplotlib.figure").Figure
+    except ImportError:
+        raise ConfigError(
+            "a comparison can only be drawn with matplotlib, which is not installed. "
+            "Expected the extra 'demo'. Install it with: pip install 'shoal[demo]'."
+        ) from None
+
+
+def _draw(
+    axes: Any, entries: Iterable[Entry], metric: str, across: Callable[[Point], float]
+) -> None:
+    """One line for each training; the seeds of one setting share a colour."""
+    colours: dict[tuple[str, int], str] = {}
+    for entry in entries:
+        key = (entry.strategy, entry.workers)
+        is_first = key not in colours
+        colour = "black" if _is_plain(entry) else f"C{len(colours) % 10}"
+        colour = colours.setdefault(key, colour)
+        points = [p for p in entry.points if metric in p.metrics]
+        axes.plot(
+            [across(p) for p in points],
+            [p.metrics[metric] for p in points],
+            color=colour,
+            marker=".",
+            linewidth=2.0 if _is_plain(entry) else 1.2,
+            label=f"{entry.strategy}, {entry.workers}" if is_first else None,
+        )
+    axes.grid(visible=True, alpha=0.3)

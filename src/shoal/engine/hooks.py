@@ -1,0 +1,108 @@
+"""Keras' batch hooks for exchanges: which callbacks want them, and their indices.
+
+This file decides what a batch is to a callback. Keras under `steps_per_execution`
+calls `on_train_batch_begin` with the first step of an execution and
+`on_train_batch_end` with its last one; here an exchange is such an execution, and
+steps are counted in the user's batch size over all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Any, final
+
+from shoal.engine.observer import Record
+
+BATCH_HOOKS = (
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_batch_begin",
+    "on_batch_end",
+)
+
+# Keras' own that override a batch hook and never look at a weight there, as long as
+# they were not asked to save every few batches.
+BLIND = frozenset(
+    {"BackupAndRestore", "ModelCheckpoint", "ProgbarLogger", "TensorBoard",
+     "TerminateOnNaN"}
+)  # fmt: skip
+
+
+@final
+class BatchHooks:
+    """Calls the batch hooks of callbacks, once an exchange.
+
+    The messages of one round are one exchange. Hooks follow the run at a distance
+    of about a tenth of a second: the weights they see are the newest, the step and
+    the logs they get are those of their exchange.
+
+    Args:
+        callbacks: A Keras `CallbackList`.
+        batch_size: Samples of one step as the user means it.
+    """
+
+    def __init__(self, callbacks: Any, batch_size: int) -> None:
+        self._callbacks, self._batch_size = callbacks, batch_size
+        wanting = [c for c in callbacks.callbacks if _has_batch_hook(c)]
+        self.are_wanted = bool(wanting)
+        """Whether any callback has a batch hook."""
+        self.read_weights = any(_reads_weights(c) for c in wanting)
+        """Whether a batch hook may look at the weights."""
+        self._steps = self._next = self._samples = 0
+
+    def begin_epoch(self, rows: int) -> None:
+        """Starts to count again, for an epoch of so many samples."""
+        self._steps = steps_of(rows, self._batch_size)
+        self._next = self._samples = 0
+
+    def call(
+        self,
+        records: Iterable[Record],
+        logs_of: Callable[[Record], dict[str, float]],
+        prepare: Callable[[int], bool],
+    ) -> None:
+        """Calls the hooks for exchanges of the current epoch, oldest first.
+
+        Args:
+            records: Of one epoch; those of one round follow each other.
+            logs_of: The logs after an exchange.
+            prepare: Called before each pair of hooks with the steps that are done;
+                False ends the calls.
+        """
+        for _, group in groupby(records, key=lambda record: record.version):
+            messages = list(group)
+            self._samples += sum(record.samples for record in messages)
+            first = max(0, min(self._next, self._steps - 1))
+            last = min(steps_of(self._samples, self._batch_size), self._steps) - 1
+            last = max(first, last)
+            self._next = last + 1
+            if not prepare(self._next):
+                return
+            self._callbacks.on_train_batch_begin(first)
+            self._callbacks.on_train_batch_end(last, logs_of(messages[-1]))
+
+
+def steps_of(rows: int, batch_size: int) -> int:
+    """Steps that so many samples make, a short one included.
+
+    Example:
+        >>> steps_of(65, batch_size=32)
+        3
+    """
+    return -(-rows // batch_size)
+
+
+def _has_batch_hook(callback: Any) -> bool:
+    """Whether a callback overrides one; Keras marks its own empty ones."""
+    return any(
+        not getattr(getattr(callback, hook), "_is_default", False)
+        for hook in BATCH_HOOKS
+    )
+
+
+def _reads_weights(callback: Any) -> bool:
+    """Whether a batch hook may look at the weights: yes, unless it is known not to."""
+    kind = type(callback)
+    is_known = kind.__name__ in BLIND and kind.__module__.startswith("keras.")
+    return not is_known or isinstance(getattr(callback, "save_freq", None), int)

@@ -1,0 +1,117 @@
+"""What goes into the sequencer and what comes out of it: plain values.
+
+This file decides what a server may be told to do; `sequencer.py` decides when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from shoal.engine.ledger import Piece
+from shoal.strategies.base import Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the sequencer needs to know of the plan.
+
+    Args:
+        epoch_rows: Samples of epochs 0, 1, ..., repeated from the start.
+        first_epoch: The epoch a run starts with.
+        epochs: The epoch it ends before.
+        workers: How many must be ready before a round strategy starts.
+        batch: Rows of one step of one worker; with `is_gang`, of all together.
+        window: Steps between two exchanges.
+        is_rounds: Messages are merged in rounds.
+        is_gang: Rounds are single steps of gradients, one share a worker.
+        is_elastic: A worker keeps its own weights where others adopt the center.
+        has_barrier: An epoch opens when the controller says so; otherwise when the
+            one before is leased out, but never two ahead of the controller.
+    """
+
+    epoch_rows: tuple[int, ...]
+    first_epoch: int
+    epochs: int
+    workers: int
+    batch: int
+    window: int
+    is_rounds: bool
+    is_gang: bool
+    is_elastic: bool
+    has_barrier: bool = True
+
+    def rows_of(self, epoch: int) -> int:
+        """Samples of an epoch."""
+        return self.epoch_rows[epoch % len(self.epoch_rows)]
+
+
+class Push(NamedTuple):
+    """What a worker says about a message, without its vector."""
+
+    rank: int
+    incarnation: int
+    lineage: int
+    sequence: int
+    pieces: tuple[Piece, ...]
+    steps: int
+    samples: float
+
+
+class Apply(NamedTuple):
+    """Apply the sender's message to the center."""
+
+    rank: int
+    facts: Facts
+
+
+class Merge(NamedTuple):
+    """Merge the messages of a round."""
+
+    facts: dict[int, Facts]
+
+
+Kind: TypeAlias = Literal["reply", "merged", "grant", "repeat", "publish", "done"]
+Body: TypeAlias = Literal["none", "reply", "center", "snapshot"]
+
+
+class Answer(NamedTuple):
+    """Answer a worker that waits.
+
+    Args:
+        rank: Whom.
+        kind: "reply" to its push, "merged" for a round it had no rows in, "grant"
+            of data, "repeat" of a push that was applied before, "publish" to ask for
+            a snapshot, "done" at the end of the run.
+        body: What travels along: the strategy's reply, the center, or the center
+            with the state of the worker that published it.
+        pieces: New leases; of a "repeat" all leases, as an answer was lost.
+    """
+
+    rank: int
+    kind: Kind
+    body: Body = "none"
+    pieces: tuple[Piece, ...] = ()
+
+
+class Refuse(NamedTuple):
+    """Refuse a message: the sender drops it and joins again, or exits."""
+
+    rank: int
+    incarnation: int
+    reason: str
+
+
+class EpochDone(NamedTuple):
+    """Every sample of an epoch is committed and the center is up to date."""
+
+    epoch: int
+
+
+class Rollback(NamedTuple):
+    """All copies of the weights are lost: go on from the last published center."""
+
+    lineage: int
+
+
+Instruction: TypeAlias = Apply | Merge | Answer | Refuse | EpochDone | Rollback

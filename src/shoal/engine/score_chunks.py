@@ -1,0 +1,117 @@
+"""What a scoring process does: claims chunks of rows and leaves a result for each.
+
+Chunks are claimed by locking a byte of a shared file. The system gives a dead
+process's locks back, so its chunk is free for whoever comes next, and nobody has to
+keep a list of who does what.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeAlias, final
+
+import numpy as np
+
+from shoal.data import trees
+from shoal.data.arrays import Column
+from shoal.data.blob import blob_size, write_blob
+from shoal.engine.metrics import MetricStates
+from shoal.engine.opening import OpenMapped
+from shoal.engine.travel import unpack
+
+DONE = 1
+
+Compute: TypeAlias = Callable[[Any, Any, int], trees.Tree]
+"""(model, rows as Keras packs them, batch_size) -> nested arrays."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ScoreTask:
+    """What a scoring process is given.
+
+    Args:
+        model: What `travel.pack` made.
+        compute: What to do with each chunk.
+        data: Descriptor of the rows.
+        board: Descriptor of one byte a chunk: 0 to do, `DONE`; locked while claimed.
+        results: One descriptor a chunk, filled by whoever computes it.
+        bounds: First row and end of each chunk.
+        batch_size: Rows of one step.
+        first: The chunk to begin with, so that processes start apart.
+    """
+
+    model: bytes
+    compute: Compute
+    data: int
+    board: int
+    results: tuple[int, ...]
+    bounds: tuple[tuple[int, int], ...]
+    batch_size: int
+    first: int = 0
+
+
+def score(task: ScoreTask) -> None:
+    """Computes every chunk nobody else has, then ends the process."""
+    source = OpenMapped(descriptor=task.data)()
+    model = unpack(task.model)
+    # Kept to the end: closing any descriptor of a file drops a process's locks on it.
+    board = mmap.mmap(task.board, 0)
+    count = len(task.bounds)
+    for place in range(count):
+        chunk = (task.first + place) % count
+        with _claimed(task.board, chunk) as is_ours:
+            if is_ours and board[chunk] != DONE:
+                rows = source.take(slice(*task.bounds[chunk]))
+                result = task.compute(model, rows, task.batch_size)
+                _leave(result, task.results[chunk])
+                board[chunk] = DONE
+    sys.exit(0)
+
+
+def evaluate_chunk(model: Any, rows: Any, batch_size: int) -> trees.Tree:
+    """Returns the sums of metric state over some rows, by Keras' own `evaluate`."""
+    x, y, weights = import_module("keras").utils.unpack_x_y_sample_weight(rows)
+    model.evaluate(x, y, sample_weight=weights, batch_size=batch_size, verbose=0)
+    return MetricStates.of(model).read(model)
+
+
+def predict_chunk(model: Any, rows: Any, batch_size: int) -> trees.Tree:
+    """Returns predictions for some rows, by Keras' own `predict`."""
+    x, _, _ = import_module("keras").utils.unpack_x_y_sample_weight(rows)
+    return model.predict(x, batch_size=batch_size, verbose=0)
+
+
+@contextmanager
+def _claimed(board: int, chunk: int) -> Iterator[bool]:
+    """Holds the lock of a chunk, or tells that another process does."""
+    try:
+        fcntl.lockf(board, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, chunk)
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.lockf(board, fcntl.LOCK_UN, 1, chunk)
+
+
+def _leave(result: trees.Tree, descriptor: int) -> None:
+    """Writes nested arrays where the driver can map them."""
+    columns = trees.map_leaves(_column, result)
+    size = blob_size(columns)
+    os.ftruncate(descriptor, size)
+    with mmap.mmap(descriptor, size) as memory:
+        write_blob(columns, memory)
+
+
+def _column(leaf: Any) -> Column:
+    array = np.asarray(leaf)
+    return Column(values=array, dtype=array.dtype)

@@ -1,0 +1,290 @@
+"""Evaluates and predicts on several processes, with the results of one.
+
+This file decides how rows are cut, who is started, and how parts become a whole:
+states of metrics are summed, predictions are joined in order. A chunk is a whole
+number of batches, so that every batch is the one Keras would have made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+
+from shoal.clusters.local import read_machine
+from shoal.data import ArraySource, trees
+from shoal.data.arrays import Column
+from shoal.data.blob import read_blob
+from shoal.engine.inspection import SAMPLE_ROWS, build, prepare
+from shoal.engine.metrics import MetricStates, unmergeable
+from shoal.engine.opening import BACKENDS
+from shoal.engine.score_chunks import (
+    DONE,
+    Compute,
+    ScoreTask,
+    evaluate_chunk,
+    predict_chunk,
+)
+from shoal.engine.travel import pack
+from shoal.errors import ConfigError, WorkerFailed, WorkerLost
+from shoal.facts import MachineFacts
+from shoal.launchers.base import Exit, Role
+from shoal.launchers.process import ProcessLauncher
+from shoal.launchers.shared import SharedBlob, map_inherited
+from shoal.plan import BATCH_SIZE, environment
+from shoal.plan.request import MOST_AUTO_WORKERS, Workers
+
+POLL_S = 0.02
+MOST_LOSSES = 3
+CHUNKS_PER_WORKER = 4
+"""More than one, so that a slow process leaves work to the others."""
+
+WORTH_A_PROCESS = 3e10
+"""Multiplications one core does while another process starts, about three seconds."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a user asks for.
+
+    Args:
+        workers: Processes, `(min, max)` or "auto".
+        threads: Compute threads of each, None to share the cores.
+        batch_size: Rows of one step, None for 32.
+        steps: Steps to take, None for all rows.
+        custom_objects: As for `keras.saving.load_model`.
+    """
+
+    workers: Workers = "auto"
+    threads: int | None = None
+    batch_size: int | None = None
+    steps: int | None = None
+    custom_objects: Mapping[str, Any] | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is scored, on what, and by how many."""
+
+    model: Any
+    source: ArraySource
+    rows: int
+    batch_size: int
+    workers: int
+    threads: int
+    custom_objects: Mapping[str, Any] | None
+
+
+def evaluate(model: Any, source: ArraySource, asked: Asked) -> dict[str, float]:
+    """Returns the metrics of a compiled model over the rows.
+
+    Raises:
+        ConfigError: An argument is wrong, or the model is not compiled.
+        WorkerFailed: Code of the model raised on a process.
+        WorkerLost: Processes died too often.
+    """
+    sample = source.take(slice(0, SAMPLE_ROWS))
+    prepare(model, sample)
+    job = _job(model, source, asked)
+    targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
+    if job.workers > 1 and not unmergeable(model, targets):
+        states = MetricStates.of(model)
+        return states.results(model, states.merge(_scored(job, evaluate_chunk)))
+    rows = source.take(slice(0, job.rows))
+    x, y, weights = import_module("keras").utils.unpack_x_y_sample_weight(rows)
+    return model.evaluate(
+        x, y, sample_weight=weights, batch_size=job.batch_size, verbose=0,
+        return_dict=True,
+    )  # fmt: skip
+
+
+def predict(model: Any, source: ArraySource, asked: Asked) -> trees.Tree:
+    """Returns predictions in the order of the rows, nested as the model's outputs.
+
+    Raises:
+        ConfigError: An argument is wrong.
+        WorkerFailed: Code of the model raised on a process.
+        WorkerLost: Processes died too often.
+    """
+    build(model, source.take(slice(0, SAMPLE_ROWS)))
+    job = _job(model, source, asked)
+    if job.workers == 1:
+        return predict_chunk(model, source.take(slice(0, job.rows)), job.batch_size)
+    found = _scored(job, predict_chunk)
+    columns = [trees.leaves(part) for part in found]
+    joined = iter([np.concatenate(parts) for parts in zip(*columns, strict=True)])
+    return trees.map_leaves(lambda _: next(joined), found[0])
+
+
+def _job(model: Any, source: ArraySource, asked: Asked) -> _Job:
+    """Resolves what was asked for."""
+    for name in ("batch_size", "steps", "threads"):
+        value = getattr(asked, name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(
+                f"{name}={value!r} cannot be used. Expected a whole number of at "
+                f"least 1. Correct it, or leave {name} out."
+            )
+    batch_size = asked.batch_size or BATCH_SIZE
+    rows = min(len(source), (asked.steps or len(source)) * batch_size)
+    machine = read_machine()
+    workers = worker_count(
+        asked.workers if asked.workers != "auto" else environment().workers or "auto",
+        machine,
+        batches=-(-rows // batch_size),
+        work=float(rows) * model.count_params(),
+    )
+    return _Job(
+        model=model,
+        source=source,
+        rows=rows,
+        batch_size=batch_size,
+        workers=workers,
+        threads=asked.threads or max(1, machine.cores // workers),
+        custom_objects=asked.custom_objects,
+    )
+
+
+def worker_count(
+    workers: Workers, machine: MachineFacts, batches: int, work: float
+) -> int:
+    """Chooses how many processes score; 1 means none but this one.
+
+    Args:
+        workers: A number, `(min, max)`, or "auto".
+        machine: What there is.
+        batches: Steps of the whole job; there are never more processes.
+        work: Multiplications of the whole job; "auto" starts no process for little.
+
+    Raises:
+        ConfigError: `workers` is something else.
+
+    Example:
+        >>> worker_count("auto", MachineFacts(cores=2), batches=9, work=1e6)
+        1
+    """
+    limits: tuple[Any, ...] = workers if isinstance(workers, tuple) else (workers,)
+    if workers == "auto":
+        most = min(machine.cores, MOST_AUTO_WORKERS)
+        limits = (max(1, min(most, int(work / WORTH_A_PROCESS))),)
+    if not limits or not all(type(n) is int and n >= 1 for n in limits):
+        raise ConfigError(
+            f"workers={workers!r} cannot be used. Expected a number of at least 1, "
+            "(min, max) or 'auto'. Leave it out to use this machine's cores."
+        )
+    return max(1, min(limits[-1], batches))
+
+
+def _scored(job: _Job, compute: Compute) -> list[trees.Tree]:
+    """Has every chunk computed; returns their results in order."""
+    packed = pack(job.model, custom_objects=job.custom_objects)
+    bounds = _bounds(job.rows, job.batch_size, job.workers)
+    with ExitStack() as stack:
+        data, board, *results = (_blob(stack) for _ in range(2 + len(bounds)))
+        with data.allocate(job.source.blob_size()) as memory:
+            job.source.write_blob(memory)
+        board.allocate(len(bounds)).close()
+        task = ScoreTask(
+            model=packed,
+            compute=compute,
+            data=data.descriptor,
+            board=board.descriptor,
+            results=tuple(result.descriptor for result in results),
+            bounds=bounds,
+            batch_size=job.batch_size,
+        )
+        _Crew(task, job).work()
+        return [_result(descriptor) for descriptor in task.results]
+
+
+def _blob(stack: ExitStack) -> SharedBlob:
+    blob = SharedBlob()
+    stack.callback(blob.close)
+    return blob
+
+
+def _bounds(rows: int, batch_size: int, workers: int) -> tuple[tuple[int, int], ...]:
+    """Cuts rows into chunks of whole batches, a few for each worker."""
+    batches = -(-rows // batch_size)
+    chunks = min(batches, workers * CHUNKS_PER_WORKER)
+    edges = [batch_size * (batches * i // chunks) for i in range(chunks)] + [rows]
+    return tuple(pairwise(edges))
+
+
+def _result(descriptor: int) -> trees.Tree:
+    """Copies what a process left: its memory goes with the descriptor."""
+
+    def copied(column: Column) -> Any:
+        return np.array(column.values)
+
+    return trees.map_leaves(copied, read_blob(map_inherited(descriptor)))
+
+
+@dataclass
+class _Crew:
+    """The processes of one job."""
+
+    task: ScoreTask
+    job: _Job
+    losses: int = field(default=0, init=False)
+
+    def work(self) -> None:
+        """Starts processes and follows them until every chunk is done."""
+        task, workers = self.task, self.job.workers
+        board = map_inherited(task.board)
+        shared = (task.data, task.board, *task.results)
+        launcher = ProcessLauncher(shared=shared)
+        count = len(task.bounds)
+        try:
+            for number in range(workers):
+                self._start(launcher, number, count * number // workers)
+            while board[:].count(DONE) < count:
+                for gone in launcher.poll().values():
+                    if gone.code:
+                        self._replace(launcher, gone)
+                time.sleep(POLL_S)
+        finally:
+            launcher.close()
+            board.close()
+
+    def _start(self, launcher: ProcessLauncher, number: int, first: int) -> None:
+        module = BACKENDS.get(
+            import_module("keras").backend.backend(), "keras"
+        ).partition(":")[0]
+        role = Role(
+            target="shoal.engine.score_chunks:score",
+            name=f"worker-{number}",
+            preload=("shoal.engine.score_chunks", module),
+            threads=self.job.threads,
+        )
+        launcher.give(launcher.start(role), replace(self.task, first=first))
+
+    def _replace(self, launcher: ProcessLauncher, gone: Exit) -> None:
+        """Starts another process for one that died; gives up on errors of code."""
+        rank = int(gone.name.rpartition("-")[2])
+        if gone.code > 0:
+            raise WorkerFailed(
+                f"{gone.name} {gone.reason} while it scored {self.job.model.name!r}. "
+                "Code of the model, its layers, loss or metrics must run on workers "
+                "as it does here. Its output follows; correct it, or pass workers=1.",
+                rank=rank,
+                traceback=gone.output,
+            )
+        self.losses += 1
+        if self.losses > MOST_LOSSES:
+            raise WorkerLost(
+                f"{gone.name} {gone.reason}; {MOST_LOSSES} of {MOST_LOSSES} "
+                "replacements used. Every chunk was expected to be computed. Pass "
+                "fewer workers or a smaller batch_size if memory is short. Its output:",
+                rank=rank,
+                traceback=gone.output,
+            )
+        self._start(launcher, rank, 0)

@@ -1,0 +1,96 @@
+"""The user's model while workers train: what is put into it, and when.
+
+This file decides the state a model and its optimizer are in whenever a callback
+looks, and in which `fit` leaves them: weights and statistics of the center, slots of
+the lowest-ranked worker that was asked, step count where plain Keras would stand, and
+the learning rate that was set last.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+
+from shoal.engine.inspection import inner_optimizer
+from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
+
+
+@final
+class UserModel:
+    """Writes the state of a run into a Keras model.
+
+    Args:
+        model: Built and compiled, its optimizer built.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._weights = exchanged_variables(model)
+        self._statistics = statistic_variables(model)
+        self._layout = Layout.of(self._weights)
+        self._statistics_layout = Layout.of(self._statistics)
+        self._began_at = 0
+        self._known: Vector | None = None
+
+    def adopt(self, vector: Vector, statistics: Vector) -> None:
+        """Puts a center into the model."""
+        self._layout.scatter(vector, self._weights)
+        self._statistics_layout.scatter(statistics, self._statistics)
+
+    def remember(
+        self, vector: Vector | None = None, statistics: Vector | None = None
+    ) -> None:
+        """Adopts an epoch's center and remembers it as what workers go on with.
+
+        Args:
+            vector: Weights; None for those the model has, from which a run begins.
+            statistics: Their statistics.
+        """
+        if vector is None or statistics is None:
+            self._began_at = int(np.asarray(self._optimizer.iterations))
+        else:
+            self.adopt(vector, statistics)
+        # Narrow weights round: what comes back is not what was put in.
+        self._known = self._layout.gather(self._weights)
+
+    def is_changed(self) -> bool:
+        """Whether anybody has changed the weights since `remember`."""
+        now = self._layout.gather(self._weights)
+        return self._known is not None and not np.array_equal(
+            now, self._known, equal_nan=True
+        )
+
+    def restore_optimizer(self, blob: bytes) -> None:
+        """Takes a worker's optimizer variables, all but the learning rate."""
+        at = 0
+        # A callback may have set another one since the worker was told.
+        kept = self._optimizer._learning_rate
+        for variable in self._model.optimizer.variables:
+            value = np.asarray(variable.numpy())
+            array = np.frombuffer(blob, value.dtype, value.size, at)
+            at += array.nbytes
+            if variable is not kept:
+                variable.assign(array.reshape(value.shape))
+
+    def count_steps(self, ticks: int) -> None:
+        """Sets the step count to where plain Keras would be after so many steps."""
+        self._optimizer.iterations.assign(self._began_at + ticks)
+
+    def finalize(self, ticks: int) -> None:
+        """What Keras does when training is over, for better or worse.
+
+        Moving averages of the optimizer become the weights, and random state moves on,
+        so that another `fit` draws other numbers.
+        """
+        self.count_steps(ticks)
+        self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+        for variable in self._model.non_trainable_variables:
+            if str(variable.dtype) == "uint32" and tuple(variable.shape) == (2,):
+                state = np.array(variable.numpy())
+                state[1] += np.uint32(ticks)
+                variable.assign(state)
+
+    @property
+    def _optimizer(self) -> Any:
+        return inner_optimizer(self._model)

@@ -1,0 +1,127 @@
+"""`fit`: the arguments of Keras mean what they mean there, and the run tells it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import shoal
+from shoal.errors import ConfigError
+from shoal.runs.store import open_run
+from tests.api.problems import line, linear, two_headed, two_targets
+
+
+@pytest.fixture(autouse=True)
+def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path))
+
+
+def weights_of(model: Any) -> list[np.ndarray]:
+    return [np.array(weight) for weight in model.get_weights()]
+
+
+@pytest.mark.process
+def test_all_reduce_repeats_keras_and_records_the_run(tmp_path: Path) -> None:
+    x, y = line(100)
+    given: dict[str, Any] = {
+        "epochs": 3, "initial_epoch": 1, "batch_size": 16, "shuffle": False,
+        "validation_split": 0.2, "validation_freq": 2, "verbose": 0,
+    }  # fmt: skip
+    plain = linear(metrics=["mae"])
+    expected = plain.fit(x, y, **given)
+
+    def make() -> Any:
+        return linear(metrics=["mae"])
+
+    history = shoal.fit(make, x, y, workers=2, run="line", monitor="val_mae", **given)
+    for found, wanted in zip(weights_of(history.model), weights_of(plain), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert history.epoch == expected.epoch == [1, 2]
+    assert history.history.keys() == expected.history.keys()
+    for name, values in expected.history.items():
+        assert history.history[name] == pytest.approx(values, rel=1e-4)
+    check_records(history, tmp_path)
+
+
+def check_records(history: Any, root: Path) -> None:
+    run, report = history.run, history.run.report
+    assert "line" in run.id
+    assert Path(run.url) == root / run.id
+    assert 0 < report["startup_s"] < report["total_s"]
+    assert report["best"]["metric"] == "val_mae"
+    assert {"compute_s", "exchange_share"} <= report.keys()
+    found = open_run(run.id, root).summary()
+    assert (found.status, found.epochs) == ("finished", 2)
+    assert found.samples_committed == found.samples_expected == 160
+    last = keras.saving.load_model(root / run.id / "models" / "last.keras")
+    for saved, weight in zip(weights_of(last), weights_of(history.model), strict=True):
+        np.testing.assert_array_equal(saved, weight)
+    assert (root / run.id / "models" / "best.keras").exists()
+
+
+@pytest.mark.process
+def test_weights_of_samples_per_output() -> None:
+    x, y = two_targets(96)
+    weights = {
+        "sign": np.random.default_rng(3).random(96),
+        "kind": np.random.default_rng(4).random(96),
+    }
+    keras.utils.set_random_seed(5)
+    model = two_headed()
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+    plain.compile_from_config(model.get_compile_config())
+    given = {"sample_weight": weights, "batch_size": 32, "shuffle": False, "verbose": 0}
+    expected = plain.fit(x, y, **given)
+    history = shoal.fit(model, x, y, workers=2, run=False, **given)
+    for found, wanted in zip(weights_of(model), weights_of(plain), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-4)
+
+
+@pytest.mark.process
+def test_single_takes_one_worker_and_validates_by_steps() -> None:
+    x, y = line(64)
+    labels = (y[:, 0] > 0).astype("int32")
+    model = linear("binary_crossentropy")
+    history = shoal.fit(
+        model, x, labels, strategy="single", class_weight={0: 1.0, 1: 3.0},
+        validation_data=(x, labels), validation_steps=1, validation_batch_size=8,
+        steps_per_epoch=1, run=False, verbose=0,
+    )  # fmt: skip
+    found = history.run.summary()
+    assert (found.workers, found.samples_committed) == (1, 32 * 2)
+    # Data of two steps an epoch: Keras would take 64 / 1 rows a step, so do we.
+    assert history.history["val_loss"] == [
+        pytest.approx(model.evaluate(x[:8], labels[:8], verbose=0), rel=1e-4)
+    ]
+
+
+def test_plan_starts_nothing_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shoal.launchers.process.ProcessLauncher.start", None)
+    monkeypatch.setenv("SHOAL_WORKERS", "3")
+    x, y = line(3200)
+    keras.utils.set_random_seed(1)
+    first = shoal.plan(linear(), x, y)
+    keras.utils.set_random_seed(1)
+    shoal.plan(linear(), x, y)
+    assert shoal.plan(linear(), x, y).seed == first.seed
+    assert first.workers == 3
+    assert shoal.plan(linear(), x, y, workers=2).workers == 2
+    assert shoal.plan(linear(), x, y, strategy="single").workers == 1
+    assert "all_reduce on 3 workers" in first.explain()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_takes_the_arguments_of_fit() -> None:
+    x, y = line(64)
+    with pytest.raises(TypeError, match="epoch"):
+        shoal.plan(linear(), x, y, epoch=3)
+    with pytest.raises(ConfigError, match="validation_data has 4 parts"):
+        shoal.plan(linear(), x, y, validation_data=(x, y, y, y))

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import cloudpickle
+import pytest
+from typer.testing import Result
+
+import shoal as package
+from shoal.cli.script import load_problem
+from shoal.errors import ConfigError
+from shoal.strategies import registry
+
+Shoal = Callable[..., Result]
+
+SCRIPT = """
+import {helper}
+
+def make():
+    return {returned}
+
+def make_model():
+    return {helper}.NAME
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    """Writes a script and a module beside it; forgets both afterwards."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    stem, helper = f"problem_{id(request)}", f"beside_{id(request)}"
+
+    def write(returned: str = "make_model, [1, 2], [0, 1]") -> Path:
+        (tmp_path / f"{helper}.py").write_text("NAME = 'model'\n")
+        path = tmp_path / f"{stem}.py"
+        path.write_text(SCRIPT.format(helper=helper, returned=returned))
+        return path
+
+    yield write
+    for name in (stem, helper):
+        module = sys.modules.pop(name, None)
+        if module and name in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """Stands in for `api.compare`; holds what it was called with."""
+    calls: list[dict] = []
+
+    def compare(make_model, x, y, **rest):
+        calls.append({"model": make_model(), "x": x, "y": y, **rest})
+        return SimpleNamespace(
+            rows=[{"strategy": s.name, "accuracy": 0.5} for s in rest["strategies"]],
+            plot=lambda path: path.write_bytes(b""),
+        )
+
+    api = ModuleType("shoal.api")
+    api.compare = compare  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shoal.api", api)
+    monkeypatch.setattr(package, "api", api, raising=False)
+    return calls
+
+
+def test_strategies(shoal: Shoal):
+    lines = shoal("strategies").stdout.splitlines()
+    names = [line.split()[0] for line in lines if line[0] != " "]
+    assert names == ["name", *registry.names()]
+
+
+def test_strategies_as_json(shoal: Shoal):
+    found = {
+        row["name"]: row for row in json.loads(shoal("strategies", "--json").stdout)
+    }
+    assert found["aeasgd"]["parameters"]["beta"] == 0.9
+    assert found["easgd"]["kind"] == "rounds"
+    assert all(row["paper"] for row in found.values())
+
+
+def test_compare(shoal: Shoal, compared: list[dict], script: Callable[..., Path]):
+    done = shoal(
+        "compare", f"{script()}:make", "--strategy", "aeasgd:period=20",
+        "--strategy", "downpour", "--workers", 2, "--epochs", 3, "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    assert [row["strategy"] for row in json.loads(done.stdout)] == [
+        "aeasgd",
+        "downpour",
+    ]
+    (call,) = compared
+    assert (call["model"], call["x"], call["y"]) == ("model", [1, 2], [0, 1])
+    assert call["strategies"][0].period == 20
+    assert (call["workers"], call["epochs"]) == (2, 3)
+    assert (call["validation_data"], call["run"], call["seeds"]) == (None, False, 1)
+
+
+def test_compare_as_a_table(
+    shoal: Shoal, compared: list[dict], script: Callable[..., Path]
+):
+    done = shoal("compare", script(), "--plot", "curves.png")
+    assert Path("curves.png").exists()
+    assert "accuracy" in done.stdout
+    assert [s.name for s in compared[0]["strategies"]] == ["single", "all_reduce"]
+    assert compared[0]["workers"] == "auto"
+
+
+def test_compare_refuses_a_misspelled_strategy(shoal: Shoal):
+    done = shoal("compare", "none.py:make", "--strategy", "eagsd")
+    assert done.exit_code == 2
+    assert "Did you mean 'easgd'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "{'make_model': make_model, 'x': 1, 'validation_data': 2}",
+        "make_model, 1, None, 2",
+    ],
+)
+def test_a_script_may_return_a_mapping_or_a_tuple(script, returned: str):
+    problem = load_problem(str(script(returned)))
+    assert (problem.x, problem.y, problem.validation_data) == (1, None, 2)
+
+
+def test_what_a_script_defines_travels_whole(script):
+    path = script()
+    problem = load_problem(f"{path}:make")
+    parcel = cloudpickle.dumps(problem.make_model)
+    code = (
+        "import sys, cloudpickle; sys.path.insert(0, sys.argv[1])\n"
+        "print(cloudpickle.load(sys.stdin.buffer)())"
+    )
+    beside = path.parent / "worker"
+    beside.mkdir()
+    path.rename(beside / "gone.py")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path.parent)],
+        input=parcel, capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == b"model\n"
+
+
+@pytest.mark.parametrize(
+    "returned", ["3", "('model', 1)", "{'x': 1}", "(make_model,)", "(make_model,) * 5"]
+)
+def test_a_script_that_returns_something_else(script, returned: str):
+    with pytest.raises(ConfigError, match="Expected \\(make_model, x, y\\)"):
+        load_problem(str(script(returned)))
+
+
+def test_a_script_that_is_not_there(tmp_path: Path, script):
+    with pytest.raises(ConfigError, match="no Python file"):
+        load_problem(f"{tmp_path}/none.py:make")
+    with pytest.raises(ConfigError, match="Did you mean 'make'"):
+        load_problem(f"{script()}:makee")
+
+
+def test_an_error_of_the_script_is_shown_without_traceback(shoal: Shoal, script):
+    path = script("1 / 0")
+    done = shoal("compare", path)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("ZeroDivisionError: ")
+    assert "shoal --debug" in done.stderr
+    debugged = shoal("--debug", "compare", path)
+    assert isinstance(debugged.exception, ZeroDivisionError)
+
+
+def test_demo(shoal: Shoal, monkeypatch: pytest.MonkeyPatch):
+    calls: list[dict] = []
+    demo = ModuleType("shoal.demo.main")
+    demo.run_demo = lambda **named: calls.append(named)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shoal.demo", ModuleType("shoal.demo"))
+    monkeypatch.setitem(sys.modules, "shoal.demo.main", demo)
+    assert shoal("demo", "--workers", 3).exit_code == 0
+    assert calls == [{"out": Path("shoal-demo.png"), "workers": 3}]
+
+
+def test_version(shoal: Shoal):
+    assert shoal("--version").stdout == f"shoal {package.__version__}\n"
+
+
+def test_usage_errors(shoal: Shoal):
+    assert shoal("runs", "shaw").exit_code == 2
+    assert shoal("demo", "--workers", 0).exit_code == 2
+
+
+def test_python_dash_m(tmp_path: Path):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "shoal", *arguments],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    listed = run("runs", "--root", str(tmp_path), "--json")
+    assert (listed.returncode, json.loads(listed.stdout)) == (0, [])
+    unknown = run("runs", "show", "x")
+    assert unknown.returncode == 2
+    assert unknown.stderr.startswith("ConfigError: no run 'x'")
+    assert "Traceback" not in unknown.stderr
+    assert "Traceback" in run("--debug", "runs", "show", "x").stderr
+    assert "Usage: shoal" in run("--help").stdout
+
+
+def test_commands_that_only_read_load_no_framework():
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\n"
+        "from shoal.cli.app import app\n"
+        "CliRunner().invoke(app, ['strategies']); CliRunner().invoke(app, ['runs'])\n"
+        "print(sorted({'keras', 'jax', 'matplotlib', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from shoal.cli import following
+from shoal.cli.following import follow_logs
+from shoal.runs.store import StoredRun, create
+
+Shoal = Callable[..., Result]
+MakeRun = Callable[..., StoredRun]
+
+
+def test_no_runs(shoal: Shoal):
+    assert shoal("runs").stdout == "No runs in ./shoal-runs.\n"
+    assert json.loads(shoal("runs", "--json").stdout) == []
+
+
+def test_list(shoal: Shoal, make_run: MakeRun):
+    old, new = make_run(day=20), make_run(day=21)
+    done = shoal("runs")
+    assert done.exit_code == 0
+    header, first, second = done.stdout.splitlines()
+    assert header.split() == ["id", "status", "strategy", "workers", "started", "took"]
+    assert first.split()[:4] == [new.id, "finished", "aeasgd", "2"]
+    assert second.startswith(old.id)
+
+
+def test_list_as_json(shoal: Shoal, make_run: MakeRun):
+    run = make_run()
+    (found,) = json.loads(shoal("runs", "--json").stdout)
+    assert set(found) == {
+        "id", "name", "status", "strategy", "workers", "started", "seconds", "url",
+    }  # fmt: skip
+    assert (found["id"], found["name"], found["workers"]) == (run.id, "higgs", 2)
+
+
+def test_show(shoal: Shoal, make_run: MakeRun):
+    run = make_run()
+    text = shoal("runs", "show", run.id[:12]).stdout
+    assert run.id in text
+    assert "96 of 96 committed" in text
+    assert "2, 1 lost on the way" in text
+    assert "accuracy" in text
+    assert "warning: small data" in text
+
+
+def test_show_as_json(shoal: Shoal, make_run: MakeRun):
+    found = json.loads(shoal("runs", "show", make_run().id, "--json").stdout)
+    wanted = {
+        "epochs": 1, "rows": 96, "samples_expected": 96, "samples_committed": 96,
+        "exchanges": 2, "workers_lost": 1, "status": "finished",
+        "metrics": [{"loss": 0.5, "accuracy": 0.75}],
+    }  # fmt: skip
+    assert {key: found[key] for key in wanted} == wanted
+    assert found["report"]["best"]["metric"] == "loss"
+
+
+def test_show_a_run_that_wrote_nothing_yet(shoal: Shoal, tmp_path: Path):
+    run = create(tmp_path / "shoal-runs", "new")
+    assert shoal("runs", "show", run.id).exit_code == 0
+
+
+def test_unknown_id(shoal: Shoal, make_run: MakeRun):
+    run = make_run()
+    done = shoal("runs", "show", "2026-11-21-hig-0000")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert f"The nearest: {run.id}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_root_before_or_behind_the_command(
+    shoal: Shoal, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    run = make_run()
+    root = tmp_path / "elsewhere"
+    (tmp_path / "shoal-runs").rename(root)
+    assert shoal("runs", "--root", root, "show", run.id).exit_code == 0
+    assert shoal("runs", "show", run.id, "--root", root).exit_code == 0
+    assert shoal("runs", "show", run.id).exit_code == 2
+    monkeypatch.setenv("SHOAL_RUNS", str(root))
+    assert shoal("runs", "show", run.id).exit_code == 0
+
+
+def test_logs(shoal: Shoal, make_run: MakeRun):
+    run = make_run()
+    assert shoal("runs", "logs", run.id).stdout == "[0] zero\n[0] null\n[1] one\n"
+    assert shoal("runs", "logs", run.id, "--rank", 1).stdout == "one\n"
+    assert shoal("runs", "logs", run.id, "-f").stdout == "[0] zero\n[0] null\n[1] one\n"
+
+
+def test_logs_of_an_unknown_rank(shoal: Shoal, make_run: MakeRun):
+    done = shoal("runs", "logs", make_run().id, "--rank", 7)
+    assert done.exit_code == 2
+    assert "one of: 0, 1" in done.stderr
+
+
+def test_logs_are_followed_until_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = create(tmp_path, "x")
+    log = run.log_path(0)
+    assert log is not None
+    printed: list[str] = []
+    first_seen = threading.Event()
+    monkeypatch.setattr(
+        following.typer, "echo", lambda line: (printed.append(line), first_seen.set())
+    )
+    log.write_bytes(b"first\nhalf")
+    follower = threading.Thread(
+        target=follow_logs, args=(run.folder, None), kwargs={"poll_s": 0.001}
+    )
+    follower.start()
+    assert first_seen.wait(30)
+    assert printed == ["[0] first"]
+    with log.open("ab") as file:
+        file.write(b" done\nthird")
+    run.finish("finished")
+    run.close()
+    follower.join()
+    assert printed == ["[0] first", "[0] half done", "[0] third"]
+
+
+def test_control_c_ends_following_quietly(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupt(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(following, "read_summary", interrupt)
+    follow_logs(make_run().folder, None)
+
+
+def test_remove(shoal: Shoal, make_run: MakeRun):
+    first, second = make_run(), make_run()
+    done = shoal("runs", "rm", first.id, second.id)
+    assert done.stdout == f"removed {first.id}\nremoved {second.id}\n"
+    assert json.loads(shoal("runs", "--json").stdout) == []
+
+
+def test_a_running_run_stays(shoal: Shoal, make_run: MakeRun):
+    run = make_run(ended=False)
+    assert shoal("runs", "rm", run.id).exit_code == 2
+    assert shoal("runs", "rm", run.id, "--force").exit_code == 0
+
+
+def test_prune(shoal: Shoal, make_run: MakeRun):
+    old, new = make_run(day=20), make_run(day=21)
+    assert shoal("runs", "prune").exit_code == 2
+    assert shoal("runs", "prune", "--older-than", "soon").exit_code == 2
+    assert shoal("runs", "prune", "--older-than", "1d").stdout == "0 runs removed.\n"
+    assert f"removed {old.id}" in shoal("runs", "prune", "--keep", 1).stdout
+    (left,) = json.loads(shoal("runs", "--json").stdout)
+    assert left["id"] == new.id

