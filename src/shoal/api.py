@@ -6,14 +6,15 @@ import inspect
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shoal.data.order import Shuffle
 from shoal.data.training import weighted_source
 from shoal.data.trees import Tree
-from shoal.engine import scoring
+from shoal.engine import comparing, inline, scoring
 from shoal.engine.arguments import Arguments, Ready, keep_random_state, read
+from shoal.engine.comparison import Comparison
 from shoal.engine.ensemble import train_members
 from shoal.engine.fitting import Outcome, announce, train
 from shoal.engine.inspection import find_model
@@ -76,7 +77,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             object of `shoal.strategies`.
         workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
             usable core, at most 4.
-        cluster: Where workers run; "local" is this machine.
+        cluster: Where workers run; "local" is this machine. "inline" lets them take
+            turns in this process, for experiments with many workers.
         batch_size: Samples of an optimizer step: of all workers together for
             "all_reduce", of each worker otherwise. Default None means 32.
         epochs: The epoch to end before.
@@ -256,6 +258,82 @@ def predict(
     return scoring.predict(model, weighted_source((x, None, None), None), asked)
 
 
+def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
+    make_model: Callable[[], Any],
+    x: Tree,
+    y: Tree = None,
+    *,
+    strategies: Sequence[str | Strategy],
+    workers: comparing.Workers | Sequence[comparing.Workers] = 2,
+    epochs: int = 1,
+    batch_size: int | None = None,
+    validation_data: Any = None,
+    seeds: int | Sequence[int] = 1,
+    f1: comparing.F1 | None = None,
+    cluster: str = "local",
+    picture: str | os.PathLike[str] | None = None,
+    run: str | os.PathLike[str] | bool | None = False,
+) -> Comparison:
+    """Trains a new model with each strategy on the same samples, beside plain Keras.
+
+    Use it to choose a strategy: one command gives quality, time and a picture.
+    Plain `keras.Model.fit` is the baseline, under the name "single".
+
+    Args:
+        make_model: Returns a new compiled model; called once for each training.
+        x: Inputs: array, or dict, list or tuple of arrays; rows first.
+        y: Targets, in any nesting.
+        strategies: Names, names with parameters such as "aeasgd:period=20", objects.
+        workers: As for `fit`, or a list of numbers to try each of.
+        epochs: Passes over the data, the same for all.
+        batch_size: As for `fit`; default None means 32.
+        validation_data: What models are judged on; default None: the training data.
+        seeds: Trainings of each, seeded 0, 1, ...; or the seeds themselves.
+        f1: "binary" adds the F1 score of class 1, "macro" the mean over classes.
+        cluster: "local" for processes of this machine; "inline" to let the workers
+            take turns in this process: quality with any number of workers, but
+            times that say nothing.
+        picture: Where to draw the metric against time and samples; None for nowhere.
+        run: As for `fit`; default False keeps no records.
+
+    Returns:
+        What was found: `rows`, `table()`, `to_json()` and `plot(path)`.
+
+    Raises:
+        ConfigError, PlanError, DataError: As for `fit`.
+
+    Example:
+        >>> import keras, numpy as np, shoal
+        >>> x = np.linspace(-1, 1, 256)[:, None]
+        >>> def make_model():
+        ...     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        ...     model.compile(keras.optimizers.SGD(0.5), "mse")
+        ...     return model
+        >>> found = shoal.compare(
+        ...     make_model, x, 3 * x, strategies=["local_sgd"], epochs=4, cluster="inline"
+        ... )
+        >>> [(row["strategy"], row["workers"]) for row in found.rows]
+        [('single', 1), ('local_sgd', 2)]
+    """
+    task = comparing.Task(
+        make_model=make_model,
+        x=x,
+        y=y,
+        validation_data=validation_data,
+        epochs=epochs,
+        batch_size=batch_size,
+        f1=f1,
+        cluster=cluster,
+        run=run,
+    )
+    found = comparing.compare(
+        task, fit, strategies=strategies, workers=workers, seeds=seeds
+    )
+    if picture is not None:
+        found.plot(os.fspath(picture))
+    return found
+
+
 def _perform(ready: Ready, began: float) -> History:
     """Does what the arguments of `fit` say, and records it."""
     plan_, model, run = ready.plan, ready.work.model, ready.arguments.run
@@ -285,6 +363,8 @@ def _perform(ready: Ready, began: float) -> History:
 def _train(ready: Ready, record: Run) -> Outcome:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record)
+    if ready.plan.cluster == "inline":
+        return inline.train(ready.plan, ready.work, record, ready.habits())
     return train(ready.plan, ready.work, record, ready.habits())
 
 

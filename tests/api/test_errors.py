@@ -132,9 +132,9 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_before_anything_starts(case: str, started: list[Any]) -> None:
     kind, given, parts = REFUSED[case]
-    arguments = {"model": linear, "x": X, "y": Y, "verbose": 0, **given}
+    arguments: dict[str, Any] = {"model": linear, "x": X, "y": Y, "verbose": 0}
     with pytest.raises(kind) as caught:
-        shoal.fit(**arguments)
+        shoal.fit(**{**arguments, **given})
     for part in parts:
         assert part in str(caught.value)
     assert started == []
@@ -269,7 +269,7 @@ class Twice(keras.Model):
         return self.dense(inputs)
 
     def train_step(self, state: Any, data: Any) -> Any:
-        logs, state = super().train_step(state, data)
+        _, state = super().train_step(state, data)
         return super().train_step(state, data)
 
 

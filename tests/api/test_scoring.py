@@ -28,7 +28,9 @@ def test_evaluate_equals_keras_over_uneven_chunks() -> None:
     model = two_headed()
     x, y = two_targets(203)
     weights = np.random.default_rng(2).random(203)
-    given = {"sample_weight": weights, "batch_size": 16, "return_dict": True}
+    given: dict[str, Any] = {
+        "sample_weight": weights, "batch_size": 16, "return_dict": True,
+    }  # fmt: skip
     found = shoal.evaluate(model, x, y, workers=2, **given)
     expected = model.evaluate(
         x,
@@ -90,7 +92,7 @@ def test_wrong_workers_are_refused(workers: Any) -> None:
 def test_wrong_data_is_refused() -> None:
     with pytest.raises(ConfigError, match="steps=0"):
         shoal.predict(linear(), line(4)[0], steps=0)
-    with pytest.raises(DataError, match="model.predict would take"):
+    with pytest.raises(DataError, match=r"model\.predict would take"):
         shoal.predict(
             keras.Sequential([keras.layers.LSTM(2)]), np.ones((4, 2), "float32")
         )

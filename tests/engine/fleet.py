@@ -55,6 +55,7 @@ class Fleet:
     repeats: int = 0
     strays: int = 0
     stop_after: int | None = None
+    is_halting: bool = False
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -71,7 +72,7 @@ class Fleet:
         self.merges = 0
         self.ended: list[int] = []
         self.upcoming = self.rules.first_epoch
-        self.is_over = False
+        self.is_over = self.is_halted = False
         self.deaths = 0
         self.log: list[object] = []
         self.rollbacks = 0
@@ -108,6 +109,9 @@ class Fleet:
             return [lambda: self.kill(self.random.choice(living))]
         if self.late and 0.04 < roll < 0.08 and not self.is_over:
             return [self.join_late]
+        if self.is_halting and 0.12 < roll < 0.14 and not self.is_over:
+            self.is_halting, self.is_halted = False, True
+            self.control.append(("halt",))
         if self.strays and self.past and 0.08 < roll < 0.12:
             return [self.stray]
         return found
@@ -304,8 +308,11 @@ class Fleet:
                 case Answer() | Refuse():
                     self.answer(instruction)
                 case EpochDone(epoch):
-                    rows = self.rules.rows_of(epoch)
-                    assert self.counts[epoch] == Counter(range(rows)), epoch
+                    counts = self.counts.get(epoch, Counter())
+                    assert set(counts.values()) <= {1}, epoch
+                    rows = self.sequencer.ledger.committed(epoch)
+                    assert rows == counts.total()
+                    assert self.is_halted or rows == self.rules.rows_of(epoch)
                     assert epoch not in self.ended
                     self.ended.append(epoch)
                     self.control.append(("ended",))
@@ -372,13 +379,15 @@ class Fleet:
             self.carry_out(sequencer.proceed(*rest))
         elif kind == "expect":
             self.carry_out(sequencer.expect(*rest))
+        elif kind == "halt":
+            self.carry_out(sequencer.halt())
         elif kind == "finish":
             self.carry_out(sequencer.finish())
         elif kind == "ended":
             while self.upcoming in self.ended and not self.is_over:
                 self.upcoming += 1
                 is_last = self.upcoming >= self.rules.epochs
-                if is_last or self.stop_after == self.upcoming:
+                if is_last or self.stop_after == self.upcoming or self.is_halted:
                     self.is_over = True
                     self.carry_out(sequencer.ask())
                     if not any(not w.is_dead for w in self.workers):
@@ -401,7 +410,8 @@ class Fleet:
                 if p.epoch == epoch
             )
             done, free = s.ledger.committed(epoch), s.ledger.free(epoch)
-            assert done + free + held == self.rules.rows_of(epoch)
+            whole = self.rules.rows_of(epoch)
+            assert done + free + held == whole or self.is_halted
             assert done == sum(self.counts.get(epoch, Counter()).values())
         for owner in range(64):
             assert not s.ledger.held(owner) or s.members[owner].is_ready
@@ -411,7 +421,8 @@ class Fleet:
     def check_end(self) -> None:
         assert self.is_over, self.story()
         first, last = self.rules.first_epoch, self.stop_after or self.rules.epochs
-        assert set(range(first, last)) <= set(self.ended)
+        if not self.is_halted:
+            assert set(range(first, last)) <= set(self.ended)
         assert all(w.is_done or w.is_dead for w in self.workers), self.story()
 
     def story(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +84,9 @@ def test_hooks_logs_and_learning_rates_are_those_of_keras(tmp_path: Path) -> Non
             [np.array(v) for v in mine.optimizer.variables],
             [np.array(v) for v in other.optimizer.variables],
         )
-    rows = [list(csv.reader((f / "log.csv").open())) for f in (folder, keras_folder)]
-    assert rows[0][0] == rows[1][0]
-    assert len(rows[0]) == len(rows[1]) == 4
+    mine, other = ((f / "log.csv").read_text() for f in (folder, keras_folder))
+    assert mine.splitlines()[0] == other.splitlines()[0]
+    assert len(mine.splitlines()) == len(other.splitlines()) == 4
 
 
 def test_early_stopping_stops_where_keras_stops_and_leaves_its_weights() -> None:

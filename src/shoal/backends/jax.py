@@ -109,6 +109,7 @@ class JaxBackend(Backend):
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the optimizer's learning rate; no-op under a schedule."""
+        self._settle()  # a step that was put off had the rate before
         at = self._programs.rate_at
         if at >= 0:
             old = self.state.slots[at]

@@ -172,7 +172,7 @@ class Programs:
 
     def _mass(self, data: Data) -> Array:
         """What a gradient weighs in the mean of all workers."""
-        if self._spec.mass == "weights" and len(data) > 2:
+        if self._spec.mass == "weights" and isinstance(data, tuple) and len(data) > 2:
             return jnp.sum(jax.tree.leaves(data[2])[0]).astype(jnp.float32)
         rows = jax.tree.leaves(data)[0].shape[0]
         return jnp.asarray(float(rows), jnp.float32)

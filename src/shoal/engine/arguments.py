@@ -22,7 +22,7 @@ from shoal.engine.driver import Habits
 from shoal.engine.fitting import Work
 from shoal.engine.inspection import SAMPLE_ROWS, find_model, prepare, read_model
 from shoal.engine.metrics import MetricStates
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, PlanError
 from shoal.facts import DataFacts
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.request import Workers
@@ -31,6 +31,7 @@ from shoal.runs.base import Run
 from shoal.strategies import Strategy, get
 
 SEED_LIMIT = 2**31 - 1
+CLUSTERS = ("local", "inline")
 
 
 @final
@@ -190,6 +191,7 @@ def keep_random_state() -> Iterator[None]:
 
 def _request(arguments: Arguments, strategy: Strategy) -> Request:
     """The part of the arguments that decides what will happen."""
+    _check_inline(arguments.cluster, strategy)
     workers = arguments.workers
     asked = environment().workers
     if workers == "auto" and asked is not None:
@@ -202,6 +204,7 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         strategy=strategy,
         workers=workers,
         cluster=arguments.cluster,
+        known_clusters=CLUSTERS,
         batch_size=arguments.batch_size,
         epochs=arguments.epochs,
         initial_epoch=arguments.initial_epoch,
@@ -213,6 +216,16 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         max_restarts=arguments.max_restarts,
         threads=arguments.threads,
     )
+
+
+def _check_inline(cluster: str, strategy: Strategy) -> None:
+    """Refuses models without an exchange, whose workers have no turns to take."""
+    if cluster == "inline" and strategy.is_independent:
+        raise PlanError(
+            f"{strategy.name} does not run on cluster='inline'. "
+            "Expected a strategy whose workers exchange something. "
+            "Leave cluster out to train the models on processes."
+        )
 
 
 def _verbosity(verbose: int | str) -> int | str:

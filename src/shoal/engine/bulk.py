@@ -6,6 +6,7 @@ metrics' states; a reply is weights or gradients, then statistics.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +105,8 @@ class Bulk:
         self.message = self.message_statistics = empty32
         self.reply = self.reply_statistics = empty32
         self.metrics = empty64
-        self.up.release()
-        self.down.release()
+        for part in (self.up, self.down):
+            with contextlib.suppress(BufferError):  # a program still reads its input
+                part.release()
         if self.slot is not None:
             self.slot.close()

@@ -174,6 +174,9 @@ class Driver(Observer):
 
     def on_event(self, kind: str, **fields: Any) -> None:
         """Records what happened and shows what matters at once."""
+        if kind == "rollback":
+            counts = fields["committed"]
+            self._committed = Counter({int(e): n for e, n in counts.items()})
         self._run.event(kind, **fields)
         self._progress.event(kind, fields)
 

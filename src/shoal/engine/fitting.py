@@ -25,7 +25,7 @@ from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.server import ServerSpec
 from shoal.engine.travel import pack
-from shoal.engine.worker import WorkerSpec
+from shoal.engine.worker import WATCH, WorkerSpec
 from shoal.launchers.shared import SharedBlob
 from shoal.plan import Plan
 from shoal.runs.base import Run
@@ -87,7 +87,7 @@ def train(plan: Plan, work: Work, run: Run, habits: Habits) -> Outcome:
         KeyboardInterrupt: After Ctrl-C; the model holds the center so far.
     """
     driver = Driver(work.model, plan, run, habits)
-    plan = _begin(driver, plan, work, run)
+    plan = begin(driver, plan, work, run)
     if habits.callbacks or not work.packed:
         # A callback may have loaded other weights when training began.
         work = work.with_packed()
@@ -144,7 +144,7 @@ def write_data(source: ArraySource, blob: SharedBlob) -> None:
         source.write_blob(memory)
 
 
-def _begin(driver: Driver, plan: Plan, work: Work, run: Run) -> Plan:
+def begin(driver: Driver, plan: Plan, work: Work, run: Run) -> Plan:
     """Lets callbacks begin; one of them may have restored a later epoch."""
     work.model._initial_epoch = None
     driver.begin()
@@ -245,6 +245,7 @@ def _give(controller: Controller, plan: Plan, work: Work, blob: SharedBlob) -> N
             open_source=OpenMapped(descriptor=blob.descriptor),
             is_gang=plan.is_gang,
             clock_start=began,
+            watch=WATCH.get(),
         )
 
     controller.give(server, make)

@@ -7,8 +7,7 @@ thread or vector here, so that tests can drive it through any schedule.
 
 from __future__ import annotations
 
-from typing import Any
-
+from shoal.engine.epochs import Epochs
 from shoal.engine.grants import deal, grant
 from shoal.engine.instructions import (
     Answer,
@@ -62,7 +61,7 @@ class Sequencer:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.ledger = Ledger()
+        self._epochs = Epochs(rules)
         self._roster = Roster()
         self._publishing = Publishing()
         self.lineage = 0
@@ -70,9 +69,6 @@ class Sequencer:
         self.expected = rules.workers
         self.has_started = self.has_finished = False
         self._round: dict[int, Push] = {}
-        self._allowed = rules.first_epoch - 1
-        self._past_steps = 0
-        self._saved: dict[str, Any] | None = None
 
     # ------------------------------------------------------------ members
 
@@ -84,6 +80,11 @@ class Sequencer:
     def members(self) -> dict[int, Member]:
         """The living workers, by rank."""
         return self._roster.members
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who has leased what, and what is committed."""
+        return self._epochs.ledger
 
     @property
     def publisher(self) -> int | None:
@@ -107,7 +108,7 @@ class Sequencer:
         member.is_ready = True
         member.is_stale = not self.rules.is_gang and member.version != self.version
         member.version = self.version
-        has_snapshot = self.rules.is_gang and self._saved is not None
+        has_snapshot = self.rules.is_gang and self._epochs.is_saved
         found = self._welcome([member]) if has_snapshot else []
         return found + self._ask() + self._hand_out()
 
@@ -138,23 +139,12 @@ class Sequencer:
 
     def proceed(self, epoch: int) -> list[Instruction]:
         """Opens an epoch; without a barrier the one after it may open by itself."""
-        self._allowed = epoch if self.rules.has_barrier else epoch + 1
-        self.ledger.open(epoch, self.rules.rows_of(epoch))
+        self._epochs.proceed(epoch)
         return self._hand_out()
-
-    def _open_next(self) -> None:
-        """Without a barrier the next epoch opens while the last one drains."""
-        upcoming = max(self.ledger.epochs, default=self.rules.first_epoch - 1) + 1
-        if upcoming > self._allowed or upcoming >= self.rules.epochs:
-            return
-        if not any(self.ledger.free(e) for e in self.ledger.active):
-            self.ledger.open(upcoming, self.rules.rows_of(upcoming))
 
     def halt(self) -> list[Instruction]:
         """Hands out no more: open epochs end with the samples that are held."""
-        for epoch in self.ledger.active:
-            self.ledger.cut(epoch)
-        self._allowed = self.rules.first_epoch - 1
+        self._epochs.halt()
         return self._end_epochs() + self._ask()
 
     def finish(self) -> list[Instruction]:
@@ -174,24 +164,14 @@ class Sequencer:
 
     @property
     def clock(self) -> int:
-        """Steps of the user's batch size that are committed; a short batch counts.
-
-        It ends where plain Keras' step count would.
-        """
-        return self._past_steps + sum(map(self._steps, self.ledger.active))
-
-    def _steps(self, epoch: int) -> int:
-        return -(-self.ledger.committed(epoch) // self.rules.batch)
+        """Steps of the user's batch size that are committed; a short batch counts."""
+        return self._epochs.clock
 
     def _end_epochs(self) -> list[Instruction]:
-        """Closes the epochs that are complete now."""
-        fresh = [e for e in self.ledger.active if self.ledger.is_done(e)]
-        for epoch in fresh:
-            self._past_steps += self._steps(epoch)
-            self.ledger.close(epoch)
+        """Tells of epochs that are complete, or waits for a center that shows it."""
         if not self.rules.is_gang:
-            return [EpochDone(e) for e in fresh]
-        self._publishing.epochs += fresh
+            return [EpochDone(e) for e in self._epochs.end()]
+        self._publishing.epochs += self._epochs.end()
         return []
 
     # -------------------------------------------------------------- pushes
@@ -216,7 +196,7 @@ class Sequencer:
         facts = self._accept(member, push)
         self.version += 1
         member.version = self.version
-        self._open_next()
+        self._epochs.open_next()
         grant(self.rules, self.ledger, member, max(1, len(self._roster.ready())))
         answer = Answer(push.rank, "reply", "reply", member.tell())
         return [Apply(push.rank, facts), answer, *self._end_epochs(), *self._hand_out()]
@@ -277,7 +257,7 @@ class Sequencer:
         facts = {rank: self._accept(self.members[rank], push) for rank, push in pushes}
         self.version += 1
         self._round = {}
-        self._open_next()
+        self._epochs.open_next()
         deal(self.rules, self.ledger, ready)
         found: list[Instruction] = [Merge(facts)]
         for member in ready:
@@ -329,7 +309,7 @@ class Sequencer:
         self._publishing.publisher, self._publishing.is_wanted = None, False
         if not self.rules.is_gang:
             return []
-        self._saved = self.ledger.to_json()
+        self._epochs.save()
         done = [EpochDone(e) for e in self._publishing.take_epochs()]
         joiners = [self.members[rank] for rank in self._publishing.take_joiners()]
         return [*done, *self._welcome(joiners), *self._hand_out()]
@@ -349,22 +329,16 @@ class Sequencer:
     def _roll_back(self) -> list[Instruction]:
         """The last worker of a gang is gone, and the weights after its snapshot."""
         self.lineage += 1
-        opened = self.ledger.epochs
-        saved = self._saved
-        self.ledger = Ledger() if saved is None else Ledger.from_json(saved)
-        self.ledger.release_all()
-        for epoch in opened:
-            self.ledger.open(epoch, self.rules.rows_of(epoch))
-        active = self.ledger.active
-        self._past_steps = sum(self._steps(e) for e in opened if e not in active)
+        self._epochs.restore()
         self._publishing.take_epochs()
         self.has_started = False
+        found: list[Instruction] = [Rollback(self.lineage), *self._end_epochs()]
         joiners = [self.members[rank] for rank in self._publishing.take_joiners()]
-        if saved is not None:
-            return [Rollback(self.lineage), *self._welcome(joiners)]
+        if self._epochs.is_saved:
+            return found + self._welcome(joiners)
         for member in joiners:  # they hold what the run began with
             member.is_ready, member.version = True, self.version
-        return [Rollback(self.lineage)]
+        return found
 
     # --------------------------------------------------------------- grants
 
@@ -381,13 +355,12 @@ class Sequencer:
         """Whether data may be given; rounds begin when all expected workers are."""
         if not self.has_started:
             is_full = ready >= (self.expected if self.rules.is_rounds else 1)
-            has_data = any(self.ledger.free(e) for e in self.ledger.active)
-            self.has_started = is_full and has_data
+            self.has_started = is_full and self._epochs.has_data
         return self.has_started
 
     def _distribute(self) -> None:
         """Leases what may be leased now; the workers hear of it with their answers."""
-        self._open_next()
+        self._epochs.open_next()
         ready = self._roster.ready()
         if not self.rules.is_rounds:
             for member in ready:

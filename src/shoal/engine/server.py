@@ -100,6 +100,7 @@ class Server:
         self._workers: dict[int, Peer] = {}
         self._controller: Peer | None = None
         self._peers: dict[int, Peer] = {}
+        self._lost: list[tuple[Peer, str]] = []
         self._records: list[list[Any]] = []
         self._flushed = self._began = time.monotonic()
         self._is_running = True
@@ -123,8 +124,9 @@ class Server:
             peer: Peer | None = key.data
             if peer is None:
                 self._accept()
-            elif key.fd in self._peers:
+            elif self._peers.get(key.fd) is peer:
                 self._attend(peer, mask)
+            self._drop_lost()
         now = time.monotonic()
         if now - self._flushed >= FLUSH_S:
             self._flush(now)
@@ -163,6 +165,24 @@ class Server:
         else:
             self._send_rest(peer)
 
+    def _send(self, peer: Peer, head: Head, *body: memoryview | bytes) -> None:
+        """Sends one frame, or finds that its peer is gone.
+
+        A peer is dropped only between two messages: whoever is gone must not be
+        mistaken for the sender of the message that is answered, nor change the
+        order of what is carried out.
+        """
+        try:
+            peer.channel.send(head, *body)
+        except OSError as error:
+            self._lost.append((peer, str(error) or "connection lost"))
+            return
+        self._send_rest(peer)
+
+    def _drop_lost(self) -> None:
+        while self._lost:
+            self._drop(*self._lost.pop(0))
+
     def _send_rest(self, peer: Peer) -> None:
         """Watches for room in the socket only while something waits."""
         connection = peer.channel.socket
@@ -171,7 +191,7 @@ class Server:
         try:
             peer.channel.flush()
         except OSError as error:
-            self._drop(peer, str(error))
+            self._lost.append((peer, str(error) or "connection lost"))
             return
         wanted = selectors.EVENT_READ
         if peer.channel.has_output:
@@ -240,7 +260,7 @@ class Server:
     def _welcome(self, peer: Peer, head: Head) -> None:
         sizes = self.spec.sizes
         if head["digest"] != sizes.digest or head["metrics"] != sizes.metrics:
-            peer.channel.send({"kind": "refused", "reason": "another model layout"})
+            self._send(peer, {"kind": "refused", "reason": "another model layout"})
             self._notify({"kind": "mismatch", "node": str(head["node"])})
             return
         member = self.sequencer.join(int(head["hint"]))
@@ -252,7 +272,8 @@ class Server:
         if made is not None:
             peer.offer = made[0]
             offer = {"path": str(made[0].path), "mark": made[1]}
-        peer.channel.send(
+        self._send(
+            peer,
             {"kind": "welcome", "rank": member.rank, "incarnation": member.incarnation,
              "slot": offer, **self._state()},
             self.center.vector.tobytes(), self.center.statistics.tobytes(),
@@ -285,6 +306,8 @@ class Server:
 
     def _settle(self, peer: Peer, *, is_shared: bool) -> None:
         """The worker has mapped its slot or cannot; the name is not needed again."""
+        if peer.bulk is not None:
+            raise BadFrame("a slot that is settled already")
         slot, peer.offer = peer.offer, None
         if slot is not None:
             slot.unlink()
@@ -295,7 +318,9 @@ class Server:
         peer.channel.inbox = peer.bulk.up if slot is None else None
 
     def _push(self, peer: Peer, head: Head) -> None:
-        peer.head = head
+        self._bulk(peer)
+        compute_s, data_s, exchange_s = map(float, head["times"])
+        peer.head = {**head, "times": [compute_s, data_s, exchange_s]}
         pieces = tuple(Piece(*map(int, piece)) for piece in head["pieces"])
         push = Push(
             rank=peer.rank,
@@ -311,6 +336,8 @@ class Server:
     def _publish(self, peer: Peer, body: memoryview) -> None:
         """A gang member's whole state becomes the center."""
         bulk = self._bulk(peer)
+        if self.sequencer.publisher != peer.rank:
+            raise BadFrame("a snapshot that nobody asked for")
         skip = len(bulk.inline_up)
         self._blob = bytes(body[skip:])
         if self.spec.rules.is_gang:
@@ -324,7 +351,7 @@ class Server:
         if self._is_state_wanted:
             self._send_state()
         self._carry_out(self.sequencer.published(peer.rank, peer.incarnation))
-        peer.channel.send({"kind": "stored", **self._state()})
+        self._send(peer, {"kind": "stored", **self._state()})
 
     # --------------------------------------------------------- instructions
 
@@ -345,7 +372,7 @@ class Server:
                 case Refuse(rank, incarnation, reason):
                     peer = self._workers.get(rank)
                     if peer is not None and peer.incarnation == incarnation:
-                        peer.channel.send({"kind": "refused", "reason": reason})
+                        self._send(peer, {"kind": "refused", "reason": reason})
                 case EpochDone(epoch):
                     self._end_epoch(epoch)
                 case Rollback(lineage):
@@ -353,10 +380,16 @@ class Server:
                     self._metrics = {
                         e: m.copy() for e, m in self._saved_metrics.items()
                     }
-                    clock = self.sequencer.clock
-                    self._notify(
-                        {"kind": "rollback", "lineage": lineage, "clock": clock}
-                    )
+                    self._tell_rollback(lineage)
+
+    def _tell_rollback(self, lineage: int) -> None:
+        """What was counted since the snapshot is not committed any more."""
+        ledger = self.sequencer.ledger
+        committed = {str(e): ledger.committed(e) for e in ledger.epochs}
+        self._notify(
+            {"kind": "rollback", "lineage": lineage, "clock": self.sequencer.clock,
+             "committed": committed}
+        )  # fmt: skip
 
     def _bulk(self, peer: Peer) -> Bulk:
         if peer.bulk is None:
@@ -390,15 +423,14 @@ class Server:
         head["pieces"] = answer.pieces
         head["publish"] = answer.kind == "publish" or self.sequencer.asked(answer.rank)
         if answer.body == "none":
-            peer.channel.send(head)
+            self._send(peer, head)
             return
         bulk = self._bulk(peer)
         if answer.body != "reply":
             bulk.reply[:] = self.center.vector
         bulk.reply_statistics[:] = self.center.statistics
         blob = self._blob if answer.body == "snapshot" else b""
-        peer.channel.send(head, bulk.inline_down, blob)
-        self._send_rest(peer)
+        self._send(peer, head, bulk.inline_down, blob)
 
     def _state(self) -> Head:
         """What every answer tells."""
@@ -475,7 +507,8 @@ class Server:
         small = sums.tolist() if sums.size <= SMALL_METRICS else None
         self._records.append(
             [round(time.monotonic() - self._began, 6), peer.rank, epoch, rows,
-             int(head["steps"]), self.sequencer.version, staleness, *head["times"], small]
+             int(head["steps"]), self.sequencer.version, staleness, *head["times"],
+             small]
         )  # fmt: skip
 
     def _flush(self, now: float) -> None:
@@ -488,6 +521,7 @@ class Server:
             self._say({"kind": "records", "records": records, "sums": sums})
 
     def _end_epoch(self, epoch: int) -> None:
+        self._flush(time.monotonic())  # its last records tell of sums that go now
         sums = self._metrics.pop(epoch, np.zeros(self.spec.sizes.metrics))
         self._notify(
             {"kind": "epoch", "epoch": epoch, "metrics": sums.tolist(),

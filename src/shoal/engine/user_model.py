@@ -85,6 +85,11 @@ class UserModel:
         """
         self.count_steps(ticks)
         self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
+        if getattr(self._optimizer, "use_ema", False):
+            # Keras lets weights and averages share memory then, and its next fit on
+            # JAX would give the same buffer away twice.
+            for variable in self._model.trainable_weights:
+                variable.assign(np.array(variable.numpy()))
         for variable in self._model.non_trainable_variables:
             if str(variable.dtype) == "uint32" and tuple(variable.shape) == (2,):
                 state = np.array(variable.numpy())

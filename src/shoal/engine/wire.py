@@ -66,7 +66,7 @@ def unpack_head(data: bytes | bytearray) -> Head:
     """
     try:
         head = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadFrame(f"head is not JSON: {error}") from None
     if not isinstance(head, dict) or not isinstance(head.get("kind"), str):
         raise BadFrame("head is not an object with a kind")

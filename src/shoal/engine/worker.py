@@ -6,8 +6,9 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,19 @@ class Rows(Protocol):
         ...
 
 
+class Moment(NamedTuple):
+    """Where a worker is: its steps are taken, and not told to anybody yet."""
+
+    rank: int
+    incarnation: int
+    step: int
+
+
+Watch: TypeAlias = Callable[[Moment], None]
+WATCH: ContextVar[Watch | None] = ContextVar("shoal_watch", default=None)
+"""What workers that are started in this context call; see `shoal.testing.faults`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """What a worker process is given.
@@ -42,6 +56,7 @@ class WorkerSpec:
         open_source: Opens the data.
         is_gang: Exchange gradients every step.
         clock_start: Where the optimizer began, in steps of the user's batch size.
+        watch: Called before each push; None outside of tests.
     """
 
     seat: Seat
@@ -52,6 +67,7 @@ class WorkerSpec:
     open_source: Callable[[], Rows]
     is_gang: bool
     clock_start: float = 0.0
+    watch: Watch | None = None
 
 
 def work(spec: WorkerSpec) -> None:
@@ -185,6 +201,7 @@ class Worker:
             if rows % size:
                 break  # the short batch ends the window, as it ends the epoch
         vector, statistics = backend.read()
+        self._look()
         member.push_weights(vector, statistics, pieces, steps)
         backend.load(member.local, member.statistics)
 
@@ -208,10 +225,17 @@ class Worker:
         statistics = backend.statistics()
         times.data_s += read - began
         times.compute_s += time.perf_counter() - read
+        self.steps += 1
+        self._look()
         mean = member.push_gradient(gradient, statistics, [piece], mass)
         backend.set_statistics(member.statistics)
         backend.apply(mean, clock)
-        self.steps += 1
+
+    def _look(self) -> None:
+        """Lets a test end this worker when its leases are worked on, not committed."""
+        if self._spec.watch is not None:
+            member = self._member
+            self._spec.watch(Moment(member.rank, member.incarnation, self.steps))
 
 
 def next_batches(

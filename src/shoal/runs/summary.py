@@ -241,6 +241,10 @@ class Fold:
             for name in self._spent:
                 self._spent[name] += float(record.get(name) or 0.0)
 
+    def _on_rollback(self, event: Mapping[str, Any]) -> None:
+        committed = cast(Mapping[str, Any], event.get("committed") or {})
+        self._committed = {int(epoch): int(n) for epoch, n in committed.items()}
+
     def _on_epoch_ended(self, event: Mapping[str, Any]) -> None:
         epoch = int(event.get("epoch", len(self._metrics)))
         metrics = cast(Mapping[str, Any], event.get("metrics") or {})

@@ -1,0 +1,220 @@
+"""Workers that take turns in one set of compiled programs.
+
+Each has vectors, leases and an optimizer of its own; the programs are compiled once
+for all. This file decides what a turn of a worker computes; `inline.py` decides whose
+turn it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.backends.base import Backend, Clock
+from shoal.data import ArraySource
+from shoal.engine.center import pull_into, push_into
+from shoal.engine.fitting import compute_spec
+from shoal.engine.ledger import Piece
+from shoal.engine.opening import OpenBackend
+from shoal.engine.worker import SAMPLE_ROWS, next_batches
+from shoal.plan import Plan
+from shoal.vectors import Vector
+
+Doubles = npt.NDArray[np.float64]
+
+
+@final
+@dataclass(kw_only=True, eq=False)
+class Mate:
+    """One worker of a crew: its vectors, its leases, and the window it is busy with.
+
+    Args:
+        rank: Its number.
+        incarnation: As the sequencer gave it.
+        local: Weights.
+        anchor: The center as it last adopted it.
+        statistics: As it last got them.
+        metrics: Sums of metric state of its last window.
+        message: What it sends; `message_statistics` beside it.
+        reply: Where its answer is written.
+        state: All else its programs carry on; the backend's own.
+    """
+
+    rank: int
+    incarnation: int
+    local: Vector
+    anchor: Vector
+    statistics: Vector
+    metrics: Doubles
+    message: Vector
+    message_statistics: Vector
+    reply: Vector
+    state: tuple[Any, ...] = ()
+    leases: deque[Piece] = field(default_factory=deque[Piece])
+    window: list[list[Piece]] = field(default_factory=list[list[Piece]])
+    clock: float = 0.0
+    rate: float | None = None
+    sequence: int = 0
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What the next push covers."""
+        return [piece for batches in self.window for piece in batches]
+
+    @property
+    def rows(self) -> int:
+        """Samples of the window."""
+        return sum(piece.rows for piece in self.pieces)
+
+
+@final
+class Crew:
+    """The workers of a run, and the programs they share.
+
+    Args:
+        plan: Of the run.
+        packed: The model, so that the user's own is not touched.
+        source: The data.
+        clock_start: Where the optimizer began, in steps of the user's batch size.
+    """
+
+    def __init__(
+        self, plan: Plan, packed: bytes, source: ArraySource, clock_start: float
+    ) -> None:
+        self._plan, self._source, self._began = plan, source, clock_start
+        self._order, self._spec = plan.order(), compute_spec(plan)
+        sample = source.take(np.arange(SAMPLE_ROWS) % self._order.rows)
+        open_backend = OpenBackend(name=plan.backend, model=packed)
+        self._backend: Backend = open_backend(self._spec, sample)
+        self.mates: list[Mate] = []
+        self.learning_rate: float | None = None
+
+    @property
+    def metrics_size(self) -> int:
+        """Values of the metric states."""
+        return self._backend.metrics_size
+
+    def hire(self, incarnation: int, center: Vector, statistics: Vector) -> Mate:
+        """Adds the worker of the next rank, who adopts the center."""
+        rank = len(self.mates)
+        if rank == 0:
+            self._backend.load(center.copy(), statistics)
+        mate = Mate(
+            rank=rank,
+            incarnation=incarnation,
+            local=self._plan.strategy.adopt(center),
+            anchor=center.copy(),
+            statistics=statistics.copy(),
+            metrics=np.zeros(self.metrics_size),
+            message=np.empty_like(center),
+            message_statistics=np.empty_like(statistics),
+            reply=np.empty_like(center),
+            # A gang moves as one: its workers differ in nothing but their rows.
+            state=() if self._plan.is_gang else self._backend.fork(rank),
+        )
+        self.mates.append(mate)
+        return mate
+
+    def optimizer_state(self) -> bytes:
+        """The optimizer state of the lowest rank."""
+        if self._plan.is_gang:
+            return self._backend.snapshot()
+        before = self._backend.swap(self.mates[0].state)
+        state = self._backend.snapshot()
+        self.mates[0].state = self._backend.swap(before)
+        return state
+
+    # ------------------------------------------------------------- one turn
+
+    def take_window(self, mate: Mate, clock: int) -> int:
+        """Takes leases for one exchange, at this run clock; returns their steps."""
+        mate.clock = self._began + clock
+        mate.window = self._window(mate)
+        size = self._spec.batch_size
+        return sum(max(1, sum(p.rows for p in w) // size) for w in mate.window)
+
+    def _window(self, mate: Mate) -> list[list[Piece]]:
+        """One list of pieces for each call of the program, as a real worker does."""
+        if self._plan.is_gang:
+            return [[mate.leases.popleft()]] if mate.leases else []
+        size, left = self._spec.batch_size, self._spec.window
+        window: list[list[Piece]] = []
+        while left > 0 and mate.leases:
+            before = window[0] if window else []
+            batches = next_batches(mate.leases, size, left, before)
+            if not batches:
+                break
+            window.append(batches)
+            rows = sum(piece.rows for piece in batches)
+            left -= max(1, rows // size)
+            if rows % size:
+                break
+        return window
+
+    def work(self, mate: Mate) -> tuple[int, float]:
+        """Computes a worker's window and its message; returns (steps, samples)."""
+        return self._gradient(mate) if self._plan.is_gang else self._steps(mate)
+
+    def _rows(self, pieces: list[Piece]) -> Any:
+        parts = [self._order.indices(p.epoch, p.start, p.stop) for p in pieces]
+        return self._source.take(np.concatenate(parts))
+
+    def _steps(self, mate: Mate) -> tuple[int, float]:
+        """Local steps of one worker."""
+        backend, size, steps = self._backend, self._spec.batch_size, 0
+        before = backend.swap(mate.state)
+        backend.load(mate.local, mate.statistics)
+        if self.learning_rate is not None and self.learning_rate != mate.rate:
+            mate.rate = self.learning_rate
+            backend.set_learning_rate(mate.rate)
+        clock = Clock(start=mate.clock, pace=float(len(self.mates)))
+        for batches in mate.window:
+            count = max(1, sum(p.rows for p in batches) // size)
+            start = clock.start + steps * clock.pace
+            backend.run(self._rows(batches), count, replace(clock, start=start))
+            backend.take_metrics(mate.metrics, add=steps > 0)
+            steps += count
+        mate.local, statistics = backend.read()
+        strategy = self._plan.strategy
+        push_into(strategy, mate.message, mate.local, mate.anchor, steps)
+        mate.message_statistics[:] = statistics
+        mate.state = backend.swap(before)
+        return steps, float(mate.rows)
+
+    def _gradient(self, mate: Mate) -> tuple[int, float]:
+        """One worker's part of a step of the gang; its samples are a mass."""
+        backend, pieces = self._backend, mate.pieces
+        backend.set_statistics(mate.statistics)
+        gradient, mass = backend.gradient(self._rows(pieces), pieces[0].gang)
+        backend.take_metrics(mate.metrics, add=False)
+        mate.message[:] = gradient
+        mate.message_statistics[:] = backend.statistics()
+        return 1, mass
+
+    # -------------------------------------------------------------- answers
+
+    def pull(self, mate: Mate) -> None:
+        """Takes the strategy's reply to a worker's message."""
+        # Fresh memory: the backend may still look at what it was given.
+        out = (np.empty_like(mate.reply), np.empty_like(mate.reply))
+        pull_into(self._plan.strategy, out, mate.local, mate.anchor, mate.reply)
+        mate.local, mate.anchor = out
+
+    def adopt(self, mate: Mate, center: Vector) -> None:
+        """Starts over from the center."""
+        mate.local, mate.anchor = self._plan.strategy.adopt(center), center.copy()
+
+    def apply(self, mean: Vector, statistics: Vector, clock: int) -> None:
+        """The gang's step; `clock` is what the run clock said before it."""
+        if self.learning_rate is not None:
+            self._backend.set_learning_rate(self.learning_rate)
+        self._backend.set_statistics(statistics)
+        self._backend.apply(mean, Clock(start=self._began + clock))
+
+    def read(self) -> Vector:
+        """The gang's weights."""
+        return self._backend.read()[0]

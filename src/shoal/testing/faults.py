@@ -1,0 +1,129 @@
+"""Failures on purpose, at a rank and a step: what a test of recovery begins with.
+
+    from shoal.testing import faults
+
+    with faults.kill(rank=1, step=40).kill(rank=0, step=90):
+        shoal.fit(model, x, y, workers=2)
+
+A worker looks when it has taken its steps and told nobody: the worst moment to die,
+as its samples are worked on and not committed. This file decides what happens then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Literal, TypeAlias, final
+
+from shoal.engine.worker import WATCH, Moment
+
+Action: TypeAlias = Literal["kill", "stop", "leave", "fail"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One failure.
+
+    Args:
+        action: "kill" by SIGKILL, "stop" by SIGSTOP (it hangs), "leave" by losing
+            the connection, "fail" by an error as of user code.
+        rank: Of the worker.
+        step: Its own steps, from which on it fails before it tells of them.
+        incarnation: 1 for the first process of the rank, 2 for its replacement.
+    """
+
+    action: Action
+    rank: int
+    step: int
+    incarnation: int = 1
+
+    def is_due(self, moment: Moment) -> bool:
+        """Whether a worker has come to where it fails."""
+        is_here = (moment.rank, moment.incarnation) == (self.rank, self.incarnation)
+        return is_here and moment.step >= self.step
+
+    def happen(self) -> None:
+        """Lets it happen to this process, or to this thread's worker."""
+        if self.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.action == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self.action == "leave":
+            raise ConnectionAbortedError("a test has cut this connection")
+        else:
+            raise RuntimeError("a test has failed this worker")
+
+
+@final
+@dataclass(frozen=True)
+class Faults:
+    """Failures that workers started within its `with` block meet. Chain, do not nest.
+
+    Example:
+        >>> both = kill(rank=1, step=40).leave(rank=0, step=90)
+        >>> [(fault.action, fault.rank, fault.step) for fault in both.faults]
+        [('kill', 1, 40), ('leave', 0, 90)]
+    """
+
+    faults: tuple[Fault, ...] = ()
+
+    def kill(self, *, rank: int, step: int, incarnation: int = 1) -> Faults:
+        """Adds: the process ends at once, by SIGKILL."""
+        return self._and("kill", rank, step, incarnation)
+
+    def stop(self, *, rank: int, step: int, incarnation: int = 1) -> Faults:
+        """Adds: the process hangs, by SIGSTOP."""
+        return self._and("stop", rank, step, incarnation)
+
+    def leave(self, *, rank: int, step: int, incarnation: int = 1) -> Faults:
+        """Adds: the worker loses its connection and ends; also for threads."""
+        return self._and("leave", rank, step, incarnation)
+
+    def fail(self, *, rank: int, step: int, incarnation: int = 1) -> Faults:
+        """Adds: code of the user raises."""
+        return self._and("fail", rank, step, incarnation)
+
+    def _and(self, action: Action, rank: int, step: int, incarnation: int) -> Faults:
+        fault = Fault(action=action, rank=rank, step=step, incarnation=incarnation)
+        return replace(self, faults=(*self.faults, fault))
+
+    def __call__(self, moment: Moment) -> None:
+        """What a worker calls with where it is."""
+        for fault in self.faults:
+            if fault.is_due(moment):
+                fault.happen()
+
+    def __enter__(self) -> Faults:
+        WATCH.set(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        WATCH.set(None)
+
+
+def kill(*, rank: int, step: int, incarnation: int = 1) -> Faults:
+    """Ends a worker by SIGKILL."""
+    return Faults().kill(rank=rank, step=step, incarnation=incarnation)
+
+
+def stop(*, rank: int, step: int, incarnation: int = 1) -> Faults:
+    """Lets a worker hang, by SIGSTOP."""
+    return Faults().stop(rank=rank, step=step, incarnation=incarnation)
+
+
+def leave(*, rank: int, step: int, incarnation: int = 1) -> Faults:
+    """Cuts a worker's connection; also for workers that are threads."""
+    return Faults().leave(rank=rank, step=step, incarnation=incarnation)
+
+
+def fail(*, rank: int, step: int, incarnation: int = 1) -> Faults:
+    """Raises on a worker, as code of the user would."""
+    return Faults().fail(rank=rank, step=step, incarnation=incarnation)

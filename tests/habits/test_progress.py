@@ -1,0 +1,143 @@
+"""What a run shows: live lines, logs, notebooks, events, advice. No processes."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from shoal.engine.observer import Record
+from shoal.engine.progress import Progress
+from shoal.facts import DataFacts, MachineFacts, ModelFacts
+from shoal.plan import Plan, Request, resolve
+from shoal.strategies import get
+
+
+def make_plan(strategy: str = "aeasgd", epochs: int = 3, gpus: int = 0) -> Plan:
+    return resolve(
+        Request(strategy=get(strategy), workers=2, epochs=epochs),
+        ModelFacts(name="m", parameters=9, statistics=0, optimizer="SGD"),
+        DataFacts(rows=1000, size_bytes=8000),
+        MachineFacts(cores=2, gpus=gpus),
+    )
+
+
+def record(t: float, rank: int = 0, **fields: Any) -> Record:
+    known = {
+        "epoch": 0, "samples": 250, "steps": 8, "version": 1, "staleness": 1,
+        "compute_s": 0.5, "data_s": 0.0, "exchange_s": 0.1,
+    }  # fmt: skip
+    return Record(t=t, rank=rank, **{**known, **fields})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Notebook = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+
+
+def show(
+    stream: io.StringIO, verbose: int | str, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """One epoch of a run in which a worker dies, as it appears on a stream."""
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("shoal.engine.progress.PACE_S", 0.0)
+    progress = Progress(make_plan(), verbose)
+    progress.epoch_begin(0)
+    for rank in (0, 1):
+        progress.event("worker_started", {"rank": rank})
+    progress.update([record(1.0, staleness=3)], {"loss": 0.5})
+    progress.event("worker_lost", {"rank": 1, "reason": "killed by SIGKILL"})
+    progress.update([record(2.0)], {"loss": 0.25})
+    progress.event("worker_replaced", {"rank": 1, "seconds": 2.5})
+    progress.epoch_end(1000, {"loss": 0.125, "val_loss": 0.5, "accuracy": 0.75})
+    progress.close()
+    return stream.getvalue()
+
+
+EVENTS = [
+    "worker 1 is lost: killed by SIGKILL",
+    "worker 1 is replaced, 2.5 s later",
+]
+LAST = (
+    "Epoch 1/3  1,000 samples  1.5 s  667 samples/s  "
+    "loss 0.125  accuracy 0.75  val_loss 0.5"
+)
+
+
+@pytest.mark.parametrize("verbose", [1, 2, "auto"])
+def test_a_log_gets_a_line_an_epoch(
+    verbose: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert show(io.StringIO(), verbose, monkeypatch).splitlines() == [*EVENTS, LAST]
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_zero_is_silent(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert show(stream(), 0, monkeypatch) == ""
+
+
+def test_two_is_a_line_an_epoch_on_a_terminal_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert show(Terminal(), 2, monkeypatch).splitlines() == [*EVENTS, LAST]
+
+
+@pytest.mark.parametrize("verbose", [1, "auto"])
+def test_a_terminal_has_a_live_line(
+    verbose: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = show(Terminal(), verbose, monkeypatch)
+    lines = [part for part in shown.split("\r\x1b[K") if part]
+    assert lines == [
+        "Epoch 1/3  starting 2 workers",
+        "Epoch 1/3   25%  500 samples/s  loss 0.5  2 workers  staleness 3.0  0:02 left",
+        EVENTS[0] + "\n",
+        "Epoch 1/3   50%  333 samples/s  loss 0.25  1 worker  staleness 2.0  0:02 left",
+        EVENTS[1] + "\n" + LAST + "\n",
+    ]
+
+
+def test_a_notebook_has_a_live_line_without_codes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = show(Notebook(), "auto", monkeypatch)
+    assert "\x1b" not in shown
+    # What is left of a line after the last return is what a reader sees.
+    seen = [line.rpartition("\r")[2] for line in shown.split("\n") if line]
+    assert seen == [*EVENTS, LAST]
+
+
+def test_a_narrow_terminal_does_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", stream := Terminal())
+    monkeypatch.setenv("COLUMNS", "30")
+    progress = Progress(make_plan(), 1)
+    progress.update([record(1.0)], {"loss": 0.5})
+    assert len(stream.getvalue().removeprefix("\r\x1b[K")) == 29
+
+
+@pytest.mark.parametrize(
+    ("strategy", "exchange_s", "gpus", "is_advised"),
+    [
+        ("all_reduce", 2.0, 0, True),
+        ("all_reduce", 0.1, 0, False),
+        ("all_reduce", 2.0, 2, False),
+        ("local_sgd", 2.0, 0, False),
+    ],
+)
+def test_advice_after_a_run_that_mostly_exchanged(
+    strategy: str, exchange_s: float, gpus: int, is_advised: bool
+) -> None:
+    progress = Progress(make_plan(strategy, gpus=gpus), 0)
+    records = [record(t, exchange_s=exchange_s) for t in range(4)]
+    progress.update(records, {})
+    advice = progress.advice()
+    assert (advice is not None) == is_advised
+    if advice is not None:
+        assert advice.startswith("all_reduce spent 75% of the workers' time exchanging")
+        assert "aeasgd" in advice

@@ -1,0 +1,124 @@
+"""What a model and its optimizer are after `fit`, and that another one goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import shoal
+from shoal.data import training_data
+from shoal.engine import inline
+from shoal.engine.driver import Habits
+from shoal.engine.fitting import Work
+from shoal.engine.inspection import prepare
+from shoal.runs.store import NullRun
+from tests.habits.cases import assert_close, data, make_model, weights_of
+
+ROWS, BATCH = 330, 32
+
+
+def cosine() -> Any:
+    return keras.optimizers.schedules.CosineDecay(0.05, decay_steps=40)
+
+
+@pytest.mark.process
+def test_fit_goes_on_where_fit_ended_and_keras_goes_on_from_there(
+    tmp_path: Path,
+) -> None:
+    """Slots, step count, schedule, moving averages, files: one story for all."""
+
+    def optimizer() -> Any:
+        return keras.optimizers.AdamW(cosine(), use_ema=True, ema_momentum=0.9)
+
+    x, y = data(ROWS)
+    common = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    ours = {**common, "workers": 2, "run": False}
+    plain = make_model(optimizer())
+    model = make_model(optimizer())
+
+    plain.fit(x, y, **common)
+    plain.set_weights(weights_of(plain))  # else Keras cannot go on: shared buffers
+    shoal.fit(model, x, y, **ours)
+    assert_close(weights_of(model), weights_of(plain))
+    model.save(tmp_path / "model.keras")
+    model = keras.models.load_model(tmp_path / "model.keras")
+
+    plain.fit(x, y, epochs=2, initial_epoch=1, **common)
+    plain.set_weights(weights_of(plain))
+    shoal.fit(model, x, y, epochs=2, initial_epoch=1, **ours)
+    _assert_same_state(model, plain)
+
+    plain.fit(x, y, **common)
+    model.fit(x, y, **common)
+    _assert_same_state(model, plain)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = make_model(optimizer())
+    other.optimizer.build(other.trainable_variables)  # else Keras cannot load it
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_close(weights_of(other), weights_of(model), tolerance=0)
+    if _can_export():
+        model.export(tmp_path / "exported", verbose=False)
+
+
+def _assert_same_state(model: Any, plain: Any) -> None:
+    assert_close(weights_of(model), weights_of(plain), tolerance=1e-3)
+    ours, theirs = model.optimizer, plain.optimizer
+    assert int(ours.iterations) == int(theirs.iterations)
+    assert float(ours.learning_rate) == pytest.approx(float(theirs.learning_rate))
+    for mine, other in zip(ours.variables, theirs.variables, strict=True):
+        np.testing.assert_allclose(np.array(mine), np.array(other), rtol=0.02, atol=1e-4)
+
+
+def _can_export() -> bool:
+    """Whether Keras can export from JAX here: that needs TensorFlow."""
+    try:
+        import tensorflow  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [("all_reduce", 1), ("all_reduce", 2), ("aeasgd", 2), ("local_sgd", 4)],
+)
+def test_schedules_end_where_keras_ends(strategy: str, workers: int) -> None:
+    """Law 11: short batches and uneven shares change nothing about it."""
+    plain = make_model(keras.optimizers.SGD(cosine()))
+    x, y = data(ROWS)
+    plain.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    model = make_model(keras.optimizers.SGD(cosine()))
+    for first in (0, 1):
+        plan = shoal.plan(
+            model, x, y, strategy=strategy, workers=workers, batch_size=BATCH,
+            epochs=first + 1, initial_epoch=first,
+        )  # fmt: skip
+        source, _ = training_data(x, y)
+        prepare(model, source.take(slice(0, 4)))
+        with NullRun(name="schedule") as run:
+            inline.train(plan, Work(model=model, source=source), run, Habits())
+    assert int(model.optimizer.iterations) == int(plain.optimizer.iterations)
+    assert float(model.optimizer.learning_rate) == pytest.approx(
+        float(plain.optimizer.learning_rate)
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["all_reduce", "local_sgd"])
+def test_deterministic_runs_repeat_bit_for_bit(strategy: str) -> None:
+    """With dropout and shuffling; the seed is that of `set_random_seed`."""
+    x, y = data(1000)
+    found = []
+    for _ in range(2):
+        model = make_model(dropout=0.3)  # sets the seed
+        history = shoal.fit(
+            model, x, y, strategy=strategy, workers=2, batch_size=BATCH, epochs=2,
+            deterministic=True, run=False, verbose=0,
+        )  # fmt: skip
+        found.append((history.history, weights_of(model)))
+    assert found[0][0] == found[1][0]
+    assert_close(found[0][1], found[1][1], tolerance=0)
