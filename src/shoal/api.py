@@ -25,7 +25,7 @@ from shoal.runs.base import Run
 from shoal.runs.store import start
 from shoal.strategies import Strategy
 
-__all__ = ["evaluate", "fit", "plan", "predict"]
+__all__ = ["compare", "evaluate", "fit", "plan", "predict"]
 
 History: TypeAlias = Any
 """`keras.callbacks.History` with `run`; see `fit`."""
@@ -310,7 +310,7 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         ...     model.compile(keras.optimizers.SGD(0.5), "mse")
         ...     return model
         >>> found = shoal.compare(
-        ...     make_model, x, 3 * x, strategies=["local_sgd"], epochs=4, cluster="inline"
+        ...     make_model, x, 3 * x, strategies=["local_sgd"], cluster="inline"
         ... )
         >>> [(row["strategy"], row["workers"]) for row in found.rows]
         [('single', 1), ('local_sgd', 2)]

@@ -3,7 +3,7 @@
 ```
 ShoalError
 ├── ConfigError (ValueError)       a single argument is wrong
-├── PlanError (ValueError)         the arguments cannot work together; nothing was started
+├── PlanError (ValueError)         arguments that cannot work together; nothing runs
 ├── DataError                      a bad array, file or cell; a key that is gone
 ├── ClusterError                   machines did not come up, or went away
 │   ├── ProvisionError             the provider refused or ran out

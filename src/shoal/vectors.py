@@ -27,7 +27,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One variable in a vector: where it is, what shape and dtype it has in the model."""
+    """One variable in a vector: its shape and its dtype in the model."""
 
     path: str
     shape: tuple[int, ...]

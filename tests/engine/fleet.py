@@ -402,18 +402,15 @@ class Fleet:
         assert s.version >= self.version
         assert s.lineage >= self.lineage
         self.version, self.lineage = s.version, s.lineage
+        ranks = range(12)  # no schedule has more
+        leases = [piece for owner in ranks for piece in s.ledger.held(owner)]
         for epoch in s.ledger.epochs:
-            held = sum(
-                p.rows
-                for owner in range(64)
-                for p in s.ledger.held(owner)
-                if p.epoch == epoch
-            )
+            held = sum(p.rows for p in leases if p.epoch == epoch)
             done, free = s.ledger.committed(epoch), s.ledger.free(epoch)
             whole = self.rules.rows_of(epoch)
             assert done + free + held == whole or self.is_halted
             assert done == sum(self.counts.get(epoch, Counter()).values())
-        for owner in range(64):
+        for owner in ranks:
             assert not s.ledger.held(owner) or s.members[owner].is_ready
         if not self.rules.has_barrier:
             assert max(s.ledger.epochs, default=0) <= max(self.upcoming + 1, 1)

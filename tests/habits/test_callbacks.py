@@ -27,10 +27,16 @@ def train(model: Any, rows: int, **arguments: Any) -> Any:
     """The same arguments for Keras and for Shoal, which has a few of its own."""
     ours = {"strategy", "workers", "epoch_barrier", "run"} & set(arguments)
     x, y = data(rows)
-    common = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **arguments}
+    common: dict[str, Any] = {
+        "batch_size": BATCH,
+        "shuffle": False,
+        "verbose": 0,
+        **arguments,
+    }
     if not ours:
         return model.fit(x, y, **common)
-    return shoal.fit(model, x, y, **{"workers": 2, "run": False, **common})
+    full: dict[str, Any] = {"workers": 2, "run": False, **common}
+    return shoal.fit(model, x, y, **full)
 
 
 def test_hooks_logs_and_learning_rates_are_those_of_keras(tmp_path: Path) -> None:
@@ -49,7 +55,9 @@ def test_hooks_logs_and_learning_rates_are_those_of_keras(tmp_path: Path) -> Non
                 folder / "best.keras", monitor="loss", save_best_only=True
             ),
             keras.callbacks.ModelCheckpoint(
-                folder / "{epoch}-{batch}.weights.h5", save_freq=4, save_weights_only=True
+                folder / "{epoch}-{batch}.weights.h5",
+                save_freq=4,
+                save_weights_only=True,
             ),
             keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda epoch, logs, seen=seen: seen.append(logs["loss"])
@@ -146,16 +154,18 @@ def test_nan_ends_the_epoch_that_is_under_way() -> None:
     # Steps are counted in batches of the run, each hook where the last one ended.
     ends = [step for hook, step, _ in recorder.calls if hook == "on_train_batch_end"]
     begins = [s for hook, s, _ in recorder.calls if hook == "on_train_batch_begin"]
-    assert begins == [0, *(end + 1 for end in ends[:-1])]
+    assert begins == [0, *((end or 0) + 1 for end in ends[:-1])]
 
 
 class _StopAfter(keras.callbacks.Callback):
     """Stops after the first epoch, whose learning rate it sets in a batch hook."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert self.model is not None
         self.model.optimizer.learning_rate = 0.0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert self.model is not None
         self.kept = weights_of(self.model)
         self.model.stop_training = True
 

@@ -305,5 +305,5 @@ class InlineCluster:
             "staleness": facts.staleness,
         }  # fmt: skip
         self._records.append(
-            Record(**record, compute_s=0.0, data_s=0.0, exchange_s=0.0)
+            Record(**record, compute_s=0.0, data_s=0.0, wait_s=0.0, exchange_s=0.0)
         )

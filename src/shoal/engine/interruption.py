@@ -15,11 +15,14 @@ def undisturbed() -> Iterator[None]:
     A notebook goes on after Ctrl-C, so whatever is left then stays for good.
 
     Example:
-        >>> with undisturbed():
-        ...     signal.raise_signal(signal.SIGINT)
-        ...     print("cleaned up")
-        Traceback (most recent call last):
-        KeyboardInterrupt
+        >>> try:
+        ...     with undisturbed():
+        ...         signal.raise_signal(signal.SIGINT)
+        ...         print("cleaned up")
+        ... except KeyboardInterrupt:
+        ...     print("interrupted")
+        cleaned up
+        interrupted
     """
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()

@@ -58,11 +58,6 @@ class Ranges:
         tail = [stop] if high % 2 == 1 else []
         self.bounds[low:high] = head + tail
 
-    def covers(self, start: int, stop: int) -> bool:
-        """Whether every integer of a non-empty range is in the set."""
-        place = bisect_right(self.bounds, start)
-        return place % 2 == 1 and self.bounds[place] >= stop
-
     @property
     def run(self) -> int:
         """Integers in the first range, 0 when there is none."""

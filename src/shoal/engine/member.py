@@ -30,17 +30,18 @@ class Fenced(ShoalError):
 
 @dataclass
 class Times:
-    """Seconds of one exchange: computing, waiting for data, exchanging before it."""
+    """Seconds of a window: computing, reading, waiting for work, exchanging."""
 
     compute_s: float = 0.0
     data_s: float = 0.0
+    wait_s: float = 0.0
     exchange_s: float = 0.0
 
     def take(self) -> list[float]:
         """Returns what was measured and starts again."""
-        taken = [round(t, 6) for t in (self.compute_s, self.data_s, self.exchange_s)]
-        self.compute_s = self.data_s = self.exchange_s = 0.0
-        return taken
+        spent = self.compute_s, self.data_s, self.wait_s, self.exchange_s
+        self.compute_s = self.data_s = self.wait_s = self.exchange_s = 0.0
+        return [round(seconds, 6) for seconds in spent]
 
 
 def _vector(size: int) -> Vector:

@@ -28,7 +28,8 @@ class Record(NamedTuple):
         staleness: Server updates since the sender's last pull, plus 1.
         compute_s: Computing.
         data_s: Reading data.
-        exchange_s: Exchanging and waiting, before this window.
+        wait_s: Waiting for work, at the end of an epoch for example.
+        exchange_s: Exchanging, waiting for others in a round included, before it.
         sums: The epoch's metric states so far, where they are small.
     """
 
@@ -41,6 +42,7 @@ class Record(NamedTuple):
     staleness: int
     compute_s: float
     data_s: float
+    wait_s: float
     exchange_s: float
     sums: list[float] | None = None
 

@@ -192,33 +192,28 @@ class Progress:
 
 @final
 class ExchangeShare:
-    """The share of the workers' time that went to exchanges.
+    """The share of the workers' working time that went to exchanges.
 
-    A worker's first exchange of an epoch is left out: the wait before it is for
-    callbacks and validation.
+    Waiting for callbacks between epochs is not work.
 
     Example:
         >>> share = ExchangeShare()
-        >>> row = dict(rank=0, epoch=0, samples=1, steps=1, version=1, staleness=1)
-        >>> for t in (1.0, 2.0):
-        ...     share.add(Record(t=t, **row, compute_s=1.0, data_s=0.0, exchange_s=3.0))
+        >>> row = dict(t=1.0, rank=0, epoch=0, samples=1, steps=1, version=1)
+        >>> row |= dict(staleness=1, compute_s=1.0, data_s=0.0, wait_s=9.0)
+        >>> share.add(Record(**row, exchange_s=3.0))
         >>> share.share
-        0.6
+        0.75
     """
 
     def __init__(self) -> None:
         self.records = 0
         self._busy_s = self._exchange_s = 0.0
-        self._seen: set[tuple[int, int]] = set()
 
     def add(self, record: Record) -> None:
         """Counts one exchange."""
         self.records += 1
         self._busy_s += record.compute_s + record.data_s
-        place = (record.rank, record.epoch)
-        if place in self._seen:
-            self._exchange_s += record.exchange_s
-        self._seen.add(place)
+        self._exchange_s += record.exchange_s
 
     @property
     def share(self) -> float:

@@ -197,7 +197,7 @@ class Sequencer:
         self.version += 1
         member.version = self.version
         self._epochs.open_next()
-        grant(self.rules, self.ledger, member, max(1, len(self._roster.ready())))
+        grant(self.rules, self.ledger, member, self._sharers())
         answer = Answer(push.rank, "reply", "reply", member.tell())
         return [Apply(push.rank, facts), answer, *self._end_epochs(), *self._hand_out()]
 
@@ -365,9 +365,13 @@ class Sequencer:
         if not self.rules.is_rounds:
             for member in ready:
                 if member.is_parked:
-                    grant(self.rules, self.ledger, member, len(ready))
+                    grant(self.rules, self.ledger, member, self._sharers())
         elif not self._round:  # else how rounds are dealt depended on who is faster
             deal(self.rules, self.ledger, ready)
+
+    def _sharers(self) -> int:
+        """Workers an epoch is shared among, those that still compile included."""
+        return max(1, self.expected, len(self._roster.ready()))
 
     def _grant_answer(self, member: Member) -> Answer:
         body = "center" if member.is_stale else "none"

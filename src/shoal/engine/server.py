@@ -319,8 +319,8 @@ class Server:
 
     def _push(self, peer: Peer, head: Head) -> None:
         self._bulk(peer)
-        compute_s, data_s, exchange_s = map(float, head["times"])
-        peer.head = {**head, "times": [compute_s, data_s, exchange_s]}
+        compute_s, data_s, wait_s, exchange_s = map(float, head["times"])
+        peer.head = {**head, "times": [compute_s, data_s, wait_s, exchange_s]}
         pieces = tuple(Piece(*map(int, piece)) for piece in head["pieces"])
         push = Push(
             rank=peer.rank,
@@ -339,6 +339,8 @@ class Server:
         if self.sequencer.publisher != peer.rank:
             raise BadFrame("a snapshot that nobody asked for")
         skip = len(bulk.inline_up)
+        if len(body) > skip:  # too long for where messages are received
+            bulk.inline_up[:] = body[:skip]
         self._blob = bytes(body[skip:])
         if self.spec.rules.is_gang:
             self.center.vector[:] = bulk.message

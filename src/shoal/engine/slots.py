@@ -23,7 +23,7 @@ _MARK_BYTES = 64
 
 def slot_folders() -> list[Path]:
     """Where slots may lie: shared memory first, then the temporary directory."""
-    shared = Path("/dev/shm")  # noqa: S108 - the point is memory, not a secret name
+    shared = Path("/dev/shm")
     folders = [Path(tempfile.gettempdir())]
     return [shared, *folders] if shared.is_dir() else folders
 

@@ -152,7 +152,7 @@ class Worker:
         member = self._member
         began = time.perf_counter()
         head, blob = member.need()
-        member.times.exchange_s += time.perf_counter() - began
+        member.times.wait_s += time.perf_counter() - began
         if head["kind"] == "merged":
             self._backend.apply(member.bulk.reply, self._clock())
         elif head.get("body") in ("center", "snapshot"):

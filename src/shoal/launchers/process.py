@@ -57,6 +57,7 @@ class ProcessLauncher(Launcher):
         self._children: dict[str, _Child] = {}
 
     def start(self, role: Role) -> str:
+        """Starts a clean interpreter on this machine; returns its token."""
         token = secrets.token_hex(8)
         log = _open_log(role.log)
         environment = {**os.environ, **_settings(role.threads)}
@@ -83,6 +84,7 @@ class ProcessLauncher(Launcher):
         return token
 
     def give(self, token: str, argument: Any) -> None:
+        """Sends the argument of the target through the pipe of the child."""
         child = self._children[token]
         if child.sender is not None:
             child.sender.join()
@@ -101,6 +103,7 @@ class ProcessLauncher(Launcher):
                 pipe.flush()
 
     def poll(self) -> dict[str, Exit]:
+        """Returns the processes that ended since the last call, by token."""
         found: dict[str, Exit] = {}
         for token, child in self._children.items():
             code = child.process.poll()
@@ -114,13 +117,16 @@ class ProcessLauncher(Launcher):
         return self._children[token].process.pid
 
     def stop(self, token: str, grace_s: float = 0.0) -> None:
+        """Ends one process, by force after `grace_s` seconds."""
         self._end([self._children[token]], grace_s)
 
     def capacity(self) -> int:
+        """Returns how many more processes could be started."""
         living = [c for c in self._children.values() if c.process.poll() is None]
         return max(0, 512 - len(living))
 
     def close(self, grace_s: float = 0.0) -> None:
+        """Ends every process, by force after `grace_s` seconds."""
         self._end(list(self._children.values()), grace_s)
         self._children.clear()
 
@@ -158,7 +164,7 @@ def _settings(threads: int) -> dict[str, str]:
 
 def _open_log(path: Path | None) -> IO[bytes]:
     if path is None:
-        return tempfile.TemporaryFile()  # noqa: SIM115 - the child owns it
+        return tempfile.TemporaryFile()
     return path.open("a+b")
 
 

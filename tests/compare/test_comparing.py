@@ -1,0 +1,159 @@
+"""`shoal.compare`: rows, table, JSON, picture."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import shoal
+from shoal.engine.comparing import spell
+from shoal.engine.comparison import Comparison, Entry, Point
+from shoal.engine.f1 import f1_of
+from shoal.errors import ConfigError
+from shoal.strategies import get
+from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
+
+
+def compare(**more: Any) -> Comparison:
+    x, y = data()
+    settings = {
+        "strategies": ["single", "local_sgd", get("aeasgd:period=4")],
+        "epochs": 2, "batch_size": BATCH_SIZE, "cluster": "inline",
+        "validation_data": (x[:50], y[:50]), **more,
+    }  # fmt: skip
+    return shoal.compare(make_model, x, y, **settings)
+
+
+def test_rows_hold_each_setting_once_beside_the_baseline() -> None:
+    found = compare(workers=[1, 3], seeds=[4, 8], f1="binary")
+    settings = [(r["strategy"], r["workers"], r["seed"]) for r in found.rows]
+    assert settings == [
+        setting
+        for seed in (4, 8)
+        for setting in [
+            ("single", 1, seed),
+            *(("local_sgd", count, seed) for count in (1, 3)),
+            *(("aeasgd:period=4", count, seed) for count in (1, 3)),
+        ]
+    ]
+    for row in found.rows:
+        assert {"loss", "accuracy", "f1", "seconds", "samples_per_s"} <= set(row)
+        assert row["seconds"] > 0
+        assert row["samples_per_s"] > 0
+    assert [r["ratio"] for r in found.rows if r["strategy"] == "single"] == [1.0, 1.0]
+
+
+def test_points_are_the_ends_of_epochs() -> None:
+    for entry in compare(workers=2).entries:
+        assert [p.samples for p in entry.points] == [ROWS, 2 * ROWS]
+        assert 0 < entry.points[0].seconds < entry.points[1].seconds <= entry.seconds
+        assert "val_accuracy" in entry.points[-1].metrics
+
+
+def test_metrics_are_those_of_the_trained_model() -> None:
+    """The last validation and the final judgement see the same weights."""
+    for entry in compare(workers=2).entries:
+        last = entry.points[-1].metrics
+        assert entry.metrics["accuracy"] == pytest.approx(last["val_accuracy"])
+        assert entry.metrics["loss"] == pytest.approx(last["val_loss"], rel=1e-4)
+
+
+@pytest.mark.process
+def test_processes_are_compared_the_same_way() -> None:
+    found = compare(strategies=["local_sgd"], cluster="local", workers=2)
+    assert [(r["strategy"], r["workers"]) for r in found.rows] == [
+        ("single", 1), ("local_sgd", 2),
+    ]  # fmt: skip
+    inline = compare(strategies=["local_sgd"], workers=2)
+    here, there = found.entries[1].metrics, inline.entries[1].metrics
+    assert here["loss"] == pytest.approx(there["loss"], rel=1e-4)
+
+
+def test_table_and_json_show_the_rows(tmp_path: Path) -> None:
+    found = compare(strategies=["local_sgd"], workers=2)
+    console = Console(file=StringIO(), width=200)
+    console.print(found.table())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "local_sgd" in text
+    assert "ratio" in text
+    path = tmp_path / "found.json"
+    assert json.loads(found.to_json(path)) == json.loads(path.read_text())
+    entries = json.loads(path.read_text())["entries"]
+    assert [e["strategy"] for e in entries] == ["single", "local_sgd"]
+    assert len(entries[1]["points"]) == 2
+
+
+def test_picture_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "found.png"
+    found = compare(strategies=["local_sgd"], workers=2, seeds=2, picture=path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    svg = found.plot(tmp_path / "found.svg", metric="loss")
+    assert "samples" in svg.read_text() or svg.stat().st_size > 1000
+
+
+def test_picture_needs_a_known_metric(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metric='auc'.*\n?.*Known: accuracy"):
+        _two().plot(tmp_path / "x.png", metric="auc")
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_picture_needs_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    def missing(name: str) -> Any:
+        return without(name)
+
+    monkeypatch.setattr("shoal.engine.comparison.import_module", missing)
+    with pytest.raises(ConfigError, match=r"shoal\[demo\]"):
+        _two().plot(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("nothing", [{"workers": []}, {"seeds": 0}])
+def test_nothing_to_compare_is_refused(nothing: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        compare(**nothing)
+
+
+def test_a_misspelled_strategy_is_refused_before_anything_trains() -> None:
+    def never() -> Any:
+        raise AssertionError("trained")
+
+    x, y = data()
+    with pytest.raises(ConfigError, match="Did you mean"):
+        shoal.compare(never, x, y, strategies=["local_sgd", "eagsd"])
+
+
+def test_spelling_is_read_back() -> None:
+    for text in ("adag", "aeasgd:period=20,beta=0.5", "eamsgd:momentum=0.5"):
+        assert get(spell(get(text))) == get(text)
+
+
+def test_f1_scores() -> None:
+    classes, scores = [0, 1, 2, 2], np.eye(3)[[0, 1, 1, 2]]
+    assert f1_of(classes, scores, average="macro") == pytest.approx(7 / 9)
+    assert f1_of(np.eye(3)[classes], scores, average="macro") == pytest.approx(7 / 9)
+    assert f1_of([[0], [0]], [[0.1], [0.2]], average="binary") == 0.0
+    assert f1_of([1, 0], [[0.2, 0.8], [0.7, 0.3]], average="binary") == 1.0
+
+
+def _two() -> Comparison:
+    point = Point(seconds=1.0, samples=10, metrics={"accuracy": 0.5, "loss": 1.0})
+    plain = Entry(
+        strategy="single", workers=1, seed=0, metrics={"accuracy": 0.5}, seconds=1.0,
+        samples_per_s=10.0, points=(point,),
+    )  # fmt: skip
+    return Comparison(entries=(plain,))

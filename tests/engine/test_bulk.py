@@ -1,0 +1,82 @@
+"""Where vectors lie: parts that never overlap, aligned, in a slot or beside it."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from shoal.engine.bulk import Bulk, Sizes, aligned_bytes
+from shoal.engine.slots import Slot
+
+SIZES = st.builds(
+    Sizes,
+    vector=st.integers(1, 100),
+    statistics=st.integers(0, 40),
+    metrics=st.integers(0, 20),
+    digest=st.just(""),
+)
+
+
+def parts(bulk: Bulk) -> list[np.ndarray]:
+    return [
+        bulk.message, bulk.message_statistics, bulk.metrics,
+        bulk.reply, bulk.reply_statistics,
+    ]  # fmt: skip
+
+
+@given(SIZES)
+def test_parts_do_not_overlap_and_start_at_cache_lines(sizes: Sizes) -> None:
+    bulk = Bulk(sizes, None)
+    for number, part in enumerate(parts(bulk)):
+        part[:] = number
+        assert part.size == 0 or part.ctypes.data % 64 == 0
+    for number, part in enumerate(parts(bulk)):
+        assert set(part.tolist()) <= {number}
+    bulk.close()
+
+
+@given(SIZES)
+def test_without_a_slot_all_goes_over_the_socket(sizes: Sizes) -> None:
+    bulk = Bulk(sizes, None)
+    assert len(bulk.inline_up) == sizes.up_bytes
+    assert len(bulk.inline_down) == sizes.down_bytes
+    bulk.message[:] = 7
+    text = bytes(bulk.inline_up)[: 4 * sizes.vector]
+    assert np.frombuffer(text, np.float32).tolist() == [7] * sizes.vector
+    bulk.close()
+
+
+def test_two_ends_of_a_slot_see_the_same() -> None:
+    sizes = Sizes(vector=5, statistics=3, metrics=2, digest="")
+    made = Slot.make(sizes.slot_bytes)
+    assert made is not None
+    theirs = Slot.attach(str(made[0].path), sizes.slot_bytes, made[1])
+    ends = Bulk(sizes, made[0]), Bulk(sizes, theirs)
+    for number, (mine, other) in enumerate(zip(*map(parts, ends), strict=True)):
+        mine[:] = number
+        assert other.tolist() == [number] * mine.size
+    del mine, other
+    assert [len(end.inline_up) + len(end.inline_down) for end in ends] == [0, 0]
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_close_while_a_program_still_reads_its_input(is_shared: bool) -> None:
+    # A gang's last mean is a view that the backend keeps; closing raised BufferError.
+    sizes = Sizes(vector=5, statistics=0, metrics=0, digest="")
+    made = Slot.make(sizes.slot_bytes) if is_shared else None
+    bulk = Bulk(sizes, made[0] if made else None)
+    mean = bulk.reply
+    mean[:] = 1
+    bulk.close()
+    assert mean.tolist() == [1] * 5
+
+
+@given(st.integers(1, 300))
+def test_aligned_bytes(size: int) -> None:
+    found = aligned_bytes(size)
+    assert found.size == size
+    assert found.ctypes.data % 64 == 0

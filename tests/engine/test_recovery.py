@@ -1,0 +1,54 @@
+"""What is decided about a process that is gone."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from shoal.engine.recovery import (
+    LONGEST_DELAY_S,
+    Abort,
+    Loss,
+    RecoveryPolicy,
+    Restart,
+    Shrink,
+    decide,
+)
+
+
+def loss(living: int) -> Loss:
+    return Loss(name="worker-1", reason="killed by SIGKILL", living=living)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "after_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (3, 4.0), (9, 30.0)]
+)
+def test_restarts_wait_longer_each_time(restarts: int, after_s: float) -> None:
+    policy = RecoveryPolicy(max_restarts=10)
+    assert decide(loss(1), policy, restarts) == Restart(after_s)
+
+
+@pytest.mark.parametrize(
+    ("living", "least", "decision"),
+    [
+        (1, 1, Shrink(1)),
+        (2, 2, Shrink(2)),
+        (1, 2, Abort("worker-1 killed by SIGKILL; 3 of 3 restarts used")),
+        (0, 0, Abort("worker-1 killed by SIGKILL; 3 of 3 restarts used")),
+    ],
+)
+def test_without_restarts_left(living: int, least: int, decision) -> None:
+    policy = RecoveryPolicy(max_restarts=3, min_workers=least)
+    assert decide(loss(living), policy, 3) == decision
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 2000))
+def test_no_run_goes_on_without_workers(living, most, least, restarts) -> None:
+    policy = RecoveryPolicy(max_restarts=most, min_workers=least)
+    decision = decide(loss(living), policy, restarts)
+    if isinstance(decision, Restart):
+        assert restarts < most
+        assert 0 <= decision.after_s <= LONGEST_DELAY_S
+    else:
+        assert isinstance(decision, Shrink) == (living >= max(1, least))

@@ -1,0 +1,494 @@
+"""The server's state machine: any schedule ends, and counts every sample once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from shoal.engine.ledger import Piece
+from shoal.engine.sequencer import (
+    Answer,
+    Apply,
+    EpochDone,
+    Merge,
+    Push,
+    Refuse,
+    Rollback,
+    Rules,
+    Sequencer,
+)
+from tests.engine.fleet import Fleet
+
+KINDS = {
+    "asynchronous": {},
+    "elastic": {"is_elastic": True},
+    "rounds": {"is_rounds": True},
+    "elastic rounds": {"is_rounds": True, "is_elastic": True},
+    "gang": {"is_rounds": True, "is_gang": True, "window": 1},
+}
+SCHEDULES = 400
+"""Of each kind; the seed is the schedule."""
+
+
+def rules(**fields: Any) -> Rules:
+    defaults: dict[str, Any] = {
+        "epoch_rows": (40,),
+        "first_epoch": 0,
+        "epochs": 2,
+        "workers": 2,
+        "batch": 4,
+        "window": 2,
+        "is_rounds": False,
+        "is_gang": False,
+        "is_elastic": False,
+    }
+    return Rules(**{**defaults, **fields})
+
+
+def fleet(kind: str, seed: int) -> Fleet:
+    """A run, its failures and its schedule, all drawn from one number."""
+    draw = random.Random(f"{kind} {seed}")
+    first = draw.choice([0, 0, 0, 2])
+    fields = {
+        "epoch_rows": tuple(draw.randint(1, 60) for _ in range(draw.choice([1, 1, 2]))),
+        "first_epoch": first,
+        "epochs": first + draw.randint(1, 4),
+        "workers": draw.randint(1, 5),
+        "batch": draw.randint(1, 9),
+        "window": draw.randint(1, 5),
+        "has_barrier": draw.random() < 0.6,
+        **KINDS[kind],
+    }
+    return Fleet(
+        rules(**fields),
+        seed=seed,
+        kills=draw.choice([0, 0, 1, 3, 8]),
+        unreplaced=draw.choice([0, 0, 1, 2]),
+        late=draw.choice([0, 0, 1, 3]),
+        repeats=draw.choice([0, 3]),
+        strays=draw.choice([0, 3]),
+        stop_after=first + 1 if draw.random() < 0.15 else None,
+        is_halting=draw.random() < 0.2,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_schedule_ends_with_each_sample_committed_once(kind: str) -> None:
+    for seed in range(SCHEDULES):
+        try:
+            fleet(kind, seed).run()
+        except AssertionError as error:
+            error.add_note(f"schedule {seed} of {kind!r}: {fleet(kind, seed).rules}")
+            raise
+
+
+def test_schedules_do_what_they_are_for() -> None:
+    fleets = [fleet("gang", seed).run() for seed in range(60)]
+    assert any(f.rollbacks for f in fleets)
+    assert any(f.deaths > f.rules.workers for f in fleets)
+    assert any(isinstance(i, Refuse) for f in fleets for i in f.log)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_schedule_twice_is_one_run(kind: str) -> None:
+    assert fleet(kind, 7).run().log == fleet(kind, 7).run().log
+
+
+# -------------------------------------------------- small, readable schedules
+
+
+class Table:
+    """A sequencer whose members are moved by hand."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.sequencer: Any = Sequencer(rules(**fields))
+        self.sequences: dict[int, int] = {}
+
+    def seat(self, *hints: int) -> list[Any]:
+        """Joins and readies; returns the instructions of the last one."""
+        found: list[Any] = []
+        for hint in hints:
+            member = self.sequencer.join(hint)
+            self.sequences[member.rank] = 0
+            found = self.sequencer.ready(member.rank, member.incarnation)
+        return found
+
+    def incarnation(self, rank: int) -> int:
+        return self.sequencer.members[rank].incarnation
+
+    def push(self, rank: int, *pieces: Piece, **fields: Any) -> list[Any]:
+        self.sequences[rank] += 1
+        rows = sum(piece.rows for piece in pieces)
+        push = Push(
+            rank=rank,
+            incarnation=self.incarnation(rank),
+            lineage=self.sequencer.lineage,
+            sequence=self.sequences[rank],
+            pieces=pieces,
+            steps=1,
+            samples=float(rows),
+        )
+        return self.sequencer.push(push._replace(**fields))
+
+    def need(self, rank: int) -> list[Any]:
+        return self.sequencer.need(rank, self.incarnation(rank))
+
+    def leave(self, rank: int) -> list[Any]:
+        return self.sequencer.leave(rank, self.incarnation(rank))
+
+    def publish(self, rank: int) -> list[Any]:
+        return self.sequencer.published(rank, self.incarnation(rank))
+
+    def held(self, rank: int) -> list[Piece]:
+        return self.sequencer.ledger.held(rank)
+
+
+def answers(found: list[Any], rank: int) -> list[Answer]:
+    return [i for i in found if isinstance(i, Answer) and i.rank == rank]
+
+
+def gang(**fields: Any) -> Table:
+    return Table(is_rounds=True, is_gang=True, window=1, **fields)
+
+
+class TestMembers:
+    def test_a_rank_has_one_living_process(self) -> None:
+        table = Table()
+        table.seat(1, 1, -1)
+        assert sorted(table.sequencer.members) == [0, 1, 2]
+
+    def test_a_replacement_fences_the_process_before_it(self) -> None:
+        table = Table()
+        table.sequencer.proceed(0)
+        [grant] = table.seat(0)
+        table.leave(0)
+        table.seat(0)
+        [refusal] = table.push(0, grant.pieces[0], incarnation=1)
+        assert isinstance(refusal, Refuse)
+        assert table.sequencer.clock == 0
+        for event in ("need", "ready"):
+            assert isinstance(getattr(table.sequencer, event)(0, 1)[0], Refuse)
+        assert table.sequencer.leave(0, 1) == []
+
+    def test_a_push_without_samples_or_of_others_is_refused(self) -> None:
+        table = Table()
+        table.sequencer.proceed(0)
+        table.seat(0, 1)
+        assert isinstance(table.push(0)[0], Refuse)
+        assert isinstance(table.push(0, table.held(1)[0])[0], Refuse)
+        assert table.sequencer.version == 0
+
+    def test_ready_twice_is_asking_for_data(self) -> None:
+        table = Table()
+        table.seat(0)
+        assert table.sequencer.ready(0, 1) == []
+        [grant] = table.sequencer.proceed(0)
+        assert grant.kind == "grant"
+
+
+class TestRepeats:
+    def test_a_repeat_hears_of_all_it_holds_and_adopts_the_center(self) -> None:
+        table = Table(epoch_rows=(80,))
+        table.sequencer.proceed(0)
+        [grant] = table.seat(0)
+        table.push(0, grant.pieces[0])
+        [again] = table.push(0, grant.pieces[0], sequence=1)
+        assert (again.kind, again.body) == ("repeat", "center")
+        # The answer that was lost had told of new leases: nobody else would do them.
+        assert list(again.pieces) == table.held(0)
+        assert table.sequencer.version == 1
+
+    def test_an_elastic_repeat_keeps_its_weights(self) -> None:
+        table = Table(is_elastic=True)
+        table.sequencer.proceed(0)
+        [grant] = table.seat(0)
+        table.push(0, grant.pieces[0])
+        [again] = table.push(0, grant.pieces[0], sequence=1)
+        assert again.body == "none"
+
+    def test_a_gang_worker_that_lost_a_mean_starts_over(self) -> None:
+        table = gang(workers=1)
+        table.sequencer.proceed(0)
+        [grant] = table.seat(0)
+        table.push(0, grant.pieces[0])
+        assert isinstance(table.push(0, grant.pieces[0], sequence=1)[0], Refuse)
+
+
+class TestAsynchronous:
+    def test_nobody_starves_when_small_epochs_are_leased_out(self) -> None:
+        # Without a barrier whoever waited heard of a new epoch only by chance.
+        table = Table(epoch_rows=(8,), epochs=3, workers=1, has_barrier=False)
+        table.sequencer.proceed(0)
+        [first] = table.seat(0)
+        [second] = table.seat(1)
+        assert {piece.epoch for piece in second.pieces} == {1}
+        assert table.seat(2) == []
+        found = table.push(0, *first.pieces)
+        assert EpochDone(0) in found
+        [third] = answers(table.sequencer.proceed(1), 2)
+        assert {piece.epoch for piece in third.pieces} == {2}
+
+    def test_without_a_barrier_one_epoch_ahead_and_no_more(self) -> None:
+        table = Table(epoch_rows=(4,), epochs=9, workers=1, has_barrier=False)
+        table.sequencer.proceed(0)
+        found = table.seat(0)
+        for _ in range(4):
+            [answer] = answers(found, 0)
+            if not answer.pieces:
+                break
+            found = table.push(0, *answer.pieces)
+        assert table.sequencer.ledger.epochs == [0, 1]
+        table.need(0)
+        assert table.sequencer.proceed(1)[0].pieces[0].epoch == 2
+
+    def test_near_the_end_nobody_takes_all_that_is_left(self) -> None:
+        table = Table(epoch_rows=(40,), batch=1, window=20)
+        table.sequencer.proceed(0)
+        table.seat(0, 1)
+        rows = [table.sequencer.ledger.held_rows(rank) for rank in (0, 1)]
+        assert min(rows) >= 5, rows
+
+    def test_finish_ends_a_worker_in_the_middle_of_a_window(self) -> None:
+        table = Table()
+        table.sequencer.proceed(0)
+        [grant] = table.seat(0)
+        assert table.sequencer.finish() == []
+        [answer] = table.push(0, grant.pieces[0])
+        assert answer.kind == "done"
+        assert table.sequencer.version == 0
+        assert table.seat(1)[0].kind == "done"
+        assert table.leave(0) == []
+
+    def test_a_stale_joiner_is_given_the_center(self) -> None:
+        table = Table(epoch_rows=(400,))
+        table.sequencer.proceed(0)
+        member = table.sequencer.join(1)
+        [grant] = table.seat(0)
+        table.push(0, grant.pieces[0])
+        [late] = table.sequencer.ready(member.rank, member.incarnation)
+        assert late.body == "center"
+        table.sequences[1] = 0
+        apply, *_ = table.push(1, late.pieces[0])
+        assert isinstance(apply, Apply)
+        assert apply.facts.staleness == 1
+
+
+class TestRounds:
+    def test_rounds_wait_for_all_that_are_expected_and_no_longer(self) -> None:
+        table = Table(is_rounds=True, workers=3)
+        table.sequencer.proceed(0)
+        assert table.seat(0, 1) == []
+        found = table.sequencer.expect(2)
+        assert [answer.rank for answer in found] == [0, 1]
+
+    def test_whoever_has_no_data_is_excused_and_adopts_the_center(self) -> None:
+        table = Table(is_rounds=True, epoch_rows=(8,))
+        table.sequencer.proceed(0)
+        table.seat(0, 1)
+        table.leave(1)
+        table.seat(1)
+        pieces = table.held(0)
+        found = table.push(0, *pieces)
+        assert isinstance(found[0], Merge)
+        assert list(found[0].facts) == [0]
+
+    def test_a_round_closes_when_the_one_it_waits_for_is_gone(self) -> None:
+        table = Table(is_rounds=True)
+        table.sequencer.proceed(0)
+        table.seat(0, 1)
+        assert table.push(0, table.held(0)[0]) == []
+        found = table.leave(1)
+        assert isinstance(found[0], Merge)
+        assert answers(found, 0)[0].body == "reply"
+
+    def test_what_a_dead_worker_left_is_shared(self) -> None:
+        table = Table(is_rounds=True, epoch_rows=(96,), workers=3, epochs=1)
+        table.sequencer.proceed(0)
+        table.seat(0, 1, 2)
+        before = [table.sequencer.ledger.held_rows(rank) for rank in (0, 1, 2)]
+        assert len(set(before)) == 1
+        table.leave(2)
+        for rank in (0, 1):
+            found = table.push(rank, table.held(rank)[0])
+        pieces = [answers(found, rank)[0].pieces for rank in (0, 1)]
+        assert all(sum(p.rows for p in told) for told in pieces)
+
+    def test_finish_while_a_round_is_open(self) -> None:
+        table = Table(is_rounds=True)
+        table.sequencer.proceed(0)
+        table.seat(0, 1)
+        table.push(0, table.held(0)[0])
+        assert table.sequencer.finish() == [Answer(0, "done")]
+
+
+class TestGang:
+    def test_shares_of_one_step_meet_in_one_round(self) -> None:
+        table = gang(batch=10, workers=3, epoch_rows=(25,))
+        table.sequencer.proceed(0)
+        table.seat(0, 1, 2)
+        assert [table.held(r)[0].rows for r in range(3)] == [4, 3, 3]
+        assert {table.held(r)[0].gang for r in range(3)} == {10}
+
+    def test_a_joiner_waits_for_steps_that_were_dealt_before_it(self) -> None:
+        # It was dealt the next step while others held shares of an earlier one: one
+        # round then held parts of two steps.
+        table = gang(workers=2, epoch_rows=(400,))
+        table.sequencer.proceed(0)
+        table.seat(0, 1)
+        table.seat(2)
+        found = table.push(0, table.held(0)[0]) + table.push(1, table.held(1)[0])
+        assert table.sequencer.asked(0)
+        found = table.publish(0)
+        assert answers(found, 2) == [Answer(2, "grant", "snapshot")]
+        table.need(2)
+        rounds = [self.round(table) for _ in range(3)]
+        shares = [
+            [a.pieces for a in found if isinstance(a, Answer)] for found in rounds
+        ]
+        assert shares[0] == [(), (), ()]
+        steps = zip(*shares[1], strict=True)
+        for step in steps:
+            assert sum(piece.rows for piece in step) == step[0].gang == 4
+
+    def round(self, table: Table) -> list[Any]:
+        """Pushes what every worker holds first; who holds nothing waits."""
+        found: list[Any] = []
+        for rank in sorted(table.sequencer.members):
+            held = table.held(rank)
+            found = table.push(rank, held[0]) if held else found or table.need(rank)
+        return found
+
+    def test_a_joiner_gets_the_snapshot_before_any_round_moves_on(self) -> None:
+        # With a round open, or an empty pool, it was told nothing at first; the next
+        # round's mean then went onto weights of its own.
+        table = gang(workers=3, batch=6, epoch_rows=(6,), epochs=2)
+        table.sequencer.proceed(0)
+        table.seat(0, 1, 2)
+        table.leave(2)
+        table.push(1, table.held(1)[0])
+        table.seat(2)
+        table.push(0, table.held(0)[0])
+        assert table.sequencer.asked(0)
+        [welcome] = answers(table.publish(0), 2)
+        assert (welcome.kind, welcome.body) == ("grant", "snapshot")
+
+    def test_a_joiner_between_epochs(self) -> None:
+        table = gang(workers=1, epoch_rows=(4,))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.push(0, table.held(0)[0])
+        assert table.sequencer.asked(0)
+        assert EpochDone(0) in table.publish(0)
+        table.need(0)
+        assert table.seat(1) == [Answer(0, "publish")]
+        [welcome] = table.publish(0)
+        assert welcome == Answer(1, "grant", "snapshot")
+        table.need(0)
+        table.need(1)
+        found = table.sequencer.proceed(1)
+        assert [a.pieces[0].rows for a in found] == [2, 2]
+
+    @pytest.mark.parametrize("is_told", [False, True])
+    def test_another_is_asked_when_the_asked_one_is_gone(self, is_told: bool) -> None:
+        table = gang(workers=2, epoch_rows=(400,))
+        table.sequencer.proceed(0)
+        table.seat(0, 1)
+        table.seat(2)
+        if is_told:
+            assert table.sequencer.asked(0)
+            assert table.sequencer.publisher == 0
+        table.leave(0)
+        assert table.sequencer.publisher is None
+        assert table.sequencer.asked(1)
+
+    def test_the_controllers_question_outlives_who_was_asked(self) -> None:
+        table = Table(workers=1)
+        table.sequencer.proceed(0)
+        assert table.sequencer.ask() == []
+        assert table.seat(0)[0] == Answer(0, "publish")
+        table.leave(0)
+        assert table.seat(1)[0] == Answer(1, "publish")
+        table.publish(1)
+        assert table.sequencer.publisher is None
+        assert not table.sequencer.asked(1)
+
+    def test_only_one_is_asked_at_a_time(self) -> None:
+        # A second one was, and its older state could arrive last.
+        table = gang(workers=3, epoch_rows=(400,))
+        table.sequencer.proceed(0)
+        table.seat(0, 1, 2)
+        table.seat(3)
+        table.push(1, table.held(1)[0])
+        assert table.seat(4) == []
+        assert table.sequencer.asked(0)
+        assert not table.sequencer.asked(1)
+        assert table.publish(1) == []
+
+    def test_all_lost_goes_back_to_the_snapshot(self) -> None:
+        table = gang(workers=1, epoch_rows=(8,))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.push(0, table.held(0)[0])
+        found = table.leave(0)
+        assert found == [Rollback(1)]
+        assert table.sequencer.clock == 0
+        [grant] = table.seat(0)
+        assert grant.pieces[0].start == 0
+        [refusal] = table.push(0, grant.pieces[0], lineage=0)
+        assert isinstance(refusal, Refuse)
+
+    def test_a_replacement_after_a_rollback_gets_the_optimizers_state(self) -> None:
+        # Its version was the center's, so it got no snapshot: weights yes, state no.
+        table = gang(workers=1, epoch_rows=(4,))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.push(0, table.held(0)[0])
+        assert table.sequencer.asked(0)
+        table.publish(0)
+        table.leave(0)
+        [welcome] = table.seat(0)
+        assert welcome.body == "snapshot"
+
+    def test_joiners_take_over_when_all_others_are_lost(self) -> None:
+        table = gang(workers=1, epoch_rows=(40,))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.seat(1)
+        rollback, grant = table.leave(0)
+        assert isinstance(rollback, Rollback)
+        assert (grant.rank, grant.kind) == (1, "grant")
+
+    def test_halt_ends_the_epoch_with_what_is_held(self) -> None:
+        table = gang(workers=1, epoch_rows=(400,))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.sequencer.halt()
+        for piece in table.held(0):
+            table.push(0, piece)
+        assert table.sequencer.asked(0)
+        assert table.publish(0) == [EpochDone(0)]
+        assert table.sequencer.ledger.committed(0) == 8
+
+    def test_a_rollback_after_halt_still_ends_the_epoch(self) -> None:
+        table = gang(workers=1, epoch_rows=(400,))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.sequencer.halt()
+        table.leave(0)
+        table.seat(0)
+        assert table.sequencer.publisher == 0 or table.sequencer.asked(0)
+        assert EpochDone(0) in table.publish(0)
+
+
+def test_the_clock_counts_short_batches_of_epochs_past() -> None:
+    table = Table(workers=1, epoch_rows=(6, 4), epochs=2)
+    table.sequencer.proceed(0)
+    [grant] = table.seat(0)
+    table.push(0, *grant.pieces)
+    assert table.sequencer.clock == 2
+    table.need(0)
+    [grant] = table.sequencer.proceed(1)
+    table.push(0, *grant.pieces)
+    assert table.sequencer.clock == 3

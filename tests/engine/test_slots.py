@@ -1,0 +1,122 @@
+"""Slots: memory two processes share, with a name for as short as possible."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.engine import slots
+from shoal.engine.slots import Slot, slot_folders
+
+CHILD = """
+import sys
+import numpy as np
+from shoal.engine.slots import Slot
+slot = Slot.attach(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+print("attached", flush=True)
+sys.stdin.readline()
+values = slot.array(0, 4, np.float32)
+values *= 2
+print("doubled", flush=True)
+"""
+
+
+def made(size: int = 64) -> tuple[Slot, str]:
+    found = Slot.make(size)
+    assert found is not None
+    return found
+
+
+def test_two_views_of_one_memory() -> None:
+    mine, mark = made()
+    theirs = Slot.attach(str(mine.path), 64, mark)
+    assert theirs is not None
+    mine.array(0, 4, np.float32)[:] = [1, 2, 3, 4]
+    assert theirs.array(0, 4, np.float32).tolist() == [1, 2, 3, 4]
+    theirs.close()
+    mine.close()
+
+
+@pytest.mark.process
+def test_two_processes_share_memory_that_has_no_name_any_more() -> None:
+    slot, mark = made()
+    values = slot.array(0, 4, np.float32)
+    values[:] = [1, 2, 3, 4]
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(slot.path), "64", mark],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == "attached\n"
+        path = slot.path
+        slot.unlink()
+        assert path is not None
+        assert not path.exists()
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "doubled\n"
+    assert values.tolist() == [2, 4, 6, 8]
+    del values
+    slot.close()
+
+
+def test_a_slot_of_another_host_is_not_mistaken_for_ours() -> None:
+    slot, mark = made()
+    path = str(slot.path)
+    assert Slot.attach(path, 64, mark[::-1]) is None
+    assert Slot.attach(path, 1 << 30, mark) is None
+    assert Slot.attach(path + "-gone", 64, mark) is None
+    slot.close()
+    assert Slot.attach(path, 64, mark) is None
+
+
+def test_closing_twice_and_under_a_view() -> None:
+    slot, _ = made()
+    view = slot.array(0, 4, np.float32)
+    slot.close()
+    slot.close()
+    assert view.tolist() == [0, 0, 0, 0]
+
+
+def test_no_room_in_shared_memory_means_the_next_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / "gone", tmp_path]
+    monkeypatch.setattr(slots, "slot_folders", lambda: folders)
+    slot, _ = made()
+    assert slot.path is not None
+    assert slot.path.parent == tmp_path
+    slot.close()
+
+
+def test_no_room_anywhere_means_no_slot_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(slots, "slot_folders", lambda: [tmp_path])
+    monkeypatch.setattr(slots.os, "posix_fallocate", full, raising=False)
+    assert Slot.make(64) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_posix_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(slots.os, "posix_fallocate", raising=False)
+    slot, _ = made()
+    assert len(slot.bytes) == 64
+    slot.close()
+
+
+def test_shared_memory_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots.Path, "is_dir", lambda _: True)
+    assert slot_folders()[0] == Path("/dev/shm")
+    monkeypatch.setattr(slots.Path, "is_dir", lambda _: False)
+    assert len(slot_folders()) == 1

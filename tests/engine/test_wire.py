@@ -1,0 +1,313 @@
+"""Frames and greetings: nothing is parsed before both ends have proved the secret."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from shoal.engine import wire
+from shoal.engine.wire import (
+    HEADER,
+    MAGIC,
+    MAX_HEAD_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    BadFrame,
+    Channel,
+    Link,
+    pack_head,
+    proof,
+    unpack_head,
+    unpack_header,
+)
+from shoal.errors import ExchangeTimeout
+
+SECRET = secrets.token_bytes(32)
+LIMIT = 1 << 16
+
+
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int]]:
+    """A port where one connection is served in a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                serve(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield listener.getsockname()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def pair(limit: int = LIMIT) -> Iterator[tuple[socket.socket, Channel]]:
+    """A caller's raw socket, and the channel it has called."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname(), timeout=20)
+        accepted, _ = listener.accept()
+    channel = Channel(accepted, SECRET, max_body_bytes=limit)
+    channel.flush()
+    with caller:
+        yield caller, channel
+    channel.close()
+
+
+def greet(caller: socket.socket, secret: bytes = SECRET) -> bytes:
+    theirs, mine = exactly(caller, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+    caller.sendall(mine + proof(secret, b"caller", theirs, mine))
+    return proof(secret, b"server", mine, theirs)
+
+
+def exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        assert part
+        data += part
+    return data
+
+
+def frames(channel: Channel) -> list[tuple[dict, bytes]]:
+    """Reads until something is complete."""
+    found = []
+    while not found:
+        wait_readable(channel.socket)
+        found = channel.read()
+    return [(head, bytes(body)) for head, body in found]
+
+
+def wait_readable(connection: socket.socket) -> None:
+    import select
+
+    assert select.select([connection], [], [], 20)[0]
+
+
+def read_greeting(channel: Channel) -> None:
+    while not channel.is_proven:
+        wait_readable(channel.socket)
+        channel.read()
+
+
+class TestGreeting:
+    def test_both_prove_the_secret(self) -> None:
+        with pair() as (caller, channel):
+            expected = greet(caller)
+            read_greeting(channel)
+            assert exactly(caller, PROOF_BYTES) == expected
+
+    def test_a_wrong_secret_gets_nothing_and_is_not_parsed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def parse(_: object) -> None:
+            raise AssertionError("parsed")
+
+        with pair() as (caller, channel):
+            monkeypatch.setattr(wire, "unpack_header", parse)
+            monkeypatch.setattr(wire, "unpack_head", parse)
+            greet(caller, b"x" * 32)
+            caller.sendall(pack_head({"kind": "join"}, 0))
+            wait_readable(channel.socket)
+            with pytest.raises(BadFrame, match="does not know this run's secret"):
+                while True:
+                    channel.read()
+            assert not channel.is_proven
+            channel.close()
+            # Nothing came but the nonce; what we sent unread resets the connection.
+            try:
+                assert caller.recv(1) == b""
+            except ConnectionResetError:
+                pass
+
+    def test_nonces_are_fresh(self) -> None:
+        with pair() as (one, _), pair() as (two, _):
+            assert exactly(one, NONCE_BYTES) != exactly(two, NONCE_BYTES)
+
+    def test_a_recorded_greeting_is_of_no_use(self) -> None:
+        with pair() as (caller, channel):
+            theirs, mine = exactly(caller, NONCE_BYTES), bytes(NONCE_BYTES)
+            recorded = mine + proof(SECRET, b"caller", theirs, mine)
+            caller.sendall(recorded)
+            read_greeting(channel)
+        with pair() as (caller, channel):
+            caller.sendall(recorded)
+            wait_readable(channel.socket)
+            with pytest.raises(BadFrame):
+                channel.read()
+
+    def test_a_callers_proof_reflected_is_no_servers_proof(self) -> None:
+        one, two = bytes(32), b"1" * 32
+        assert proof(SECRET, b"caller", one, two) != proof(SECRET, b"server", one, two)
+
+    def test_a_server_without_the_secret_is_left(self) -> None:
+        def serve(connection: socket.socket) -> None:
+            connection.sendall(bytes(NONCE_BYTES))
+            exactly(connection, NONCE_BYTES + PROOF_BYTES)
+            connection.sendall(bytes(PROOF_BYTES))
+
+        with (
+            listening(serve) as address,
+            pytest.raises(BadFrame, match="server does not know"),
+        ):
+            Link(address, SECRET)
+
+    def test_a_server_that_hangs_up_in_the_greeting(self) -> None:
+        with (
+            listening(lambda connection: connection.sendall(b"short")) as address,
+            pytest.raises(ConnectionResetError),
+        ):
+            Link(address, SECRET)
+
+    def test_nobody_there(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = listener.getsockname()
+        with pytest.raises(ExchangeTimeout, match=r"no server at 127\.0\.0\.1"):
+            Link(address, SECRET)
+
+
+class TestFrames:
+    @pytest.mark.parametrize("body", [b"", b"x", b"y" * 5000])
+    def test_arrive_whole_in_pieces_of_any_size(self, body: bytes) -> None:
+        text = pack_head({"kind": "push"}, len(body)) + body
+        with pair() as (caller, channel):
+            greet(caller)
+            read_greeting(channel)
+            for at in range(0, len(text), 7):
+                caller.sendall(text[at : at + 7])
+            assert frames(channel) == [({"kind": "push"}, body)]
+
+    def test_bodies_that_fit_go_where_they_belong(self) -> None:
+        inbox = bytearray(4)
+        with pair() as (caller, channel):
+            greet(caller)
+            read_greeting(channel)
+            channel.inbox = memoryview(inbox)
+            caller.sendall(pack_head({"kind": "a"}, 4) + b"1234")
+            caller.sendall(pack_head({"kind": "b"}, 4) + b"5678")
+            assert frames(channel) == [({"kind": "a"}, b"1234")]
+            assert bytes(inbox) == b"1234"
+            assert frames(channel) == [({"kind": "b"}, b"5678")]
+            caller.sendall(pack_head({"kind": "c"}, 5) + b"12345")
+            assert frames(channel) == [({"kind": "c"}, b"12345")]
+            assert bytes(inbox) == b"5678"
+
+    @pytest.mark.parametrize(
+        ("frame", "reason"),
+        [
+            (b"HTTP" + bytes(12), "frame starts with"),
+            (HEADER.pack(MAGIC, MAX_HEAD_BYTES + 1, 0), "too large"),
+            (HEADER.pack(MAGIC, 2, LIMIT + 1), "too large"),
+            (HEADER.pack(MAGIC, 2, 1 << 63), "too large"),
+            (HEADER.pack(MAGIC, 4, 0) + b"\xff\xfe\x00{", "not JSON"),
+            (HEADER.pack(MAGIC, 0, 0), "not JSON"),
+            (HEADER.pack(MAGIC, 2, 0) + b"[]", "not an object"),
+            (HEADER.pack(MAGIC, 10, 0) + b'{"kind":1}', "not an object"),
+            (HEADER.pack(MAGIC, 1 << 16, 0) + b"[" * (1 << 16), "not JSON"),
+        ],
+    )
+    def test_a_bad_one_is_named(self, frame: bytes, reason: str) -> None:
+        with pair() as (caller, channel):
+            greet(caller)
+            read_greeting(channel)
+            caller.sendall(frame)
+            with pytest.raises(BadFrame, match=reason):
+                frames(channel)
+
+    def test_a_cut_one_is_a_lost_connection(self) -> None:
+        with pair() as (caller, channel):
+            greet(caller)
+            read_greeting(channel)
+            caller.sendall(pack_head({"kind": "push"}, 10) + b"123")
+            caller.shutdown(socket.SHUT_WR)
+            with pytest.raises(ConnectionResetError):
+                frames(channel)
+
+    def test_what_the_socket_does_not_take_waits(self) -> None:
+        body = secrets.token_bytes(8 << 20)
+        with pair() as (caller, channel):
+            expected = greet(caller)
+            read_greeting(channel)
+            assert exactly(caller, PROOF_BYTES) == expected
+            channel.send({"kind": "reply"}, body[:100], memoryview(body)[100:])
+            assert channel.has_output
+            received = bytearray()
+            size = len(pack_head({"kind": "reply"}, len(body))) + len(body)
+            while len(received) < size:
+                channel.flush()
+                received += caller.recv(1 << 20)
+            assert received[-len(body) :] == body
+            assert not channel.has_output
+
+    @given(st.binary(max_size=64))
+    def test_garbage_is_a_bad_frame_or_nothing_else(self, data: bytes) -> None:
+        try:
+            head = unpack_head(data)
+        except BadFrame:
+            return
+        assert json.loads(data) == head
+
+    @given(st.binary(min_size=HEADER.size, max_size=HEADER.size))
+    def test_garbage_headers_are_bounded(self, data: bytes) -> None:
+        try:
+            head_bytes, body_bytes = unpack_header(data, LIMIT)
+        except BadFrame:
+            return
+        assert head_bytes <= MAX_HEAD_BYTES
+        assert body_bytes <= LIMIT
+
+
+def echo(connection: socket.socket) -> None:
+    """The server's side of a greeting, then every frame back as it came."""
+    channel = Channel(connection, SECRET, max_body_bytes=LIMIT)
+    channel.flush()
+    connection.setblocking(True)
+    try:
+        while True:
+            for head, body in channel.read():
+                channel.send(head, bytes(body))
+    except ConnectionResetError:
+        return
+
+
+class TestLink:
+    def test_sends_and_receives(self) -> None:
+        with listening(echo) as address:
+            link = Link(address, SECRET)
+            link.send({"kind": "one"}, b"12", memoryview(b"345"))
+            head, body = link.receive()
+            assert (head, bytes(body)) == ({"kind": "one"}, b"12345")
+            space = memoryview(bytearray(8))
+            link.send({"kind": "two"}, b"abc")
+            head, body = link.receive(space)
+            assert bytes(space[:3]) == b"abc"
+            assert len(body) == 3
+            link.send({"kind": "three"}, b"123456789")
+            assert bytes(link.receive(space)[1]) == b"123456789"
+            assert link.fileno() >= 0
+            link.close()
+
+    def test_waits_no_longer_than_told(self) -> None:
+        with listening(echo) as address:
+            link = Link(address, SECRET)
+            with pytest.raises(ExchangeTimeout, match=r"no frame came within 0\.01 s"):
+                link.receive(timeout_s=0.01)
+            link.close()
+
+    def test_refuses_what_is_too_large(self) -> None:
+        with listening(echo) as address:
+            link = Link(address, SECRET, max_body_bytes=4)
+            link.send({"kind": "one"}, b"12345")
+            with pytest.raises(BadFrame):
+                link.receive()
+            link.close()

@@ -1,0 +1,193 @@
+"""What callbacks see of messages in any order: a driver without a run behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import shoal
+from shoal.engine.driver import Driver, Habits
+from shoal.engine.hooks import BatchHooks
+from shoal.engine.inspection import prepare
+from shoal.engine.metrics import MetricStates
+from shoal.engine.observer import EpochEnd, Record, Rescue
+from shoal.runs.store import NullRun
+from shoal.vectors import Layout, exchanged_variables
+from tests.habits.cases import Recorder, data, make_model
+
+ROWS, BATCH = 100, 32
+
+
+class Stage:
+    """A model, its driver, and messages as a controller would bring them."""
+
+    def __init__(self, callbacks: list[Any], **arguments: Any) -> None:
+        x, y = data(ROWS)
+        self.model = make_model()
+        prepare(self.model, (x[:4], y[:4]))
+        self.weights = Layout.of(exchanged_variables(self.model))
+        self.center = self.weights.gather(exchanged_variables(self.model))
+        self.run = NullRun(name="stage")
+        plan = shoal.plan(
+            self.model, x, y, batch_size=BATCH, epochs=3, workers=2, **arguments
+        )
+        habits = Habits(callbacks=callbacks, verbose=2)
+        self.driver = Driver(self.model, plan, self.run, habits)
+        self.driver.fetch_center = self.fetch
+        self.fetched = 0
+        self.driver.begin()
+
+    def fetch(self) -> Any:
+        self.fetched += 1
+        return self.center, np.zeros(0, np.float32)
+
+    def push(self, *samples: int, epoch: int = 0, first: int = 1) -> None:
+        """Messages of one flush, each a version of its own."""
+        size = MetricStates.of(self.model).size
+        records = [
+            Record(
+                t=float(version), rank=0, epoch=epoch, samples=count, steps=1,
+                version=version, staleness=1, compute_s=0.1, data_s=0.0,
+                wait_s=0.0, exchange_s=0.1, sums=[1.0] * size,
+            )
+            for version, count in enumerate(samples, first)
+        ]  # fmt: skip
+        self.driver.on_records(records, {})
+
+    def end(self, epoch: int = 0, state: bytes | None = None) -> None:
+        size = MetricStates.of(self.model).size
+        self.driver.on_epoch(
+            EpochEnd(
+                epoch=epoch,
+                rows=ROWS,
+                metrics=np.ones(size),
+                vector=self.center,
+                statistics=np.zeros(0, np.float32),
+                optimizer_state=state,
+            )
+        )
+
+
+def test_hooks_count_in_batches_whatever_the_exchanges_cover() -> None:
+    recorder = Recorder()
+    stage = Stage([recorder], strategy="aeasgd")
+    stage.driver.on_epoch_begin(0)
+    stage.push(40, 10)
+    stage.push(2, 2, 46, first=3)
+    steps = [(hook[15:], step) for hook, step, _ in recorder.calls if "batch" in hook]
+    assert steps == [
+        ("begin", 0), ("end", 1),
+        ("begin", 2), ("end", 2),
+        ("begin", 3), ("end", 3),
+        ("begin", 3), ("end", 3),
+        ("begin", 3), ("end", 3),
+    ]  # fmt: skip
+    assert stage.fetched == 2
+    stage.end()
+    assert int(stage.model.optimizer.iterations) == 4
+
+
+def test_without_a_barrier_hooks_of_an_epoch_wait_for_its_turn() -> None:
+    recorder = Recorder()
+    stage = Stage([recorder], strategy="aeasgd", epoch_barrier=False)
+    stage.driver.on_epoch_begin(0)
+    stage.push(64)
+    stage.push(64, epoch=1, first=2)
+    stage.push(36, first=3)
+    stage.end()
+    stage.driver.on_epoch_begin(1)
+    found = [
+        (hook, step) for hook, step, _ in recorder.calls if "batch_begin" not in hook
+    ]
+    assert found == [
+        ("on_train_begin", None),
+        ("on_epoch_begin", 0),
+        ("on_train_batch_end", 1),
+        ("on_train_batch_end", 3),
+        ("on_epoch_end", 0),
+        ("on_epoch_begin", 1),
+        ("on_train_batch_end", 1),
+    ]
+
+
+def test_overrun_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Stage([], strategy="aeasgd", epoch_barrier=False)
+    stage.driver.on_epoch_begin(0)
+    stage.push(64, 36)
+    stage.end()
+    stage.push(50, epoch=1, first=3)
+    stage.driver.end()
+    assert "trained on 50 samples of epoch 2" in capsys.readouterr().out
+    assert int(stage.model.optimizer.iterations) == 4
+
+
+def test_stop_in_a_hook_ends_the_hooks() -> None:
+    recorder = Recorder()
+
+    def stop(batch: int, logs: Any) -> None:
+        stage.model.stop_training = batch == 1
+
+    stopping = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    stage = Stage([stopping, recorder], strategy="aeasgd")
+    stage.driver.on_epoch_begin(0)
+    stage.push(32, 32, 32)
+    ends = [step for hook, step, _ in recorder.calls if hook == "on_train_batch_end"]
+    assert ends == [0, 1]
+    assert stage.driver.wants_stop
+
+
+def test_weights_that_a_callback_sets_are_not_lost_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def double(epoch: int, logs: Any) -> None:
+        stage.model.set_weights([2 * w for w in stage.model.get_weights()])
+
+    stage = Stage([keras.callbacks.LambdaCallback(on_epoch_end=double)])
+    stage.driver.on_epoch_begin(0)
+    assert not stage.run.summary().warnings
+    stage.push(100)
+    stage.end()
+    stage.driver.on_epoch_begin(1)
+    [warning] = stage.run.summary().warnings
+    assert "a callback changed the model's weights" in warning
+    assert warning in capsys.readouterr().out
+
+
+def test_what_ctrl_c_leaves() -> None:
+    stage = Stage([])
+    stage.driver.on_epoch_begin(0)
+    stage.push(64)
+    rescue = Rescue(
+        vector=stage.center + 1,
+        statistics=np.zeros(0, np.float32),
+        samples=80,
+        clock=3,
+    )
+    line = stage.driver.interrupt(rescue)
+    assert line.startswith("Interrupted: the model holds 80 of 300 samples")
+    weights = stage.weights.gather(exchanged_variables(stage.model))
+    np.testing.assert_array_equal(weights, stage.center + 1)
+    assert int(stage.model.optimizer.iterations) == 3
+
+
+@pytest.mark.parametrize(
+    ("callback", "are_wanted", "read_weights"),
+    [
+        (keras.callbacks.History(), False, False),
+        (keras.callbacks.EarlyStopping(), False, False),
+        (keras.callbacks.TerminateOnNaN(), True, False),
+        (keras.callbacks.ModelCheckpoint("m.keras"), True, False),
+        (keras.callbacks.ModelCheckpoint("m.keras", save_freq=5), True, True),
+        (keras.callbacks.LambdaCallback(), False, False),
+        (keras.callbacks.LambdaCallback(on_train_batch_end=print), True, True),
+        (Recorder(), True, True),
+    ],
+)
+def test_the_center_is_fetched_only_for_those_who_look(
+    callback: Any, are_wanted: bool, read_weights: bool
+) -> None:
+    hooks = BatchHooks(keras.callbacks.CallbackList([callback]), BATCH)
+    assert (hooks.are_wanted, hooks.read_weights) == (are_wanted, read_weights)
