@@ -54,10 +54,9 @@ def test_two_ends_of_a_slot_see_the_same() -> None:
     assert made is not None
     theirs = Slot.attach(str(made[0].path), sizes.slot_bytes, made[1])
     ends = Bulk(sizes, made[0]), Bulk(sizes, theirs)
-    for number, (mine, other) in enumerate(zip(*map(parts, ends), strict=True)):
-        mine[:] = number
-        assert other.tolist() == [number] * mine.size
-    del mine, other
+    for number in range(5):
+        parts(ends[0])[number][:] = number
+        assert set(parts(ends[1])[number].tolist()) == {number}
     assert [len(end.inline_up) + len(end.inline_down) for end in ends] == [0, 0]
     for end in ends:
         end.close()
