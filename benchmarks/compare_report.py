@@ -1,1 +1,172 @@
-def write_report(found, strategies, workers): pass
+"""The page and the picture of `benchmarks.compare`, from the cells it has trained."""
+
+from __future__ import annotations
+
+import platform
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+PAGE = Path("docs/reference/learning-quality.md")
+PICTURE = Path("docs/assets/learning-quality.png")
+BOUND = 1.0
+BOUND_WORKERS = 8
+HELD = ("all_reduce", "local_sgd", "easgd", "aeasgd", "dynsgd", "diloco")
+"""Strategies that must stay within the bound up to that many workers."""
+
+Cell = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Accuracy against `single` of the same seed, in points.
+
+    Args:
+        mean: Over the seeds.
+        deviation: Between the seeds.
+        seeds: How many.
+    """
+
+    mean: float
+    deviation: float
+    seeds: int
+
+    def __str__(self) -> str:
+        sign = "+" if self.mean >= 0 else "−"  # noqa: RUF001 - a minus, as typeset
+        return f"{sign}{abs(self.mean):.2f} ± {self.deviation:.2f}"
+
+
+Table = dict[tuple[str, int], Loss]
+
+
+def losses(cells: Iterable[Cell], data: str) -> Table:
+    """(strategy, workers) -> loss, of one data set."""
+    mine = [cell for cell in cells if cell["data"] == data]
+    base = {c["seed"]: c["accuracy"] for c in mine if c["strategy"] == "single"}
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for cell in mine:
+        if cell["strategy"] != "single" and cell["seed"] in base:
+            gap = 100 * (cell["accuracy"] - base[cell["seed"]])
+            found[cell["strategy"], cell["workers"]].append(gap)
+    return {
+        key: Loss(
+            mean=float(np.mean(gaps)), deviation=float(np.std(gaps)), seeds=len(gaps)
+        )
+        for key, gaps in found.items()
+    }
+
+
+def write_report(
+    cells: list[Cell], strategies: Sequence[str], workers: Sequence[int]
+) -> None:
+    """Writes the page and the picture."""
+    names = list(dict.fromkeys(cell["data"] for cell in cells))
+    tables = {name: losses(cells, name) for name in names}
+    draw(tables, strategies, workers)
+    head, _, rest = PAGE.read_text().partition("<!-- figures -->")
+    _, _, tail = rest.partition("<!-- /figures -->")
+    parts = [_verdict(tables), *(_section(cells, n, tables[n], strategies, workers)
+                                 for n in names), _machine()]  # fmt: skip
+    text = "\n\n".join(parts)
+    PAGE.write_text(f"{head}<!-- figures -->\n\n{text}\n\n<!-- /figures -->{tail}")
+    print(f"wrote {PAGE} and {PICTURE}")
+
+
+def _verdict(tables: dict[str, Table]) -> str:
+    """Who keeps the promise, and who does not."""
+    broken = [
+        f"`{name}` with {count} workers on {data} ({loss})"
+        for data, table in tables.items()
+        for (name, count), loss in table.items()
+        if name in HELD and count <= BOUND_WORKERS and loss.mean < -BOUND
+    ]
+    held = ", ".join(f"`{name}`" for name in HELD)
+    start = (
+        f"Expected: {held} within {BOUND:g} point of `single` up to "
+        f"{BOUND_WORKERS} workers. "
+    )
+    if not broken:
+        return f"{start}Measured: all of them are."
+    return f"{start}Measured: they are, but for {'; '.join(broken)}."
+
+
+def _section(
+    cells: list[Cell], data: str, table: Table, strategies: Sequence[str],
+    workers: Sequence[int],
+) -> str:  # fmt: skip
+    mine = [cell for cell in cells if cell["data"] == data]
+    plain = [100 * c["accuracy"] for c in mine if c["strategy"] == "single"]
+    lines = [
+        f"## {data}",
+        "",
+        f"{mine[0]['recipe']}. `single`: {np.mean(plain):.2f} ± {np.std(plain):.2f} % "
+        f"(mean and deviation of {len(plain)} seeds).",
+        "",
+        "| Strategy | " + " | ".join(f"{n} workers" for n in workers) + " |",
+        "|---|" + "---:|" * len(workers),
+    ]
+    for name in strategies:
+        shown = [_shown(table.get((name, count))) for count in workers]
+        lines.append(f"| {_named(name)} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _shown(loss: Loss | None) -> str:
+    if loss is None:
+        return "-"
+    return f"**{loss}**" if loss.mean < -BOUND else str(loss)
+
+
+def _named(name: str) -> str:
+    word, _, rest = name.partition(" ")
+    return f"`{word}` {rest}".rstrip()
+
+
+def _machine() -> str:
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("jax", "keras", "numpy")
+    )
+    return (
+        f"Measured on one core of an {platform.machine()} machine, Python "
+        f"{platform.python_version()}, {packages}."
+    )
+
+
+def draw(
+    tables: dict[str, Table], strategies: Sequence[str], workers: Sequence[int]
+) -> None:
+    """Loss against workers, one panel for each data set."""
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    panels = figure.subplots(1, len(tables), squeeze=False)[0]
+    for axes, (data, table) in zip(panels, tables.items(), strict=True):
+        for place, name in enumerate(strategies):
+            counts = [count for count in workers if (name, count) in table]
+            axes.errorbar(
+                counts,
+                [table[name, count].mean for count in counts],
+                yerr=[table[name, count].deviation for count in counts],
+                label=name,
+                color=f"C{place % 10}" if place < 10 else "black",
+                linestyle="-" if name in HELD else "--",
+                marker="o" if name in HELD else "x",
+                capsize=2,
+                linewidth=1.2,
+            )
+        axes.axhspan(-BOUND, 0, color="tab:green", alpha=0.1)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(workers, [str(count) for count in workers])
+        axes.set_yscale("symlog", linthresh=1.0)
+        ticks = [-20, -10, -5, -2, -1, -0.5, 0, 0.5]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set(title=data, xlabel="workers")
+        axes.grid(visible=True, alpha=0.3)
+    panels[0].set_ylabel("accuracy against plain Keras, points")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURE, dpi=120)

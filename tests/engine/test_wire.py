@@ -228,6 +228,17 @@ class TestFrames:
             with pytest.raises(ConnectionResetError):
                 frames(channel)
 
+    def test_last_words_are_heard(self) -> None:
+        # A worker that told why it failed and hung up at once was not understood.
+        with pair() as (caller, channel):
+            greet(caller)
+            read_greeting(channel)
+            caller.sendall(pack_head({"kind": "failed"}, 0))
+            caller.shutdown(socket.SHUT_WR)
+            assert frames(channel) == [({"kind": "failed"}, b"")]
+            with pytest.raises(ConnectionResetError):
+                frames(channel)
+
     def test_what_the_socket_does_not_take_waits(self) -> None:
         body = secrets.token_bytes(8 << 20)
         with pair() as (caller, channel):

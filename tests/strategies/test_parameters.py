@@ -104,13 +104,37 @@ def test_downpour_warns_where_it_overshoots() -> None:
         downpour = Downpour(period=period)
         return len(downpour.warnings(workers=workers, exchanges_per_epoch=10))
 
-    assert (found(2), found(8), found(2, 20), found(1, 20)) == (0, 1, 1, 0)
+    assert (found(2), found(4), found(2, 20), found(1, 20)) == (0, 1, 1, 0)
 
 
 def test_adag_warns_where_it_crawls() -> None:
     assert ADAG(period=4).warnings(workers=4, exchanges_per_epoch=10) == []
     [warning] = ADAG(period=4).warnings(workers=2, exchanges_per_epoch=10)
     assert "1/4 of each window" in warning
+
+
+def test_adag_warns_where_it_overshoots() -> None:
+    [warning] = ADAG(period=4).warnings(workers=5, exchanges_per_epoch=10)
+    assert "overshoot" in warning
+    assert "Choose period=5" in warning
+    assert ADAG(period=1).warnings(workers=1, exchanges_per_epoch=10) == []
+
+
+@pytest.mark.parametrize(
+    ("spelling", "words"),
+    [("eamsgd", "up to 10 times"), ("async_diloco", "about 8 updates late")],
+)
+def test_momentum_warns_of_many_workers(spelling: str, words: str) -> None:
+    assert get(spelling).warnings(workers=7, exchanges_per_epoch=10) == []
+    [warning] = get(spelling).warnings(workers=8, exchanges_per_epoch=10)
+    assert words in warning
+
+
+@pytest.mark.parametrize(
+    "spelling", ["eamsgd:momentum=0.0", "async_diloco:outer_momentum=0.0"]
+)
+def test_without_momentum_nothing_is_warned_of(spelling: str) -> None:
+    assert get(spelling).warnings(workers=16, exchanges_per_epoch=10) == []
 
 
 def test_an_ensemble_is_independent() -> None:

@@ -97,7 +97,11 @@ class Member:
              "pid": os.getpid(), "wants_slot": seat.wants_slot}
         )  # fmt: skip
         head, body = self._link.receive()
-        self._heed(head)
+        try:
+            self._heed(head)
+        except Fenced:
+            self._link.close()
+            raise
         self.rank: int = head["rank"]
         self.incarnation: int = head["incarnation"]
         start = np.frombuffer(body, np.float32)
@@ -129,6 +133,8 @@ class Member:
         progress.learning_rate = head["lr"]
         progress.is_done = kind == "done"
         progress.wants_snapshot = bool(head.get("publish"))
+        if kind == "repeat":
+            progress.pieces.clear()  # it tells of all there are
         progress.pieces.extend(Piece(*piece) for piece in head.get("pieces", ()))
 
     def _answer(self) -> tuple[Head, bytes]:
@@ -174,14 +180,17 @@ class Member:
         began = time.perf_counter()
         push_into(self.strategy, self.bulk.message, local, self.anchor, steps)
         head = self._send(statistics, pieces, steps, float(sum(p.rows for p in pieces)))
-        if head["kind"] == "repeat" or head["body"] == "center":
-            self._adopt(self.bulk.reply)
-        else:
-            # Fresh memory for the result: the program may still read the old one.
-            out = self._spare.pop(0)
+        # Fresh memory for the result: the program may still read the old one.
+        out = self._spare.pop(0)
+        if head["body"] == "reply":
             pull_into(self.strategy, out, local, self.anchor, self.bulk.reply)
-            self._spare.append((self.local, self.anchor))
-            self.local, self.anchor = out
+        elif head["body"] == "center":
+            out[0][:] = self.strategy.adopt(self.bulk.reply)
+            out[1][:] = self.bulk.reply
+        else:  # an elastic repeat skips one displacement, or the run is done
+            out[0][:], out[1][:] = local, self.anchor
+        self._spare.append((self.local, self.anchor))
+        self.local, self.anchor = out
         self.times.exchange_s += time.perf_counter() - began
 
     def push_gradient(

@@ -251,7 +251,11 @@ class Channel:
                     got = self.socket.recv_into(self._wanted[self._filled :])
                 except BlockingIOError:
                     return frames
+                except OSError:
+                    got = 0
                 if got == 0:
+                    if frames:  # its last words count; the next read finds the end
+                        return frames
                     raise ConnectionResetError("the peer closed the connection")
                 self._filled += got
                 continue

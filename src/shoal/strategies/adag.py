@@ -12,11 +12,16 @@ from shoal.vectors import Vector
 @final
 @dataclass(frozen=True, kw_only=True)
 class ADAG(ServerStrategy):
-    """Adds every worker's mean step to the center: calm with many workers.
+    """Adds every worker's mean step to the center: calm with about `period` workers.
 
     Dividing a change by the steps it took keeps the sum of many workers as small as
-    one step each. Choose it with tens of workers where `Downpour` overshoots; with
-    few it needs more epochs, as the center moves by 1 / period of each window.
+    one step each. Choose it with about `period` workers where `Downpour` overshoots;
+    with fewer it needs more epochs, as the center moves by 1 / period of each window,
+    and with more the sum overshoots in its turn.
+
+    Measured at equal samples (docs, "Learning quality"): with 2, 4, 8, 16 workers its
+    accuracy is 0.8, 0.8, 0.9, 3.7 points below plain Keras on MNIST with Adam, and
+    1.3, 1.0, 0.7, 0.7 on Higgs with Adagrad.
 
     For local weights x, the anchor a they started from and the steps k really
     taken (fewer than `period` at the end of an epoch), one exchange is
@@ -80,7 +85,7 @@ class ADAG(ServerStrategy):
         return 1.0 / (staleness * curvature)
 
     def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
-        """Adds a warning when workers are few for the period."""
+        """Adds a warning when workers are few or many for the period."""
         found = super().warnings(
             workers=workers, exchanges_per_epoch=exchanges_per_epoch
         )
@@ -90,5 +95,13 @@ class ADAG(ServerStrategy):
                 f"{workers} workers advance it more slowly than one would alone. "
                 f"At least {self.period} workers are advised for this period. "
                 "Choose a smaller period, more epochs, or another strategy."
+            )
+        if workers > max(1, self.period):
+            # Measured: 0.9 points are lost on MNIST with 8 workers, 3.7 with 16.
+            found.append(
+                f"adag adds the mean steps of {workers} workers to one center, more "
+                f"than period={self.period}, and is known to overshoot there. At most "
+                f"{self.period} workers are advised for this period. "
+                f"Choose period={workers}, or another strategy."
             )
         return found

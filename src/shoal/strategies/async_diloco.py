@@ -20,6 +20,10 @@ class AsyncDiLoCo(ServerStrategy):
     plain step and the momentum moves once every n arrivals (delayed Nesterov).
     Choose it over `DiLoCo` when a round would wait long for its slowest worker.
 
+    Measured at equal samples (docs, "Learning quality"): with 2, 4, 8, 16 workers its
+    accuracy is 1.2, 0.9, 3.8, 2.1 points below plain Keras on MNIST with Adam, and
+    1.0, 0.1, 0.0, 0.2 on Higgs with Adagrad, where `DiLoCo` loses at most 1.1.
+
     For local weights x, anchor a, n workers, outer learning rate lr and outer
     momentum mu, the arrival number t = 1, 2, ... does
 
@@ -107,6 +111,21 @@ class AsyncDiLoCo(ServerStrategy):
     ) -> tuple[Vector, Vector]:
         """Adopts the center."""
         return adopt_reply(local, pushed, reply)
+
+    def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
+        """Adds a warning for many workers, whose changes come late to a momentum."""
+        found = super().warnings(
+            workers=workers, exchanges_per_epoch=exchanges_per_epoch
+        )
+        # Measured: 4 points are lost on MNIST with 8 workers, where diloco loses 0.2.
+        if workers >= 8 and self.outer_momentum > 0:
+            found.append(
+                f"async_diloco applies changes that are about {workers} updates late "
+                f"with outer_momentum={self.outer_momentum:g}, and is known to lose "
+                "accuracy there. Fewer than 8 workers are advised. "
+                "Choose diloco, or a lower outer_momentum or learning rate."
+            )
+        return found
 
     def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:
         """Returns (1 - mu) / (period * staleness * L): momentum sums what is late."""

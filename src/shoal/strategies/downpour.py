@@ -18,6 +18,10 @@ class Downpour(ServerStrategy):
     center moves by the sum of all changes, so with more workers it overshoots: then
     choose `DynSGD`, which divides late changes, or `AEASGD`.
 
+    Measured at equal samples (docs, "Learning quality"): with 2, 4, 8, 16 workers its
+    accuracy is 0.5, 3.0, 9.0, 24.9 points below plain Keras on MNIST with Adam, and
+    0.5, 0.3, -0.1, 0.4 on Higgs with Adagrad, whose steps shrink.
+
     For local weights x and the anchor a they started from, one exchange is
 
         d = x - a           (worker, `push`)
@@ -77,7 +81,8 @@ class Downpour(ServerStrategy):
         found = super().warnings(
             workers=workers, exchanges_per_epoch=exchanges_per_epoch
         )
-        if workers >= 8 or (workers > 1 and self.period >= 20):
+        # Measured: 3 points are lost on MNIST with 4 workers, 9 with 8.
+        if workers >= 4 or (workers > 1 and self.period >= 20):
             found.append(
                 f"downpour adds the changes of {workers} workers over {self.period} "
                 "steps to one center, and is known to overshoot there. Few workers "

@@ -19,6 +19,11 @@ class EAMSGD(ElasticStrategy, ServerStrategy):
     velocity will have led it. Choose it where plain SGD with momentum is the best
     single-worker recipe, with a learning rate lowered by 1 - momentum.
 
+    Measured at equal samples (docs, "Learning quality"): with 2, 4, 8, 16 workers its
+    accuracy is 1.8, 2.4, 4.2, 24.7 points below plain Keras on MNIST with Adam, and
+    0.5, -0.2, -0.3, 0.1 on Higgs with Adagrad; with the learning rate lowered as above
+    -0.2, 0.0, 0.9, 2.5 and 0.0, 0.1, 0.6, 1.3.
+
     For local weights x, velocity v, center c and s the inner optimizer's step from
     a gradient, a local step and an exchange are
 
@@ -85,6 +90,22 @@ class EAMSGD(ElasticStrategy, ServerStrategy):
     ) -> Vector:
         """Moves the center toward the worker and returns the displacement."""
         return draw_together(center, message, self.moving_rate_for(facts.workers))
+
+    def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
+        """Adds a warning for many workers, where a high learning rate fails."""
+        found = super().warnings(
+            workers=workers, exchanges_per_epoch=exchanges_per_epoch
+        )
+        # Measured: 4 points are lost on MNIST with 8 workers, 1 at the lowered rate.
+        if workers >= 8 and self.momentum > 0:
+            found.append(
+                f"eamsgd with momentum={self.momentum:g} makes steps up to "
+                f"{1 / (1 - self.momentum):.3g} times as long, and is known to fail "
+                f"with {workers} workers at a learning rate chosen without it. "
+                "Expected: one lowered by 1 - momentum. "
+                "Lower it, or choose aeasgd."
+            )
+        return found
 
     def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:
         """Returns (1 - momentum) / L: a velocity multiplies steps by its sum."""

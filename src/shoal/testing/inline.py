@@ -165,8 +165,8 @@ class Cluster:
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._setup, self._secret = setup, secrets.token_bytes(32)
-        self._sizes = Sizes(
+        self._setup, self.secret = setup, secrets.token_bytes(32)
+        self.sizes = Sizes(
             vector=setup.vector.size,
             statistics=setup.statistics.size,
             metrics=setup.metrics,
@@ -175,18 +175,18 @@ class Cluster:
         listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.address: tuple[str, int] = listener.getsockname()
         spec = ServerSpec(
-            secret=self._secret,
+            secret=self.secret,
             strategy=setup.strategy,
             rules=setup.rules(),
-            sizes=self._sizes,
+            sizes=self.sizes,
             vector=setup.vector,
             statistics=setup.statistics,
         )
         self.server = Server(spec, listener)
         self._threads = [threading.Thread(target=self.server.run, name="shoal-server")]
         self._threads[0].start()
-        self._link = Link(self.address, self._secret)
-        self._link.send({"kind": "control"})
+        self._link = Link(self.address, self.secret)
+        self.command("control")
         self._events: list[Head] = []
         self._records: list[Record] = []
         self._epochs: dict[int, EpochEnd] = {}
@@ -203,10 +203,10 @@ class Cluster:
         """Trains to the end; see `train`."""
         for hint in range(self._setup.workers):
             self.start_worker(hint)
-        self._link.send({"kind": "proceed", "epoch": 0})
+        self.command("proceed", epoch=0)
         while len(self._epochs) < self._setup.epochs:
             self._hear(is_over=False)
-        self._link.send({"kind": "state"})
+        self.command("state")
         while self._state is None:
             self._hear(is_over=True)
         return Outcome(
@@ -216,13 +216,17 @@ class Cluster:
             optimizer_state=self._state,
         )
 
+    def command(self, kind: str, **fields: Any) -> None:
+        """Tells the server something, as the controller would."""
+        self._link.send({"kind": kind, **fields})
+
     def start_worker(self, hint: int = -1) -> None:
         """Starts one more worker."""
         setup = self._setup
         seat = Seat(
             address=self.address,
-            secret=self._secret,
-            sizes=self._sizes,
+            secret=self.secret,
+            sizes=self.sizes,
             hint=hint,
             token="",
             wants_slot=setup.wants_slot,
@@ -280,7 +284,7 @@ class Cluster:
         )
         upcoming = head["epoch"] + 1
         if upcoming < self._setup.epochs:
-            self._link.send({"kind": "proceed", "epoch": upcoming})
+            self.command("proceed", epoch=upcoming)
 
     def close(self) -> None:
         """Ends every thread; safe to repeat."""

@@ -1,0 +1,196 @@
+"""A worker's seat: what it keeps of each answer, with a slot and without."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.engine.member import Fenced, Member, Seat, Times
+from shoal.engine.slots import Slot
+from shoal.engine.wire import Link
+from shoal.strategies import get
+from shoal.testing.inline import Cluster, Setup
+from shoal.testing.problems import LeastSquares
+
+PROBLEM = LeastSquares.seeded(rows=64)
+FIELDS = {"workers": 1, "epochs": 1, "batch_size": 8}
+
+
+@contextmanager
+def seated(name: str = "downpour", **seat: Any) -> Iterator[tuple[Member, Cluster]]:
+    """A member of its own at a server of its own, that has data."""
+    strategy = get(name)
+    with Cluster(Setup.linear(PROBLEM, strategy, **FIELDS)) as cluster:
+        fields: dict[str, Any] = {
+            "address": cluster.address,
+            "secret": cluster.secret,
+            "sizes": cluster.sizes,
+            "hint": 0,
+            "token": "t",
+            **seat,
+        }
+        member = Member(Seat(**fields), strategy)
+        cluster.command("proceed", epoch=0)
+        try:
+            yield member, cluster
+        finally:
+            member.leave()
+
+
+def move(member: Member, by: float) -> np.ndarray:
+    return member.local + np.float32(by)
+
+
+def push(member: Member, by: float) -> list[Any]:
+    pieces = [member.progress.pieces.popleft()]
+    member.push_weights(move(member, by), member.statistics, pieces, 1)
+    return pieces
+
+
+@pytest.mark.parametrize("wants_slot", [True, False])
+def test_a_push_changes_the_center_and_is_adopted(wants_slot: bool) -> None:
+    with seated(wants_slot=wants_slot) as (member, cluster):
+        assert (member.bulk.slot is not None) == wants_slot
+        assert member.ready() == b""
+        push(member, 1.0)
+        np.testing.assert_array_equal(member.local, np.ones(PROBLEM.size))
+        np.testing.assert_array_equal(member.anchor, member.local)
+        push(member, 2.0)
+        np.testing.assert_array_equal(cluster.server.center.vector, member.local)
+        assert member.local.tolist() == [3.0] * PROBLEM.size
+        assert member.progress.version == 2
+
+
+def test_a_slot_has_no_name_once_it_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+    attach = Slot.attach
+
+    def spy(path: str, size: int, mark: str) -> Slot | None:
+        paths.append(path)
+        return attach(path, size, mark)
+
+    monkeypatch.setattr(Slot, "attach", spy)
+    with seated() as (member, _):
+        member.ready()
+        assert attach(paths[0], member.sizes.slot_bytes, "") is None
+
+
+@pytest.mark.parametrize("why", ["another host", "no room"])
+def test_without_a_slot_vectors_go_through_the_socket(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "no room":
+        monkeypatch.setattr(Slot, "make", lambda _: None)
+    else:
+        attach = Slot.attach
+        monkeypatch.setattr(Slot, "attach", lambda p, s, m: attach(p + "x", s, m))
+    with seated() as (member, cluster):
+        assert member.bulk.slot is None
+        member.ready()
+        push(member, 1.0)
+        np.testing.assert_array_equal(cluster.server.center.vector, member.local)
+
+
+def test_the_old_start_stays_as_it_was_for_the_program_that_reads_it() -> None:
+    with seated() as (member, _):
+        member.ready()
+        before, copy = member.local, member.local.copy()
+        push(member, 1.0)
+        np.testing.assert_array_equal(before, copy)
+
+
+@pytest.mark.parametrize(("name", "adopted"), [("downpour", 1.0), ("aeasgd", 5.0)])
+def test_a_repeat_is_not_applied(name: str, adopted: float) -> None:
+    with seated(name) as (member, cluster):
+        member.ready()
+        pieces = push(member, 1.0)
+        center = cluster.server.center.vector.copy()
+        held = list(member.progress.pieces)
+        member._sequence -= 1
+        local = np.full(PROBLEM.size, 5.0, np.float32)
+        member.push_weights(local, member.statistics, pieces, 1)
+        np.testing.assert_array_equal(cluster.server.center.vector, center)
+        assert member.local.tolist() == [adopted] * PROBLEM.size
+        assert list(member.progress.pieces) == held
+
+
+def test_data_that_is_not_there_is_waited_for() -> None:
+    with seated() as (member, cluster):
+        member.ready()
+        while member.progress.pieces:
+            push(member, 0.5)
+        waiting = threading.Thread(target=member.need)
+        waiting.start()
+        cluster.command("finish")
+        waiting.join(20)
+        assert member.progress.is_done
+
+
+def until_asked(member: Member) -> None:
+    """Works, or waits, until the server asks for a snapshot."""
+    gradient = np.ones(PROBLEM.size, np.float32)
+    while not member.progress.wants_snapshot:
+        if member.progress.pieces:
+            pieces = [member.progress.pieces.popleft()]
+            member.push_gradient(gradient, member.statistics, pieces, 8.0)
+        else:
+            member.need()
+
+
+@pytest.mark.parametrize("wants_slot", [True, False])
+@pytest.mark.parametrize("blob", [b"", b"optimizer"])
+def test_a_snapshot_reaches_the_center_and_who_joins(
+    wants_slot: bool, blob: bytes
+) -> None:
+    # With a blob it did not fit where messages are received, and without a slot
+    # the last gradient was taken for the weights.
+    with seated("all_reduce", wants_slot=wants_slot) as (member, cluster):
+        cluster.command("state")
+        member.ready()
+        until_asked(member)
+        weights = np.arange(PROBLEM.size, dtype=np.float32)
+        member.publish(weights, np.array([7.0], "f4"), blob)
+        np.testing.assert_array_equal(cluster.server.center.vector, weights)
+        assert cluster.server.center.statistics.tolist() == [7.0]
+        joiner = Member(
+            Seat(
+                address=cluster.address, secret=cluster.secret, sizes=cluster.sizes,
+                hint=1, token="", wants_slot=wants_slot,
+            ),
+            member.strategy,
+        )  # fmt: skip
+        found: list[bytes] = []
+        joining = threading.Thread(target=lambda: found.append(joiner.ready()))
+        joining.start()
+        until_asked(member)
+        member.publish(weights + 1, np.array([8.0], "f4"), blob)
+        joining.join(20)
+        assert found == [blob]
+        np.testing.assert_array_equal(joiner.local, weights + 1)
+        assert joiner.statistics.tolist() == [8.0]
+        joiner.leave()
+
+
+def test_a_refusal_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Link] = []
+    close = Link.close
+    monkeypatch.setattr(Link, "close", lambda link: (closed.append(link), close(link)))
+    with seated() as (member, cluster):
+        seat = Seat(
+            address=cluster.address, secret=cluster.secret, hint=0, token="",
+            sizes=type(member.sizes)(vector=1, statistics=0, metrics=0, digest="x"),
+        )  # fmt: skip
+        with pytest.raises(Fenced, match="another model layout"):
+            Member(seat, member.strategy)
+        assert len(closed) == 1
+
+
+def test_times_start_again_when_they_are_taken() -> None:
+    times = Times(compute_s=1.5)
+    assert times.take()[0] == 1.5
+    assert not any(times.take())

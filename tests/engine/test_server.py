@@ -1,0 +1,260 @@
+"""A real server on a real port: strangers and broken peers harm nobody else."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal.engine import server as module
+from shoal.engine.member import Fenced, Member, Seat
+from shoal.engine.server import Server
+from shoal.engine.wire import HEADER, MAGIC, Channel, Link, pack_head
+from shoal.strategies import get
+from shoal.testing.inline import Cluster, Setup
+from shoal.testing.problems import LeastSquares
+
+PROBLEM = LeastSquares.seeded(rows=64)
+
+
+def setup(name: str = "aeasgd", **fields: Any) -> Setup:
+    fields = {"workers": 2, "epochs": 2, **fields}
+    return Setup.linear(PROBLEM, get(name), **fields)
+
+
+def runs_well(cluster: Cluster) -> list[dict[str, Any]]:
+    """Trains on this server to the end; returns what it said beside."""
+    outcome = cluster.run()
+    assert [end.rows for end in outcome.epochs] == [64, 64]
+    assert [end.metrics[1] for end in outcome.epochs] == [64, 64]
+    return outcome.events
+
+
+def shut_out(connection: socket.socket) -> None:
+    """Reads until the server hangs up."""
+    connection.settimeout(20)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        return
+
+
+STRANGERS: dict[str, bytes] = {
+    "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(64),
+    "garbage": secrets.token_bytes(4096),
+    "zeros": bytes(64),
+    "frames without a proof": pack_head({"kind": "control"}, 0) * 4,
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_a_stranger_is_shut_out_before_anything_is_parsed(who: str) -> None:
+    with Cluster(setup()) as cluster:
+        with socket.create_connection(cluster.address) as connection:
+            connection.sendall(STRANGERS[who])
+            shut_out(connection)
+        events = runs_well(cluster)
+    assert [event["kind"] for event in events].count("stranger") == 1
+
+
+def test_a_wrong_secret_is_shut_out() -> None:
+    with Cluster(setup()) as cluster:
+        with pytest.raises(ConnectionResetError):
+            Link(cluster.address, b"x" * 32)
+        events = runs_well(cluster)
+    assert "stranger" in {event["kind"] for event in events}
+
+
+def test_a_caller_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster(setup()) as cluster:
+        monkeypatch.setattr(module, "GREETING_TIMEOUT_S", 0.0)
+        with socket.create_connection(cluster.address) as connection:
+            shut_out(connection)
+        monkeypatch.undo()
+        runs_well(cluster)
+
+
+def test_a_caller_that_hangs_up_in_the_greeting() -> None:
+    with Cluster(setup()) as cluster:
+        for _ in range(3):
+            connection = socket.create_connection(cluster.address)
+            connection.sendall(b"half")
+            reset = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            connection.close()
+        runs_well(cluster)
+
+
+BAD: dict[str, Callable[[Any], Any]] = {
+    "an unknown first frame": lambda link: link.send({"kind": "hello"}),
+    "a join without fields": lambda link: link.send({"kind": "join"}),
+    "a bad magic": lambda link: link._socket.sendall(b"SHL2" + bytes(12)),
+    "an endless head": lambda link: link._socket.sendall(
+        HEADER.pack(MAGIC, 1 << 30, 0)
+    ),
+    "an endless body": lambda link: link._socket.sendall(
+        HEADER.pack(MAGIC, 2, 1 << 60)
+    ),
+    "half a frame": lambda link: (
+        link._socket.sendall(pack_head({"kind": "join"}, 99)),
+        link._socket.shutdown(socket.SHUT_WR),
+    ),
+    "no JSON": lambda link: link._socket.sendall(
+        HEADER.pack(MAGIC, 4, 0) + b"\xff" * 4
+    ),
+    "deep JSON": lambda link: link._socket.sendall(
+        HEADER.pack(MAGIC, 1 << 16, 0) + b"[" * (1 << 16)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_peer_that_breaks_the_protocol_is_dropped(what: str) -> None:
+    with Cluster(setup()) as cluster:
+        link = Link(cluster.address, cluster.secret)
+        BAD[what](link)
+        shut_out(link._socket)
+        link.close()
+        runs_well(cluster)
+
+
+def seat(cluster: Cluster, **fields: Any) -> Seat:
+    defaults: dict[str, Any] = {
+        "address": cluster.address,
+        "secret": cluster.secret,
+        "sizes": cluster.sizes,
+        "hint": 9,
+        "token": "",
+    }
+    return Seat(**{**defaults, **fields})
+
+
+PUSH: dict[str, Any] = {
+    "kind": "push", "lineage": 0, "sequence": 1, "pieces": [[0, 0, 8, 0]],
+    "steps": 1, "samples": 8.0, "times": [0.0, 0.0, 0.0, 0.0],
+}  # fmt: skip
+
+MESSAGES: dict[str, dict[str, Any]] = {
+    "an unknown one": {"kind": "what"},
+    "a slot again": {"kind": "slot", "is_shared": True},
+    "a snapshot nobody wants": {"kind": "snapshot"},
+    "pieces that are none": {**PUSH, "pieces": [[1, 2, 3, 4, 5]]},
+    "pieces of words": {**PUSH, "pieces": "all"},
+    "times that are none": {**PUSH, "times": [1.0]},
+    "no sequence": {key: value for key, value in PUSH.items() if key != "sequence"},
+    "no number": {**PUSH, "samples": "many"},
+}
+
+
+@pytest.mark.parametrize("what", MESSAGES)
+def test_a_worker_that_talks_nonsense_is_dropped_alone(what: str) -> None:
+    with Cluster(setup("all_reduce")) as cluster:
+        member = Member(seat(cluster), get("all_reduce"))
+        member._link.send(MESSAGES[what])
+        with pytest.raises(ConnectionResetError):
+            member._link.receive(timeout_s=20)
+        member.leave()
+        events = runs_well(cluster)
+    left = [event for event in events if event["kind"] == "left"]
+    assert [event["rank"] for event in left] == [9]
+    assert "bad frame" in left[0]["reason"]
+
+
+def test_a_vector_before_the_slot_is_settled_is_a_bad_frame() -> None:
+    with Cluster(setup()) as cluster:
+        link = Link(cluster.address, cluster.secret)
+        sizes = cluster.sizes
+        link.send(
+            {"kind": "join", "digest": sizes.digest, "metrics": sizes.metrics,
+             "hint": 7, "token": "", "node": "", "pid": 1, "wants_slot": True}
+        )  # fmt: skip
+        assert link.receive()[0]["kind"] == "welcome"
+        link.send(PUSH)
+        shut_out(link._socket)
+        link.close()
+        runs_well(cluster)
+
+
+@pytest.mark.parametrize("pieces", [[], [[0, 0, 8, 0]], [[77, 0, 8, 0]]])
+def test_samples_nobody_was_given_are_refused(pieces: list[list[int]]) -> None:
+    with Cluster(setup()) as cluster:
+        member = Member(seat(cluster), get("aeasgd"))
+        member._link.send({**PUSH, "pieces": pieces})
+        with pytest.raises(Fenced, match="samples it does not hold"):
+            member._answer()
+        member.leave()
+        runs_well(cluster)
+
+
+def test_another_model_is_refused() -> None:
+    with Cluster(setup()) as cluster:
+        wrong = replace(cluster.sizes, digest="another")
+        with pytest.raises(Fenced, match="another model layout"):
+            Member(seat(cluster, sizes=wrong), get("aeasgd"))
+        events = runs_well(cluster)
+    assert "mismatch" in {event["kind"] for event in events}
+
+
+@pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
+@pytest.mark.parametrize("wants_slot", [True, False])
+def test_a_peer_found_gone_while_another_is_served(
+    name: str, wants_slot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The error of sending to one peer was taken for an error of the one that had
+    # spoken: it was dropped in its place, and answers to the others were lost.
+    broken: list[str] = []
+    real = Channel.send
+
+    def send(self: Channel, head: dict[str, Any], *body: Any) -> None:
+        is_round = head["kind"] in ("reply", "grant", "merged")
+        if is_round and not broken and head["version"] >= 2:
+            broken.append(head["kind"])
+            self.socket.shutdown(socket.SHUT_RDWR)
+            raise BrokenPipeError("it is gone")
+        real(self, head, *body)
+
+    monkeypatch.setattr(Channel, "send", send)
+    with Cluster(setup(name, workers=3, wants_slot=wants_slot)) as cluster:
+        events = runs_well(cluster)
+    assert broken
+    assert len([event for event in events if event["kind"] == "left"]) == 1
+
+
+def test_a_server_ends_with_its_controller() -> None:
+    cluster = Cluster(setup())
+    cluster.start_worker(0)
+    cluster.close()
+    cluster.close()
+
+
+@pytest.mark.parametrize("command", [{"kind": "dance"}, {"kind": "proceed"}])
+def test_a_controller_that_talks_nonsense_ends_the_run(command: dict[str, Any]) -> None:
+    with Cluster(setup()) as cluster:
+        link = Link(cluster.address, cluster.secret)
+        link.send({"kind": "control"})
+        link.send(command)
+        shut_out(link._socket)
+        link.close()
+
+
+def test_too_many_callers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster(setup()) as cluster:
+        monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+        with socket.create_connection(cluster.address) as connection:
+            shut_out(connection)
+        monkeypatch.undo()
+        runs_well(cluster)
+
+
+def test_closing_frees_the_port() -> None:
+    with Cluster(setup()) as cluster:
+        assert isinstance(cluster.server, Server)
+        address = cluster.address
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)

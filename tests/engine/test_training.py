@@ -1,0 +1,187 @@
+"""Whole trainings over real sockets, workers in threads, without a framework."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.data.order import Order
+from shoal.errors import WorkerFailed
+from shoal.strategies import get, registry
+from shoal.testing import faults
+from shoal.testing.inline import Outcome, Setup, train
+from shoal.testing.problems import LeastSquares
+
+PROBLEM = LeastSquares.seeded(rows=101, size=5)
+NAMES = [name for name in registry.names() if name != "ensemble"]
+EXCHANGING = [name for name in NAMES if name != "single"]
+ROUNDS = [name for name in EXCHANGING if not get(name).is_asynchronous]
+PLAIN = [name for name in NAMES if "plain" in get(name).promises]
+RATE = 0.3
+
+
+def setup(name: str, **fields: Any) -> Setup:
+    fields: dict[str, Any] = {
+        "workers": 1 if name == "single" else 3,
+        "epochs": 3,
+        **fields,
+    }
+    return Setup.linear(PROBLEM, get(name), RATE, **fields)
+
+
+def plain(epochs: int, batch_size: int) -> Any:
+    """Gradient descent in a loop that cannot be wrong."""
+    weights: Any = np.zeros(PROBLEM.size, np.float32)
+    for _ in range(epochs):
+        for start in range(0, PROBLEM.rows, batch_size):
+            rows = np.arange(start, min(PROBLEM.rows, start + batch_size))
+            weights = weights - np.float32(RATE) * PROBLEM.gradient(weights, rows)
+    return weights
+
+
+def check_counts(outcome: Outcome, epochs: int = 3) -> None:
+    """Each sample of each epoch once: by the ledger, by records, by metrics."""
+    rows = PROBLEM.rows
+    assert [end.rows for end in outcome.epochs] == [rows] * epochs
+    assert [end.metrics[1] for end in outcome.epochs] == [rows] * epochs
+    assert not np.isnan(outcome.vector).any()
+
+
+@pytest.mark.parametrize("wants_slot", [True, False])
+@pytest.mark.parametrize("has_barrier", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sample_is_committed_once(
+    name: str, wants_slot: bool, has_barrier: bool
+) -> None:
+    given = setup(name, wants_slot=wants_slot, has_barrier=has_barrier)
+    outcome = train(given)
+    check_counts(outcome)
+    by_epoch = [
+        sum(record.samples for record in outcome.records if record.epoch == epoch)
+        for epoch in range(3)
+    ]
+    assert by_epoch == [PROBLEM.rows] * 3
+    assert PROBLEM.loss(outcome.vector) < PROBLEM.loss(np.zeros(PROBLEM.size, "f4"))
+
+
+@pytest.mark.parametrize("wants_slot", [True, False])
+@pytest.mark.parametrize("name", PLAIN)
+def test_one_worker_that_exchanges_each_step_trains_plainly(
+    name: str, wants_slot: bool
+) -> None:
+    given = Setup.linear(
+        PROBLEM, get(name, period=1), RATE, epochs=2, wants_slot=wants_slot
+    )
+    outcome = train(given)
+    check_counts(outcome, 2)
+    np.testing.assert_allclose(outcome.vector, plain(2, 8), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wants_slot", [True, False])
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("batch_size", [10, 100, 101])
+def test_a_gang_trains_plainly(workers: int, batch_size: int, wants_slot: bool) -> None:
+    # 10 and 100 over 3 and 7 are uneven shares; a last batch of one row leaves all
+    # workers but one without any.
+    fields = {"workers": workers, "batch_size": batch_size}
+    outcome = train(setup("all_reduce", wants_slot=wants_slot, **fields))
+    check_counts(outcome)
+    expected = plain(3, batch_size)
+    np.testing.assert_allclose(outcome.vector, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_rounds_repeat_bit_for_bit(name: str) -> None:
+    one, two = train(setup(name)), train(setup(name, wants_slot=False))
+    np.testing.assert_array_equal(one.vector, two.vector)
+
+
+def test_adag_divides_by_the_steps_that_were_taken() -> None:
+    problem = LeastSquares.seeded(rows=36, size=5)  # five steps, the last one short
+    strategy = get("adag", period=12)
+    outcome = train(Setup.linear(problem, strategy, RATE))
+    [record] = outcome.records
+    assert record.steps == 5
+    whole = train(Setup.linear(problem, get("single", period=12), RATE))
+    np.testing.assert_allclose(outcome.vector, whole.vector / 5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 40, 41])
+def test_the_last_short_window_and_batch_are_committed(rows: int) -> None:
+    problem = LeastSquares.seeded(rows=rows, size=5)
+    given = Setup.linear(problem, get("downpour", period=4), RATE, workers=2, epochs=2)
+    outcome = train(given)
+    assert [end.rows for end in outcome.epochs] == [rows, rows]
+    assert outcome.records[-1].samples <= 32
+
+
+def test_epochs_of_uneven_length() -> None:
+    order = Order(rows=101, shuffle=False, batch_size=8, steps_per_epoch=5)
+    given = Setup.linear(PROBLEM, get("local_sgd"), RATE, workers=2, epochs=4)
+    outcome = train(replace(given, order=order))
+    assert [end.rows for end in outcome.epochs] == [40, 40, 21, 40]
+
+
+def test_statistics_ride_beside_the_weights() -> None:
+    problem = LeastSquares.seeded(rows=64, size=5)
+    outcome = train(Setup.linear(problem, get("all_reduce"), RATE, workers=2))
+    last = problem.features[-8:].astype(np.float32) @ problem.optimum
+    assert outcome.epochs[0].statistics[0] == pytest.approx(last.mean(), rel=1e-4)
+
+
+# ------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("has_barrier", [True, False])
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_workers_that_die_and_join_change_no_count(
+    name: str, has_barrier: bool
+) -> None:
+    watch = faults.leave(rank=1, step=3).leave(rank=2, step=1)
+    watch = watch.leave(rank=1, step=2, incarnation=2)
+    outcome = train(setup(name, watch=watch, late=(60, 150), has_barrier=has_barrier))
+    check_counts(outcome)
+
+
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_all_workers_die(name: str) -> None:
+    watch = faults.leave(rank=0, step=4).leave(rank=1, step=4)
+    outcome = train(setup(name, workers=2, watch=watch))
+    check_counts(outcome)
+
+
+@pytest.mark.parametrize("step", [4, 13, 20])
+@pytest.mark.parametrize("wants_slot", [True, False])
+def test_a_gang_that_is_lost_goes_back_to_its_snapshot(
+    step: int, wants_slot: bool
+) -> None:
+    watch = faults.leave(rank=0, step=step)
+    outcome = train(setup("all_reduce", workers=1, watch=watch, wants_slot=wants_slot))
+    check_counts(outcome)
+    [rollback] = outcome.of_kind("rollback")
+    epoch = (step - 1) // 13  # the snapshots are of the ends of epochs
+    assert list(rollback["committed"].values()) == [101] * epoch + [0]
+    # Nothing that was rolled back is in the weights, nor is anything missing.
+    np.testing.assert_allclose(outcome.vector, plain(3, 8), rtol=1e-4, atol=1e-5)
+    # The optimizer's state goes on where the snapshot was taken.
+    assert int.from_bytes(outcome.optimizer_state, "little") == 39
+
+
+def test_a_gang_worker_that_joins_ends_with_the_same_weights() -> None:
+    outcome = train(setup("all_reduce", workers=1, late=(16, 40, 150)))
+    check_counts(outcome)
+    assert len({record.rank for record in outcome.records}) == 4
+    np.testing.assert_allclose(outcome.vector, plain(3, 8), rtol=1e-4, atol=1e-5)
+
+
+def test_code_that_raises_ends_the_run_with_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watch = faults.fail(rank=1, step=3)
+    with pytest.raises(WorkerFailed, match="a test has failed this worker") as caught:
+        train(setup("aeasgd", watch=watch))
+    assert "faults.py" in caught.value.traceback
+    assert "faults.py" in capsys.readouterr().out
