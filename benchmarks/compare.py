@@ -30,8 +30,8 @@ import numpy as np
 
 import shoal
 from benchmarks.compare_report import write_report
-from shoal.engine.comparing import Task, train_baseline, train_one
 from shoal.strategies import get
+from shoal.training.comparing import Task, train_baseline, train_one
 from tests.datasets import read_higgs, read_mnist
 
 RESULTS = Path("docs/reference/learning-quality.json")

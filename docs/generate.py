@@ -72,8 +72,9 @@ def exception_tree() -> str:
 
 def command_reference() -> str:
     """Returns usage, arguments and options of every command."""
-    from shoal.cli.app import app
     from typer.main import get_command
+
+    from shoal.cli.app import app
 
     return "\n" + "\n".join(_command_lines(get_command(app), "shoal")) + "\n\n"
 

@@ -12,18 +12,18 @@ from typing import Any, TypeAlias
 from shoal.data.order import Shuffle
 from shoal.data.training import weighted_source
 from shoal.data.trees import Tree
-from shoal.engine import comparing, inline, scoring
-from shoal.engine.arguments import Arguments, Ready, keep_random_state, read
-from shoal.engine.comparison import Comparison
-from shoal.engine.ensemble import train_members
-from shoal.engine.fitting import Outcome, announce, train
-from shoal.engine.inspection import find_model
 from shoal.errors import ShoalWarning
+from shoal.models.inspection import find_model
 from shoal.plan import Plan, environment
 from shoal.plan.request import Workers
 from shoal.runs.base import Run
 from shoal.runs.store import start
 from shoal.strategies import Strategy
+from shoal.training import comparing, inline, scoring
+from shoal.training.arguments import Arguments, Ready, keep_random_state, read
+from shoal.training.comparison import Comparison
+from shoal.training.ensemble import train_members
+from shoal.training.fitting import Outcome, announce, train
 
 __all__ = ["compare", "evaluate", "fit", "plan", "predict"]
 

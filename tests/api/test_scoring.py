@@ -14,10 +14,10 @@ import pytest
 
 import shoal
 from shoal.data import ArraySource
-from shoal.engine import scoring
-from shoal.engine.scoring import Asked, worker_count
 from shoal.errors import ConfigError, DataError, WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
+from shoal.training import scoring
+from shoal.training.scoring import Asked, worker_count
 from tests.api.problems import line, linear, two_headed, two_targets
 
 DRIVER = os.getpid()

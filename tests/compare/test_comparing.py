@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 
 import shoal
-from shoal.engine import comparing
-from shoal.engine.comparing import Task, spell
-from shoal.engine.comparison import Comparison, Entry, Point
-from shoal.engine.f1 import f1_of
 from shoal.errors import ConfigError
 from shoal.strategies import get
+from shoal.training import comparing
+from shoal.training.comparing import Task, spell
+from shoal.training.comparison import Comparison, Entry, Point
+from shoal.training.f1 import f1_of
 from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
 
 
@@ -137,7 +137,7 @@ def test_picture_needs_matplotlib(
     def missing(name: str) -> Any:
         return without(name)
 
-    monkeypatch.setattr("shoal.engine.comparison.import_module", missing)
+    monkeypatch.setattr("shoal.training.comparison.import_module", missing)
     with pytest.raises(ConfigError, match=r"shoal\[demo\]"):
         _two().plot(tmp_path / "x.png")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.engine.arguments import Arguments, read
-from shoal.engine.inline import InlineCluster
 from shoal.engine.observer import EpochEnd, Observer, Record, Sums
 from shoal.errors import PlanError
+from shoal.training.arguments import Arguments, read
+from shoal.training.inline import InlineCluster
 from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
 
 

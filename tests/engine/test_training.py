@@ -23,13 +23,13 @@ PLAIN = [name for name in NAMES if "plain" in get(name).promises]
 RATE = 0.3
 
 
-def setup(name: str, **fields: Any) -> Setup:
-    fields: dict[str, Any] = {
+def setup(name: str, **changes: Any) -> Setup:
+    given: dict[str, Any] = {
         "workers": 1 if name == "single" else 3,
         "epochs": 3,
-        **fields,
+        **changes,
     }
-    return Setup.linear(PROBLEM, get(name), RATE, **fields)
+    return Setup.linear(PROBLEM, get(name), RATE, **given)
 
 
 def plain(epochs: int, batch_size: int) -> Any:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.engine.driver import Driver, Habits
-from shoal.engine.hooks import BatchHooks
-from shoal.engine.inspection import prepare
-from shoal.engine.metrics import MetricStates
 from shoal.engine.observer import EpochEnd, Record, Rescue
+from shoal.models.inspection import prepare
+from shoal.models.metrics import MetricStates
 from shoal.runs.store import NullRun
+from shoal.training.driver import Driver, Habits
+from shoal.training.hooks import BatchHooks
 from shoal.vectors import Layout, exchanged_variables
 from tests.habits.cases import Recorder, data, make_model
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from shoal.engine.observer import Record
-from shoal.engine.progress import Progress
 from shoal.facts import DataFacts, MachineFacts, ModelFacts
 from shoal.plan import Plan, Request, resolve
 from shoal.strategies import get
+from shoal.training.progress import Progress
 
 
 def make_plan(strategy: str = "aeasgd", epochs: int = 3, gpus: int = 0) -> Plan:
@@ -46,7 +46,7 @@ def show(
     """One epoch of a run in which a worker dies, as it appears on a stream."""
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("shoal.engine.progress.PACE_S", 0.0)
+    monkeypatch.setattr("shoal.training.progress.PACE_S", 0.0)
     progress = Progress(make_plan(), verbose)
     progress.epoch_begin(0)
     for rank in (0, 1):

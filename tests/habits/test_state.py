@@ -11,11 +11,11 @@ import pytest
 
 import shoal
 from shoal.data import training_data
-from shoal.engine import inline
-from shoal.engine.driver import Habits
-from shoal.engine.fitting import Work
-from shoal.engine.inspection import prepare
+from shoal.models.inspection import prepare
 from shoal.runs.store import NullRun
+from shoal.training import inline
+from shoal.training.driver import Habits
+from shoal.training.fitting import Work
 from tests.habits.cases import assert_close, data, make_model, weights_of
 
 ROWS, BATCH = 330, 32

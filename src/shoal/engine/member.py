@@ -91,17 +91,20 @@ class Member:
         self.progress, self.times = Progress(), Times()
         self._sequence = 0
         self._link = Link(seat.address, seat.secret)
+        try:
+            self._join(seat)
+        except BaseException:
+            self._link.close()
+            raise
+
+    def _join(self, seat: Seat) -> None:
         self._link.send(
             {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
              "hint": seat.hint, "token": seat.token, "node": seat.node,
              "pid": os.getpid(), "wants_slot": seat.wants_slot}
         )  # fmt: skip
         head, body = self._link.receive()
-        try:
-            self._heed(head)
-        except Fenced:
-            self._link.close()
-            raise
+        self._heed(head)
         self.rank: int = head["rank"]
         self.incarnation: int = head["incarnation"]
         start = np.frombuffer(body, np.float32)

@@ -10,11 +10,11 @@ from typing import Any
 
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data import ArraySource
-from shoal.engine.inspection import prepare
 from shoal.engine.server import Server, ServerSpec
-from shoal.engine.travel import unpack
 from shoal.errors import PlanError
 from shoal.launchers.shared import map_inherited
+from shoal.models.inspection import prepare
+from shoal.models.travel import unpack
 
 BACKENDS = {"jax": "shoal.backends.jax:JaxBackend"}
 

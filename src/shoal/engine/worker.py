@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections import deque
@@ -17,6 +18,7 @@ from shoal.backends.base import Backend, Clock, ComputeSpec
 from shoal.data.order import Order
 from shoal.engine.ledger import Piece
 from shoal.engine.member import Fenced, Member, Seat
+from shoal.errors import ExchangeTimeout
 from shoal.strategies.base import Strategy
 
 SAMPLE_ROWS = 4
@@ -78,8 +80,9 @@ def work(spec: WorkerSpec) -> None:
     """
     try:
         member = Member(spec.seat, spec.strategy)
-    except OSError:
-        return
+    except (OSError, ExchangeTimeout) as error:
+        # The controller does not know it yet: only the end of the process tells.
+        sys.exit(f"this worker could not join the run: {error}")
     worker = None
     try:
         worker = Worker(spec, member)

@@ -21,7 +21,7 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from shoal.engine.travel_state import ModelState
+from shoal.models.state import ModelState
 
 
 @final

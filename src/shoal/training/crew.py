@@ -17,11 +17,11 @@ import numpy.typing as npt
 from shoal.backends.base import Backend, Clock
 from shoal.data import ArraySource
 from shoal.engine.center import pull_into, push_into
-from shoal.engine.fitting import compute_spec
 from shoal.engine.ledger import Piece
 from shoal.engine.opening import OpenBackend
 from shoal.engine.worker import SAMPLE_ROWS, next_batches
 from shoal.plan import Plan
+from shoal.training.fitting import compute_spec
 from shoal.vectors import Vector
 
 Doubles = npt.NDArray[np.float64]

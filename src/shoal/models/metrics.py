@@ -20,8 +20,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.engine.metrics_probe import unmergeable
 from shoal.errors import PlanError
+from shoal.models.metrics_probe import unmergeable
 
 __all__ = ["MetricEntry", "MetricStates", "build_metrics", "pythonify", "unmergeable"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from shoal.engine.metrics import build_metrics, unmergeable
 from shoal.errors import ConfigError, DataError
 from shoal.facts import ModelFacts
+from shoal.models.metrics import build_metrics, unmergeable
 from shoal.vectors import FLOATS, exchanged_variables, statistic_variables
 
 SAMPLE_ROWS = 4

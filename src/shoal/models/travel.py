@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal.engine.travel_archive import Archive
-from shoal.engine.travel_culprit import describe_culprit
-from shoal.engine.travel_parcel import Body, Compiled, Made, Parcel, Whole
-from shoal.engine.travel_pickle import CannotPickle, dumps, loads
-from shoal.engine.travel_state import layout_digest
 from shoal.errors import PlanError
+from shoal.models.archive import Archive
+from shoal.models.culprit import describe_culprit
+from shoal.models.parcel import Body, Compiled, Made, Parcel, Whole
+from shoal.models.pickling import CannotPickle, dumps, loads
+from shoal.models.state import layout_digest
 
 _WAYS_OUT = (
     "Create such an object where it is used, give the class a get_config() that "

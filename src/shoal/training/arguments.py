@@ -18,17 +18,17 @@ import numpy as np
 from shoal.clusters.local import read_machine
 from shoal.data import ArraySource, training_data
 from shoal.data.order import Shuffle
-from shoal.engine.driver import Habits
-from shoal.engine.fitting import Work
-from shoal.engine.inspection import SAMPLE_ROWS, find_model, prepare, read_model
-from shoal.engine.metrics import MetricStates
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import DataFacts
+from shoal.models.inspection import SAMPLE_ROWS, find_model, prepare, read_model
+from shoal.models.metrics import MetricStates
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.request import Workers
 from shoal.registry import did_you_mean
 from shoal.runs.base import Run
 from shoal.strategies import Strategy, get
+from shoal.training.driver import Habits
+from shoal.training.fitting import Work
 
 SEED_LIMIT = 2**31 - 1
 CLUSTERS = ("local", "inline")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeAlias, final
 
-from shoal.engine.travel_archive import Archive
-from shoal.engine.travel_pickle import dumps, loads
-from shoal.engine.travel_state import (
+from shoal.models.archive import Archive
+from shoal.models.pickling import dumps, loads
+from shoal.models.state import (
     Array,
     ModelState,
     arrays_of,

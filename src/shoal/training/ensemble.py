@@ -18,18 +18,18 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.engine.arguments import Ready
-from shoal.engine.driver import Habits
-from shoal.engine.fitting import Outcome, Work, train, write_data
-from shoal.engine.inspection import SAMPLE_ROWS, prepare
-from shoal.engine.progress import Progress
-from shoal.engine.travel import unpack
 from shoal.errors import ConfigError
 from shoal.launchers.shared import SharedBlob
+from shoal.models.inspection import SAMPLE_ROWS, prepare
+from shoal.models.travel import unpack
 from shoal.plan import Plan
 from shoal.runs.base import Run, Which
 from shoal.runs.events import Event
 from shoal.runs.history import is_higher_better
+from shoal.training.arguments import Ready
+from shoal.training.driver import Habits
+from shoal.training.fitting import Outcome, Work, train, write_data
+from shoal.training.progress import Progress
 
 SEED_LIMIT = 2**31 - 1
 

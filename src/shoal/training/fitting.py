@@ -15,20 +15,20 @@ from shoal.backends.base import ComputeSpec
 from shoal.data import ArraySource
 from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
-from shoal.engine.driver import Driver, Habits
-from shoal.engine.inspection import inner_optimizer, learning_rate_of
-from shoal.engine.interruption import undisturbed
 from shoal.engine.member import Seat
-from shoal.engine.metrics import MetricStates
 from shoal.engine.opening import BACKENDS, OpenBackend, OpenMapped
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.server import ServerSpec
-from shoal.engine.travel import pack
 from shoal.engine.worker import WATCH, WorkerSpec
 from shoal.launchers.shared import SharedBlob
+from shoal.models.inspection import inner_optimizer, learning_rate_of
+from shoal.models.metrics import MetricStates
+from shoal.models.travel import pack
 from shoal.plan import Plan
 from shoal.runs.base import Run
+from shoal.training.driver import Driver, Habits
+from shoal.training.interruption import undisturbed
 from shoal.vectors import Layout, exchanged_variables, statistic_variables
 
 SECRET_BYTES = 32

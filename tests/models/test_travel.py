@@ -15,16 +15,16 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from tests.models.travel_cases import CASES, OPTIMIZERS, batch, small
 
-from shoal.engine import travel
-from shoal.engine.travel import pack, pack_object, unpack, unpack_object
 from shoal.errors import PlanError
-from tests.engine.travel_cases import CASES, OPTIMIZERS, batch, small
+from shoal.models import travel
+from shoal.models.travel import pack, pack_object, unpack, unpack_object
 
 # The other process: knows shoal and nothing of these tests.
 ARRIVE = """
 import pickle, sys
-from shoal.engine.travel import unpack
+from shoal.models.travel import unpack
 source, target = sys.argv[1:]
 exec(open(source + ".code").read())
 out = {}

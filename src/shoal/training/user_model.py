@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.engine.inspection import inner_optimizer
+from shoal.models.inspection import inner_optimizer
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
 

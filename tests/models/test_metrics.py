@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine.metrics import (
+from shoal.errors import PlanError
+from shoal.models.metrics import (
     MetricStates,
     build_metrics,
     pythonify,
     unmergeable,
 )
-from shoal.engine.metrics_probe import is_additive
-from shoal.errors import PlanError
+from shoal.models.metrics_probe import is_additive
 
 # Keras asks JAX for int64 in confusion matrices, whatever x64 says.
 pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")

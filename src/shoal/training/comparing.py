@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, final
 
-from shoal.engine.comparison import Comparison, Entry, Point
-from shoal.engine.f1 import f1_of
 from shoal.errors import ConfigError
 from shoal.strategies import Single, Strategy, get
+from shoal.training.comparison import Comparison, Entry, Point
+from shoal.training.f1 import f1_of
 
 Workers: TypeAlias = "int | str"
 F1: TypeAlias = Literal["binary", "macro"]

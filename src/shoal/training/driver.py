@@ -14,15 +14,15 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.engine.hooks import BatchHooks, steps_of
-from shoal.engine.inspection import learning_rate_of
-from shoal.engine.metrics import MetricStates
 from shoal.engine.observer import EpochEnd, Observer, Record, Rescue, Sums
-from shoal.engine.progress import Progress
-from shoal.engine.user_model import UserModel
+from shoal.models.inspection import learning_rate_of
+from shoal.models.metrics import MetricStates
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.runs.history import is_higher_better
+from shoal.training.hooks import BatchHooks, steps_of
+from shoal.training.progress import Progress
+from shoal.training.user_model import UserModel
 from shoal.vectors import Vector
 
 

@@ -21,24 +21,24 @@ from shoal.clusters.local import read_machine
 from shoal.data import ArraySource, trees
 from shoal.data.arrays import Column
 from shoal.data.blob import read_blob
-from shoal.engine.inspection import SAMPLE_ROWS, build, prepare
-from shoal.engine.metrics import MetricStates, unmergeable
 from shoal.engine.opening import BACKENDS
-from shoal.engine.score_chunks import (
+from shoal.errors import ConfigError, WorkerFailed, WorkerLost
+from shoal.facts import MachineFacts
+from shoal.launchers.base import Exit, Role
+from shoal.launchers.process import ProcessLauncher
+from shoal.launchers.shared import SharedBlob, map_inherited
+from shoal.models.inspection import SAMPLE_ROWS, build, prepare
+from shoal.models.metrics import MetricStates, unmergeable
+from shoal.models.travel import pack
+from shoal.plan import BATCH_SIZE, environment
+from shoal.plan.request import MOST_AUTO_WORKERS, Workers
+from shoal.training.score_chunks import (
     DONE,
     Compute,
     ScoreTask,
     evaluate_chunk,
     predict_chunk,
 )
-from shoal.engine.travel import pack
-from shoal.errors import ConfigError, WorkerFailed, WorkerLost
-from shoal.facts import MachineFacts
-from shoal.launchers.base import Exit, Role
-from shoal.launchers.process import ProcessLauncher
-from shoal.launchers.shared import SharedBlob, map_inherited
-from shoal.plan import BATCH_SIZE, environment
-from shoal.plan.request import MOST_AUTO_WORKERS, Workers
 
 POLL_S = 0.02
 MOST_LOSSES = 3
@@ -260,9 +260,9 @@ class _Crew:
             import_module("keras").backend.backend(), "keras"
         ).partition(":")[0]
         role = Role(
-            target="shoal.engine.score_chunks:score",
+            target="shoal.training.score_chunks:score",
             name=f"worker-{number}",
-            preload=("shoal.engine.score_chunks", module),
+            preload=("shoal.training.score_chunks", module),
             threads=self.job.threads,
         )
         launcher.give(launcher.start(role), replace(self.task, first=first))

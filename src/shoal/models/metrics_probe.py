@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.engine.travel_pickle import CannotPickle, dumps, loads
+from shoal.models.pickling import CannotPickle, dumps, loads
 
 
 def unmergeable(model: Any, y_sample: Any, y_pred: Any = None) -> tuple[str, ...]:

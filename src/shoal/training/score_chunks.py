@@ -22,9 +22,9 @@ import numpy as np
 from shoal.data import trees
 from shoal.data.arrays import Column
 from shoal.data.blob import blob_size, write_blob
-from shoal.engine.metrics import MetricStates
 from shoal.engine.opening import OpenMapped
-from shoal.engine.travel import unpack
+from shoal.models.metrics import MetricStates
+from shoal.models.travel import unpack
 
 DONE = 1
 

@@ -19,10 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.center import Center
-from shoal.engine.crew import Crew, Mate
-from shoal.engine.driver import Driver, Habits
-from shoal.engine.fitting import Outcome, Work, begin, rules
-from shoal.engine.inspection import inner_optimizer
 from shoal.engine.observer import EpochEnd, Observer, Record, Rescue
 from shoal.engine.sequencer import (
     Answer,
@@ -33,9 +29,13 @@ from shoal.engine.sequencer import (
     Push,
     Sequencer,
 )
+from shoal.models.inspection import inner_optimizer
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.strategies.base import Facts
+from shoal.training.crew import Crew, Mate
+from shoal.training.driver import Driver, Habits
+from shoal.training.fitting import Outcome, Work, begin, rules
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
 Speeds: TypeAlias = Callable[[int], float]

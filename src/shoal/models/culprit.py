@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from shoal.engine.travel_pickle import TravelPickler, state_of
+from shoal.models.pickling import TravelPickler, state_of
 
 _MAX_DEPTH = 16
 

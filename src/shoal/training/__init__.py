@@ -1,0 +1,1 @@
+"""The user's side of a run: arguments, callbacks, progress, and what a verb does."""
