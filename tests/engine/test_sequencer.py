@@ -28,7 +28,7 @@ KINDS = {
     "elastic rounds": {"is_rounds": True, "is_elastic": True},
     "gang": {"is_rounds": True, "is_gang": True, "window": 1},
 }
-SCHEDULES = 400
+SCHEDULES = 200
 """Of each kind; the seed is the schedule."""
 
 

@@ -55,6 +55,7 @@ class Job:
         epochs: The epoch it ends before.
         has_barrier: Workers wait between epochs.
         preload: Modules a worker imports while it waits for its spec.
+        without: Modules it does without meanwhile; see `Role`.
         log: Path of a worker's log, None to keep none.
         shared: Descriptors that workers inherit.
     """
@@ -66,6 +67,7 @@ class Job:
     epochs: int
     has_barrier: bool
     preload: tuple[str, ...]
+    without: tuple[str, ...]
     log: Callable[[int], Path | None]
     shared: tuple[int, ...] = ()
 
@@ -130,6 +132,7 @@ class Controller:
             target="shoal.engine.worker:work",
             name=f"worker-{hint}",
             preload=self._job.preload,
+            without=self._job.without,
             threads=self._job.threads,
             log=self._job.log(hint),
         )

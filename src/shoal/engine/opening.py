@@ -17,6 +17,8 @@ from shoal.models.inspection import prepare
 from shoal.models.travel import unpack
 
 BACKENDS = {"jax": "shoal.backends.jax:JaxBackend"}
+UNUSED = ("matplotlib", "pandas")
+"""What Keras imports if it can and no worker needs: a third of its import time."""
 
 
 @dataclass(frozen=True, kw_only=True)

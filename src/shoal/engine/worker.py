@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -92,12 +93,13 @@ def work(spec: WorkerSpec) -> None:
     except Exception as error:
         text = traceback.format_exc()
         print(text, flush=True)  # noqa: T201 - this is the worker's log
-        member.fail(
-            traceback=text,
-            error=f"{type(error).__name__}: {error}",
-            step=0 if worker is None else worker.steps,
-            is_user=worker is not None,
-        )
+        with contextlib.suppress(OSError):
+            member.fail(
+                traceback=text,
+                error=f"{type(error).__name__}: {error}",
+                step=0 if worker is None else worker.steps,
+                is_user=worker is not None,
+            )
     finally:
         member.leave()
 

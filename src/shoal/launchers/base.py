@@ -21,6 +21,8 @@ class Role:
         target: "module:function" that takes the one argument sent by `give`.
         name: For logs and messages, such as "worker-0".
         preload: Modules to import while the argument is still being made.
+        without: Modules that those import if they can and a worker does not need;
+            they count as not installed until everything is preloaded.
         environment: Variables on top of the launcher's own.
         threads: Compute threads of the process.
         log: Where its output goes; None for a file without a name.
@@ -29,6 +31,7 @@ class Role:
     target: str
     name: str
     preload: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     environment: Mapping[str, str] | None = None
     threads: int = 1
     log: Path | None = None

@@ -80,7 +80,10 @@ class ProcessLauncher(Launcher):
             start_new_session=True,
         )
         child = self._children[token] = _Child(role=role, process=process, log=log)
-        self._send(child, {"preload": role.preload, "target": role.target})
+        self._send(
+            child,
+            {"preload": role.preload, "without": role.without, "target": role.target},
+        )
         return token
 
     def give(self, token: str, argument: Any) -> None:

@@ -9,6 +9,7 @@ This file decides what a test of the engine can set up in a line.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -52,6 +53,8 @@ class Setup:
         workers: Threads that train.
         epochs: Passes.
         batch_size: Rows of a step: of each worker, or of a gang.
+        worker_batch_size: Rows of a worker's full share of a gang's step; 0 where
+            a backend does not mind.
         has_barrier: An epoch waits for the one before.
         wants_slot: Vectors through shared memory, else through the socket.
         watch: `shoal.testing.faults`; workers that "leave" are replaced.
@@ -69,6 +72,7 @@ class Setup:
     workers: int = 1
     epochs: int = 1
     batch_size: int = 8
+    worker_batch_size: int = 0
     has_barrier: bool = True
     wants_slot: bool = True
     watch: Watch | None = None
@@ -156,6 +160,12 @@ def train(setup: Setup) -> Outcome:
         return cluster.run()
 
 
+def _work(spec: WorkerSpec) -> None:
+    """A worker that comes when the run is over ends its process, or here nothing."""
+    with contextlib.suppress(SystemExit):
+        work(spec)
+
+
 @final
 class Cluster:
     """Owns the threads of one run; use it as a context, so that they all end.
@@ -236,7 +246,7 @@ class Cluster:
             strategy=setup.strategy,
             compute=ComputeSpec(
                 window=setup.strategy.period,
-                batch_size=setup.batch_size,
+                batch_size=setup.worker_batch_size or setup.batch_size,
                 local_momentum=setup.strategy.local_momentum,
                 **setup.compute,
             ),
@@ -247,7 +257,7 @@ class Cluster:
             watch=setup.watch,
         )
         thread = threading.Thread(
-            target=work, args=(spec,), name=f"shoal-worker-{hint}"
+            target=_work, args=(spec,), name=f"shoal-worker-{hint}"
         )
         self._threads.append(thread)
         thread.start()

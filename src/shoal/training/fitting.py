@@ -16,7 +16,7 @@ from shoal.data import ArraySource
 from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
 from shoal.engine.member import Seat
-from shoal.engine.opening import BACKENDS, OpenBackend, OpenMapped
+from shoal.engine.opening import BACKENDS, UNUSED, OpenBackend, OpenMapped
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.server import ServerSpec
@@ -168,6 +168,7 @@ def _job(plan: Plan, run: Run, blob: SharedBlob) -> Job:
         epochs=plan.epochs,
         has_barrier=plan.epoch_barrier,
         preload=("shoal.engine.opening", module),
+        without=UNUSED,
         log=run.log_path,
         shared=(blob.descriptor,),
     )

@@ -21,7 +21,7 @@ from shoal.clusters.local import read_machine
 from shoal.data import ArraySource, trees
 from shoal.data.arrays import Column
 from shoal.data.blob import read_blob
-from shoal.engine.opening import BACKENDS
+from shoal.engine.opening import BACKENDS, UNUSED
 from shoal.errors import ConfigError, WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
 from shoal.launchers.base import Exit, Role
@@ -263,6 +263,7 @@ class _Crew:
             target="shoal.training.score_chunks:score",
             name=f"worker-{number}",
             preload=("shoal.training.score_chunks", module),
+            without=UNUSED,
             threads=self.job.threads,
         )
         launcher.give(launcher.start(role), replace(self.task, first=first))

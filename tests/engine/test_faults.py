@@ -1,0 +1,141 @@
+"""Real processes that are killed: nothing is lost, nothing counted twice or left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import shoal
+from shoal.engine.worker import WATCH, Moment
+from shoal.errors import WorkerFailed, WorkerLost
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
+from shoal.runs.store import open_run
+from shoal.testing import faults
+
+ROWS, EPOCHS, BATCH = 1000, 3, 32
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).standard_normal((ROWS, 4)).astype("float32")
+    return x, (x[:, :1] - x[:, 1:2] > 0).astype("float32")
+
+
+def model() -> Any:
+    keras.utils.set_random_seed(1)
+    net = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    net.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["AUC"])
+    return net
+
+
+@pytest.fixture(autouse=True)
+def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path))
+
+
+def fit(strategy: str, **fields: Any) -> Any:
+    given: dict[str, Any] = {
+        "workers": 2, "epochs": EPOCHS, "batch_size": BATCH, "verbose": 0,
+        "shuffle": False, "strategy": strategy, "run": "faults", **fields,
+    }  # fmt: skip
+    return shoal.fit(model(), *data(), **given)
+
+
+def summary(history: Any) -> Any:
+    return open_run(history.run.id, Path(history.run.url).parent).summary()
+
+
+def kinds(history: Any) -> list[str]:
+    return [event["kind"] for event in read_events(Folder.at(history.run.url))]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["aeasgd", "local_sgd", "all_reduce"])
+def test_a_killed_worker_is_replaced(strategy: str) -> None:
+    with faults.kill(rank=1, step=12):
+        history = fit(strategy, epochs=10)
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * 10
+    assert found.workers_lost == 1
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+@pytest.mark.process
+def test_a_gang_that_is_killed_to_the_last_goes_on_as_if_nothing_was() -> None:
+    # In the second of three epochs, both in the same step, which nobody can end.
+    with faults.kill(rank=0, step=40).kill(rank=1, step=40):
+        history = fit("all_reduce")
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
+    assert found.workers_lost == 2
+    assert kinds(history).count("rollback") == 1
+    assert kinds(history).count("worker_replaced") == 2
+    plain = model()
+    given = {"epochs": EPOCHS, "batch_size": BATCH, "shuffle": False, "verbose": 0}
+    expected = plain.fit(*data(), **given)
+    for ours, theirs in zip(
+        history.model.get_weights(), plain.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    for name, values in expected.history.items():
+        assert history.history[name] == pytest.approx(values, rel=1e-3)
+
+
+@pytest.mark.process
+def test_without_restarts_the_run_ends_and_says_so() -> None:
+    watch = faults.kill(rank=0, step=3)
+    with watch, pytest.raises(WorkerLost, match="0 of 0 restarts used"):
+        fit("aeasgd", workers=1, max_restarts=0)
+
+
+@pytest.mark.process
+def test_without_restarts_the_others_go_on() -> None:
+    with faults.kill(rank=1, step=12):
+        found = summary(fit("all_reduce", max_restarts=0, workers=(1, 2)))
+    assert found.samples_committed == ROWS * EPOCHS
+    assert found.workers_lost == 1
+
+
+@pytest.mark.process
+def test_code_that_raises_stops_the_run_with_rank_and_step() -> None:
+    with faults.fail(rank=1, step=5), pytest.raises(WorkerFailed) as caught:
+        fit("all_reduce")
+    assert (caught.value.rank, caught.value.step) == (1, 5)
+    assert "a test has failed this worker" in caught.value.traceback
+
+
+# ------------------------------------------------------------- the tool itself
+
+
+def test_faults_are_due_at_their_rank_step_and_incarnation() -> None:
+    [fault] = faults.leave(rank=1, step=5).faults
+    assert fault.is_due(Moment(1, 1, 5))
+    assert fault.is_due(Moment(1, 1, 9))
+    for moment in (Moment(0, 1, 5), Moment(1, 2, 5), Moment(1, 1, 4)):
+        assert not fault.is_due(moment)
+
+
+def test_a_chain_holds_all() -> None:
+    chain = faults.stop(rank=0, step=1).kill(rank=1, step=2).fail(rank=2, step=3)
+    chain = chain.leave(rank=3, step=4, incarnation=2).stop(rank=4, step=5)
+    assert [f.action for f in chain.faults] == ["stop", "kill", "fail", "leave", "stop"]
+    chain(Moment(9, 1, 9))
+    with pytest.raises(ConnectionAbortedError):
+        chain(Moment(3, 2, 4))
+
+
+def test_nothing_is_watched_outside_the_block() -> None:
+    assert WATCH.get() is None
+    with faults.kill(rank=0, step=1) as active:
+        assert WATCH.get() is active
+    assert WATCH.get() is None

@@ -1,0 +1,136 @@
+"""Keras models on the real engine, workers in threads: what plain Keras would do."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from shoal.data import ArraySource
+from shoal.data.order import Order, shares
+from shoal.engine.opening import OpenBackend
+from shoal.models.inspection import prepare
+from shoal.models.metrics import MetricStates
+from shoal.models.travel import pack
+from shoal.strategies import get
+from shoal.testing.inline import Outcome, Setup, train
+from shoal.vectors import Layout, exchanged_variables, statistic_variables
+
+ROWS, BATCH, EPOCHS = 330, 101, 2  # shares of 51 and 50; a short last batch
+
+
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((ROWS, 5)).astype("float32")
+    y = (x[:, :1] + random.standard_normal((ROWS, 1)) > 0).astype("float32")
+    return x, y, random.uniform(0.5, 2.0, ROWS).astype("float32")
+
+
+def make(*layers: Any, optimizer: str = "adam", metrics: Any = ("accuracy",)) -> Any:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(8, activation="tanh"),
+            *layers,
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    rate = 0.02
+    chosen = keras.optimizers.get({"class_name": optimizer, "config": {}})
+    chosen.learning_rate = rate
+    model.compile(chosen, "binary_crossentropy", metrics=list(metrics))
+    return model
+
+
+def engine(model: Any, strategy: Any, workers: int, **fields: Any) -> Outcome:
+    """Trains a copy of the model on the engine."""
+    x, y, weights = data()
+    source = ArraySource(x, y, weights)
+    sample = source.take(np.arange(4))
+    prepare(model, sample)
+    variables, statistics = exchanged_variables(model), statistic_variables(model)
+    layout, beside = Layout.of(variables), Layout.of(statistics)
+    is_gang = strategy.exchanges == "gradients"
+    opening = OpenBackend(name="jax", model=pack(model))
+    lock = threading.Lock()
+
+    def open_backend(compute: Any, rows: Any) -> Any:
+        with lock:  # Keras loads one model at a time in a process
+            return opening(compute, rows)
+
+    given: dict[str, Any] = {
+        "batch_size": BATCH,
+        "worker_batch_size": shares(BATCH, workers)[0] if is_gang else BATCH,
+        "epochs": EPOCHS,
+    }
+    return train(
+        Setup(
+            strategy=strategy,
+            source=source,
+            order=Order(rows=ROWS, shuffle=False),
+            open_backend=open_backend,
+            vector=layout.gather(variables),
+            statistics=beside.gather(statistics),
+            metrics=MetricStates.of(model).size,
+            workers=workers,
+            **{**given, **fields},
+        )
+    )
+
+
+def plain(model: Any) -> dict[str, list[float]]:
+    x, y, weights = data()
+    history = model.fit(
+        x, y, sample_weight=weights, batch_size=BATCH, epochs=EPOCHS,
+        shuffle=False, verbose=0,
+    )  # fmt: skip
+    return history.history
+
+
+def check_same(outcome: Outcome, model: Any, expected: dict[str, list[float]]) -> None:
+    """Weights, statistics and what every metric says of every epoch."""
+    assert [end.rows for end in outcome.epochs] == [ROWS] * EPOCHS
+    weights = Layout.of(exchanged_variables(model)).gather(exchanged_variables(model))
+    np.testing.assert_allclose(outcome.vector, weights, rtol=1e-3, atol=1e-5)
+    states = MetricStates.of(model)
+    found = [states.results(model, end.metrics) for end in outcome.epochs]
+    for name, values in expected.items():
+        assert [logs[name] for logs in found] == pytest.approx(values, rel=1e-4)
+
+
+METRICS: tuple[Any, ...] = ("accuracy", "AUC", "Precision", "Recall", "mae")
+
+
+def test_a_gang_is_plain_keras() -> None:
+    outcome = engine(make(metrics=METRICS), get("all_reduce"), 2)
+    model = make(metrics=METRICS)
+    check_same(outcome, model, plain(model))
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "downpour"])
+def test_one_worker_is_plain_keras_dropout_included(name: str) -> None:
+    # Rank 0 keeps Keras' seeds; windows of three steps end where the epoch does.
+    dropout = keras.layers.Dropout(0.3, seed=5)
+    outcome = engine(make(dropout), get(name, period=3), 1)
+    model = make(keras.layers.Dropout(0.3, seed=5))
+    check_same(outcome, model, plain(model))
+
+
+def test_one_worker_keeps_the_statistics_of_batch_norm() -> None:
+    outcome = engine(make(keras.layers.BatchNormalization()), get("local_sgd"), 1)
+    model = make(keras.layers.BatchNormalization())
+    check_same(outcome, model, plain(model))
+    moments = statistic_variables(model)
+    np.testing.assert_allclose(
+        outcome.epochs[-1].statistics, Layout.of(moments).gather(moments), rtol=1e-4
+    )
+
+
+def test_a_late_worker_of_a_gang_has_the_optimizers_state() -> None:
+    outcome = engine(make(), get("all_reduce"), 1, late=(BATCH,), epochs=EPOCHS)
+    model = make()
+    check_same(outcome, model, plain(model))
