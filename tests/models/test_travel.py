@@ -15,11 +15,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from tests.models.travel_cases import CASES, OPTIMIZERS, batch, small
 
 from shoal.errors import PlanError
 from shoal.models import travel
 from shoal.models.travel import pack, pack_object, unpack, unpack_object
+from tests.models.travel_cases import CASES, OPTIMIZERS, batch, small
 
 # The other process: knows shoal and nothing of these tests.
 ARRIVE = """
