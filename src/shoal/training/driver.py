@@ -104,7 +104,7 @@ class Driver(Observer):
         """After everything has trained; returns the history.
 
         Args:
-            optimizer_state: Of the lowest-ranked worker, None to keep what the last
+            optimizer_state: Of the worker that was asked, None to keep what the last
                 epoch brought.
         """
         if optimizer_state is not None:

@@ -2,8 +2,9 @@
 
 This file decides the state a model and its optimizer are in whenever a callback
 looks, and in which `fit` leaves them: weights and statistics of the center, slots of
-the lowest-ranked worker that was asked, step count where plain Keras would stand, and
-the learning rate that was set last.
+the worker that was asked, step count where plain Keras would stand, and the learning
+rate that was set last. The worker asked is the lowest-ranked one that waits for data,
+which need not be rank 0; in a gang all workers' slots are the same.
 """
 
 from __future__ import annotations
