@@ -19,14 +19,14 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
-	matrix bench compare simulate chaos soak constraints clean
+	matrix bench compare constraints clean
 
 help: $(STAMP)
 	@echo "make demo      train on real data, kill a worker, see the picture"
 	@echo "make test      everything CI checks"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
-	@echo "make matrix | bench | compare | simulate | chaos | soak   what takes longer"
+	@echo "make matrix | bench | compare   what takes longer"
 	@echo "make venv | constraints | coverage | clean"
 
 venv: $(STAMP)
@@ -82,7 +82,7 @@ matrix: $(STAMP)
 		else echo "== $$name is not installed, left out"; fi; \
 	done
 
-bench compare simulate chaos soak: $(STAMP)
+bench compare: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
 
 # Takes the versions of this .venv as the ones CI installs.

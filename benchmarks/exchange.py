@@ -6,6 +6,7 @@ bytes both ways, timed in the same loop.
 
 from __future__ import annotations
 
+import argparse
 import json
 import secrets
 import socket
@@ -80,8 +81,15 @@ def _loop(member: Member, size: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Prints a table and JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--quick", action="store_true", help="small vectors, few rounds"
+    )
+    cases = [(0.16, 2000), (1.6, 1000), (16.0, 100), (100.0, 20)]
+    if parser.parse_args().quick:
+        cases = [(0.16, 200), (1.6, 100)]
     rows = []
-    for megabytes, rounds in ((0.16, 2000), (1.6, 1000), (16.0, 100), (100.0, 20)):
+    for megabytes, rounds in cases:
         for strategy in ("aeasgd", "downpour"):
             found = measure(megabytes, strategy, rounds)
             ratio = found["exchange_ms"] / found["copy_ms"]

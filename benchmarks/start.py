@@ -6,6 +6,7 @@ there; the time Python and Keras take to import is printed beside them.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics as st
 import subprocess
@@ -43,11 +44,14 @@ def measure(call: str) -> list[float]:
 
 def main() -> None:
     """Prints a table and JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="1 repeat, not 5")
+    repeats = 1 if parser.parse_args().quick else 5
     calls = {"keras": _KERAS}
     for strategy in ("aeasgd", "all_reduce"):
         calls[strategy] = _SHOAL.format(strategy=strategy)
     found: dict[str, list[list[float]]] = {name: [] for name in calls}
-    for _ in range(5):
+    for _ in range(repeats):
         for name, call in calls.items():
             found[name].append(measure(call))
     middle = {

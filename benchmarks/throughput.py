@@ -68,7 +68,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, default=64_000)
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="1 repeat of 2 epochs")
     given = parser.parse_args()
+    if given.quick:
+        given.repeats, given.epochs = 1, 2
     random = np.random.default_rng(0)
     x = random.standard_normal((given.rows, 30)).astype("f4")
     y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("i4")

@@ -43,6 +43,7 @@ def _own_temporary_folder(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
+        patch.setenv("SHOAL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from benchmarks import bench
 from tests.markdown import blocks_to_run, script_of
 
 ROOT = Path(__file__).parents[1]
@@ -152,6 +153,34 @@ def test_no_file_names_the_place_it_was_written_at():
             if re.search(rf"(?<![\w.]){re.escape(place)}", text)
         ]
     assert not bad
+
+
+def test_targets_of_make_run_what_is_there():
+    rules = (ROOT / "Makefile").read_text()
+    [targets] = re.findall(r"^(.*): .*\n.*-m benchmarks\.\$@", rules, re.MULTILINE)
+    for name in targets.split():
+        assert (ROOT / "benchmarks" / f"{name}.py").is_file(), name
+
+
+@pytest.mark.parametrize("options", [[], ["--quick"]])
+def test_make_bench_runs_every_benchmark_of_speed(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command[1:])
+        return subprocess.CompletedProcess(command, len(commands) // 3)
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["bench", *options])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == 1  # of the third; nothing hides a failure
+    names = ["throughput", "start", "exchange"]
+    assert commands == [["-m", f"benchmarks.{name}", *options] for name in names]
+    for name in names:
+        assert (ROOT / "benchmarks" / f"{name}.py").is_file()
 
 
 @pytest.mark.process

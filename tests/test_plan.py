@@ -144,6 +144,8 @@ def test_ensemble_trains_each_model_on_all_data():
         ({"seed": -1}, "seed=-1"),
         ({"shuffle": "rows"}, "shuffle='rows'"),
         ({"cluster": "locale"}, "Did you mean 'local'"),
+        ({"cluster": None}, "cluster=None"),
+        ({"workers": None}, "workers=None"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], words: str):
@@ -174,6 +176,26 @@ def test_mixed_reductions_cannot_share_a_gradient():
     assert plan(AEASGD(), model=model, workers=2).workers == 2
     same = replace(MODEL, reductions=("sum_over_batch_size", "mean"))
     assert plan(model=same, workers=2).workers == 2
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "openvino"])
+def test_backends_that_cannot_train(backend: str):
+    with pytest.raises(PlanError, match=f"'{backend}' cannot train yet") as caught:
+        plan(model=replace(MODEL, backend=backend))
+    assert "KERAS_BACKEND=jax" in str(caught.value)
+
+
+def test_the_best_model_is_that_of_the_monitor():
+    model = replace(MODEL, metrics={"loss": "", "auc": "up"})
+    held = replace(DATA, validation_rows=50)
+    found = plan(model=model, data=held, monitor="val_auc")
+    assert (found.monitor.name, found.monitor.is_higher_better) == ("val_auc", True)
+    assert "that of the highest val_auc" in found.explain()
+    assert found.to_json()["monitor"]["is_higher_better"]
+    assert plan(data=held).monitor.name == "val_loss"
+    assert plan(data=held, validation_freq=2).monitor.name == "loss"
+    assert plan(data=held, validation_freq=2, epochs=2).monitor.name == "val_loss"
+    assert plan().monitor.name == "loss"
 
 
 def test_asynchronous_strategies_cannot_be_deterministic():
@@ -279,6 +301,12 @@ def test_message_bytes():
 
 def test_environment_of_nothing():
     assert environment({"SHOAL_WORKERS": " "}) == Environment()
+
+
+def test_environment_keeps_compiled_programs_unless_told():
+    assert environment({}).cache == "~/.cache/shoal"
+    assert environment({"SHOAL_CACHE": "/fast"}).cache == "/fast"
+    assert environment({"SHOAL_CACHE": "off"}).cache is None
 
 
 def test_environment_reads_the_process(monkeypatch: pytest.MonkeyPatch):

@@ -12,18 +12,20 @@ from typing import Any, TypeAlias
 from shoal.data.order import Shuffle
 from shoal.data.training import weighted_source
 from shoal.data.trees import Tree
+from shoal.engine.stage import Stage
 from shoal.errors import ShoalWarning
 from shoal.models.inspection import find_model
 from shoal.plan import Plan, environment
 from shoal.plan.request import Workers
 from shoal.runs.base import Run
 from shoal.runs.store import start
-from shoal.strategies import Strategy
+from shoal.strategies import Strategy, get
 from shoal.training import comparing, inline, scoring
 from shoal.training.arguments import Arguments, Ready, keep_random_state, read
-from shoal.training.comparison import Comparison
+from shoal.training.comparison import Comparison, check_picture
 from shoal.training.ensemble import train_members
 from shoal.training.fitting import Outcome, announce, train
+from shoal.training.staging import early_stage
 
 __all__ = ["compare", "evaluate", "fit", "plan", "predict"]
 
@@ -71,7 +73,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     Args:
         model: Compiled Keras model, or a callable without arguments that returns
             one; `history.model` has it then.
-        x: Inputs: array, or dict, list or tuple of arrays; rows first.
+        x: Inputs: array (NumPy, JAX, pandas), or dict, list or tuple of arrays; rows
+            first.
         y: Targets, in any nesting.
         strategy: How workers agree: a name, as `shoal strategies` lists them, or an
             object of `shoal.strategies`.
@@ -84,12 +87,14 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         epochs: The epoch to end before.
         verbose: 0 for silence, 1 for a live line, 2 for a line an epoch, or "auto".
         callbacks: Keras callbacks; they run in this process, on the common weights.
+            Under "ensemble" each member gets deep copies of them.
         validation_split: Share of the rows, from the end, to validate on.
         validation_data: `(x, y)` or `(x, y, sample_weight)`.
-        shuffle: Whether to draw a new order each epoch; "batch" moves whole batches.
+        shuffle: Whether to draw a new order each epoch; "batch" shuffles within each
+            batch and leaves batches in place, as Keras does.
         class_weight: Class -> weight in the loss.
         sample_weight: Weights of samples, one array or nested as `y`.
-        initial_epoch: The epoch to start with.
+        initial_epoch: The epoch to start with; it begins a new pass over the data.
         steps_per_epoch: Steps of `batch_size` that make an epoch, None for all data.
         validation_steps: Steps of a validation, None for all data.
         validation_batch_size: Default None means `batch_size`.
@@ -97,6 +102,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         run: Name, path or URL for the records; False keeps none. Default None means
             a folder under $SHOAL_RUNS, or ./shoal-runs.
         monitor: Metric of the best model; default None: "val_loss", else "loss".
+            "name:max" or "name:min" for one that does not say which way is better.
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait for callbacks between epochs.
         max_restarts: Replacements of lost workers before the run stops.
@@ -110,7 +116,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         `history.models` has all models and `history.predict` averages them.
 
     Raises:
-        ConfigError, PlanError, DataError: Something does not fit; nothing was started.
+        ConfigError, PlanError, DataError: Something does not fit; nothing was done.
         WorkerFailed: Code of the model raised on a worker.
         WorkerLost: Workers died more often than `max_restarts` allows.
         KeyboardInterrupt: After Ctrl-C; `model` has the weights so far.
@@ -128,7 +134,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     """
     arguments = Arguments(**locals())
     began = time.monotonic()
-    return _perform(read(arguments), began)
+    with early_stage(get(strategy), cluster, workers, threads) as stage:
+        return _perform(read(arguments), began, stage)
 
 
 def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
@@ -155,7 +162,7 @@ def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
         10.0
     """
     with keep_random_state():
-        return read(Arguments(model=model, x=x, y=y, **arguments)).plan
+        return read(Arguments.of(model=model, x=x, y=y, **arguments)).plan
 
 
 plan.__signature__ = inspect.signature(fit).replace(return_annotation=Plan)  # type: ignore[attr-defined]
@@ -196,7 +203,7 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         As `model.evaluate`: a number, a list, or a dict by name.
 
     Raises:
-        ConfigError, PlanError, DataError: Something does not fit; nothing was started.
+        ConfigError, PlanError, DataError: Something does not fit; nothing was done.
         WorkerFailed, WorkerLost: See `fit`.
 
     Example:
@@ -206,11 +213,12 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         >>> shoal.evaluate(model, np.zeros((4, 1)), np.ones((4, 1)), return_dict=True)
         {'loss': 1.0}
     """
-    model, _ = find_model(model)
-    source = weighted_source((x, y, sample_weight), None)
+    model, factory = find_model(model)
+    where = "data of evaluate"
+    source = weighted_source((x, y, sample_weight), None, where=where)
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
-        custom_objects=custom_objects,
+        custom_objects=custom_objects, factory=factory,
     )  # fmt: skip
     found = scoring.evaluate(model, source, asked)
     return found if return_dict else model._flatten_metrics_in_order(found)
@@ -241,7 +249,7 @@ def predict(
         As `model.predict`: an array, or arrays nested as the model's outputs.
 
     Raises:
-        ConfigError, PlanError, DataError: Something does not fit; nothing was started.
+        ConfigError, PlanError, DataError: Something does not fit; nothing was done.
         WorkerFailed, WorkerLost: See `fit`.
 
     Example:
@@ -250,12 +258,13 @@ def predict(
         >>> shoal.predict(model, np.array([[1.0, 2.0]]))
         array([[1., 2.]], dtype=float32)
     """
-    model, _ = find_model(model)
+    model, factory = find_model(model)
+    source = weighted_source((x, None, None), None, where="data of predict")
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
-        custom_objects=custom_objects,
+        custom_objects=custom_objects, factory=factory,
     )  # fmt: skip
-    return scoring.predict(model, weighted_source((x, None, None), None), asked)
+    return scoring.predict(model, source, asked)
 
 
 def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
@@ -284,7 +293,8 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         x: Inputs: array, or dict, list or tuple of arrays; rows first.
         y: Targets, in any nesting.
         strategies: Names, names with parameters such as "aeasgd:period=20", objects.
-        workers: As for `fit`, or a list of numbers to try each of.
+        workers: A number or "auto", or a list or tuple of them to try each: (1, 4) is
+            one worker and then four, not at least and at most as for `fit`.
         epochs: Passes over the data, the same for all.
         batch_size: As for `fit`; default None means 32.
         validation_data: What models are judged on; default None: the training data.
@@ -294,6 +304,7 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
             take turns in this process: quality with any number of workers, but
             times that say nothing.
         picture: Where to draw the metric against time and samples; None for nowhere.
+            A picture that fails in the end is a warning: the results are returned.
         run: As for `fit`; default False keeps no records.
 
     Returns:
@@ -315,6 +326,8 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         >>> [(row["strategy"], row["workers"]) for row in found.rows]
         [('single', 1), ('local_sgd', 2)]
     """
+    if picture is not None:
+        check_picture(picture)
     task = comparing.Task(
         make_model=make_model,
         x=x,
@@ -330,23 +343,27 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         task, fit, strategies=strategies, workers=workers, seeds=seeds
     )
     if picture is not None:
-        found.plot(os.fspath(picture))
+        try:
+            found.plot(os.fspath(picture))
+        except Exception as error:  # not worth all that was trained
+            text = f"the picture cannot be drawn: {type(error).__name__}: {error}"
+            warnings.warn(text, ShoalWarning, stacklevel=2)
     return found
 
 
-def _perform(ready: Ready, began: float) -> History:
+def _perform(ready: Ready, began: float, stage: Stage | None) -> History:
     """Does what the arguments of `fit` say, and records it."""
     plan_, model, run = ready.plan, ready.work.model, ready.arguments.run
     with start(run, name=model.name, root=environment().runs) as record:
         before_s = time.monotonic() - began
         record.write_plan(plan_.to_json())
-        announce(plan_, record, ready.arguments.monitor)
-        for text in plan_.warnings:
-            record.event("warning", text=text)
-            warnings.warn(text, ShoalWarning, stacklevel=3)
+        announce(plan_, record)
         started = time.monotonic()
         try:
-            outcome = _train(ready, record)
+            for text in plan_.warnings:
+                record.event("warning", text=text)
+                warnings.warn(text, ShoalWarning, stacklevel=3)
+            outcome = _train(ready, record, stage)
         except BaseException as error:
             _record_end(record, model, error)
             raise
@@ -360,12 +377,12 @@ def _perform(ready: Ready, began: float) -> History:
     return outcome.history
 
 
-def _train(ready: Ready, record: Run) -> Outcome:
+def _train(ready: Ready, record: Run, stage: Stage | None) -> Outcome:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record)
     if ready.plan.cluster == "inline":
         return inline.train(ready.plan, ready.work, record, ready.habits())
-    return train(ready.plan, ready.work, record, ready.habits())
+    return train(ready.plan, ready.work, record, ready.habits(), stage)
 
 
 def _record_end(record: Run, model: Any, error: BaseException) -> None:

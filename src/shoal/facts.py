@@ -6,7 +6,9 @@ so that the plan itself touches no model, no array and no machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import final
 
 
@@ -20,11 +22,12 @@ class ModelFacts:
         parameters: Floats that are exchanged (trainable).
         statistics: Floats that ride beside them (batch-norm moments).
         optimizer: Class name of the optimizer.
-        has_schedule: Its learning rate is a schedule.
         reductions: Loss reductions in use, one for each loss.
         unmergeable_metrics: Names of metrics whose states cannot be summed.
         refused_dtypes: "path: dtype" of trainable variables Shoal cannot carry.
         backend: keras.backend.backend().
+        metrics: Name in a history -> "up" or "down", as the metric says it gets
+            better; "" where it does not say.
 
     Example:
         >>> ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD").backend
@@ -35,11 +38,11 @@ class ModelFacts:
     parameters: int
     statistics: int
     optimizer: str
-    has_schedule: bool = False
     reductions: tuple[str, ...] = ("sum_over_batch_size",)
     unmergeable_metrics: tuple[str, ...] = ()
     refused_dtypes: tuple[str, ...] = ()
     backend: str = "jax"
+    metrics: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @final
@@ -52,7 +55,6 @@ class DataFacts:
         size_bytes: Bytes the workers map.
         kind: The word a user would know the data by.
         is_exactly_once: False for streams without random access.
-        has_sample_weight: Samples carry weights.
         validation_rows: Samples to validate on, 0 for none.
 
     Example:
@@ -64,7 +66,6 @@ class DataFacts:
     size_bytes: int
     kind: str = "arrays"
     is_exactly_once: bool = True
-    has_sample_weight: bool = False
     validation_rows: int = 0
 
 
@@ -86,3 +87,29 @@ class MachineFacts:
     cores: int
     gpus: int = 0
     memory_bytes: int = 0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Monitor:
+    """The metric that epochs and models are compared by, and which way is better.
+
+    Args:
+        name: As in a history, such as "val_loss".
+        is_higher_better: Whether the metric grows as a model gets better.
+
+    Example:
+        >>> Monitor(name="auc", is_higher_better=True).score(0.5), Monitor().score(2.0)
+        (0.5, -2.0)
+        >>> Monitor().score(float("nan"))
+        -inf
+    """
+
+    name: str = "loss"
+    is_higher_better: bool = False
+
+    def score(self, value: float) -> float:
+        """Returns what grows as a model gets better; not a number is the worst."""
+        if math.isnan(value):
+            return -math.inf
+        return value if self.is_higher_better else -value

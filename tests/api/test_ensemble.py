@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -10,7 +11,12 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.errors import WorkerFailed
+from shoal.errors import PlanError, WorkerFailed
+from shoal.facts import Monitor
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
+from shoal.testing import faults
+from shoal.training import ensemble
 from tests.api.problems import line, linear
 from tests.api.test_errors import failing_loss
 
@@ -67,6 +73,76 @@ def check_records(history: Any, root: Path) -> None:
     }  # fmt: skip
     logs = {p.name for p in (folder / "experiments").iterdir()}
     assert {"worker-0.log", "worker-1.log"} <= logs
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_higher_better", "last", "order"),
+    [
+        ("loss", False, [0.5, 0.3, 0.4], [1, 2, 0]),
+        ("accuracy", True, [0.5, 0.3, 0.5], [0, 2, 1]),
+        ("loss", False, [NAN, 9.0, None], [1, 0, 2]),
+        ("accuracy", True, [NAN, 0.0, np.ones(2)], [1, 0, 2]),
+    ],
+)
+def test_members_are_ranked_and_no_number_is_the_worst(
+    name: str, is_higher_better: bool, last: list[Any], order: list[int]
+) -> None:
+    histories = [{} if v is None else {name: [0.1, v]} for v in last]
+    monitor = Monitor(name=name, is_higher_better=is_higher_better)
+    assert ensemble._ranking(histories, monitor) == order
+
+
+@pytest.mark.parametrize("verbose", [0, 2])
+def test_ctrl_c_leaves_the_best_member_so_far(
+    verbose: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = line(32)
+    losses = [0.5, 0.2, None]
+
+    def interrupt(ready: Any, works: Any, board: Any) -> Any:
+        for number, (work, loss) in enumerate(zip(works, losses, strict=True)):
+            work.model.set_weights([np.full(w.shape, number) for w in make_weights()])
+            if loss is not None:  # the third has not ended an epoch
+                work.model.history = SimpleNamespace(history={"loss": [loss]})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ensemble, "_train_all", interrupt)
+    model = linear()
+    with pytest.raises(KeyboardInterrupt):
+        shoal.fit(
+            model, x, y, strategy="ensemble:members=3", workers=1, run=False,
+            verbose=verbose,
+        )  # fmt: skip
+    assert (model.get_weights()[0] == 1).all()
+    told = capsys.readouterr().err
+    assert ("Interrupted: the model holds member 2 of 3" in told) == (verbose > 0)
+
+
+def make_weights() -> list[np.ndarray]:
+    return linear().get_weights()
+
+
+@pytest.mark.process
+def test_faults_meet_the_member_they_name(tmp_path: Path) -> None:
+    x, y = line(96)
+    with faults.kill(rank=1, step=1):
+        history = shoal.fit(
+            make, x, y, strategy="ensemble:members=2", workers=2, run=tmp_path,
+            verbose=0,
+        )  # fmt: skip
+    found = history.run.summary()
+    assert (found.status, found.samples_committed) == ("finished", 2 * 96)
+    events = read_events(Folder.at(history.run.url))
+    assert [e["rank"] for e in events if e["kind"] == "worker_lost"] == [1]
+
+
+def test_faults_need_processes() -> None:
+    x, y = line(32)
+    with faults.kill(rank=0, step=1), pytest.raises(PlanError, match="faults"):
+        shoal.fit(linear(), x, y, cluster="inline", run=False, verbose=0)
 
 
 @pytest.mark.process

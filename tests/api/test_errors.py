@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,14 @@ def _no_child_remains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The processes that were started: none, when arguments are refused."""
+    """The processes that were given work: none, when arguments are refused."""
     found: list[Any] = []
 
-    def start(launcher: Any, role: Any) -> str:
-        found.append(role)
-        raise AssertionError(f"{role.name} was started")
+    def give(launcher: Any, token: str, *_: Any) -> None:
+        found.append(token)
+        raise AssertionError(f"{token} was given work")
 
-    monkeypatch.setattr("shoal.launchers.process.ProcessLauncher.start", start)
+    monkeypatch.setattr("shoal.launchers.process.ProcessLauncher.give", give)
     return found
 
 
@@ -59,6 +60,10 @@ def ragged() -> np.ndarray:
     rows = np.empty(2, object)
     rows[0], rows[1] = [1.0, 2.0], [1.0]
     return rows
+
+
+def mileage(y: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(y_pred)
 
 
 X, Y = line(64)
@@ -126,6 +131,63 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
         ("deterministic=True with downpour", "Choose all_reduce"),
     ),
     "run": (ConfigError, {"run": 3.5}, ("run=3.5 names no run", "False")),
+    "direction": (
+        PlanError,
+        {"model": lambda: linear(metrics=[mileage]), "monitor": "mileage"},
+        ("monitor='mileage' does not say", "Pass 'mileage:max' or 'mileage:min'"),
+    ),
+    "no cluster": (ConfigError, {"cluster": None}, ("cluster=None", "local")),
+    "half a freq": (ConfigError, {"validation_freq": 1.5}, ("validation_freq=1.5",)),
+    "text as split": (
+        ConfigError,
+        {"validation_split": "a"},
+        ("validation_split='a'", "at least 0"),
+    ),
+    "class weights": (
+        ConfigError,
+        {"class_weight": [1, 2]},
+        ("class_weight=[1, 2]", "{0: 1.0"),
+    ),
+    "custom objects": (
+        ConfigError,
+        {"custom_objects": [1]},
+        ("custom_objects=[1]", "Expected a dict"),
+    ),
+    "text as callback": (
+        ConfigError,
+        {"callbacks": ["x"]},
+        ("callbacks has 'x'", "keras.callbacks.Callback"),
+    ),
+    "class as callback": (
+        ConfigError,
+        {"callbacks": keras.callbacks.EarlyStopping},
+        ("EarlyStopping", "Expected objects"),
+    ),
+    "validation width": (
+        DataError,
+        {"validation_data": (np.ones((8, 5)), np.ones((8, 1)))},
+        ("cannot take validation_data of fit", "x of (4, 5)", "model.evaluate"),
+    ),
+    "validation targets": (
+        DataError,
+        {"validation_data": (X, np.ones((64, 3, 7)))},
+        ("cannot take validation_data of fit", "y of (4, 3, 7)"),
+    ),
+    "validation rows": (
+        DataError,
+        {"validation_data": (X, Y[:3])},
+        ("y has 3 rows but x has 64 (validation_data of fit)",),
+    ),
+    "validation batch": (
+        ConfigError,
+        {"validation_data": (X, Y), "validation_batch_size": 0},
+        ("validation_batch_size=0", "at least 1"),
+    ),
+    "validation steps": (
+        ConfigError,
+        {"validation_data": (X, Y), "validation_steps": 0},
+        ("validation_steps=0", "at least 1"),
+    ),
 }
 
 
@@ -146,6 +208,27 @@ def test_plan_refuses_the_same(case: str) -> None:
     with pytest.raises(kind) as caught:
         shoal.plan(**{"model": linear, "x": X, "y": Y, **given})
     assert parts[0] in str(caught.value)
+
+
+def test_a_backend_that_cannot_train_is_refused(
+    started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    monkeypatch.setattr(keras.config, "backend", lambda: "torch")
+    for verb in (shoal.plan, shoal.fit):
+        with pytest.raises(PlanError, match="'torch' cannot train yet") as caught:
+            verb(linear(), X, Y)
+    assert "Set KERAS_BACKEND=jax" in str(caught.value)
+    assert started == []
+
+
+def test_a_warning_that_is_an_error_ends_the_run_too(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"strategy": "local_sgd", "workers": 2, "verbose": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ShoalWarning)
+        with pytest.raises(ShoalWarning, match="too few"):
+            shoal.fit(linear(), X[:7], Y[:7], cluster="inline", **given)
+    assert latest(tmp_path).status == "failed"
 
 
 def test_mixed_reductions_are_refused(started: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,79 @@ def test_plan_starts_nothing_and_changes_nothing(
 
 def test_plan_takes_the_arguments_of_fit() -> None:
     x, y = line(64)
-    with pytest.raises(TypeError, match="epoch"):
+    with pytest.raises(ConfigError, match=r"'epoch'\. Did you mean 'epochs'"):
         shoal.plan(linear(), x, y, epoch=3)
     with pytest.raises(ConfigError, match="validation_data has 4 parts"):
         shoal.plan(linear(), x, y, validation_data=(x, y, y, y))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    x, y = line(64)
+    given = {
+        "batch_size": 8, "epochs": 2, "initial_epoch": 1, "steps_per_epoch": 3,
+        "max_restarts": 2, "threads": 1, "seed": 5, "validation_freq": 2,
+        "validation_steps": 1, "validation_batch_size": 4,
+    }  # fmt: skip
+    wide: dict[str, Any] = {name: np.int64(value) for name, value in given.items()}
+    shared: dict[str, Any] = {"validation_data": (x, y)}
+    counts: Any = (np.int32(1), np.int64(2))
+    found = shoal.plan(linear(), x, y, workers=counts, **wide, **shared)
+    json.dumps(found.to_json())
+    assert (found.min_workers, found.workers) == (1, 2)
+    assert all(type(getattr(found, name)) is int for name in ("batch_size", "epochs"))
+    history = shoal.fit(
+        linear(), x, y, workers=counts, cluster="inline", run=False, verbose=0,
+        **wide, **shared,
+    )  # fmt: skip
+    assert len(history.history["val_loss"]) == 1
+
+
+def test_the_first_epoch_begins_a_pass_as_in_keras() -> None:
+    """10 rows in batches of 2, 3 steps an epoch: epoch 1 has 3 steps and not 2."""
+    x, y = line(10)
+    given: dict[str, Any] = {
+        "batch_size": 2, "steps_per_epoch": 3, "initial_epoch": 1, "epochs": 3,
+        "shuffle": False, "verbose": 0,
+    }  # fmt: skip
+    plain, ours = linear(), linear()
+    with pytest.warns(UserWarning, match="ran out of data"):
+        expected = plain.fit(x, y, **given)
+    history = shoal.fit(ours, x, y, workers=2, cluster="inline", run=False, **given)
+    assert int(ours.optimizer.iterations) == int(plain.optimizer.iterations) == 3 + 2
+    assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-4)
+    for found, wanted in zip(weights_of(ours), weights_of(plain), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    summary = history.run.summary()
+    assert summary.samples_committed == summary.samples_expected == 10
+
+
+def test_a_run_stopped_early_expected_the_epochs_it_had() -> None:
+    """Epochs of 6 and 4 rows, by turns: an average of them would be wrong."""
+    x, y = line(10)
+    stop = keras.callbacks.EarlyStopping("loss", min_delta=1e9)
+    history = shoal.fit(
+        linear(), x, y, workers=2, cluster="inline", run=False, verbose=0,
+        batch_size=2, steps_per_epoch=3, epochs=9, callbacks=[stop],
+    )  # fmt: skip
+    assert history.epoch == [0, 1]
+    summary = history.run.summary()
+    assert summary.samples_committed == summary.samples_expected == 10
+
+
+def test_the_best_is_what_the_metric_calls_better(tmp_path: Path) -> None:
+    """A metric whose name promises one way and whose kind the other."""
+    x, y = line(32)
+    error = keras.metrics.MeanAbsoluteError(name="accuracy_error")
+    history = shoal.fit(
+        linear(metrics=[error]), x, y, workers=1, cluster="inline", run=tmp_path,
+        epochs=4, verbose=0, monitor="accuracy_error",
+    )  # fmt: skip
+    values = history.history["accuracy_error"]
+    assert values == sorted(values, reverse=True)
+    assert history.run.report["best"]["epoch"] == 3
+    best, last = (
+        keras.saving.load_model(Path(history.run.url, "models", f"{name}.keras"))
+        for name in ("best", "last")
+    )
+    for one, other in zip(weights_of(best), weights_of(last), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -83,13 +83,46 @@ def test_little_work_starts_no_process() -> None:
     assert worker_count(8, machine, batches=2, work=0) == 2
 
 
-@pytest.mark.parametrize("workers", [0, True, "two", (1, 0)])
+@pytest.mark.parametrize("workers", [0, True, "two", (1, 0), (4, 2, 1), (), None])
 def test_wrong_workers_are_refused(workers: Any) -> None:
     with pytest.raises(ConfigError, match="workers="):
         shoal.predict(linear(), line(4)[0], workers=workers)
 
 
+def test_a_callable_is_what_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model may be one that nothing else can carry."""
+    given: list[Any] = []
+
+    def pack(model: Any, **how: Any) -> bytes:
+        given.append(how["factory"])
+        raise InterruptedError
+
+    monkeypatch.setattr(scoring, "pack", pack)
+    x, y = line(64)
+    for score in (
+        lambda: shoal.predict(linear, x, workers=2),
+        lambda: shoal.evaluate(linear, x, y, workers=2),
+    ):
+        with pytest.raises(InterruptedError):
+            score()
+    assert given == [linear, linear]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    x, _ = line(40)
+    counts: dict[str, Any] = {"steps": 2, "batch_size": 8, "workers": 1, "threads": 1}
+    wide: dict[str, Any] = {name: np.int64(count) for name, count in counts.items()}
+    found = shoal.predict(linear(), x, **wide)
+    assert found.shape == (16, 1)
+
+
 def test_wrong_data_is_refused() -> None:
+    with pytest.raises(DataError, match=r"\(data of evaluate\)"):
+        shoal.evaluate(linear(), line(4)[0], np.ones(3))
+    with pytest.raises(DataError, match=r"\(data of predict\)"):
+        shoal.predict(linear(), None)
+    with pytest.raises(ConfigError, match="Expected a dict"):
+        shoal.predict(linear(), line(4)[0], custom_objects=[1])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="steps=0"):
         shoal.predict(linear(), line(4)[0], steps=0)
     with pytest.raises(DataError, match=r"model\.predict would take"):

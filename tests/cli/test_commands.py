@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import Result
 
 import shoal as package
+from shoal.cli import backend
 from shoal.cli.script import load_problem
 from shoal.errors import ConfigError
 from shoal.strategies import registry
@@ -113,6 +115,50 @@ def test_compare_as_a_table(
     assert compared[0]["workers"] == "auto"
 
 
+@pytest.mark.parametrize(
+    ("root", "run"),
+    [
+        ("myruns", Path("myruns")),
+        ("my/runs", "my/runs"),
+        ("memory://runs", "memory://runs"),
+        ("", False),
+    ],
+)
+def test_the_root_of_compare_is_a_folder(
+    root: str, run: object, shoal: Shoal, compared: list[dict], script
+):
+    """A bare word would be the name of a run to `fit`."""
+    assert shoal("compare", script(), "--root", root).exit_code == 0
+    assert compared[0]["run"] == run
+    assert type(compared[0]["run"]) is type(run) or isinstance(run, Path)
+
+
+def test_compare_shows_the_rows_before_it_draws(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch, compared: list[dict], script
+):
+    def compare(*_, **more):
+        def plot(path):
+            raise OSError("disk full")
+
+        return SimpleNamespace(rows=[{"strategy": "adag"}], plot=plot)
+
+    monkeypatch.setattr(sys.modules["shoal.api"], "compare", compare)
+    done = shoal("compare", script(), "--plot", "curves.png")
+    assert done.exit_code == 1
+    assert "adag" in done.stdout
+    assert "disk full" in done.stderr
+
+
+def test_compare_looks_for_matplotlib_first(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch, compared: list[dict], script
+):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = shoal("compare", script(), "--plot", "curves.png")
+    assert done.exit_code == 2
+    assert "shoal[demo]" in done.stderr
+    assert compared == []
+
+
 def test_compare_refuses_a_misspelled_strategy(shoal: Shoal):
     done = shoal("compare", "none.py:make", "--strategy", "eagsd")
     assert done.exit_code == 2
@@ -182,6 +228,52 @@ def test_demo(shoal: Shoal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "shoal.demo.main", demo)
     assert shoal("demo", "--workers", 3).exit_code == 0
     assert calls == [{"out": Path("shoal-demo.png"), "workers": 3}]
+
+
+@pytest.mark.parametrize(
+    ("variable", "file", "installed", "chosen"),
+    [
+        (None, None, ["jax"], "jax"),
+        (None, "tensorflow", ["jax"], "jax"),  # Keras writes its default itself
+        (None, "tensorflow", ["jax", "tensorflow"], "jax"),
+        (None, "torch", ["jax", "torch"], None),
+        (None, "torch", ["jax"], "jax"),
+        (None, None, [], None),
+        ("torch", None, ["jax"], "torch"),
+    ],
+)
+def test_the_backend_is_one_that_trains(
+    variable, file, installed, chosen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setattr(backend, "find_spec", lambda name: name in installed)
+    if variable:
+        monkeypatch.setenv("KERAS_BACKEND", variable)
+    if file:
+        (tmp_path / "keras.json").write_text(json.dumps({"backend": file}))
+    backend.choose_backend()
+    assert os.environ.get("KERAS_BACKEND") == chosen
+
+
+def test_a_backend_that_is_loaded_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "keras", ModuleType("keras"))
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    backend.choose_backend()
+    assert "KERAS_BACKEND" not in os.environ
+
+
+def test_commands_need_no_variable(tmp_path: Path, script):
+    """After `pip install shoal[jax]` and nothing else."""
+    path = script("print('backend', __import__('os').environ['KERAS_BACKEND'])")
+    variables = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", "compare", path],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**variables, "KERAS_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert "backend jax" in done.stdout, done.stderr
 
 
 def test_version(shoal: Shoal):

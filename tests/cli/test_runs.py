@@ -50,6 +50,29 @@ def test_show(shoal: Shoal, make_run: MakeRun):
     assert "warning: small data" in text
 
 
+def test_words_in_brackets_are_shown_as_they_are(shoal: Shoal, tmp_path: Path):
+    """To rich they would be colours."""
+    with create(tmp_path / "shoal-runs", "x") as run:
+        run.event("run_started", strategy="[red]mine[/red]", workers=1, rows=1)
+        metrics = {"[bold]f1[/bold]": 0.5}
+        run.event("epoch_ended", epoch=0, metrics=metrics, samples=1)
+        run.finish("finished")
+    assert "[red]mine[/red]" in shoal("runs").stdout
+    shown = shoal("runs", "show", run.id).stdout
+    assert "[red]mine[/red]" in shown
+    assert "[bold]f1[/bold]" in shown
+
+
+def test_show_counts_samples_beyond_the_end_apart(shoal: Shoal, tmp_path: Path):
+    with create(tmp_path / "shoal-runs", "x") as run:
+        run.event("run_started", strategy="adag", epochs=9, epoch_rows=[96])
+        run.event("epoch_ended", epoch=0, metrics={}, samples=96)
+        run.exchanges([{"rank": 0, "epoch": 1, "samples": 32}])
+        run.finish("finished")
+    shown = shoal("runs", "show", run.id).stdout
+    assert "96 of 96 committed, 32 beyond the end" in shown
+
+
 def test_show_as_json(shoal: Shoal, make_run: MakeRun):
     found = json.loads(shoal("runs", "show", make_run().id, "--json").stdout)
     wanted = {

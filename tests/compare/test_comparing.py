@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import builtins
 import json
+import sys
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from rich.console import Console
 
 import shoal
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ShoalWarning
 from shoal.strategies import get
 from shoal.training import comparing
 from shoal.training.comparing import Task, spell
@@ -142,6 +144,70 @@ def test_picture_needs_matplotlib(
         _two().plot(tmp_path / "x.png")
 
 
+@pytest.mark.parametrize(
+    ("picture", "words"),
+    [("nowhere/x.png", "folder that is there"), ("x.poem", "png"), ("x", "png")],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_trains(
+    picture: str, words: str, tmp_path: Path
+) -> None:
+    x, y = data()
+    with pytest.raises(ConfigError, match=words):
+        shoal.compare(never, x, y, strategies=["adag"], picture=tmp_path / picture)
+
+
+def test_missing_matplotlib_is_found_before_anything_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    x, y = data()
+    with pytest.raises(ConfigError, match=r"shoal\[demo\]"):
+        shoal.compare(never, x, y, strategies=["adag"], picture=tmp_path / "x.png")
+
+
+def test_a_picture_that_fails_does_not_cost_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **more: Any) -> Any:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(comparing, "compare", lambda *_, **more: _two())
+    monkeypatch.setattr(Comparison, "plot", fail)
+    x, y = data()
+    with pytest.warns(ShoalWarning, match="cannot be drawn: OSError: disk full"):
+        found = shoal.compare(never, x, y, strategies=[], picture=tmp_path / "x.png")
+    assert found.rows == _two().rows
+
+
+def never() -> Any:
+    raise AssertionError("trained")
+
+
+def test_metrics_of_one_number_each_are_kept() -> None:
+    def make() -> Any:
+        model = make_model()
+        f1 = keras.metrics.F1Score(average=None, name="each")
+        model.compile("sgd", "categorical_crossentropy", metrics=["accuracy", f1])
+        return model
+
+    x, y = data()
+    found = shoal.compare(
+        make, x, np.eye(2, dtype="f4")[y], strategies=[],
+        validation_data=(x[:50], np.eye(2, dtype="f4")[y[:50]]), batch_size=64,
+    )  # fmt: skip
+    for entry in found.entries:
+        assert set(entry.metrics) == {"accuracy", "loss"}
+        assert "val_accuracy" in entry.points[0].metrics
+        assert "each" not in entry.points[0].metrics
+
+
+@pytest.mark.parametrize("workers", [0, [1, 0], [2, "many"], [(2, 1)]])
+def test_wrong_workers_are_refused_before_anything_trains(workers: Any) -> None:
+    x, y = data()
+    with pytest.raises(ConfigError, match="workers="):
+        shoal.compare(never, x, y, strategies=["adag"], workers=workers)
+
+
 @pytest.mark.parametrize("nothing", [{"workers": []}, {"seeds": 0}])
 def test_nothing_to_compare_is_refused(nothing: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="nothing to compare"):
@@ -149,9 +215,6 @@ def test_nothing_to_compare_is_refused(nothing: dict[str, Any]) -> None:
 
 
 def test_a_misspelled_strategy_is_refused_before_anything_trains() -> None:
-    def never() -> Any:
-        raise AssertionError("trained")
-
     x, y = data()
     with pytest.raises(ConfigError, match="Did you mean"):
         shoal.compare(never, x, y, strategies=["local_sgd", "eagsd"])
@@ -168,6 +231,15 @@ def test_f1_scores() -> None:
     assert f1_of(np.eye(3)[classes], scores, average="macro") == pytest.approx(7 / 9)
     assert f1_of([[0], [0]], [[0.1], [0.2]], average="binary") == 0.0
     assert f1_of([1, 0], [[0.2, 0.8], [0.7, 0.3]], average="binary") == 1.0
+
+
+def test_f1_rounds_labels_and_cuts_scores() -> None:
+    """Whole numbers are often stored as floats: 2.0 is a class, not a certainty."""
+    scores = np.eye(3, dtype="f4")[[0, 1, 1, 2]]
+    labels = np.array([[0.0], [1.0], [2.0], [2.0]], "f4")
+    assert f1_of(labels, scores, average="macro") == pytest.approx(7 / 9)
+    assert f1_of(np.array([1.0, 0.0]), [0.9, 0.2], average="binary") == 1.0
+    assert f1_of(np.array([True, False]), [[0.9], [0.2]], average="binary") == 1.0
 
 
 def _two() -> Comparison:

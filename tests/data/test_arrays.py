@@ -131,8 +131,7 @@ def test_validation_data_goes_before_the_split_and_has_no_class_weights():
     )  # fmt: skip
     assert held_out is not None
     assert (len(train), len(held_out)) == (10, 4)
-    assert train.has_sample_weight
-    assert not held_out.has_sample_weight
+    assert [len(s.take(slice(0, 1))) for s in (train, held_out)] == [3, 2]
 
 
 def test_class_weights_are_for_the_training_part_of_a_split():
@@ -141,7 +140,7 @@ def test_class_weights_are_for_the_training_part_of_a_split():
     )
     assert held_out is not None
     assert list(train.take(slice(0, 2))[2]) == [3.0, 1.0]
-    assert not held_out.has_sample_weight
+    assert len(held_out.take(slice(0, 2))) == 2
 
 
 def test_no_validation():
@@ -214,7 +213,13 @@ def test_class_weights_that_fit_nothing(y: Any, sample_weight: Any, words: str):
         weighted_source((X, y, sample_weight), {0: 1.0})
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, 1e-17, 0.999])
+@pytest.mark.parametrize("class_weight", [[1, 2], 3, {"a": 1.0}, {0: "heavy"}])
+def test_class_weights_that_are_none(class_weight: Any):
+    with pytest.raises(ConfigError, match="Expected a dict from the number"):
+        weighted_source((X, np.arange(10), None), class_weight)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, 1e-17, 0.999, "a", [0.5]])
 def test_splits_that_leave_nothing(fraction: float):
     with pytest.raises(ConfigError, match="validation_split"):
         training_data(X, validation_split=fraction)
@@ -229,3 +234,22 @@ def test_a_split_of_nothing():
 def test_validation_data_of_wrong_length(parts: list[Any]):
     with pytest.raises(ConfigError, match=f"validation_data has {len(parts)} parts"):
         training_data(X, validation_data=parts)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(X, X[:3]), (None, X), (np.array(["a"] * 10), X), ({"a": [1]}, X), (X[:0],)],
+)
+def test_errors_name_the_argument_the_data_came_in(data: tuple[Any, ...]):
+    """The training data is fine: nobody should look for the mistake there."""
+    with pytest.raises(DataError, match=r"\(validation_data of fit\)"):
+        training_data(X, X, validation_data=data)
+    x, y, weights = (*data, None, None)[:3]
+    with pytest.raises(DataError, match=r"\(data of predict\)"):
+        weighted_source((x, y, weights), None, where="data of predict")
+
+
+def test_errors_name_the_argument_the_weights_came_in():
+    for sample_weight in (np.ones((10, 2)), [np.ones(10)]):
+        with pytest.raises(DataError, match=r"\(data of evaluate\)"):
+            weighted_source((X, [X, X], sample_weight), None, where="data of evaluate")

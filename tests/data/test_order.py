@@ -73,6 +73,17 @@ def test_steps_per_epoch_is_what_keras_does():
     assert list(order.indices(1, 0, 2)) == [40, 41]
 
 
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_the_first_epoch_begins_a_pass_as_in_keras(first: int):
+    # 5 batches, 3 an epoch: Keras takes 3 and then 2, wherever it starts.
+    order = Order(
+        rows=10, shuffle=False, batch_size=2, steps_per_epoch=3, first_epoch=first
+    )
+    assert [order.rows_of(first + k) for k in range(4)] == [6, 4, 6, 4]
+    assert list(order.indices(first, 0, 6)) == list(range(6))
+    assert order.span(first + 2).start == 0
+
+
 @given(rows=counts, start=counts, more=counts)
 def test_parts_are_parts_of_the_whole(rows: int, start: int, more: int):
     order = Order(rows=rows, seed=5)
@@ -92,7 +103,8 @@ def test_seed_and_epoch_decide_the_order():
     assert epoch(0, 1) != epoch(1, 0)
 
 
-def test_batch_shuffle_stays_within_batches():
+def test_batch_shuffle_stays_within_batches_as_in_keras():
+    """keras' ArrayDataAdapter: a permutation of each batch, batches in their order."""
     order = Order(rows=70, seed=3, shuffle="batch", batch_size=32)
     found = order.indices(0, 0, 70)
     assert list(found) != list(range(70))

@@ -46,9 +46,11 @@ def make(*layers: Any, optimizer: str = "adam", metrics: Any = ("accuracy",)) ->
     return model
 
 
-def engine(model: Any, strategy: Any, workers: int, **fields: Any) -> Outcome:
+def engine(
+    model: Any, strategy: Any, workers: int, arrays: Any = None, **fields: Any
+) -> Outcome:
     """Trains a copy of the model on the engine."""
-    x, y, weights = data()
+    x, y, weights = arrays or data()
     source = ArraySource(x, y, weights)
     sample = source.take(np.arange(4))
     prepare(model, sample)
@@ -71,7 +73,7 @@ def engine(model: Any, strategy: Any, workers: int, **fields: Any) -> Outcome:
         Setup(
             strategy=strategy,
             source=source,
-            order=Order(rows=ROWS, shuffle=False),
+            order=Order(rows=len(x), shuffle=False),
             open_backend=open_backend,
             vector=layout.gather(variables),
             statistics=beside.gather(statistics),
@@ -82,8 +84,8 @@ def engine(model: Any, strategy: Any, workers: int, **fields: Any) -> Outcome:
     )
 
 
-def plain(model: Any) -> dict[str, list[float]]:
-    x, y, weights = data()
+def plain(model: Any, arrays: Any = None) -> dict[str, list[float]]:
+    x, y, weights = arrays or data()
     history = model.fit(
         x, y, sample_weight=weights, batch_size=BATCH, epochs=EPOCHS,
         shuffle=False, verbose=0,
@@ -91,9 +93,11 @@ def plain(model: Any) -> dict[str, list[float]]:
     return history.history
 
 
-def check_same(outcome: Outcome, model: Any, expected: dict[str, list[float]]) -> None:
+def check_same(
+    outcome: Outcome, model: Any, expected: dict[str, list[float]], rows: int = ROWS
+) -> None:
     """Weights, statistics and what every metric says of every epoch."""
-    assert [end.rows for end in outcome.epochs] == [ROWS] * EPOCHS
+    assert [end.rows for end in outcome.epochs] == [rows] * EPOCHS
     weights = Layout.of(exchanged_variables(model)).gather(exchanged_variables(model))
     np.testing.assert_allclose(outcome.vector, weights, rtol=1e-3, atol=1e-5)
     states = MetricStates.of(model)
@@ -109,6 +113,28 @@ def test_a_gang_is_plain_keras() -> None:
     outcome = engine(make(metrics=METRICS), get("all_reduce"), 2)
     model = make(metrics=METRICS)
     check_same(outcome, model, plain(model))
+
+
+def test_ranks_without_rows_take_the_step_with_the_others() -> None:
+    """The last batch has one row for three workers; the rate changes at every step."""
+    x, y, weights = (column[: 2 * BATCH + 1].copy() for column in data())
+    for start in (0, BATCH):  # equal rows in a batch: equal moments in each share
+        x[start : start + BATCH] = x[start]
+    arrays = (x, y, weights)
+
+    def model() -> Any:
+        found = make(keras.layers.BatchNormalization(), metrics=())
+        decay = keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.7)
+        found.compile(keras.optimizers.SGD(decay), "binary_crossentropy")
+        return found
+
+    outcome = engine(model(), get("all_reduce"), 3, arrays)
+    kept = model()
+    check_same(outcome, kept, plain(kept, arrays), rows=len(x))
+    moments = statistic_variables(kept)
+    np.testing.assert_allclose(
+        outcome.epochs[-1].statistics, Layout.of(moments).gather(moments), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "downpour"])

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from shoal.engine import server as module
+from shoal.engine import connections as module
 from shoal.engine.member import Fenced, Member, Seat
 from shoal.engine.server import Server
 from shoal.engine.wire import HEADER, MAGIC, Channel, Link, pack_head
+from shoal.errors import ClusterError
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
@@ -149,6 +150,11 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "times that are none": {**PUSH, "times": [1.0]},
     "no sequence": {key: value for key, value in PUSH.items() if key != "sequence"},
     "no number": {**PUSH, "samples": "many"},
+    "infinite samples": {**PUSH, "samples": float("inf")},
+    "samples that are not a number": {**PUSH, "samples": float("nan")},
+    "less than no samples": {**PUSH, "samples": -1.0},
+    "infinite steps": {**PUSH, "steps": float("inf")},
+    "no steps": {**PUSH, "steps": 0},
 }
 
 
@@ -250,6 +256,22 @@ def test_too_many_callers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> No
             shut_out(connection)
         monkeypatch.undo()
         runs_well(cluster)
+
+
+@pytest.mark.parametrize("name", ["aeasgd", "local_sgd"])
+def test_a_strategy_that_raises_ends_the_run_and_drops_nobody(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("bad arithmetic")
+
+    given = setup(name)
+    method = "merge" if name == "local_sgd" else "apply"
+    monkeypatch.setattr(type(given.strategy), method, fail)
+    with Cluster(given) as cluster, pytest.raises(ClusterError) as raised:
+        cluster.run()
+    assert name in str(raised.value)
+    assert "bad arithmetic" in str(raised.value)
 
 
 def test_closing_frees_the_port() -> None:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.data import training_data
 from shoal.engine.observer import EpochEnd, Record, Rescue
 from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.runs.store import NullRun
 from shoal.training.driver import Driver, Habits
+from shoal.training.fitting import Work, begin
 from shoal.training.hooks import BatchHooks
 from shoal.vectors import Layout, exchanged_variables
 from tests.habits.cases import Recorder, data, make_model
@@ -31,11 +33,11 @@ class Stage:
         self.weights = Layout.of(exchanged_variables(self.model))
         self.center = self.weights.gather(exchanged_variables(self.model))
         self.run = NullRun(name="stage")
-        plan = shoal.plan(
+        self.plan = shoal.plan(
             self.model, x, y, batch_size=BATCH, epochs=3, workers=2, **arguments
         )
         habits = Habits(callbacks=callbacks, verbose=2)
-        self.driver = Driver(self.model, plan, self.run, habits)
+        self.driver = Driver(self.model, self.plan, self.run, habits)
         self.driver.fetch_center = self.fetch
         self.fetched = 0
         self.driver.begin()
@@ -137,6 +139,59 @@ def test_stop_in_a_hook_ends_the_hooks() -> None:
     ends = [step for hook, step, _ in recorder.calls if hook == "on_train_batch_end"]
     assert ends == [0, 1]
     assert stage.driver.wants_stop
+
+
+@pytest.mark.parametrize(
+    ("monitor", "values", "saved"),
+    [
+        (None, [3.0, 1.0, 2.0], [0, 1]),
+        ("loss", [np.nan, 3.0, np.nan, 2.0], [0, 1, 3]),
+        ("accuracy", [0.5, np.nan, 0.7], [0, 2]),
+        ("accuracy:min", [0.5, 0.4, 0.7], [0, 1]),
+    ],
+)
+def test_the_best_model_is_the_best_by_the_monitor(
+    monkeypatch: pytest.MonkeyPatch,
+    monitor: str | None,
+    values: list[float],
+    saved: list[int],
+) -> None:
+    found: list[int] = []
+    stage = Stage([], monitor=monitor)
+
+    def save(run: Any, model: Any, which: str) -> None:
+        found.append(run.summary().epochs - 1)
+
+    monkeypatch.setattr(NullRun, "save_model", save)
+    for epoch, value in enumerate(values):
+        logs = {(monitor or "loss").partition(":")[0]: value}
+        results = lambda *_, logs=logs: dict(logs)  # noqa: E731
+        monkeypatch.setattr(MetricStates, "results", results)
+        stage.driver.on_epoch_begin(epoch)
+        stage.end(epoch)
+    assert found == saved
+
+
+def test_a_plan_that_a_callback_changed_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As BackupAndRestore does: it sets the epoch when training begins."""
+    events: list[Any] = []
+    monkeypatch.setattr(NullRun, "_keep", lambda *kept: events.append(kept[-1]))
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model._initial_epoch = 2
+
+    stage = Stage([Restore()], monitor="accuracy", steps_per_epoch=3)
+    assert stage.plan.samples_expected == 96 + 4 + 96
+    work = Work(model=stage.model, source=training_data(*data(ROWS))[0])
+    plan = begin(stage.driver, stage.plan, work, stage.run)
+    assert plan.initial_epoch == 2
+    assert stage.run.summary().samples_expected == plan.samples_expected == 96
+    [started] = [e for e in events if e["kind"] == "run_started"]
+    assert (started["monitor"], started["is_higher_better"]) == ("accuracy", True)
+    assert "of 96 samples" in stage.driver.interrupt(None)
 
 
 def test_weights_that_a_callback_sets_are_not_lost_in_silence(

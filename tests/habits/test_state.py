@@ -111,3 +111,12 @@ def test_deterministic_runs_repeat_bit_for_bit(strategy: str) -> None:
         found.append((history.history, weights_of(model)))
     assert found[0][0] == found[1][0]
     assert_close(found[0][1], found[1][1], tolerance=0)
+
+
+def test_a_model_compiled_again_without_metrics_trains() -> None:
+    """Keras keeps showing the metrics of before; workers would not have them."""
+    x, y = data(64)
+    model = make_model()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    history = shoal.fit(model, x, y, cluster="inline", workers=2, run=False, verbose=0)
+    assert list(history.history) == ["loss"]

@@ -121,8 +121,6 @@ def test_layout_is_that_of_the_model(model: Any) -> None:
     ]
     assert states.entries[0].name == "loss/total"
     assert states.size == states.read(model).size
-    assert states.digest == MetricStates.of(model).digest
-    assert states.digest != MetricStates(states.entries[1:]).digest
 
 
 def evaluate_in_shards(model: Any, x: Any, y: Any, weight: Any = None) -> tuple:

@@ -101,6 +101,44 @@ def test_a_run_that_a_callback_stopped_expected_less():
     assert summarise([*events, finished()]).samples_expected == 100
 
 
+@pytest.mark.parametrize(
+    ("fields", "epochs", "expected"),
+    [
+        # steps_per_epoch=3 of 5: a long and a short epoch, by turns.
+        ({"epoch_rows": [96, 64], "samples_expected": 320}, [0], 96),
+        ({"epoch_rows": [96, 64], "samples_expected": 320}, [0, 1, 2], 256),
+        ({"epoch_rows": [96, 64], "initial_epoch": 1}, [1], 96),
+        ({"epoch_rows": [96], "models": 2, "samples_expected": 768}, [0], 192),
+    ],
+)
+def test_expected_are_the_samples_of_the_epochs_that_ended(
+    fields: dict[str, Any], epochs: list[int], expected: int
+):
+    members = [{}, {}] if "models" in fields else None
+    ends = [ended(e, samples=expected // len(epochs), members=members) for e in epochs]
+    run = summarise([started(epochs=5, **fields), *ends, finished()])
+    assert run.samples_expected == expected
+
+
+def test_samples_beyond_the_end_are_counted_apart():
+    events = [
+        started(epoch_rows=[100]),
+        ended(0, samples=100),
+        exchanges({"rank": 0, "epoch": 1, "samples": 60}),
+    ]
+    assert summarise(events).samples_committed == 160
+    run = summarise([*events, finished()])
+    assert (run.samples_committed, run.samples_expected) == (100, 100)
+    assert run.samples_overrun == 60
+
+
+def test_a_metric_that_is_no_number_is_not_the_best():
+    values = [float("nan"), 0.5, 0.7]
+    ends = [{**ended(e), "metrics": {"loss": v}} for e, v in enumerate(values)]
+    best = summarise([started(monitor="loss"), *ends]).report["best"]
+    assert (best["epoch"], best["value"]) == (1, 0.5)
+
+
 def test_initial_epoch_counts_as_in_keras():
     run = summarise([started(initial_epoch=1), ended(1), ended(2), finished()])
     assert (run.epochs, run.epochs_planned, run.samples_expected) == (2, 2, 200)
@@ -109,7 +147,7 @@ def test_initial_epoch_counts_as_in_keras():
 
 def test_the_monitored_metric_is_the_best():
     events = [
-        started(monitor="val_auc"),
+        started(monitor="val_auc", is_higher_better=True),
         {**ended(0), "metrics": {"loss": 0.1, "val_auc": 0.7}},
         {**ended(1), "metrics": {"loss": 0.2, "val_auc": 0.9}},
     ]

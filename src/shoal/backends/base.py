@@ -30,6 +30,8 @@ class ComputeSpec:
         mass: What a gradient weighs in a mean: its rows, or its sample weights.
         is_summed: The loss sums over the batch instead of averaging.
         rank_seed: Mixed into random state, so that dropout differs by rank.
+        is_alone: Random numbers are those of plain Keras, as there is one worker;
+            a backend may have cheaper ones.
     """
 
     window: int
@@ -38,6 +40,7 @@ class ComputeSpec:
     mass: Literal["rows", "weights"] = "rows"
     is_summed: bool = False
     rank_seed: int = 0
+    is_alone: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +88,11 @@ class Backend(ABC):
 
     @abstractmethod
     def apply(self, mean: Vector, clock: Clock) -> None:
-        """Applies a mean gradient with the worker's own optimizer.
-
-        It may be put off until the next call that needs its outcome; `mean` must
-        stay unchanged until then.
-        """
+        """Applies a mean gradient with the worker's own optimizer, at once."""
 
     @abstractmethod
     def statistics(self) -> Vector:
-        """Returns the statistics alone, without settling a pending `apply`."""
+        """Returns the statistics alone."""
 
     @abstractmethod
     def set_statistics(self, statistics: Vector) -> None:

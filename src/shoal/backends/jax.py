@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, final
 
 import jax
@@ -11,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
-from shoal.backends.jax_programs import Arrays, Programs, State, parted
+from shoal.backends.jax_gradient import Gradient
+from shoal.backends.jax_parts import Array, Parts, State
+from shoal.backends.jax_window import Window
 from shoal.vectors import Vector
 
 
@@ -21,37 +24,37 @@ class JaxBackend(Backend):
 
     def __init__(self, model: keras.Model, spec: ComputeSpec) -> None:
         self._spec = spec
-        self._programs = programs = Programs(model, spec)
-        self.layout = programs.layout
-        self.statistics_layout = programs.statistics_layout
-        self.metrics_size = programs.metrics_size
+        self._parts = parts = Parts(model, spec)
+        self._window, self._gradient = Window(parts), Gradient(parts)
+        self.layout = parts.layout
+        self.statistics_layout = parts.statistics_layout
+        self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
         momentum = self.layout.size if spec.local_momentum else 0
         self.state = State(
-            vector=self.layout.gather(programs.trainable),
-            statistics=self.statistics_layout.gather(programs.beside),
-            fixed=[_reseeded(v.value, spec.rank_seed) for v in programs.fixed],
-            slots=[v.value for v in programs.optimizer.variables],
+            weights=self.layout.gather(parts.trainable),
+            statistics=self.statistics_layout.gather(parts.beside),
+            fixed=[_reseeded(v.value, spec.rank_seed) for v in parts.fixed],
+            slots=[v.value for v in parts.optimizer.variables],
             velocity=jnp.zeros(momentum, jnp.float32),
         )
-        self._mean: tuple[Vector, Clock] | None = None
 
     def load(self, vector: Vector, statistics: Vector) -> None:
         """Sets weights and statistics."""
-        self._mean = None
-        self.state = self.state._replace(vector=vector, statistics=statistics.copy())
+        self.state = self.state._replace(weights=vector, statistics=statistics.copy())
 
     def read(self) -> tuple[Vector, Vector]:
         """Returns weights and statistics."""
-        self._settle()
-        return np.asarray(self.state.vector), np.asarray(self.state.statistics)
+        self.state = self._gradient.fold(self.state)
+        return np.asarray(self.state.weights), np.asarray(self.state.statistics)
 
     def run(self, data: Data, steps: int, clock: Clock) -> None:
         """Takes `steps` optimizer steps as one program."""
         staged = self._staged(data, steps)
-        self.state, grown = self._programs.window(
-            *parted(self.state), staged, np.int32(steps), _clock(clock)
-        )
+        with _random_numbers(self._spec):
+            self.state, grown = self._window.run(
+                *self.state.parted(), staged, np.int32(steps), _clock(clock)
+            )
         self._count(grown)
 
     def _staged(self, data: Data, steps: int) -> Data:
@@ -63,35 +66,22 @@ class JaxBackend(Backend):
     def gradient(self, data: Data, gang_rows: int) -> tuple[Vector, float]:
         """Returns the sum of gradients of one step and its mass."""
         rows = jax.tree.leaves(data)[0].shape[0]
-        scale, programs = np.float32(gang_rows / rows), self._programs
-        if self._mean is None:
-            self.state, found = programs.gradient(*parted(self.state), data, scale)
-        else:
-            (mean, clock), self._mean = self._mean, None
-            self.state, found = programs.apply_then_gradient(
-                *parted(self.state), mean, _clock(clock), data, scale
+        parted = self._gradient.unfold(self.state).parted()
+        with _random_numbers(self._spec):
+            self.state, (gradient, mass, grown) = self._gradient.sum(
+                *parted, data, np.float32(gang_rows / rows)
             )
-        gradient, mass, grown = found
         self._count(grown)
         return np.asarray(gradient), float(mass)
 
     def apply(self, mean: Vector, clock: Clock) -> None:
-        """Puts a mean gradient off until the next call that needs its outcome."""
-        self._settle()
-        self._mean = mean, clock
+        """Takes the optimizer step, and waits for it: `mean` may change then."""
+        parted = self._gradient.unfold(self.state).parted()
+        self.state = self._gradient.apply(*parted, mean, _clock(clock))
+        jax.block_until_ready(self.state.weights)
 
-    def _settle(self) -> None:
-        if self._mean is not None:
-            (mean, clock), self._mean = self._mean, None
-            self.state = self._programs.apply(*parted(self.state), mean, _clock(clock))
-            jax.block_until_ready(self.state.vector)
-
-    def _count(self, grown: Arrays) -> None:
-        at = 0
-        for g in grown:
-            flat = np.asarray(g, np.float64).reshape(-1)
-            self._sums[at : at + flat.size] += flat
-            at += flat.size
+    def _count(self, grown: Array) -> None:
+        self._sums += np.asarray(grown)
 
     def statistics(self) -> Vector:
         """Returns the statistics alone."""
@@ -109,15 +99,13 @@ class JaxBackend(Backend):
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the optimizer's learning rate; no-op under a schedule."""
-        self._settle()  # a step that was put off had the rate before
-        at = self._programs.rate_at
+        at = self._parts.rate_at
         if at >= 0:
             old = self.state.slots[at]
             self.state.slots[at] = jnp.asarray(value, old.dtype)
 
     def snapshot(self) -> bytes:
         """Returns the optimizer's variables as raw bytes, in its own order."""
-        self._settle()
         return b"".join(np.asarray(v).tobytes() for v in self.state.slots)
 
     def restore(self, blob: bytes) -> None:
@@ -132,32 +120,49 @@ class JaxBackend(Backend):
     def fork(self, rank: int) -> tuple[Any, ...]:
         """Returns what worker `rank` would begin with."""
         # Copies: what a worker's program is given, it may overwrite.
-        fixed = [jnp.array(_reseeded(v.value, rank)) for v in self._programs.fixed]
+        fixed = [jnp.array(_reseeded(v.value, rank)) for v in self._parts.fixed]
         slots = [jnp.array(v) for v in self.state.slots]
         velocity = jnp.zeros_like(self.state.velocity)
         state = self.state._replace(fixed=fixed, slots=slots, velocity=velocity)
-        return state, None, np.zeros_like(self._sums)
+        return state, np.zeros_like(self._sums)
 
     def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
         """Goes on as the worker with `state`."""
-        before = self.state, self._mean, self._sums
-        self.state, self._mean, self._sums = state
+        before = self.state, self._sums
+        self.state, self._sums = state
         return before
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Compiles what the run needs, with data of a full step or window."""
-        programs, clock = self._programs, _clock(Clock())
-        state, one = parted(self.state), np.float32(1)
-        if is_gradient:
-            mean = self.state.vector
-            programs.gradient.lower(*state, data, one).compile()
-            programs.apply_then_gradient.lower(*state, mean, clock, data, one).compile()
-            programs.apply.lower(*state, mean, clock).compile()
-            return
+        with _random_numbers(self._spec):
+            if is_gradient:
+                self._compile_gradient(data)
+            else:
+                self._compile_window(data)
+
+    def _compile_gradient(self, data: Data) -> None:
+        programs = self._gradient
+        mean = np.zeros(self.layout.size, np.float32)
+        parted = programs.unfold(self.state).parted()
+        programs.sum.lower(*parted, data, np.float32(1)).compile()
+        programs.apply.lower(*parted, mean, _clock(Clock())).compile()
+
+    def _compile_window(self, data: Data) -> None:
         rows = jax.tree.leaves(data)[0].shape[0]
-        steps = max(1, rows // self._spec.batch_size)
-        staged = self._staged(data, steps)
-        programs.window.lower(*state, staged, np.int32(1), clock).compile()
+        staged = self._staged(data, max(1, rows // self._spec.batch_size))
+        parted, clock = self.state.parted(), _clock(Clock())
+        self._window.run.lower(*parted, staged, np.int32(1), clock).compile()
+
+
+def _random_numbers(spec: ComputeSpec) -> Any:
+    """Within this, random numbers cost half: dropout is a tenth of a small step.
+
+    JAX's default draws two words for each number, so that arrays that are spread
+    over devices need no exchange. A worker has one device.
+    """
+    if spec.is_alone:
+        return nullcontext()
+    return jax.threefry_partitionable(False)  # pyright: ignore[reportCallIssue]
 
 
 def _stage(array: Any, steps: int, size: int, limit: int) -> Any:

@@ -8,6 +8,7 @@ import typer
 
 import shoal
 from shoal.cli import compare, demo, runs, strategies
+from shoal.cli.backend import choose_backend
 from shoal.cli.group import ErrorGroup
 
 app = typer.Typer(
@@ -48,4 +49,5 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 
 def main() -> None:
     """Runs the command line and exits with its status."""
+    choose_backend()
     app(prog_name="shoal")

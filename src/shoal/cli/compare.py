@@ -10,6 +10,8 @@ import typer
 from shoal import strategies
 from shoal.cli.script import load_problem
 from shoal.cli.tables import show_json, show_records
+from shoal.runs.folder import is_place
+from shoal.training.comparison import check_picture
 
 
 def show_comparison(  # noqa: PLR0913 - one argument for each option
@@ -34,7 +36,8 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each.")] = 1,
     root: Annotated[
-        str | None, typer.Option(help="Folder to keep the runs in; default: none is.")
+        str | None,
+        typer.Option(help="Folder or URL to keep the runs in; default: none is."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to draw.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -42,6 +45,8 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
     """Trains a model with several strategies on the same samples; prints one table."""
     # Misspelled strategies are refused before the script loads its data.
     chosen = [strategies.get(text) for text in strategy or ["single", "all_reduce"]]
+    if plot:
+        check_picture(plot)
     problem = load_problem(script)
     # Imports Keras, which listing commands has no use for.
     from shoal import api
@@ -56,11 +61,18 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
         batch_size=batch_size,
         seeds=seeds,
         validation_data=problem.validation_data,
-        run=root or False,
+        run=_run(root),
     )
-    if plot:
-        comparison.plot(plot)
     if as_json:
         show_json(comparison.rows)
     else:
         show_records(comparison.rows)
+    if plot:
+        comparison.plot(plot)
+
+
+def _run(root: str | None) -> str | Path | bool:
+    """A bare word is a folder here, where for `fit` it would be the name of a run."""
+    if not root:
+        return False
+    return root if is_place(root) else Path(root)

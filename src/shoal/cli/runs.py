@@ -190,7 +190,7 @@ def _facts(run: RunSummary) -> list[tuple[str, Any]]:
         ("took", format_seconds(run.seconds)),
         ("epochs", f"{run.epochs} of {run.epochs_planned}"),
         ("rows", run.rows),
-        ("samples", f"{run.samples_committed:,} of {run.samples_expected:,} committed"),
+        ("samples", _samples(run)),
         ("exchanges", run.exchanges),
         ("workers' time", ", ".join(shares)),
         ("folder", run.url),
@@ -199,3 +199,9 @@ def _facts(run: RunSummary) -> list[tuple[str, Any]]:
         at = f"{best['metric']} {best['value']:.4g} in epoch {best['epoch'] + 1}"
         lines.insert(-1, ("best", at))
     return [line for line in lines if line[1] != ""]
+
+
+def _samples(run: RunSummary) -> str:
+    counts = f"{run.samples_committed:,} of {run.samples_expected:,} committed"
+    beyond = f", {run.samples_overrun:,} beyond the end" if run.samples_overrun else ""
+    return counts + beyond

@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+
+from shoal.training.tables import table_of, table_of_records
 
 PIPE_WIDTH = 200
 """Columns assumed where there is no terminal, so that no id is cut in a pipe."""
@@ -22,45 +23,12 @@ def show_json(value: Any) -> None:
 
 def show_table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> None:
     """Prints rows under column names; numbers are set to the right."""
-    cells = [[format_cell(value) for value in row] for row in rows]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, column in enumerate(columns):
-        is_numeric = all(_is_numeric(row[place]) for row in cells)
-        # Names and ids are what people copy: they are never cut.
-        table.add_column(
-            column,
-            justify="right" if cells and is_numeric else "left",
-            no_wrap=place == 0,
-            overflow="fold",
-        )
-    for row in cells:
-        table.add_row(*row)
-    _console().print(table)
+    _console().print(table_of(rows, columns))
 
 
 def show_records(records: Sequence[Mapping[str, Any]]) -> None:
     """Prints mappings as a table; the columns are their keys, in order."""
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    rows = [[record.get(column) for column in columns] for record in records]
-    show_table(rows, columns=columns)
-
-
-def format_cell(value: Any) -> str:
-    """Returns a value as people read it.
-
-    Example:
-        >>> format_cell(1234567), format_cell(0.123456), format_cell(None)
-        ('1,234,567', '0.1235', '-')
-    """
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.4g}"
-    return str(value)
+    _console().print(table_of_records(records))
 
 
 def format_seconds(seconds: float) -> str:
@@ -81,8 +49,3 @@ def format_seconds(seconds: float) -> str:
 def _console() -> Console:
     is_terminal = sys.stdout.isatty()
     return Console(width=None if is_terminal else PIPE_WIDTH, highlight=False)
-
-
-def _is_numeric(cell: str) -> bool:
-    bare = cell.replace(",", "").replace(".", "").lstrip("-").replace("e-", "")
-    return cell == "-" or bare.isdigit()

@@ -17,6 +17,9 @@ from shoal.errors import DataError
 
 Array: TypeAlias = npt.NDArray[Any]
 
+FIT = "data of fit"
+"""Where arrays usually come from, for messages."""
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -63,32 +66,33 @@ class Column:
         self.values.take(indices, axis=0, out=out, mode="clip")
 
 
-def column(value: Any, *, name: str, floatx: str) -> Column:
+def column(value: Any, *, name: str, floatx: str, where: str = FIT) -> Column:
     """Checks one array a user gave and decides its dtype.
 
     Args:
         value: NumPy, JAX, pandas, or anything with `__array__`.
         name: What the user calls it, for messages: "x['age']".
         floatx: Dtype that floats are trained in, as `keras.config.floatx()`.
+        where: What it was given to, for messages.
 
     Raises:
         DataError: It is no array, has no rows axis, is ragged or not numeric.
     """
-    array = _to_numpy(value, name, floatx)
+    array = _to_numpy(value, name, floatx, where)
     if array.ndim == 0:
         raise DataError(
-            f"{name} is a single value of dtype {array.dtype} (data of fit). "
+            f"{name} is a single value of dtype {array.dtype} ({where}). "
             "Expected an array with samples along its first axis. "
             f"Pass {name} as an array of shape (samples, ...)."
         )
     if _is_float(array.dtype):
         return Column(values=array, dtype=dtype_of(floatx))
     if array.dtype.kind not in "biuc":
-        raise _not_numeric(array, name)
+        raise _not_numeric(array, name, where)
     return Column(values=array, dtype=array.dtype)
 
 
-def _to_numpy(value: Any, name: str, floatx: str) -> Array:
+def _to_numpy(value: Any, name: str, floatx: str, where: str) -> Array:
     """Anything array-like as NumPy, shaped as Keras shapes it."""
     if isinstance(value, np.ndarray):
         return value
@@ -104,7 +108,7 @@ def _to_numpy(value: Any, name: str, floatx: str) -> Array:
     if hasattr(value, "__array__"):
         return np.asarray(value)
     raise DataError(
-        f"{name} is a {type(value).__name__} (data of fit). Expected arrays: NumPy, "
+        f"{name} is a {type(value).__name__} ({where}). Expected arrays: NumPy, "
         "JAX, pandas, or nested dicts, lists and tuples of them. "
         f"Convert it, for example with np.asarray({name.split('[')[0]})."
     )
@@ -129,23 +133,23 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("float", "bfloat"))
 
 
-def _not_numeric(array: Array, name: str) -> DataError:
+def _not_numeric(array: Array, name: str, where: str) -> DataError:
     """Tells ragged rows, text and dates apart."""
     if array.dtype.kind == "O":
         return DataError(
             f"{name} has dtype object, so its rows are ragged, or not numbers "
-            "(data of fit). Expected numbers in rows of one shape. Pad the rows to "
+            f"({where}). Expected numbers in rows of one shape. Pad the rows to "
             "one length (keras.utils.pad_sequences), or convert it with "
             ".astype('float32')."
         )
     return DataError(
-        f"{name} has dtype {array.dtype} (data of fit). Expected numbers or bools. "
+        f"{name} has dtype {array.dtype} ({where}). Expected numbers or bools. "
         "Encode it first, for example with keras.layers.StringLookup or "
         "np.unique(..., return_inverse=True)."
     )
 
 
-def check_lengths(named: list[tuple[str, Column]]) -> int:
+def check_lengths(named: list[tuple[str, Column]], where: str = FIT) -> int:
     """Returns the one number of samples all arrays have.
 
     Raises:
@@ -157,21 +161,24 @@ def check_lengths(named: list[tuple[str, Column]]) -> int:
         if len(column_.values) != rows:
             raise DataError(
                 f"{name} has {len(column_.values):,} rows but {first} has {rows:,} "
-                "(data of fit). Expected one row for each sample in every array. "
+                f"({where}). Expected one row for each sample in every array. "
                 f"Cut or complete {name}."
             )
     if rows == 0:
         raise DataError(
-            f"{first} has no samples (data of fit). Expected at least one row. "
+            f"{first} has no samples ({where}). Expected at least one row. "
             "Check how the data was loaded or filtered."
         )
     return rows
 
 
-def named_columns(tree: trees.Tree, name: str, floatx: str) -> trees.Tree:
+def named_columns(
+    tree: trees.Tree, name: str, floatx: str, where: str = FIT
+) -> trees.Tree:
     """Turns every leaf of a tree into a `Column`."""
     paths = iter(trees.named_leaves(tree, name))
     # Both walks go the same way, so that names and leaves meet.
     return trees.map_leaves(
-        lambda leaf: column(leaf, name=next(paths)[0], floatx=floatx), tree
+        lambda leaf: column(leaf, name=next(paths)[0], floatx=floatx, where=where),
+        tree,
     )

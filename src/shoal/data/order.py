@@ -79,6 +79,7 @@ class Order:
     An epoch is one pass over the data. With `steps_per_epoch` it is that many
     batches, and the next epoch goes on where the last one stopped, as in Keras;
     where a pass runs out within an epoch, that epoch is shorter, also as in Keras.
+    The first epoch of a run begins a new pass, whatever its number.
 
     Args:
         rows: Samples in the data, at least 1.
@@ -87,6 +88,7 @@ class Order:
             the data, "batch" to shuffle within each batch only.
         batch_size: Samples of one step, used by "batch" and `steps_per_epoch`.
         steps_per_epoch: Steps of an epoch, None for a whole pass.
+        first_epoch: The epoch the run starts with.
 
     Raises:
         ConfigError: `rows`, `batch_size` or `steps_per_epoch` is below 1.
@@ -108,6 +110,7 @@ class Order:
         shuffle: Shuffle = True,
         batch_size: int = 32,
         steps_per_epoch: int | None = None,
+        first_epoch: int = 0,
     ) -> None:
         if (
             rows < 1
@@ -124,6 +127,7 @@ class Order:
         self.shuffle = shuffle
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
+        self.first_epoch = first_epoch
         self._kept: dict[int, npt.NDArray[np.int64]] = {}
 
     def span(self, epoch: int) -> Span:
@@ -131,9 +135,11 @@ class Order:
         if self.steps_per_epoch is None:
             return Span(epoch, 0, self.rows)
         epoch_rows = self.steps_per_epoch * self.batch_size
-        turn, place = divmod(epoch, steps(self.rows, epoch_rows))
+        since = epoch - self.first_epoch
+        turn, place = divmod(since, steps(self.rows, epoch_rows))
         start = place * epoch_rows
-        return Span(turn, start, min(epoch_rows, self.rows - start))
+        # Counted from there too, so that another run does not repeat this one's order.
+        return Span(self.first_epoch + turn, start, min(epoch_rows, self.rows - start))
 
     @property
     def epochs_per_pass(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data import trees
-from shoal.data.arrays import Column, check_lengths, named_columns
+from shoal.data.arrays import FIT, Column, check_lengths, named_columns
 from shoal.data.blob import Buffer, blob_size, read_blob, write_blob
 from shoal.errors import DataError
 
@@ -54,6 +54,7 @@ class ArraySource(Source):
         y: Targets, in any nesting, or None.
         sample_weight: Weights, one array or nested as `y`, or None.
         floatx: Dtype floats are read in; default None means Keras' floatx.
+        where: What the arrays were given to, for messages.
 
     Raises:
         DataError: An array is missing, ragged, not numeric, or of another length.
@@ -72,17 +73,18 @@ class ArraySource(Source):
         sample_weight: trees.Tree = None,
         *,
         floatx: str | None = None,
+        where: str = FIT,
     ) -> None:
         kind = floatx or default_floatx()
         parts = {"x": x, "y": y, "sample_weight": sample_weight}
         if not trees.leaves(x):
             raise DataError(
-                f"x is {x!r} (data of fit). Expected at least one array of inputs. "
+                f"x is {x!r} ({where}). Expected at least one array of inputs. "
                 "Pass the inputs of the model as x."
             )
-        found = {name: named_columns(t, name, kind) for name, t in parts.items()}
+        found = {n: named_columns(t, n, kind, where) for n, t in parts.items()}
         named = [n for name in found for n in trees.named_leaves(found[name], name)]
-        self._rows = check_lengths(named)
+        self._rows = check_lengths(named, where)
         self._tree = _pack(found["x"], found["y"], found["sample_weight"])
         self._columns: list[Column] = trees.leaves(self._tree)
 
@@ -108,11 +110,6 @@ class ArraySource(Source):
     def size_bytes(self) -> int:
         """Bytes of all samples, as they are read."""
         return sum(column.size_bytes for column in self._columns)
-
-    @property
-    def has_sample_weight(self) -> bool:
-        """Whether samples carry weights."""
-        return isinstance(self._tree, tuple) and len(self._tree) > 2
 
     def take(
         self,

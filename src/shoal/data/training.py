@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from shoal.data import trees
-from shoal.data.arrays import Column, check_lengths, named_columns
+from shoal.data.arrays import FIT, Column, check_lengths, named_columns
 from shoal.data.sources import ArraySource, default_floatx
 from shoal.data.weights import check_class_weight, class_weights, weights_per_output
 from shoal.errors import ConfigError, DataError
+
+VALIDATION = "validation_data of fit"
 
 
 def training_data(
@@ -54,20 +57,30 @@ def training_data(
     kind = floatx or default_floatx()
     data = (x, y, sample_weight)
     held_out: tuple[Any, Any, Any] | None = None
+    where = FIT
     if validation_data is not None:
-        held_out = unpack(validation_data)
+        held_out, where = unpack(validation_data), VALIDATION
     elif validation_split:
         data, held_out = split(data, validation_split, kind)
     train = weighted_source(data, class_weight, kind)
-    return train, None if held_out is None else weighted_source(held_out, None, kind)
+    if held_out is None:
+        return train, None
+    return train, weighted_source(held_out, None, kind, where)
 
 
 def weighted_source(
     data: tuple[Any, Any, Any],
     class_weight: Mapping[int, float] | None,
     floatx: str | None = None,
+    where: str = FIT,
 ) -> ArraySource:
     """Builds a source from (x, y, sample_weight), weights as Keras forms them.
+
+    Args:
+        data: Each as for `fit`.
+        class_weight: As for `fit`.
+        floatx: Dtype floats are read in; default None means Keras' floatx.
+        where: What the data was given to, for messages.
 
     Example:
         >>> import numpy as np
@@ -78,12 +91,12 @@ def weighted_source(
     x, y, weights = data
     kind = floatx or default_floatx()
     if weights is not None:
-        weights = weights_per_output(y, weights)
+        weights = weights_per_output(y, weights, where)
     if class_weight is not None:
-        check_class_weight(y, has_sample_weight=weights is not None)
-        column = named_columns(y, "y", kind)
+        check_class_weight(class_weight, y, has_sample_weight=weights is not None)
+        column = named_columns(y, "y", kind, where)
         weights = class_weights(column.values, class_weight, kind)
-    return ArraySource(x, y, weights, floatx=kind)
+    return ArraySource(x, y, weights, floatx=kind, where=where)
 
 
 def unpack(data: Any) -> tuple[Any, Any, Any]:
@@ -118,9 +131,10 @@ def split(
         ConfigError: `fraction` is outside (0, 1), or one side would be empty.
         DataError: The data is no arrays, or their lengths differ.
     """
-    if not 0 < fraction < 1:
+    is_number: bool = isinstance(fraction, Real)  # it is what a user typed
+    if not is_number or not 0 < fraction < 1:
         raise ConfigError(
-            f"validation_split={fraction} is not a share of the data. "
+            f"validation_split={fraction!r} is not a share of the data. "
             "Expected a number of at least 0 and below 1. "
             "Pass 0.1 to hold out the last tenth of the rows."
         )
@@ -136,7 +150,7 @@ def split(
     ]
     if not named:
         raise DataError(
-            "x is None (data of fit). Expected at least one array of inputs. "
+            f"x is None ({FIT}). Expected at least one array of inputs. "
             "Pass the inputs of the model as x."
         )
     rows = check_lengths(named)

@@ -7,11 +7,13 @@ own array adapter does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
+from typing import Any, cast
 
 import numpy as np
 
 from shoal.data import trees
-from shoal.data.arrays import Array
+from shoal.data.arrays import FIT, Array
 from shoal.errors import ConfigError, DataError
 
 
@@ -38,7 +40,9 @@ def class_weights(y: Array, class_weight: Mapping[int, float], floatx: str) -> A
     return table.astype(floatx)[places.reshape(y.shape)]
 
 
-def weights_per_output(y: trees.Tree, sample_weight: trees.Tree) -> trees.Tree:
+def weights_per_output(
+    y: trees.Tree, sample_weight: trees.Tree, where: str = FIT
+) -> trees.Tree:
     """Returns `sample_weight` nested as `y`; one array serves all outputs.
 
     Raises:
@@ -56,7 +60,7 @@ def weights_per_output(y: trees.Tree, sample_weight: trees.Tree) -> trees.Tree:
     if trees.is_nested(sample_weight):
         if not trees.have_same_structure(y, sample_weight):
             raise DataError(
-                "sample_weight is not nested as y is (data of fit): "
+                f"sample_weight is not nested as y is ({where}): "
                 f"y has {_names(y, 'y')}, sample_weight has "
                 f"{_names(sample_weight, 'sample_weight')}. "
                 "Expected one array of weights for each output. "
@@ -66,19 +70,30 @@ def weights_per_output(y: trees.Tree, sample_weight: trees.Tree) -> trees.Tree:
     shape = np.shape(sample_weight)
     if len(shape) != 1 and not (len(shape) == 2 and shape[1] == 1):
         raise DataError(
-            f"sample_weight has shape {shape} for several outputs (data of fit). "
+            f"sample_weight has shape {shape} for several outputs ({where}). "
             "Expected one number for each sample, shape (samples,). "
             "Pass one array for each output, nested as y, for other shapes."
         )
     return trees.map_leaves(lambda _: sample_weight, y)
 
 
-def check_class_weight(y: trees.Tree, *, has_sample_weight: bool) -> None:
+def check_class_weight(
+    class_weight: object, y: trees.Tree, *, has_sample_weight: bool
+) -> None:
     """Refuses what Keras refuses about `class_weight`.
 
     Raises:
-        ConfigError: There are sample weights too, or no or several targets.
+        ConfigError: It does not map classes to weights, there are sample weights too,
+            or no or several targets.
     """
+    is_mapping = isinstance(class_weight, Mapping)
+    items = cast("Mapping[Any, Any]", class_weight).items() if is_mapping else ()
+    if not is_mapping or not all(isinstance(n, Real) for item in items for n in item):
+        raise ConfigError(
+            f"class_weight={class_weight!r} cannot be used. "
+            "Expected a dict from the number of a class to its weight. "
+            "Write it as {0: 1.0, 1: 3.0}."
+        )
     if has_sample_weight:
         raise ConfigError(
             "class_weight and sample_weight are both given. Expected one of them. "

@@ -7,7 +7,6 @@ said follows from what was measured: on some machines plain Keras wins.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,7 +49,6 @@ def run_demo(
     Raises:
         ConfigError: The packages of the extra "demo" are not installed.
     """
-    _choose_backend()
     console, settings = console or Console(), settings or Settings()
     flights = load_flights()
     console.print(_introduction(flights, settings))
@@ -65,17 +63,12 @@ def run_demo(
     console.print(told(killed, again), "")
     draw(contest, again, killed, out)
     results = [*contest, killed]
-    console.print(f"Picture: {Path(out).resolve()}", soft_wrap=True)
+    console.print(f"Picture: {Path(out).resolve()}", soft_wrap=True, markup=False)
     for result in results:
         if result.run:
-            console.print(f"Run of {result.who}: {result.run}", soft_wrap=True)
+            text = f"Run of {result.who}: {result.run}"
+            console.print(text, soft_wrap=True, markup=False)
     return results
-
-
-def _choose_backend() -> None:
-    """The demo is written for JAX; a choice of the user's is left alone."""
-    if "keras" not in sys.modules:
-        os.environ.setdefault("KERAS_BACKEND", "jax")
 
 
 def _introduction(flights: Flights, settings: Settings) -> str:

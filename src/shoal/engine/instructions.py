@@ -28,6 +28,9 @@ class Rules:
         is_elastic: A worker keeps its own weights where others adopt the center.
         has_barrier: An epoch opens when the controller says so; otherwise when the
             one before is leased out, but never two ahead of the controller.
+
+    Raises:
+        ValueError: A batch or a window is empty, so that no data could be dealt.
     """
 
     epoch_rows: tuple[int, ...]
@@ -40,6 +43,10 @@ class Rules:
     is_gang: bool
     is_elastic: bool
     has_barrier: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.window < 1:
+            raise ValueError(f"a window of {self.window} steps of {self.batch} rows")
 
     def rows_of(self, epoch: int) -> int:
         """Samples of an epoch."""

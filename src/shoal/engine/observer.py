@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -115,3 +116,39 @@ class Observer(ABC):
     @abstractmethod
     def learning_rate(self) -> float | None:
         """The learning rate now; None under a schedule."""
+
+
+@final
+class EpochsInOrder:
+    """Tells an observer of epochs in their order, and knows when a run is over.
+
+    Without a barrier a later epoch may be complete before an earlier one.
+
+    Args:
+        first: The epoch the run starts with.
+        end: The epoch it ends before.
+        observer: Whom to tell.
+        open_epoch: Called with each epoch that may begin after the first.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        end: int,
+        observer: Observer,
+        open_epoch: Callable[[int], None],
+    ) -> None:
+        self._next, self._end = first, end
+        self._observer, self._open = observer, open_epoch
+        self._waiting: dict[int, EpochEnd] = {}
+        self.are_over = first >= end
+
+    def ended(self, end: EpochEnd) -> None:
+        """Passes an epoch on, when its turn has come, and those that waited for it."""
+        self._waiting[end.epoch] = end
+        while self._next in self._waiting and not self.are_over:
+            self._observer.on_epoch(self._waiting.pop(self._next))
+            self._next += 1
+            self.are_over = self._next >= self._end or self._observer.wants_stop
+            if not self.are_over:
+                self._open(self._next)

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from shoal.backends import BACKENDS
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data import ArraySource
 from shoal.engine.server import Server, ServerSpec
-from shoal.errors import PlanError
 from shoal.launchers.shared import map_inherited
 from shoal.models.inspection import prepare
 from shoal.models.travel import unpack
 
-BACKENDS = {"jax": "shoal.backends.jax:JaxBackend"}
-UNUSED = ("matplotlib", "pandas")
+UNUSED = ("matplotlib", "pandas", "requests", "IPython")
 """What Keras imports if it can and no worker needs: a third of its import time."""
 
 
@@ -35,11 +34,6 @@ class OpenBackend:
 
     def __call__(self, compute: ComputeSpec, sample: Any) -> Backend:
         """Unpacks the model and prepares it; called once the rank is known."""
-        if self.name not in BACKENDS:
-            raise PlanError(
-                f"backend {self.name!r} cannot train yet. "
-                f"Expected one of {', '.join(BACKENDS)}. Set KERAS_BACKEND."
-            )
         module, _, name = BACKENDS[self.name].partition(":")
         backend = getattr(import_module(module), name)
         model = unpack(self.model)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 FIRST_DELAY_S = 0.0
 LATER_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
+MOST_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +32,11 @@ class Loss:
         name: Of the process, such as "worker-2".
         reason: Why it ended.
         living: Workers that are left.
-        has_worked: Whether it had got as far as joining the run.
     """
 
     name: str
     reason: str
     living: int
-    has_worked: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,8 @@ def decide(loss: Loss, policy: RecoveryPolicy, restarts: int) -> Decision:
         Abort(reason='worker-1 killed by SIGKILL; 1 of 1 restarts used')
     """
     if restarts < policy.max_restarts:
-        later = min(LONGEST_DELAY_S, LATER_DELAY_S * 2.0 ** (restarts - 1))
+        doublings = min(restarts, MOST_DOUBLINGS) - 1
+        later = min(LONGEST_DELAY_S, LATER_DELAY_S * 2.0**doublings)
         return Restart(FIRST_DELAY_S if restarts == 0 else later)
     if loss.living >= max(1, policy.min_workers):
         return Shrink(loss.living)

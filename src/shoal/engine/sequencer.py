@@ -283,10 +283,9 @@ class Sequencer:
         ready = self._roster.ready()
         if not self._publishing.is_due or not ready:
             return []
-        for member in ready:
-            if member.is_parked:
-                return self._ask_parked(member)
-        # All compute: the first is asked with the answer to its next message.
+        if ready[0].is_parked:
+            return self._ask_parked(ready[0])
+        # It computes: it is asked with the answer to its next message.
         self._publishing.asked = ready[0].rank
         return []
 

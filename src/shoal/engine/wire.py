@@ -10,11 +10,12 @@ import hashlib
 import hmac
 import json
 import secrets
+import selectors
 import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from shoal.errors import ExchangeTimeout, ShoalError
@@ -27,6 +28,7 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAX_HEAD_BYTES = 1 << 20
 GREETING_TIMEOUT_S = 10.0
+LOOK_S = 0.1
 
 
 class BadFrame(ShoalError):
@@ -88,6 +90,7 @@ class Link:
         timeout_s: For the connection and the greeting; frames wait for ever
             unless `receive` is given a limit.
         max_body_bytes: Larger frames are refused.
+        meanwhile: Called now and then until the server greets; it may raise.
 
     Raises:
         ExchangeTimeout: Nobody answered in time.
@@ -101,8 +104,10 @@ class Link:
         *,
         timeout_s: float = 60.0,
         max_body_bytes: int = 1 << 40,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_body_bytes = max_body_bytes
+        until = time.monotonic() + timeout_s
         try:
             self._socket = socket.create_connection(address, timeout=timeout_s)
         except OSError as error:
@@ -112,8 +117,17 @@ class Link:
                 "See the run's log for why it is not there."
             ) from None
         try:
+            while time.monotonic() < until and not self.has_input(LOOK_S):
+                meanwhile()
             self._greet(secret)
-        except (OSError, BadFrame):
+        except TimeoutError:
+            self._socket.close()
+            raise ExchangeTimeout(
+                f"whoever listens at {address[0]}:{address[1]} does not greet. "
+                f"The run's server was expected to within {timeout_s:g} s. "
+                "See the run's log for why it does not."
+            ) from None
+        except BaseException:
             self._socket.close()
             raise
         configure(self._socket)
@@ -140,9 +154,11 @@ class Link:
                 raise ConnectionResetError("the peer closed the connection")
             view = view[got:]
 
-    def fileno(self) -> int:
-        """For `select`."""
-        return self._socket.fileno()
+    def has_input(self, timeout_s: float) -> bool:
+        """Whether there is something to receive, at most `timeout_s` from now."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            return bool(selector.select(timeout_s))
 
     def send(self, head: Head, *body: memoryview | bytes) -> None:
         """Sends one frame; `body` parts follow each other without copies."""

@@ -19,10 +19,11 @@ from shoal.backends.base import Backend, Clock, ComputeSpec
 from shoal.data.order import Order
 from shoal.engine.ledger import Piece
 from shoal.engine.member import Fenced, Member, Seat
-from shoal.errors import ExchangeTimeout
+from shoal.errors import ExchangeTimeout, PlanError
 from shoal.strategies.base import Strategy
 
 SAMPLE_ROWS = 4
+MOST_TEXT = 1 << 16  # characters of an error that travel
 
 
 class Rows(Protocol):
@@ -95,10 +96,9 @@ def work(spec: WorkerSpec) -> None:
         print(text, flush=True)  # noqa: T201 - this is the worker's log
         with contextlib.suppress(OSError):
             member.fail(
-                traceback=text,
-                error=f"{type(error).__name__}: {error}",
+                traceback=text[-MOST_TEXT:],
+                error=f"{type(error).__name__}: {error}"[:MOST_TEXT],
                 step=0 if worker is None else worker.steps,
-                is_user=worker is not None,
             )
     finally:
         member.leave()
@@ -119,9 +119,24 @@ class Worker:
         self._source = spec.open_source()
         sample = self._source.take(np.arange(SAMPLE_ROWS) % spec.order.rows)
         self._backend = spec.open_backend(compute, sample)
+        self._check_layout()
         self._compute = compute
         self._rate: float | None = None
         self._backend.load(member.local, member.statistics)
+
+    def _check_layout(self) -> None:
+        """The model as it was opened here must have the driver's vectors."""
+        backend, sizes = self._backend, self._spec.seat.sizes
+        found = backend.layout.size, backend.statistics_layout.size
+        wanted = sizes.vector, sizes.statistics
+        if (*found, backend.metrics_size) != (*wanted, sizes.metrics):
+            raise PlanError(
+                f"the model opened on a worker has {found[0]:,} weights, {found[1]:,} "
+                f"statistics and {backend.metrics_size:,} metric states, where the "
+                f"driver's has {wanted[0]:,}, {wanted[1]:,} and {sizes.metrics:,}. "
+                "Both were expected to be the same. See that the callable, or what "
+                "layers build from, gives the same model each time."
+            )
 
     def run(self) -> None:
         """Compiles, then works until the server says that the run is done."""
@@ -153,13 +168,15 @@ class Worker:
             self._backend.restore(blob)
 
     def _wait(self) -> None:
-        """No data: the epoch drains, or callbacks run."""
-        member = self._member
+        """No data: the epoch drains, or callbacks run, or others take a gang's step."""
+        member, clock = self._member, self._clock()
         began = time.perf_counter()
         head, blob = member.need()
         member.times.wait_s += time.perf_counter() - began
         if head["kind"] == "merged":
-            self._backend.apply(member.bulk.reply, self._clock())
+            # The clock is that of before the step, as for those that pushed to it.
+            self._backend.set_statistics(member.statistics)
+            self._backend.apply(member.bulk.reply, clock)
         elif head.get("body") in ("center", "snapshot"):
             self._start_over(blob)
 

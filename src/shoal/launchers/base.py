@@ -25,6 +25,8 @@ class Role:
             they count as not installed until everything is preloaded.
         environment: Variables on top of the launcher's own.
         threads: Compute threads of the process.
+        cores: The only ones it may run on, empty for any; ignored where processes
+            cannot be bound to cores.
         log: Where its output goes; None for a file without a name.
     """
 
@@ -34,6 +36,7 @@ class Role:
     without: tuple[str, ...] = ()
     environment: Mapping[str, str] | None = None
     threads: int = 1
+    cores: tuple[int, ...] = ()
     log: Path | None = None
 
 
@@ -62,8 +65,14 @@ class Launcher(ABC):
         """Starts a process; returns a token that names it from now on."""
 
     @abstractmethod
-    def give(self, token: str, argument: Any) -> None:
-        """Sends the argument of `target`; a process may be given several, in turn."""
+    def give(self, token: str, argument: Any, log: Path | None = None) -> None:
+        """Sends the argument of `target`; a process may be given several, in turn.
+
+        Args:
+            token: Of the process.
+            argument: Goes through cloudpickle.
+            log: Where its output goes from now on, None to leave it.
+        """
 
     @abstractmethod
     def poll(self) -> dict[str, Exit]:

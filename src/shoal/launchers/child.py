@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
+import io
 import os
 import pickle
 import queue
@@ -18,9 +20,11 @@ ORPHANED = 66  # exit status of a child whose parent is gone
 def main() -> None:
     """Preloads modules, then runs the target on every argument that arrives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
     pipe = os.fdopen(os.dup(0), "rb")
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
+    _buffer_lines()
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, messages), daemon=True).start()
     first = pickle.loads(messages.get())
@@ -28,8 +32,28 @@ def main() -> None:
     module, _, name = first["target"].partition(":")
     target = getattr(importlib.import_module(module), name)
     while True:
-        target(pickle.loads(messages.get()))
+        message = pickle.loads(messages.get())
+        if message["log"] is not None:
+            _redirect(message["log"])
+        target(pickle.loads(message["argument"]))
         sys.stdout.flush()
+
+
+def _buffer_lines() -> None:
+    """Whole lines reach the log at once: what a process that is killed said, too."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def _redirect(log: str) -> None:
+    """Sends output to another file from now on."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 def _preload(modules: Sequence[str], without: Sequence[str]) -> None:

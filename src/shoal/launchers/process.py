@@ -42,6 +42,7 @@ class _Child:
     log: IO[bytes]
     is_reported: bool = False
     sender: threading.Thread | None = None
+    exit: Exit | None = None
 
 
 @final
@@ -62,8 +63,10 @@ class ProcessLauncher(Launcher):
         log = _open_log(role.log)
         environment = {**os.environ, **_settings(role.threads)}
         environment.update(role.environment or {})
-        paths = [str(Path(shoal.__file__).parents[1])]
-        paths += [path or str(Path.cwd()) for path in sys.path]
+        paths = [path or str(Path.cwd()) for path in sys.path]
+        ours = str(Path(shoal.__file__).parents[1])
+        if ours not in paths:
+            paths.append(ours)
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -79,6 +82,9 @@ class ProcessLauncher(Launcher):
             # Ctrl-C in a terminal reaches the whole group; ours is not in it.
             start_new_session=True,
         )
+        if role.cores and hasattr(os, "sched_setaffinity"):
+            with contextlib.suppress(OSError):  # it is gone, or these cores are
+                os.sched_setaffinity(process.pid, role.cores)
         child = self._children[token] = _Child(role=role, process=process, log=log)
         self._send(
             child,
@@ -86,11 +92,17 @@ class ProcessLauncher(Launcher):
         )
         return token
 
-    def give(self, token: str, argument: Any) -> None:
+    def give(self, token: str, argument: Any, log: Path | None = None) -> None:
         """Sends the argument of the target through the pipe of the child."""
         child = self._children[token]
         if child.sender is not None:
             child.sender.join()
+        if log is not None and log != child.role.log:
+            _move_log(child, log)
+        argument = {
+            "log": None if log is None else str(log),
+            "argument": cloudpickle.dumps(argument),
+        }
         # A pipe takes 64 KiB before the child reads; it may still be importing.
         child.sender = threading.Thread(
             target=self._send, args=(child, argument), daemon=True
@@ -109,10 +121,10 @@ class ProcessLauncher(Launcher):
         """Returns the processes that ended since the last call, by token."""
         found: dict[str, Exit] = {}
         for token, child in self._children.items():
-            code = child.process.poll()
-            if code is not None and not child.is_reported:
+            _note_exit(child)
+            if child.exit is not None and not child.is_reported:
                 child.is_reported = True
-                found[token] = _exit(child, code)
+                found[token] = child.exit
         return found
 
     def pid(self, token: str) -> int:
@@ -150,6 +162,7 @@ class ProcessLauncher(Launcher):
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
+            _note_exit(child)
             child.log.close()
 
 
@@ -171,14 +184,32 @@ def _open_log(path: Path | None) -> IO[bytes]:
     return path.open("a+b")
 
 
-def _exit(child: _Child, code: int) -> Exit:
+def _move_log(child: _Child, path: Path) -> None:
+    """What a process wrote so far is where all else will be."""
+    said = _tail(child.log)
+    child.log.close()
+    child.log = _open_log(path)
+    child.log.write(said)
+    child.log.flush()
+
+
+def _note_exit(child: _Child) -> None:
+    """Keeps how a process ended, and its last words while its log is open."""
+    code = child.process.poll()
+    if code is None or child.exit is not None:
+        return
+    output = _tail(child.log).decode(errors="replace").strip()
+    name = child.role.name
+    child.exit = Exit(name=name, code=code, reason=_reason(code), output=output)
+
+
+def _tail(log: IO[bytes]) -> bytes:
     try:
-        end = child.log.seek(0, io.SEEK_END)
-        child.log.seek(max(0, end - TAIL_BYTES))
-        output = child.log.read().decode(errors="replace").strip()
+        end = log.seek(0, io.SEEK_END)
+        log.seek(max(0, end - TAIL_BYTES))
+        return log.read()
     except (OSError, ValueError):
-        output = ""
-    return Exit(name=child.role.name, code=code, reason=_reason(code), output=output)
+        return b""
 
 
 def _reason(code: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.errors import ConfigError, DataError
 from shoal.facts import ModelFacts
+from shoal.models.directions import metric_directions
 from shoal.models.metrics import build_metrics, unmergeable
 from shoal.vectors import FLOATS, exchanged_variables, statistic_variables
 
@@ -59,6 +60,7 @@ def prepare(model: Any, sample: Any) -> None:
             "optimizer and a loss. Shoal trains with both, as Keras' fit does. "
             "Call model.compile(optimizer, loss, metrics=[...]) first."
         )
+    _forget_old_metrics(model)
     x, y, weights = import_module("keras").utils.unpack_x_y_sample_weight(sample)
     try:
         build_metrics(model, x=x, y=y, sample_weight=weights)
@@ -71,6 +73,15 @@ def prepare(model: Any, sample: Any) -> None:
         ) from error
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+def _forget_old_metrics(model: Any) -> None:
+    """Compiled again without metrics, a Keras model keeps showing those of before."""
+    given = getattr(getattr(model, "_compile_config", None), "config", None)
+    if given is None or getattr(model, "_compile_metrics", None) is None:
+        return
+    if not (given.get("metrics") or given.get("weighted_metrics")):
+        model._compile_metrics = None
 
 
 def build(model: Any, rows: Any) -> None:
@@ -92,8 +103,51 @@ def build(model: Any, rows: Any) -> None:
         ) from error
 
 
-def read_model(model: Any, sample: Any) -> ModelFacts:
-    """Reads the facts of a prepared model."""
+def check_rows(model: Any, rows: Any, what: str) -> None:
+    """Refuses rows that a prepared model cannot be evaluated on; computes nothing.
+
+    A model with a `test_step` of its own may take them in any form: it is believed.
+
+    Args:
+        model: Prepared.
+        rows: A few rows, as `test_step` gets them.
+        what: The argument they come from, for the message.
+
+    Raises:
+        DataError: Layers, loss or metrics do not take them.
+    """
+    keras = import_module("keras")
+    if type(model).test_step is not keras.Model.test_step:
+        return
+    spec_of = import_module("keras.src.backend").compute_output_spec
+
+    def symbol(array: Any) -> Any:
+        return None if array is None else keras.KerasTensor(array.shape, array.dtype)
+
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(
+        keras.tree.map_structure(symbol, rows)
+    )
+    try:
+        found = spec_of(model, x, training=False)
+        spec_of(model._compute_loss, x, y, found, sample_weight=weights, training=False)
+        spec_of(model.compute_metrics, x, y, found, sample_weight=weights)
+    except Exception as error:
+        raise DataError(
+            f"the model {model.name!r} cannot take {what}: "
+            f"{type(error).__name__}: {error}. "
+            f"Received x of {_shapes(x)} and y of {_shapes(y)}. "
+            "Give arrays of the shapes that model.evaluate would take."
+        ) from error
+
+
+def read_model(model: Any, sample: Any, *, has_monitor: bool = False) -> ModelFacts:
+    """Reads the facts of a prepared model.
+
+    Args:
+        model: Prepared.
+        sample: A few rows, as `train_step` gets them.
+        has_monitor: Whether anybody will ask for the directions of its metrics.
+    """
     keras = import_module("keras")
     trainable = exchanged_variables(model)
     y = keras.utils.unpack_x_y_sample_weight(sample)[1]
@@ -102,13 +156,13 @@ def read_model(model: Any, sample: Any) -> ModelFacts:
         parameters=sum(int(np.prod(v.shape)) for v in trainable),
         statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
         optimizer=type(model.optimizer).__name__,
-        has_schedule=learning_rate_of(model) is None,
         reductions=_reductions(model),
         unmergeable_metrics=() if y is None else unmergeable(model, y),
         refused_dtypes=tuple(
             f"{v.path}: {v.dtype}" for v in trainable if str(v.dtype) not in FLOATS
         ),
         backend=keras.backend.backend(),
+        metrics=metric_directions(model) if has_monitor else {},
     )
 
 
@@ -120,6 +174,11 @@ def learning_rate_of(model: Any) -> float | None:
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return None
     return float(keras.ops.convert_to_numpy(inner.learning_rate))
+
+
+def step_variable(model: Any) -> Any:
+    """The optimizer's count of steps; `iterations` may be computed from it."""
+    return inner_optimizer(model)._iterations
 
 
 def inner_optimizer(model: Any) -> Any:

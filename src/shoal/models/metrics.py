@@ -9,8 +9,6 @@ for all of Keras' own, as each of their variables is a sum over samples.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,12 +79,6 @@ class MetricStates:
     def size(self) -> int:
         """Length of the vector."""
         return sum(entry.initial.size for entry in self.entries)
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of shapes and dtypes in order; names may differ between processes."""
-        table = [[list(e.shape), e.dtype] for e in self.entries]
-        return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
     def to_vector(self, values: Sequence[Any]) -> StateVector:
         """Flattens the values of the metric variables and takes off the initial ones.

@@ -6,12 +6,13 @@ This file decides what each of the three holds and how it becomes a model again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, TypeAlias, final
 
 from shoal.models.archive import Archive
 from shoal.models.pickling import dumps, loads
+from shoal.models.settings import KerasSettings
 from shoal.models.state import (
     Array,
     ModelState,
@@ -106,13 +107,15 @@ class Parcel:
     digest: str
     variables: int
     body: Body
+    settings: KerasSettings = field(default_factory=KerasSettings.read)
 
     def open(self) -> Any:
-        """Returns the model.
+        """Returns the model, made under the settings of where it came from.
 
         Raises:
             PlanError: It has another layout than the one that was packed.
         """
+        self.settings.apply()
         model = self.body.open()
         if layout_digest(model) != self.digest:
             raise other_layout(model, self.variables)

@@ -13,15 +13,20 @@ import io
 import pickle
 import sys
 import sysconfig
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast, final
 
 import cloudpickle
+
+# The registry belongs to the whole process, and members of an ensemble pack in
+# threads. Reentrant: what is pickled may run code that pickles.
+_REGISTRY = threading.RLock()
 
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 _TRANSIENT: dict[str, Callable[[], Any]] = {
@@ -127,14 +132,15 @@ def dumps(
     Raises:
         CannotPickle: Neither way works.
     """
-    try:
-        with _by_value():
-            return _dump_all(obj, anchors, variables)
-    except CannotPickle as by_value:
+    with _REGISTRY:
         try:
-            return _dump_all(obj, anchors, variables)
-        except CannotPickle:
-            raise by_value from by_value.__cause__
+            with _by_value():
+                return _dump_all(obj, anchors, variables)
+        except CannotPickle as by_value:
+            try:
+                return _dump_all(obj, anchors, variables)
+            except CannotPickle:
+                raise by_value from by_value.__cause__
 
 
 def loads(blob: bytes, *, anchors: Sequence[Any] = ()) -> Any:
@@ -277,7 +283,8 @@ def _by_value() -> Generator[None]:
         yield
     finally:
         for module in mine:
-            cloudpickle.unregister_pickle_by_value(module)
+            with suppress(ValueError):  # somebody else took it out already
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_installed(name: str, module: Any) -> bool:

@@ -1,4 +1,4 @@
-"""How a compiled model, a callback or a function gets into another process.
+"""How a compiled model gets into another process.
 
 This file decides the way a model takes: as a Keras archive where one loses nothing,
 else pickled whole, else made by the user's own callable. A model is checked to come
@@ -98,36 +98,6 @@ def unpack(blob: bytes) -> Any:
             "it uses to be importable here, as it was where the model was packed. "
             "Install it here or put its folder on PYTHONPATH."
         ) from error
-
-
-def pack_object(obj: Any, what: str) -> bytes:
-    """Turns a callback or function into bytes for `unpack_object`.
-
-    Args:
-        obj: Anything that refers to picklable things only.
-        what: How to call it in an error, "callback EarlyStopping" for example.
-
-    Raises:
-        PlanError: A part of it cannot travel; the message names the part.
-
-    Example:
-        >>> unpack_object(pack_object(lambda x: x + 1, "function"))(1)
-        2
-    """
-    try:
-        return dumps(obj)
-    except CannotPickle as error:
-        raise _refusal(what, error, obj) from error
-
-
-def unpack_object(blob: bytes) -> Any:
-    """Reads what `pack_object` wrote. Runs code: only for bytes of one's own run.
-
-    Example:
-        >>> unpack_object(pack_object({"rate": 0.1}, "settings"))
-        {'rate': 0.1}
-    """
-    return loads(blob)
 
 
 def _pack_whole(model: Any) -> bytes:

@@ -6,28 +6,38 @@ many rows a step takes, and what the user is warned of.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
 from shoal.data.order import Order, Shuffle, shares, steps
-from shoal.facts import DataFacts, MachineFacts, ModelFacts
-from shoal.plan.request import Request, check, is_repeatable, refuse
+from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
+from shoal.plan.monitor import choose_monitor
+from shoal.plan.request import (
+    BATCH_SIZE,
+    Request,
+    check,
+    default_batch,
+    is_repeatable,
+    models_of,
+    refuse,
+    useful_workers,
+)
+from shoal.plan.validation import is_validated
 from shoal.plan.variables import Environment, environment
 from shoal.strategies.base import Strategy
 
 __all__ = [
+    "BATCH_SIZE",
     "DataFacts",
     "Environment",
     "MachineFacts",
     "ModelFacts",
+    "Monitor",
     "Plan",
     "Request",
     "environment",
     "resolve",
 ]
-
-BATCH_SIZE = 32
 
 
 @final
@@ -51,6 +61,7 @@ class Plan:
         exchanges_per_epoch: Of one worker, estimated.
         models: Models that are trained: 1, but for independent workers.
         seed: Of shuffling.
+        monitor: Metric by which the best model is kept.
         warnings: One line each.
     """
 
@@ -78,6 +89,7 @@ class Plan:
     steps_per_epoch: int | None = None
     models: int = 1
     machine: MachineFacts = field(default_factory=lambda: MachineFacts(cores=1))
+    monitor: Monitor = field(default_factory=Monitor)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -110,6 +122,7 @@ class Plan:
             shuffle=self.shuffle,
             batch_size=self.batch_size,
             steps_per_epoch=self.steps_per_epoch,
+            first_epoch=self.initial_epoch,
         )
 
     def explain(self) -> str:
@@ -138,6 +151,7 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
     exchanged = f"{strategy.exchanges} of {plan.message_bytes / 1e6:,.2f} MB {how}"
     if strategy.is_independent:
         exchanged = f"none: {_count(plan.models, 'model')}, each on all data; committed"
+    most = "highest" if plan.monitor.is_higher_better else "lowest"
     kept = "each committed exactly once" if data.is_exactly_once else "at least once"
     found = [
         ("model", f"{model.name}: {model.parameters:,} trainable floats, "
@@ -151,6 +165,7 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
         ("exchange", f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker "
                      "and epoch"),
         ("repeatable", _repeatable(plan)),
+        ("best model", f"that of the {most} {plan.monitor.name}"),
         ("lost", f"a worker is replaced, up to {_count(plan.max_restarts, 'time')}; "
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
@@ -194,12 +209,13 @@ def resolve(
         >>> plan.workers, plan.threads, plan.worker_batch_size, plan.exchanges_per_epoch
         (2, 1, 32, 10.0)
     """
+    request = request.with_plain_numbers()
     least, most = check(request, data, machine)
     strategy, rows_all = request.strategy, data.rows
-    batch = request.batch_size or _default_batch(rows_all, request.steps_per_epoch)
+    batch = request.batch_size or default_batch(rows_all, request.steps_per_epoch)
     rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
     is_gang = strategy.exchanges == "gradients"
-    workers = min(most, _useful_workers(strategy, rows, batch))
+    workers = min(most, useful_workers(strategy, rows, batch))
     refuse(request, model, workers)
     gang = min(batch, rows) if is_gang else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else gang)
@@ -228,31 +244,19 @@ def resolve(
         model=model,
         data=data,
         steps_per_epoch=request.steps_per_epoch,
-        models=_models(strategy, workers),
+        models=models_of(strategy, workers),
         machine=machine,
+        monitor=choose_monitor(
+            request.monitor,
+            model.metrics,
+            has_validation=data.validation_rows > 0
+            and is_validated(
+                request.validation_freq, range(request.initial_epoch, request.epochs)
+            ),
+            may_be_new=request.has_callbacks,
+        ),
     )
     return replace(plan, warnings=tuple(_warnings(plan, asked=most)))
-
-
-def _default_batch(rows: int, steps_per_epoch: int | None) -> int:
-    """As Keras: 32, or what cuts the data into `steps_per_epoch` steps."""
-    return steps(rows, steps_per_epoch) if steps_per_epoch else BATCH_SIZE
-
-
-def _models(strategy: Strategy, workers: int) -> int:
-    """Models that come out; an ensemble may name its members, else one a worker."""
-    if not strategy.is_independent:
-        return 1
-    return int(getattr(strategy, "members", None) or workers)
-
-
-def _useful_workers(strategy: Strategy, rows: int, batch: int) -> int:
-    """The most workers that have something to do in one step of each."""
-    if strategy.is_independent:
-        return _models(strategy, sys.maxsize)
-    if strategy.exchanges == "gradients":
-        return min(rows, batch)
-    return max(1, rows // batch)
 
 
 def _warnings(plan: Plan, asked: int) -> list[str]:

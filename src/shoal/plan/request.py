@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast, final
+import sys
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, TypeAlias, final
 
-from shoal.data.order import Shuffle
+from shoal.backends import BACKENDS
+from shoal.data.order import Shuffle, steps
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import DataFacts, MachineFacts, ModelFacts
 from shoal.registry import did_you_mean
@@ -15,6 +18,13 @@ Workers: TypeAlias = "int | str | tuple[int, int]"
 
 # More processes than this on one machine's cores wait for memory, not for cores.
 MOST_AUTO_WORKERS = 4
+BATCH_SIZE = 32
+
+LOWEST = {
+    "batch_size": 1, "epochs": 0, "initial_epoch": 0, "seed": 0,
+    "steps_per_epoch": 1, "max_restarts": 0, "threads": 1,
+}  # fmt: skip
+"""Arguments that are whole numbers, and the least they may be."""
 
 
 @final
@@ -40,6 +50,9 @@ class Request:
         epoch_barrier: Workers wait at the end of an epoch for callbacks.
         max_restarts: Replacements of lost workers before the run stops.
         threads: Compute threads of each worker; None shares the cores.
+        monitor: Metric of the best model, see `choose_monitor`; None for the loss.
+        validation_freq: Epochs between validations, or the epochs, as `read_freq`.
+        has_callbacks: Whether there are callbacks, which may log metrics of their own.
 
     Example:
         >>> from shoal.strategies import AllReduce
@@ -61,6 +74,30 @@ class Request:
     epoch_barrier: bool = True
     max_restarts: int = 3
     threads: int | None = None
+    monitor: str | None = None
+    validation_freq: int | tuple[int, ...] = 1
+    has_callbacks: bool = False
+
+    def with_plain_numbers(self) -> Request:
+        """Returns this with NumPy's whole numbers, which JSON has not, as Python's."""
+        workers: Any = self.workers
+        if isinstance(workers, tuple):
+            workers = tuple(map(plain, workers))
+        changed = {name: plain(getattr(self, name)) for name in LOWEST}
+        return replace(self, workers=plain(workers), **changed)
+
+
+def plain(value: Any) -> Any:
+    """Returns a whole number of any kind as Python's own, and all else as it is.
+
+    Example:
+        >>> import numpy as np
+        >>> plain(np.int64(3)), plain(None), plain(True)
+        (3, None, True)
+    """
+    if isinstance(value, bool):  # a number to Python, and a slip here
+        return value
+    return int(value) if isinstance(value, Integral) else value
 
 
 def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int, int]:
@@ -70,20 +107,20 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
         ConfigError: An argument is wrong in itself.
         PlanError: There is no data.
     """
+    if not isinstance(request.cluster, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"cluster={request.cluster!r} cannot be used. Expected the name of a "
+            f"cluster: {', '.join(request.known_clusters)}. "
+            "Leave it out to use this machine."
+        )
     if request.cluster not in request.known_clusters:
         raise ConfigError(
             did_you_mean("cluster", request.cluster, request.known_clusters)
         )
-    for name, lowest in (
-        ("batch_size", 1), ("epochs", 0), ("initial_epoch", 0), ("seed", 0),
-        ("steps_per_epoch", 1), ("max_restarts", 0), ("threads", 1),
-    ):  # fmt: skip
+    for name, lowest in LOWEST.items():
         value = getattr(request, name)
-        if value is not None and not _is_whole(value, lowest):
-            raise ConfigError(
-                f"{name}={value!r} cannot be used. Expected a whole number of at "
-                f"least {lowest}. Correct it, or leave {name} out."
-            )
+        if value is not None:
+            require_whole(name, value, lowest)
     if not any(request.shuffle is word for word in (True, False)) and (
         request.shuffle != "batch"
     ):
@@ -101,21 +138,77 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
     return least, most if limit is None else min(most, limit)
 
 
-def _is_whole(value: object, lowest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+def require_whole(name: str, value: object, lowest: int) -> int:
+    """Returns a whole number of any kind as Python's own.
+
+    Args:
+        name: Of the argument, for the message.
+        value: What was given.
+        lowest: The least it may be.
+
+    Raises:
+        ConfigError: It is no whole number, or a lower one.
+
+    Example:
+        >>> require_whole("epochs", 3, 0)
+        3
+    """
+    number = plain(value)
+    if type(number) is not int or number < lowest:
+        raise ConfigError(
+            f"{name}={value!r} cannot be used. Expected a whole number of at "
+            f"least {lowest}. Correct it, or leave {name} out."
+        )
+    return number
 
 
 def _worker_limits(workers: Workers, machine: MachineFacts) -> tuple[int, int]:
     """The least and the most workers that an argument stands for."""
     if workers == "auto":
         return 1, machine.gpus or min(machine.cores, MOST_AUTO_WORKERS)
-    limits: tuple[Any, ...] = workers if isinstance(workers, tuple) else (workers,) * 2
-    if len(limits) == 2 and _is_whole(limits[0], 1) and _is_whole(limits[1], limits[0]):
-        return cast("tuple[int, int]", limits)
-    raise ConfigError(
-        f"workers={workers!r} cannot be used. Expected a number of at least 1, "
-        "(min, max) or 'auto'. Leave it out to use this machine's cores."
-    )
+    return read_workers(workers)
+
+
+def read_workers(workers: object) -> tuple[int, int]:
+    """Returns the least and the most of a number of workers or of `(min, max)`.
+
+    Raises:
+        ConfigError: It is neither.
+
+    Example:
+        >>> read_workers(3), read_workers((1, 4))
+        ((3, 3), (1, 4))
+    """
+    given: Any = workers
+    limits = tuple(map(plain, given if isinstance(given, tuple) else (given, given)))
+    is_pair = len(limits) == 2 and all(type(n) is int for n in limits)
+    if not is_pair or not 1 <= limits[0] <= limits[1]:
+        raise ConfigError(
+            f"workers={workers!r} cannot be used. Expected a number of at least 1, "
+            "(min, max) or 'auto'. Leave it out to use this machine's cores."
+        )
+    return limits[0], limits[1]
+
+
+def default_batch(rows: int, steps_per_epoch: int | None) -> int:
+    """As Keras: 32, or what cuts the data into `steps_per_epoch` steps."""
+    return steps(rows, steps_per_epoch) if steps_per_epoch else BATCH_SIZE
+
+
+def models_of(strategy: Strategy, workers: int) -> int:
+    """Models that come out; an ensemble may name its members, else one a worker."""
+    if not strategy.is_independent:
+        return 1
+    return int(getattr(strategy, "members", None) or workers)
+
+
+def useful_workers(strategy: Strategy, rows: int, batch: int) -> int:
+    """The most workers that have something to do in one step of each."""
+    if strategy.is_independent:
+        return models_of(strategy, sys.maxsize)
+    if strategy.exchanges == "gradients":
+        return min(rows, batch)
+    return max(1, rows // batch)
 
 
 def is_repeatable(strategy: Strategy, workers: int) -> bool:
@@ -134,6 +227,12 @@ def refuse(request: Request, model: ModelFacts, workers: int) -> None:
     """
     strategy = request.strategy
     name, limit = strategy.name, strategy.max_workers
+    if model.backend not in BACKENDS:
+        raise PlanError(
+            f"backend {model.backend!r} cannot train yet. "
+            f"Expected one of: {', '.join(BACKENDS)}. "
+            f"Set KERAS_BACKEND={next(iter(BACKENDS))} before Keras is imported."
+        )
     if limit is not None and workers > limit:
         raise PlanError(
             f"{name} works with at most {limit:,} worker(s), but workers={workers}. "

@@ -11,6 +11,8 @@ from shoal.errors import ConfigError
 from shoal.plan.request import Workers
 from shoal.runs.catalogue import DEFAULT_ROOT
 
+DEFAULT_CACHE = "~/.cache/shoal"
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +24,15 @@ class Environment:
         workers: SHOAL_WORKERS: a number, "min-max" or "auto"; None when not set.
         data: SHOAL_DATA, the folder of data sets for examples and benchmarks.
         verbose: SHOAL_VERBOSE: 0, 1, 2 or "auto"; None when not set.
+        cache: SHOAL_CACHE, the folder where workers keep compiled programs; default
+            ~/.cache/shoal, None for "off".
     """
 
     runs: str = DEFAULT_ROOT
     workers: Workers | None = None
     data: str | None = None
     verbose: int | str | None = None
+    cache: str | None = DEFAULT_CACHE
 
 
 def environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -46,15 +51,17 @@ def environment(variables: Mapping[str, str] | None = None) -> Environment:
     found = os.environ if variables is None else variables
     texts = {
         name: text
-        for name in ("runs", "workers", "data", "verbose")
+        for name in ("runs", "workers", "data", "verbose", "cache")
         if (text := found.get(f"SHOAL_{name.upper()}", "").strip())
     }
     workers, verbose = texts.get("workers"), texts.get("verbose")
+    cache = texts.get("cache", DEFAULT_CACHE)
     return Environment(
         runs=texts.get("runs", DEFAULT_ROOT),
         workers=None if workers is None else _workers_from(workers),
         data=texts.get("data"),
         verbose=None if verbose is None else _verbose_from(verbose),
+        cache=None if cache == "off" else cache,
     )
 
 

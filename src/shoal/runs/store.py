@@ -30,7 +30,6 @@ from shoal.runs.tensorboard import ScalarWriter
 PLAN = "plan.json"
 LOGS = "experiments"
 MODELS = "models"
-CHECKPOINTS = "checkpoints"
 SCALARS = "tensorboard"
 
 PROMPT_KINDS = frozenset(

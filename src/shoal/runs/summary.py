@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeAlias, cast, final
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from shoal.runs.events import unpack_exchanges
+from shoal.facts import Monitor
 from shoal.runs.history import best_epoch
+from shoal.runs.samples import Samples
 
 Status: TypeAlias = Literal["running", "finished", "failed", "interrupted", "lost"]
 """`lost`: the process that wrote the events is gone without a last word."""
@@ -47,6 +48,8 @@ class RunSummary(BaseModel):
         rows: Samples of one epoch.
         samples_expected: Samples that were to be committed in all.
         samples_committed: Samples that were.
+        samples_overrun: Samples of epochs that had begun when the run stopped, and
+            that the model does not hold.
         exchanges: Pushes that were acknowledged.
         workers_lost: Workers that died or stopped answering.
         metrics: By name, one mapping for each epoch that ended.
@@ -70,6 +73,7 @@ class RunSummary(BaseModel):
     rows: int = 0
     samples_expected: int = 0
     samples_committed: int = 0
+    samples_overrun: int = 0
     exchanges: int = 0
     workers_lost: int = 0
     metrics: tuple[dict[str, Any], ...] = ()
@@ -126,8 +130,7 @@ class Fold:
         self._startup_s: float | None = None
         self._final: tuple[Status, dict[str, Any]] | None = None
         self._metrics: dict[int, dict[str, Any]] = {}
-        self._committed: dict[int, int] = {}
-        self._settled: set[int] = set()
+        self._samples = Samples()
         self._spent = dict.fromkeys(SPENT, 0.0)
         self._exchanges = self._workers_lost = 0
         self._warnings: list[str] = []
@@ -150,7 +153,7 @@ class Fold:
         if not self._final and self._writer and is_alive:
             status = "running" if is_alive(*self._writer) else "lost"
         report = self._report()
-        committed = sum(self._committed.values())
+        committed, overrun = self._counts()
         return RunSummary(
             id=self._id,
             name=self._name,
@@ -165,6 +168,7 @@ class Fold:
             rows=int(self._plan.get("rows") or 0),
             samples_expected=int(report.get("samples_expected", self._expected())),
             samples_committed=int(report.get("samples_committed", committed)),
+            samples_overrun=overrun,
             exchanges=int(report.get("exchanges", self._exchanges)),
             workers_lost=self._workers_lost,
             metrics=tuple(self._metrics[epoch] for epoch in sorted(self._metrics)),
@@ -177,16 +181,25 @@ class Fold:
         first = int(self._plan.get("initial_epoch") or 0)
         return max(0, int(self._plan.get("epochs") or 0) - first)
 
+    def _counts(self) -> tuple[int, int]:
+        """Samples that are committed, and beside them those that overran."""
+        total = self._samples.total
+        if not self._is_complete or not self._metrics:
+            return total, 0
+        counted = self._samples.committed(self._metrics)
+        return counted, total - counted
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._final is not None and self._final[0] == "finished"
+
     def _expected(self) -> int:
-        if "samples_expected" in self._plan:
-            expected = int(self._plan["samples_expected"])
-        else:
-            expected = int(self._plan.get("rows") or 0) * self._epochs_planned
-        is_complete = self._final is not None and self._final[0] == "finished"
-        if is_complete and 0 < len(self._metrics) < self._epochs_planned:
+        if self._is_complete and 0 < len(self._metrics) < self._epochs_planned:
             # A callback stopped the training: the epochs that ran were all there was.
-            return expected * len(self._metrics) // self._epochs_planned
-        return expected
+            return sum(self._samples.rows_of(e, self._plan) for e in self._metrics)
+        if "samples_expected" in self._plan:
+            return int(self._plan["samples_expected"])
+        return int(self._plan.get("rows") or 0) * self._epochs_planned
 
     def _report(self) -> dict[str, Any]:
         total = sum(self._spent.values())
@@ -198,13 +211,20 @@ class Fold:
             share = round(value / total, 4) if total else 0.0
             found[f"{name.removesuffix('_s')}_share"] = share
         metrics = [self._metrics[epoch] for epoch in sorted(self._metrics)]
-        for monitor in (self._plan.get("monitor"), "val_loss", "loss"):
-            best = best_epoch(metrics, str(monitor))
+        for monitor in (self._monitor(), Monitor(name="val_loss"), Monitor()):
+            best = best_epoch(metrics, monitor)
             if best is not None:
                 epoch = sorted(self._metrics)[best[0]]
-                found["best"] = {"metric": monitor, "value": best[1], "epoch": epoch}
+                place = {"metric": monitor.name, "value": best[1], "epoch": epoch}
+                found["best"] = place
                 break
         return {**found, **(self._final[1] if self._final else {})}
+
+    def _monitor(self) -> Monitor:
+        """The metric the run was told to go by; only it knew which way is better."""
+        is_higher_better = bool(self._plan.get("is_higher_better"))
+        name = str(self._plan.get("monitor") or "val_loss")
+        return Monitor(name=name, is_higher_better=is_higher_better)
 
     def _on_run_created(self, event: Mapping[str, Any]) -> None:
         self._id = str(event.get("id", self._id))
@@ -233,25 +253,19 @@ class Fold:
         self._warnings.append(str(event.get("text", "")))
 
     def _on_exchanges(self, event: Mapping[str, Any]) -> None:
-        for record in unpack_exchanges(event):
+        for record in self._samples.add(event):
             self._exchanges += 1
-            epoch, samples = int(record.get("epoch") or 0), record.get("samples") or 0
-            if epoch not in self._settled:
-                self._committed[epoch] = self._committed.get(epoch, 0) + int(samples)
             for name in self._spent:
                 self._spent[name] += float(record.get(name) or 0.0)
 
     def _on_rollback(self, event: Mapping[str, Any]) -> None:
-        committed = cast(Mapping[str, Any], event.get("committed") or {})
-        self._committed = {int(epoch): int(n) for epoch, n in committed.items()}
+        self._samples.roll_back(event.get("committed") or {})
 
     def _on_epoch_ended(self, event: Mapping[str, Any]) -> None:
         epoch = int(event.get("epoch", len(self._metrics)))
         metrics = cast(Mapping[str, Any], event.get("metrics") or {})
         self._metrics[epoch] = dict(metrics)
-        if "samples" in event:  # the ledger's word beats the sum of records
-            self._settled.add(epoch)
-            self._committed[epoch] = int(event["samples"])
+        self._samples.end(epoch, event)
 
 
 def is_process_alive(host: str, pid: int, seen_time: float) -> bool:

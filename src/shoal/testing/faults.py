@@ -6,7 +6,9 @@
         shoal.fit(model, x, y, workers=2)
 
 A worker looks when it has taken its steps and told nobody: the worst moment to die,
-as its samples are worked on and not committed. This file decides what happens then.
+as its samples are worked on and not committed. Under "ensemble" a rank is the number of
+a member; `cluster="inline"` has no processes that could fail, and refuses. This file
+decides what happens then.
 """
 
 from __future__ import annotations

@@ -24,11 +24,12 @@ from shoal.data.order import Order, steps
 from shoal.engine.bulk import Sizes
 from shoal.engine.member import Seat
 from shoal.engine.observer import EpochEnd, Record
+from shoal.engine.reports import read_epoch, read_records
 from shoal.engine.sequencer import Rules
 from shoal.engine.server import Server, ServerSpec
 from shoal.engine.wire import Head, Link
 from shoal.engine.worker import Rows, Watch, WorkerSpec, work
-from shoal.errors import WorkerFailed
+from shoal.errors import ClusterError, WorkerFailed
 from shoal.strategies.base import Strategy
 from shoal.testing.linear import LinearBackend, LinearRows
 from shoal.testing.problems import LeastSquares
@@ -267,7 +268,7 @@ class Cluster:
         head, body = self._link.receive(timeout_s=PATIENCE_S)
         kind = head["kind"]
         if kind == "records":
-            self._records += [Record(*record) for record in head["records"]]
+            self._records += read_records(head, body)[0]
             done = sum(record.samples for record in self._records)
             while self._late and self._late[-1] <= done:
                 self._late.pop()
@@ -276,6 +277,8 @@ class Cluster:
             self._end_epoch(head, body)
         elif kind == "optimizer":
             self._state = bytes(body)
+        elif kind == "broken":
+            raise ClusterError(head["reason"])
         elif kind == "failed":
             raise WorkerFailed(head["error"], traceback=head["traceback"])
         else:
@@ -284,14 +287,7 @@ class Cluster:
                 self.start_worker(head["rank"])
 
     def _end_epoch(self, head: Head, body: memoryview) -> None:
-        floats, size = np.frombuffer(body, np.float32), int(head["size"])
-        self._epochs[head["epoch"]] = EpochEnd(
-            epoch=head["epoch"],
-            rows=head["rows"],
-            metrics=np.asarray(head["metrics"], np.float64),
-            vector=floats[:size],
-            statistics=floats[size:],
-        )
+        self._epochs[head["epoch"]] = read_epoch(head, body)
         upcoming = head["epoch"] + 1
         if upcoming < self._setup.epochs:
             self.command("proceed", epoch=upcoming)

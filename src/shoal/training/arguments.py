@@ -7,28 +7,30 @@ here; when it returns, the plan stands, the model is built and known to travel.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, final
 
 import numpy as np
 
 from shoal.clusters.local import read_machine
-from shoal.data import ArraySource, training_data
+from shoal.data import training_data
 from shoal.data.order import Shuffle
+from shoal.engine.worker import WATCH
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import DataFacts
 from shoal.models.inspection import SAMPLE_ROWS, find_model, prepare, read_model
-from shoal.models.metrics import MetricStates
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.request import Workers
+from shoal.plan.validation import read_freq
 from shoal.registry import did_you_mean
 from shoal.runs.base import Run
 from shoal.strategies import Strategy, get
 from shoal.training.driver import Habits
 from shoal.training.fitting import Work
+from shoal.training.validation import Validation, read_validation
 
 SEED_LIMIT = 2**31 - 1
 CLUSTERS = ("local", "inline")
@@ -68,34 +70,18 @@ class Arguments:
     seed: int | None = None
     custom_objects: Mapping[str, Any] | None = None
 
+    @classmethod
+    def of(cls, **given: Any) -> Arguments:
+        """Takes arguments by name.
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Validation:
-    """What a model is validated on, and how.
-
-    Args:
-        source: The rows.
-        batch_size: Rows of one step.
-        steps: Steps to take, None for all.
-    """
-
-    source: ArraySource
-    batch_size: int
-    steps: int | None = None
-
-    def of(self, model: Any) -> Callable[..., dict[str, float]]:
-        """Returns what evaluates a model, for `Habits.validate`."""
-        unpack = import_module("keras").utils.unpack_x_y_sample_weight
-        x, y, weights = unpack(self.source.take(slice(None)))
-
-        def validate(callbacks: Any = None) -> dict[str, float]:
-            return model.evaluate(
-                x, y, sample_weight=weights, batch_size=self.batch_size,
-                steps=self.steps, callbacks=callbacks, verbose=0, return_dict=True,
-            )  # fmt: skip
-
-        return validate
+        Raises:
+            ConfigError: One of them `fit` does not have.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(did_you_mean("argument of fit", name, known))
+        return cls(**given)
 
 
 @final
@@ -107,7 +93,7 @@ class Ready:
         plan: What will happen.
         work: The model, built, and its data.
         validation: None without validation data.
-        arguments: As given; `monitor`, `callbacks` and `validation_freq` are left.
+        arguments: As given; `callbacks` and `validation_freq` are left.
         verbose: 0, 1, 2 or "auto", as Keras means it.
     """
 
@@ -123,8 +109,7 @@ class Ready:
         return Habits(
             callbacks=self.arguments.callbacks,
             validate=None if validation is None else validation.of(model),
-            validation_freq=self.arguments.validation_freq,
-            monitor=self.arguments.monitor,
+            validation_freq=read_freq(self.arguments.validation_freq),
             verbose=self.verbose,
         )
 
@@ -138,7 +123,8 @@ def read(arguments: Arguments) -> Ready:
         DataError: An array is missing, or does not fit the model.
     """
     strategy = get(arguments.strategy)
-    _check_freq(arguments.validation_freq)
+    request = _request(arguments, strategy)
+    _check_kinds(arguments)
     model, factory = find_model(arguments.model)
     source, held = training_data(
         arguments.x,
@@ -153,27 +139,26 @@ def read(arguments: Arguments) -> Ready:
     data = DataFacts(
         rows=len(source),
         size_bytes=source.size_bytes,
-        has_sample_weight=source.has_sample_weight,
         validation_rows=0 if held is None else len(held),
     )
-    request = _request(arguments, strategy)
-    plan = resolve(request, read_model(model, sample), data, read_machine())
-    _check_monitor(arguments, model, has_validation=held is not None)
+    facts = read_model(model, sample, has_monitor=arguments.monitor is not None)
+    plan = resolve(request, facts, data, read_machine())
     work = Work(
         model=model,
         source=source,
         custom_objects=arguments.custom_objects,
         factory=factory,
     )
-    batch_size = arguments.validation_batch_size or plan.batch_size
     return Ready(
         plan=plan,
-        work=work.with_packed(),
-        validation=None
-        if held is None
-        else Validation(
-            source=held, batch_size=batch_size, steps=arguments.validation_steps
+        validation=read_validation(
+            model,
+            held,
+            batch_size=arguments.validation_batch_size,
+            steps=arguments.validation_steps,
+            usual_batch_size=plan.batch_size,
         ),
+        work=work.with_packed(),
         arguments=arguments,
         verbose=_verbosity(arguments.verbose),
     )
@@ -215,6 +200,9 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         epoch_barrier=arguments.epoch_barrier,
         max_restarts=arguments.max_restarts,
         threads=arguments.threads,
+        monitor=arguments.monitor,
+        validation_freq=read_freq(arguments.validation_freq),
+        has_callbacks=bool(arguments.callbacks),
     )
 
 
@@ -225,6 +213,11 @@ def _check_inline(cluster: str, strategy: Strategy) -> None:
             f"{strategy.name} does not run on cluster='inline'. "
             "Expected a strategy whose workers exchange something. "
             "Leave cluster out to train the models on processes."
+        )
+    if cluster == "inline" and WATCH.get() is not None:
+        raise PlanError(
+            "shoal.testing.faults with cluster='inline'. Expected workers that are "
+            "processes, which can fail one by one. Leave cluster out."
         )
 
 
@@ -241,23 +234,31 @@ def _verbosity(verbose: int | str) -> int | str:
     return int(verbose)
 
 
-def _check_freq(freq: int | Sequence[int]) -> None:
-    """As Keras: a number of epochs, or the epochs themselves."""
-    values: list[Any] = [freq] if isinstance(freq, int) else list(freq)
-    if not all(isinstance(value, int) and value >= 1 for value in values):
+def _check_kinds(arguments: Arguments) -> None:
+    """Refuses what Keras would stumble over later."""
+    for callback in _flat(arguments.callbacks):
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            raise ConfigError(
+                f"callbacks has {callback!r}. Expected objects of subclasses of "
+                "keras.callbacks.Callback. "
+                "Pass for example callbacks=[keras.callbacks.CSVLogger('log.csv')]."
+            )
+    check_custom_objects(arguments.custom_objects)
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    return import_module("keras").tree.flatten(callbacks) if callbacks else []
+
+
+def check_custom_objects(custom_objects: object) -> None:
+    """Refuses custom objects without names.
+
+    Raises:
+        ConfigError: It is neither None nor a mapping.
+    """
+    if custom_objects is not None and not isinstance(custom_objects, Mapping):
         raise ConfigError(
-            f"validation_freq={freq!r} cannot be used. Expected a number of epochs of "
-            "at least 1, or a list of epochs. Leave it out to validate after each."
+            f"custom_objects={custom_objects!r} cannot be used. "
+            "Expected a dict from a name to a class or function. "
+            "Write it as {'MyLayer': MyLayer}."
         )
-
-
-def _check_monitor(arguments: Arguments, model: Any, *, has_validation: bool) -> None:
-    """Refuses a metric the run will not have; callbacks may add some of their own."""
-    monitor = arguments.monitor
-    if monitor is None or arguments.callbacks:
-        return
-    states = MetricStates.of(model)
-    names = list(states.results(model, np.zeros(states.size)))
-    known = names + [f"val_{name}" for name in names if has_validation]
-    if monitor not in known:
-        raise ConfigError(did_you_mean("monitor", monitor, known))

@@ -7,12 +7,15 @@ what is measured of a training and how several are set side by side.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias, final
 
+import numpy as np
+
 from shoal.errors import ConfigError
+from shoal.plan.request import plain, read_workers
 from shoal.strategies import Single, Strategy, get
 from shoal.training.comparison import Comparison, Entry, Point
 from shoal.training.f1 import f1_of
@@ -68,7 +71,6 @@ def compare(
     strategies: Sequence[str | Strategy],
     workers: Workers | Sequence[Workers],
     seeds: int | Sequence[int] = 1,
-    tell: Callable[[Entry], None] | None = None,
 ) -> Comparison:
     """Trains a fresh model with each strategy, and with plain Keras.
 
@@ -78,33 +80,39 @@ def compare(
         strategies: Names, names with parameters, or objects.
         workers: How many, or several numbers to try each.
         seeds: How many, counted from 0, or the seeds themselves.
-        tell: Called with each result as it comes.
 
     Raises:
-        ConfigError: There is nothing to compare, or a strategy is unknown.
+        ConfigError: There is nothing to compare, a strategy is unknown, or a number of
+            workers is none.
     """
     chosen = [s for s in map(get, strategies) if not isinstance(s, Single)]
-    counts = [workers] if isinstance(workers, (int, str)) else list(workers)
-    drawn = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    counts = _listed(workers)
+    drawn = list(seeds) if isinstance(seeds, Iterable) else list(range(plain(seeds)))
     if not counts or not drawn:
         raise ConfigError(
             f"there is nothing to compare: workers={workers!r}, seeds={seeds!r}. "
             "Expected at least one number of workers and one seed. "
             "Pass workers=2 and seeds=1, or lists of them."
         )
+    for count in counts:
+        if count != "auto":
+            read_workers(count)
     entries: list[Entry] = []
-
-    def keep(entry: Entry) -> None:
-        entries.append(entry)
-        if tell is not None:
-            tell(entry)
-
     for seed in drawn:
-        keep(train_baseline(task, seed))
-        for strategy in chosen:
-            for count in counts:
-                keep(train_one(task, fit, strategy, count, seed))
+        entries.append(train_baseline(task, seed))
+        entries += [
+            train_one(task, fit, strategy, count, seed)
+            for strategy in chosen
+            for count in counts
+        ]
     return Comparison(entries=tuple(entries))
+
+
+def _listed(workers: Workers | Sequence[Workers]) -> list[Workers]:
+    """The numbers of workers to try, one or several."""
+    several: Any = workers
+    is_one = isinstance(workers, str) or not isinstance(workers, Iterable)
+    return [several] if is_one else list(several)
 
 
 def train_baseline(task: Task, seed: int) -> Entry:
@@ -199,7 +207,7 @@ def _judge(model: Any, data: Any, task: Task) -> dict[str, float]:
     found = model.evaluate(
         x, y, sample_weight=weights, batch_size=1024, verbose=0, return_dict=True
     )
-    metrics = {name: float(value) for name, value in found.items()}
+    metrics = _scalars(found)
     if task.f1 is not None:
         scores = model.predict(x, batch_size=1024, verbose=0)
         metrics["f1"] = f1_of(y, scores, average=task.f1)
@@ -216,10 +224,14 @@ def _clock(keras: Any) -> Any:
 
         def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
             del epoch
-            kept = {name: float(value) for name, value in (logs or {}).items()}
-            self.ends.append((time.perf_counter(), kept))
+            self.ends.append((time.perf_counter(), _scalars(logs or {})))
 
     return Clock()
+
+
+def _scalars(logs: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are one number; some are one for each class."""
+    return {name: float(v) for name, v in logs.items() if np.ndim(v) == 0}
 
 
 def _points(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any, final
 
 from shoal.errors import ConfigError
-from shoal.runs.history import is_higher_better
 from shoal.strategies import Single
+from shoal.training.tables import table_of_records
 
 
 @final
@@ -95,14 +96,7 @@ class Comparison:
 
     def table(self) -> Any:
         """Returns a `rich` table; print it with `rich.print`."""
-        table = import_module("rich.table").Table(box=None, pad_edge=False)
-        rows = self.rows
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        for name in names:
-            table.add_column(name, justify="left" if name == "strategy" else "right")
-        for row in rows:
-            table.add_row(*(_cell(row.get(name)) for name in names))
-        return table
+        return table_of_records(self.rows)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Returns everything as JSON, with the curve of each training.
@@ -157,14 +151,6 @@ def _ratio(rate: float, base: float | None) -> float | None:
     return round(rate / base, 3) if base else None
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def _logged(entries: Iterable[Entry]) -> list[str]:
     return list(
         dict.fromkeys(name for e in entries for p in e.points for name in p.metrics)
@@ -172,12 +158,29 @@ def _logged(entries: Iterable[Entry]) -> list[str]:
 
 
 def _metric(entries: Iterable[Entry]) -> str:
-    """Validation before training, a quality before a loss."""
-    names = _logged(entries)
+    """Validation before training, any other metric before a loss."""
     ranked = sorted(
-        names, key=lambda n: (not n.startswith("val_"), not is_higher_better(n))
+        _logged(entries), key=lambda n: (not n.startswith("val_"), n.endswith("loss"))
     )
     return ranked[0] if ranked else "loss"
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Refuses a picture that cannot be drawn, before anything is trained for it.
+
+    Raises:
+        ConfigError: matplotlib is not installed or does not write such files, or the
+            folder is not there.
+    """
+    _load_figure()
+    target = Path(path)
+    kinds = import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
+    if target.suffix[1:] not in kinds or not target.parent.is_dir():
+        raise ConfigError(
+            f"the picture {str(target)!r} cannot be written. Expected a file in a "
+            f"folder that is there, ending in one of {', '.join(sorted(kinds))}. "
+            "Make the folder, or write it as curves.png."
+        )
 
 
 def _load_figure() -> Callable[..., Any]:

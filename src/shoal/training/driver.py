@@ -19,7 +19,6 @@ from shoal.models.inspection import learning_rate_of
 from shoal.models.metrics import MetricStates
 from shoal.plan import Plan
 from shoal.runs.base import Run
-from shoal.runs.history import is_higher_better
 from shoal.training.hooks import BatchHooks, steps_of
 from shoal.training.progress import Progress
 from shoal.training.user_model import UserModel
@@ -35,14 +34,12 @@ class Habits:
         callbacks: As given.
         validate: Evaluates the model, None without validation data.
         validation_freq: Epochs between validations, or a list of epochs.
-        monitor: Metric by which the best model is kept, None for the loss.
         verbose: 0, 1, 2 or "auto", as given.
     """
 
     callbacks: Any = None
     validate: Callable[..., dict[str, float]] | None = None
     validation_freq: int | Sequence[int] = 1
-    monitor: str | None = None
     verbose: int | str = 0
 
 
@@ -67,12 +64,10 @@ class Driver(Observer):
     """
 
     def __init__(self, model: Any, plan: Plan, run: Run, habits: Habits) -> None:
-        self._model, self._plan, self._run, self._habits = model, plan, run, habits
-        self._order = plan.order()
+        self._model, self._run, self._habits = model, run, habits
         self._user = UserModel(model)
         self._states = MetricStates.of(model)
-        self._progress = Progress(plan, habits.verbose)
-        self._epoch = _Epoch(number=plan.initial_epoch)
+        self.follow(plan)
         self._later: list[Record] = []
         self._sums: dict[int, Sums] = {}
         self._best: float | None = None
@@ -91,6 +86,12 @@ class Driver(Observer):
             steps=steps_of(rows, plan.batch_size),
         )
         self._hooks = BatchHooks(self.callbacks, plan.batch_size)
+
+    def follow(self, plan: Plan) -> None:
+        """Takes the plan of the run, or another one before its first epoch."""
+        self._plan, self._order = plan, plan.order()
+        self._progress = Progress(plan, self._habits.verbose)
+        self._epoch = _Epoch(number=plan.initial_epoch)
 
     # --------------------------------------------------------- start and end
 
@@ -169,6 +170,10 @@ class Driver(Observer):
         batch, models = self._plan.batch_size, self._plan.models
         earlier = [rows for e, rows in self._committed.items() if e < epoch]
         return sum(steps_of(rows // models, batch) for rows in earlier)
+
+    def rehearse(self) -> None:
+        """Compiles what shows metrics, while there is nothing else to do."""
+        self._states.results(self._model, np.zeros(self._states.size))
 
     # ------------------------------------------------------------- observing
 
@@ -270,13 +275,10 @@ class Driver(Observer):
             self.on_event("warning", text=text)
 
     def _keep_best(self, logs: dict[str, float]) -> None:
-        monitor = self._habits.monitor
-        if monitor is None:
-            monitor = "val_loss" if "val_loss" in logs else "loss"
-        if monitor not in logs:
+        monitor = self._plan.monitor
+        if monitor.name not in logs:
             return
-        sign = 1.0 if is_higher_better(monitor) else -1.0
-        score = sign * logs[monitor]
+        score = monitor.score(logs[monitor.name])
         if self._best is None or score > self._best:
             self._best = score
             self._run.save_model(self._model, "best")

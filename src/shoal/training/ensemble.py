@@ -8,30 +8,28 @@ all are done the user's model becomes the best of them.
 from __future__ import annotations
 
 import copy
-import threading
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
+from shoal.engine.worker import WATCH, Moment, Watch
 from shoal.errors import ConfigError
+from shoal.facts import Monitor
 from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, prepare
 from shoal.models.travel import unpack
 from shoal.plan import Plan
-from shoal.runs.base import Run, Which
-from shoal.runs.events import Event
-from shoal.runs.history import is_higher_better
-from shoal.training.arguments import Ready
+from shoal.runs.base import Run
+from shoal.training.arguments import SEED_LIMIT, Ready
+from shoal.training.board import Board, MemberRun
 from shoal.training.driver import Habits
 from shoal.training.fitting import Outcome, Work, train, write_data
-from shoal.training.progress import Progress
-
-SEED_LIMIT = 2**31 - 1
 
 
 def train_members(ready: Ready, run: Run) -> Outcome:
@@ -43,7 +41,8 @@ def train_members(ready: Ready, run: Run) -> Outcome:
 
     Raises:
         WorkerFailed, WorkerLost, ClusterError: Of the first member that failed.
-        KeyboardInterrupt: After Ctrl-C; the model holds the best member so far.
+        KeyboardInterrupt: After Ctrl-C; the model holds the member that was best when
+            its last epoch ended, with what it has learnt since.
     """
     plan = ready.plan
     board = Board(run, plan, ready.verbose)
@@ -54,12 +53,12 @@ def train_members(ready: Ready, run: Run) -> Outcome:
         works = [replace(work, shared=blob) for work in works]
         outcomes = _train_all(ready, works, board)
     except KeyboardInterrupt:
-        _adopt(ready.work.model, works[0].model)
+        _rescue(ready, works, run)
         raise
     finally:
         blob.close()
         board.close()
-    order = _ranking(outcomes, _monitor(ready, outcomes))
+    order = _ranking([o.history.history for o in outcomes], plan.monitor)
     models = [works[place].model for place in order]
     _adopt(ready.work.model, models[0])
     run.save_model(ready.work.model, "best")
@@ -71,6 +70,21 @@ def train_members(ready: Ready, run: Run) -> Outcome:
     history.predict = Combined(tuple(models))
     steps = [o.first_step for o in outcomes if o.first_step is not None]
     return Outcome(history=history, first_step=min(steps, default=None))
+
+
+def _rescue(ready: Ready, works: Sequence[Work], run: Run) -> None:
+    """After Ctrl-C: the model becomes the best member so far, and the user is told."""
+    # A member that has not begun has no history.
+    found = [getattr(work.model, "history", None) for work in works]
+    seen = [getattr(history, "history", {}) for history in found]
+    best = _ranking(seen, ready.plan.monitor)[0]
+    _adopt(ready.work.model, works[best].model)
+    if ready.verbose != 0:
+        look = f" See `shoal runs show {run.id}`." if run.url else ""
+        sys.stderr.write(
+            f"Interrupted: the model holds member {best + 1} of {len(works)}, the best "
+            f"so far; call fit again to train all of them.{look}\n"
+        )
 
 
 @final
@@ -94,108 +108,6 @@ class Combined:
         found = [model.predict(x, **arguments) for model in self.models]
         tree = import_module("keras").tree
         return tree.map_structure(lambda *parts: np.mean(parts, axis=0), *found)
-
-
-@final
-class Board:
-    """Puts the records of members together in one run. Safe from several threads.
-
-    Args:
-        run: Where they go.
-        plan: Of the whole.
-        verbose: As in Keras.
-    """
-
-    def __init__(self, run: Run, plan: Plan, verbose: int | str) -> None:
-        self.run, self.stop = run, threading.Event()
-        self._plan = plan
-        self._progress = Progress(plan, verbose)
-        self._lock = threading.Lock()
-        self._epochs: dict[int, dict[int, Event]] = {}
-
-    def epoch_ended(self, member: int, event: Event) -> None:
-        """Keeps a member's epoch; the last member's completes it for the run."""
-        with self._lock:
-            epoch = int(event["epoch"])
-            ended = self._epochs.setdefault(epoch, {})
-            ended[member] = event
-            self.run.event("member_epoch_ended", member=member, **event)
-            if len(ended) == self._plan.models:
-                self._complete(epoch)
-
-    def close(self) -> None:
-        """Completes the epochs that some members did not reach."""
-        with self._lock:
-            for epoch in sorted(self._epochs):
-                self._complete(epoch)
-            self._progress.close()
-
-    def _complete(self, epoch: int) -> None:
-        events = self._epochs.pop(epoch)
-        metrics = [dict(events[member]["metrics"]) for member in sorted(events)]
-        names = [n for n in metrics[0] if all(n in found for found in metrics)]
-        means = {n: float(np.mean([found[n] for found in metrics])) for n in names}
-        samples = sum(int(event["samples"]) for event in events.values())
-        self.run.event(
-            "epoch_ended", epoch=epoch, metrics=means, samples=samples, members=metrics
-        )
-        self._progress.epoch_begin(epoch)
-        self._progress.epoch_end(samples, means)
-
-
-@final
-class MemberRun(Run):
-    """One member's records, on their way to the run of all.
-
-    Args:
-        board: Of all members.
-        member: Number of this one.
-    """
-
-    def __init__(self, board: Board, member: int) -> None:
-        run = board.run
-        super().__init__(run_id=run.id, name=run.name, url=run.url, complain=None)
-        self._board, self._member = board, member
-
-    def exchanges(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Passes records on; here a member hears that it is to stop."""
-        if self._board.stop.is_set():
-            raise KeyboardInterrupt
-        member = self._member
-        self._board.run.exchanges([{**record, "rank": member} for record in records])
-
-    @property
-    def lost_events(self) -> int:
-        """Always 0: the run of all counts."""
-        return 0
-
-    def log_path(self, rank: int) -> Path | None:
-        """Returns the log of this member's one worker."""
-        del rank
-        return self._board.run.log_path(self._member)
-
-    def save_model(self, model: Any, which: Which) -> str | None:
-        """Saves nothing: the best of all members is saved at the end."""
-        del model, which
-
-    def write_plan(self, plan: Mapping[str, Any]) -> None:
-        """Writes nothing: there is one plan."""
-
-    def flush(self) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-    def _keep(self, line: bytes, event: Event) -> None:
-        del line
-        stamp = ("v", "kind", "time", "t", "member")
-        fields = {name: value for name, value in event.items() if name not in stamp}
-        if event["kind"] == "epoch_ended":
-            self._board.epoch_ended(self._member, fields)
-        elif event["kind"] not in ("run_started", "epoch_started"):
-            fields = {"rank": self._member, **fields} | {"member": self._member}
-            self._board.run.event(event["kind"], **fields)
 
 
 def _works(ready: Ready) -> list[Work]:
@@ -237,7 +149,10 @@ def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcom
             for member, (work, habits) in enumerate(zip(works, jobs, strict=True)):
                 plan = _member_plan(ready.plan, member)
                 run = MemberRun(board, member)
-                futures.append(pool.submit(train, plan, work, run, habits))
+                context = copy_context()
+                context.run(_watch_member, member)
+                job = (train, plan, work, run, habits)
+                futures.append(pool.submit(context.run, *job))
             wait(futures, return_when=FIRST_EXCEPTION)
             done = [f for f in futures if f.done()]
             for future in done:
@@ -247,6 +162,31 @@ def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcom
             pool.shutdown(wait=True, cancel_futures=True)
             raise
         return [future.result() for future in futures]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MemberWatch:
+    """Shows a member's worker, which has rank 0, under the member's number.
+
+    Args:
+        watch: As `shoal.testing.faults` sets it.
+        member: Number of the member.
+    """
+
+    watch: Watch
+    member: int
+
+    def __call__(self, moment: Moment) -> None:
+        """What the worker calls with where it is."""
+        self.watch(moment._replace(rank=self.member))
+
+
+def _watch_member(member: int) -> None:
+    """Lets the workers of this context be watched as those of a member."""
+    watch = WATCH.get()
+    if watch is not None:
+        WATCH.set(MemberWatch(watch=watch, member=member))
 
 
 def _member_plan(plan: Plan, member: int) -> Plan:
@@ -275,18 +215,13 @@ def _habits(ready: Ready, work: Work, member: int) -> Habits:
     return replace(own.habits(), callbacks=callbacks)
 
 
-def _monitor(ready: Ready, outcomes: Sequence[Outcome]) -> str:
-    seen = outcomes[0].history.history
-    return ready.arguments.monitor or ("val_loss" if "val_loss" in seen else "loss")
-
-
-def _ranking(outcomes: Sequence[Outcome], monitor: str) -> list[int]:
-    """Members by their last value of a metric, the best first."""
-    sign = -1.0 if is_higher_better(monitor) else 1.0
-    values = [
-        sign * o.history.history.get(monitor, [np.inf * sign])[-1] for o in outcomes
-    ]
-    return sorted(range(len(values)), key=lambda place: (values[place], place))
+def _ranking(
+    histories: Sequence[Mapping[str, Sequence[Any]]], monitor: Monitor
+) -> list[int]:
+    """Members by their last value of a metric, the best first; none is the worst."""
+    last = [(history.get(monitor.name) or [np.nan])[-1] for history in histories]
+    scores = [monitor.score(float(v) if np.ndim(v) == 0 else np.nan) for v in last]
+    return sorted(range(len(scores)), key=lambda place: (-scores[place], place))
 
 
 def _adopt(model: Any, other: Any) -> None:

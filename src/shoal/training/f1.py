@@ -19,18 +19,25 @@ def f1_of(y: Any, scores: Any, *, average: Literal["binary", "macro"]) -> float:
         >>> f1_of([1, 1, 0, 0], [[0.9], [0.2], [0.1], [0.8]], average="binary")
         0.5
     """
-    truth, guess = _classes(y), _classes(scores)
+    truth, guess = _labels(y), _guesses(scores)
     labels = [1] if average == "binary" else np.union1d(truth, guess).tolist()
     return float(np.mean([_f1(truth == label, guess == label) for label in labels]))
 
 
-def _classes(values: Any) -> Any:
-    """Class numbers; a single column is a class, or the probability of class 1."""
-    array = np.asarray(values)
+def _labels(y: Any) -> Any:
+    """Class numbers of labels; whole numbers may be stored as floats."""
+    array = np.asarray(y)
     if array.ndim > 1 and array.shape[-1] > 1:
         return array.argmax(axis=-1).reshape(-1)
-    flat = array.reshape(-1)
-    return (flat > 0.5).astype(int) if flat.dtype.kind == "f" else flat
+    return np.rint(array.reshape(-1).astype("float64")).astype(int)
+
+
+def _guesses(scores: Any) -> Any:
+    """Class numbers of scores; a single column is the probability of class 1."""
+    array = np.asarray(scores)
+    if array.ndim > 1 and array.shape[-1] > 1:
+        return array.argmax(axis=-1).reshape(-1)
+    return (array.reshape(-1).astype("float64") > 0.5).astype(int)
 
 
 def _f1(truth: Any, guess: Any) -> float:

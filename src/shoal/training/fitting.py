@@ -16,19 +16,21 @@ from shoal.data import ArraySource
 from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
 from shoal.engine.member import Seat
-from shoal.engine.opening import BACKENDS, UNUSED, OpenBackend, OpenMapped
+from shoal.engine.opening import OpenBackend, OpenMapped
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.server import ServerSpec
+from shoal.engine.stage import Stage
 from shoal.engine.worker import WATCH, WorkerSpec
 from shoal.launchers.shared import SharedBlob
-from shoal.models.inspection import inner_optimizer, learning_rate_of
+from shoal.models.inspection import learning_rate_of, step_variable
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import pack
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.training.driver import Driver, Habits
 from shoal.training.interruption import undisturbed
+from shoal.training.staging import cast_of
 from shoal.vectors import Layout, exchanged_variables, statistic_variables
 
 SECRET_BYTES = 32
@@ -79,8 +81,18 @@ class Outcome:
     first_step: float | None
 
 
-def train(plan: Plan, work: Work, run: Run, habits: Habits) -> Outcome:
+def train(
+    plan: Plan, work: Work, run: Run, habits: Habits, stage: Stage | None = None
+) -> Outcome:
     """Trains `work.model` on processes of this machine.
+
+    Args:
+        plan: Of the run.
+        work: Model and data.
+        run: Where it is recorded.
+        habits: Of `fit`.
+        stage: Processes that have been started, and are the caller's to end; None
+            starts some.
 
     Raises:
         WorkerFailed, WorkerLost, ClusterError: See `shoal.errors`.
@@ -91,14 +103,17 @@ def train(plan: Plan, work: Work, run: Run, habits: Habits) -> Outcome:
     if habits.callbacks or not work.packed:
         # A callback may have loaded other weights when training began.
         work = work.with_packed()
-    blob = work.shared or SharedBlob()
-    controller = Controller(_job(plan, run, blob), driver)
+    cast = cast_of(plan.backend, plan.workers, plan.threads)
+    own = stage is None
+    stage = stage or Stage(cast, work.shared)
+    controller = Controller(_job(plan, run), driver, stage)
     driver.fetch_center = controller.center
     try:
-        controller.launch()
+        stage.recast(cast)
         if work.shared is None:
-            write_data(work.source, blob)
-        _give(controller, plan, work, blob)
+            write_data(work.source, stage.blob)
+        _give(controller, plan, work, stage)
+        driver.rehearse()
         controller.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
@@ -110,8 +125,8 @@ def train(plan: Plan, work: Work, run: Run, habits: Habits) -> Outcome:
     finally:
         with undisturbed():
             controller.close()
-            if work.shared is None:
-                blob.close()
+            if own:
+                stage.close()
 
 
 def _rescue(driver: Driver, controller: Controller, *, is_told: bool) -> None:
@@ -124,8 +139,10 @@ def _rescue(driver: Driver, controller: Controller, *, is_told: bool) -> None:
         driver.abandon()
 
 
-def announce(plan: Plan, run: Run, monitor: str | None = None) -> None:
+def announce(plan: Plan, run: Run) -> None:
     """Records that a run begins, and what it is to do."""
+    order, first = plan.order(), plan.initial_epoch
+    last = min(plan.epochs, first + order.epochs_per_pass)
     run.event(
         "run_started",
         strategy=plan.strategy.name,
@@ -133,8 +150,12 @@ def announce(plan: Plan, run: Run, monitor: str | None = None) -> None:
         rows=plan.rows,
         epochs=plan.epochs,
         initial_epoch=plan.initial_epoch,
+        # Of one model; after a pass over the data they repeat.
+        epoch_rows=[order.rows_of(epoch) for epoch in range(first, last)],
+        models=plan.models,
         samples_expected=plan.samples_expected,
-        monitor=monitor,
+        monitor=plan.monitor.name,
+        is_higher_better=plan.monitor.is_higher_better,
     )
 
 
@@ -152,25 +173,20 @@ def begin(driver: Driver, plan: Plan, work: Work, run: Run) -> Plan:
     if not epoch or epoch == plan.initial_epoch:
         return plan
     plan = replace(plan, initial_epoch=int(epoch))
+    driver.follow(plan)
     announce(plan, run)
     return plan
 
 
-def _job(plan: Plan, run: Run, blob: SharedBlob) -> Job:
-    module = BACKENDS.get(plan.backend, "keras").partition(":")[0]
+def _job(plan: Plan, run: Run) -> Job:
     return Job(
         workers=plan.workers,
         policy=RecoveryPolicy(
             max_restarts=plan.max_restarts, min_workers=plan.min_workers
         ),
-        threads=plan.threads,
         first_epoch=plan.initial_epoch,
         epochs=plan.epochs,
-        has_barrier=plan.epoch_barrier,
-        preload=("shoal.engine.opening", module),
-        without=UNUSED,
         log=run.log_path,
-        shared=(blob.descriptor,),
     )
 
 
@@ -201,10 +217,11 @@ def compute_spec(plan: Plan) -> ComputeSpec:
         local_momentum=plan.strategy.local_momentum,
         mass="weights" if is_weighted else "rows",
         is_summed="sum" in plan.model.reductions,
+        is_alone=plan.workers == 1,
     )
 
 
-def _give(controller: Controller, plan: Plan, work: Work, blob: SharedBlob) -> None:
+def _give(controller: Controller, plan: Plan, work: Work, stage: Stage) -> None:
     """Sends everyone their part."""
     model = work.model
     weights, statistics = exchanged_variables(model), statistic_variables(model)
@@ -227,11 +244,11 @@ def _give(controller: Controller, plan: Plan, work: Work, blob: SharedBlob) -> N
     )
     compute = compute_spec(plan)
     open_backend = OpenBackend(name=plan.backend, model=work.packed)
-    began = float(int(inner_optimizer(model).iterations.numpy()))
+    began = float(int(step_variable(model).numpy()))
 
     def make(hint: int, token: str) -> WorkerSpec:
         seat = Seat(
-            address=controller.address,
+            address=stage.address,
             secret=secret,
             sizes=sizes,
             hint=hint,
@@ -243,7 +260,7 @@ def _give(controller: Controller, plan: Plan, work: Work, blob: SharedBlob) -> N
             compute=compute,
             order=plan.order(),
             open_backend=open_backend,
-            open_source=OpenMapped(descriptor=blob.descriptor),
+            open_source=OpenMapped(descriptor=stage.blob.descriptor),
             is_gang=plan.is_gang,
             clock_start=began,
             watch=WATCH.get(),

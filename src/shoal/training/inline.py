@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.center import Center
-from shoal.engine.observer import EpochEnd, Observer, Record, Rescue
+from shoal.engine.observer import EpochEnd, EpochsInOrder, Observer, Record, Rescue
 from shoal.engine.sequencer import (
     Answer,
     Apply,
@@ -29,7 +29,7 @@ from shoal.engine.sequencer import (
     Push,
     Sequencer,
 )
-from shoal.models.inspection import inner_optimizer
+from shoal.models.inspection import step_variable
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.strategies.base import Facts
@@ -109,7 +109,7 @@ class InlineCluster:
         weights, beside = exchanged_variables(model), statistic_variables(model)
         self._plan, self._observer, self._speeds = plan, observer, speeds
         self._random = np.random.default_rng([plan.seed, plan.workers])
-        began = float(int(inner_optimizer(model).iterations.numpy()))
+        began = float(int(step_variable(model).numpy()))
         self._center = Center(
             plan.strategy,
             Layout.of(weights).gather(weights),
@@ -125,9 +125,12 @@ class InlineCluster:
         self._records: list[Record] = []
         self._metrics: dict[int, npt.NDArray[np.float64]] = {}
         self._ended: deque[int] = deque()
+        self._epochs = EpochsInOrder(
+            plan.initial_epoch, plan.epochs, observer, self._open
+        )
         self._now, self._samples = 0.0, 0
         self._began = self._flushed = time.monotonic()
-        self._is_over = self._is_halted = False
+        self._is_halted = False
 
     def copy_center(self) -> tuple[Vector, Vector]:
         """Weights and statistics as they are; a backend may keep views of them."""
@@ -154,10 +157,10 @@ class InlineCluster:
         for mate in self._crew.mates:
             self._carry_out(self._sequencer.ready(mate.rank, mate.incarnation))
         self._open(plan.initial_epoch)
-        while not self._is_over:
+        while not self._epochs.are_over:
             self._turn()
             self._tell(is_forced=bool(self._ended))
-            while self._ended and not self._is_over:
+            while self._ended and not self._epochs.are_over:
                 self._end_epoch(self._ended.popleft())
 
     def _turn(self) -> None:
@@ -224,12 +227,7 @@ class InlineCluster:
             statistics=statistics,
             optimizer_state=self._crew.optimizer_state(),
         )
-        self._observer.on_epoch(end)
-        is_last = epoch + 1 >= self._plan.epochs
-        if is_last or self._is_halted or self._observer.wants_stop:
-            self._is_over = True
-        else:
-            self._open(epoch + 1)
+        self._epochs.ended(end)
 
     # ------------------------------------------------------------ the server
 

@@ -8,7 +8,7 @@ number of batches, so that every batch is the one Keras would have made.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -17,12 +17,13 @@ from typing import Any, final
 
 import numpy as np
 
+from shoal.backends import BACKENDS
 from shoal.clusters.local import read_machine
 from shoal.data import ArraySource, trees
 from shoal.data.arrays import Column
 from shoal.data.blob import read_blob
-from shoal.engine.opening import BACKENDS, UNUSED
-from shoal.errors import ConfigError, WorkerFailed, WorkerLost
+from shoal.engine.opening import UNUSED
+from shoal.errors import WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
@@ -31,7 +32,13 @@ from shoal.models.inspection import SAMPLE_ROWS, build, prepare
 from shoal.models.metrics import MetricStates, unmergeable
 from shoal.models.travel import pack
 from shoal.plan import BATCH_SIZE, environment
-from shoal.plan.request import MOST_AUTO_WORKERS, Workers
+from shoal.plan.request import (
+    MOST_AUTO_WORKERS,
+    Workers,
+    read_workers,
+    require_whole,
+)
+from shoal.training.arguments import check_custom_objects
 from shoal.training.score_chunks import (
     DONE,
     Compute,
@@ -60,6 +67,7 @@ class Asked:
         batch_size: Rows of one step, None for 32.
         steps: Steps to take, None for all rows.
         custom_objects: As for `keras.saving.load_model`.
+        factory: Makes the model anew on processes, None to send it.
     """
 
     workers: Workers = "auto"
@@ -67,6 +75,7 @@ class Asked:
     batch_size: int | None = None
     steps: int | None = None
     custom_objects: Mapping[str, Any] | None = None
+    factory: Callable[[], Any] | None = None
 
 
 @final
@@ -81,6 +90,7 @@ class _Job:
     workers: int
     threads: int
     custom_objects: Mapping[str, Any] | None
+    factory: Callable[[], Any] | None
 
 
 def evaluate(model: Any, source: ArraySource, asked: Asked) -> dict[str, float]:
@@ -126,15 +136,17 @@ def predict(model: Any, source: ArraySource, asked: Asked) -> trees.Tree:
 
 def _job(model: Any, source: ArraySource, asked: Asked) -> _Job:
     """Resolves what was asked for."""
-    for name in ("batch_size", "steps", "threads"):
-        value = getattr(asked, name)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(
-                f"{name}={value!r} cannot be used. Expected a whole number of at "
-                f"least 1. Correct it, or leave {name} out."
-            )
-    batch_size = asked.batch_size or BATCH_SIZE
-    rows = min(len(source), (asked.steps or len(source)) * batch_size)
+    batch_size, steps, threads = (
+        None if value is None else require_whole(name, value, 1)
+        for name, value in (
+            ("batch_size", asked.batch_size),
+            ("steps", asked.steps),
+            ("threads", asked.threads),
+        )
+    )
+    check_custom_objects(asked.custom_objects)
+    batch_size = batch_size or BATCH_SIZE
+    rows = min(len(source), (steps or len(source)) * batch_size)
     machine = read_machine()
     workers = worker_count(
         asked.workers if asked.workers != "auto" else environment().workers or "auto",
@@ -148,8 +160,9 @@ def _job(model: Any, source: ArraySource, asked: Asked) -> _Job:
         rows=rows,
         batch_size=batch_size,
         workers=workers,
-        threads=asked.threads or max(1, machine.cores // workers),
+        threads=threads or max(1, machine.cores // workers),
         custom_objects=asked.custom_objects,
+        factory=asked.factory,
     )
 
 
@@ -171,21 +184,16 @@ def worker_count(
         >>> worker_count("auto", MachineFacts(cores=2), batches=9, work=1e6)
         1
     """
-    limits: tuple[Any, ...] = workers if isinstance(workers, tuple) else (workers,)
     if workers == "auto":
-        most = min(machine.cores, MOST_AUTO_WORKERS)
-        limits = (max(1, min(most, int(work / WORTH_A_PROCESS))),)
-    if not limits or not all(type(n) is int and n >= 1 for n in limits):
-        raise ConfigError(
-            f"workers={workers!r} cannot be used. Expected a number of at least 1, "
-            "(min, max) or 'auto'. Leave it out to use this machine's cores."
-        )
-    return max(1, min(limits[-1], batches))
+        most = min(machine.cores, MOST_AUTO_WORKERS, int(work / WORTH_A_PROCESS))
+    else:
+        _, most = read_workers(workers)
+    return max(1, min(most, batches))
 
 
 def _scored(job: _Job, compute: Compute) -> list[trees.Tree]:
     """Has every chunk computed; returns their results in order."""
-    packed = pack(job.model, custom_objects=job.custom_objects)
+    packed = pack(job.model, custom_objects=job.custom_objects, factory=job.factory)
     bounds = _bounds(job.rows, job.batch_size, job.workers)
     with ExitStack() as stack:
         data, board, *results = (_blob(stack) for _ in range(2 + len(bounds)))

@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.models.inspection import inner_optimizer
+from shoal.models.inspection import inner_optimizer, step_variable
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
 
@@ -49,7 +49,7 @@ class UserModel:
             statistics: Their statistics.
         """
         if vector is None or statistics is None:
-            self._began_at = int(np.asarray(self._optimizer.iterations))
+            self._began_at = int(step_variable(self._model).numpy())
         else:
             self.adopt(vector, statistics)
         # Narrow weights round: what comes back is not what was put in.
@@ -76,7 +76,7 @@ class UserModel:
 
     def count_steps(self, ticks: int) -> None:
         """Sets the step count to where plain Keras would be after so many steps."""
-        self._optimizer.iterations.assign(self._began_at + ticks)
+        step_variable(self._model).assign(self._began_at + ticks)
 
     def finalize(self, ticks: int) -> None:
         """What Keras does when training is over, for better or worse.

@@ -1,0 +1,58 @@
+"""Where compiled programs are kept, so that the next run need not compile them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+MAX_BYTES = 1 << 30  # the oldest go first
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
+def cache_variables(
+    backend: str, folder: str | None, variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Returns the environment of workers that keep compiled programs in a folder.
+
+    A program is compiled for one kind of processor, so each kind has its own folder:
+    home directories are shared. A user's own setting beats this.
+
+    Args:
+        backend: Of Keras.
+        folder: For all kinds of machines, None to keep nothing.
+        variables: Those of the parent, default None means of this process.
+
+    Example:
+        >>> cache_variables("jax", None)
+        {}
+    """
+    given = os.environ if variables is None else variables
+    if backend != "jax" or not folder or "JAX_COMPILATION_CACHE_DIR" in given:
+        return {}
+    if find_spec("filelock") is None:  # JAX cannot limit the folder's size without
+        return {}
+    place = Path(folder).expanduser() / f"xla-{_machine()}"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return {}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(place),
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(MAX_BYTES),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+
+
+def _machine() -> str:
+    """A name for this kind of processor."""
+    facts = [platform.machine(), platform.system()]
+    if CPU_FACTS.is_file():
+        names = ("flags", "Features", "model name")
+        lines = CPU_FACTS.read_text(errors="replace").splitlines()
+        facts += sorted({line for line in lines if line.startswith(names)})
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,67 @@
+"""The JAX program of the strategies that exchange weights: a window of steps."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import jax
+from jax import lax
+
+from shoal.backends.base import Data
+from shoal.backends.jax_parts import Array, Parts, State, cut, join, like, wide
+
+
+@final
+class Window:
+    """Many local steps as one compiled loop.
+
+    Args:
+        parts: The model's.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.run = jax.jit(self._run, donate_argnums=1)
+
+    def _run(
+        self, kept: State, given: State, data: Data, steps: Array, clock: Array
+    ) -> tuple[State, Array]:
+        """Takes `steps` steps; `data` has a leading axis of at least as many."""
+        parts, state = self._parts, kept.merged(given)
+        mu = parts.spec.local_momentum
+        point = state.weights + mu * state.velocity if mu else state.weights
+        start = cut(point, parts.layout)
+        speeds = cut(state.velocity, wide(parts.layout)) if mu else []
+
+        def body(i: Array, carry: Any) -> Any:
+            weights, others, slots, metrics, speeds = carry
+            rows = jax.tree.map(
+                lambda a: lax.dynamic_index_in_dim(a, i, 0, keepdims=False), data
+            )
+            before = (weights, others, slots, metrics)
+            _, after = parts.model.train_step(before, rows)
+            after = [like(a, b) for a, b in zip(after, before, strict=True)]
+            if mu:
+                # The variables hold x + mu v; see the EAMSGD docstring.
+                moves = [a - b for a, b in zip(after[0], weights, strict=True)]
+                speeds = [mu * v + m for v, m in zip(speeds, moves, strict=True)]
+                after[0] = [
+                    (a + mu * v).astype(a.dtype)
+                    for a, v in zip(after[0], speeds, strict=True)
+                ]
+            return (*after, speeds)
+
+        others = parts.whole(state.statistics, state.fixed)
+        carry = (start, others, state.slots, parts.no_metrics(), speeds)
+        with parts.at(clock, state.slots):
+            weights, others, slots, metrics, speeds = lax.fori_loop(
+                0, steps, body, carry
+            )
+        statistics, fixed = parts.split(others)
+        velocity = join(speeds) if mu else state.velocity
+        vector = join(weights)
+        if parts.is_narrow:  # the master takes only what the steps added
+            vector = point + vector - join(start)
+        vector = vector - mu * velocity if mu else vector
+        after = State(vector, statistics, fixed, slots, velocity)
+        return after, parts.grown(metrics)

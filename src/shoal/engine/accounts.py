@@ -1,0 +1,61 @@
+"""What was done in each epoch: sums of metric states, and a line an exchange."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, final
+
+import numpy as np
+
+from shoal.engine.connections import Peer
+from shoal.engine.observer import Sums
+
+SMALL_METRICS = 16  # numbers of metric state that ride with every record
+
+
+@final
+class Accounts:
+    """Keeps the books of a run.
+
+    Args:
+        size: Numbers of metric state.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._sums: dict[int, Sums] = {}
+        self._saved: dict[int, Sums] = {}
+        self._records: list[list[Any]] = []
+        self._began = time.monotonic()
+
+    def note(self, peer: Peer, version: int, staleness: int) -> None:
+        """Enters the push whose head a peer holds, and its metric states."""
+        head = peer.head
+        epoch = int(head["pieces"][0][0])
+        sums = self._sums.setdefault(epoch, np.zeros(self._size))
+        sums += peer.the_bulk().metrics
+        rows = sum(int(piece[2]) - int(piece[1]) for piece in head["pieces"])
+        small = sums.tolist() if sums.size <= SMALL_METRICS else None
+        self._records.append(
+            [round(time.monotonic() - self._began, 6), peer.rank, epoch, rows,
+             int(head["steps"]), version, staleness, *head["times"], small]
+        )  # fmt: skip
+
+    def take_records(self) -> tuple[list[list[Any]], bytes]:
+        """Returns what is new, and large metric states of its last epoch."""
+        records, self._records = self._records, []
+        if not records or self._size <= SMALL_METRICS:
+            return records, b""
+        return records, self._sums[records[-1][2]].tobytes()
+
+    def close(self, epoch: int) -> Sums:
+        """Returns the sums of an epoch that is over."""
+        return self._sums.pop(epoch, np.zeros(self._size))
+
+    def save(self) -> None:
+        """Keeps the sums of now, to go back to."""
+        self._saved = {epoch: sums.copy() for epoch, sums in self._sums.items()}
+
+    def restore(self) -> None:
+        """Goes back to the sums that were kept."""
+        self._sums = {epoch: sums.copy() for epoch, sums in self._saved.items()}

@@ -1,0 +1,165 @@
+"""The workers' processes: who runs, who is gone, and who takes their place.
+
+What is decided about a loss lies in `recovery.py`; this file carries it out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from shoal.engine import recovery
+from shoal.engine.observer import Observer
+from shoal.engine.stage import Stage
+from shoal.engine.worker import WorkerSpec
+from shoal.errors import WorkerLost
+from shoal.launchers.base import Exit
+
+LAST_WORDS_S = 1.0  # for a process that lost its connection to say why it ends
+
+
+@dataclass(kw_only=True)
+class Hand:
+    """One worker's process.
+
+    Args:
+        hint: The rank it was started for.
+        token: Names the process.
+        started: Monotonic seconds.
+        rank: What the server gave it, -1 before.
+        reason: Why the server dropped its connection, empty before.
+        replaces: Monotonic seconds of the loss it makes good, 0 for none.
+    """
+
+    hint: int
+    token: str
+    started: float
+    rank: int = -1
+    reason: str = ""
+    replaces: float = 0.0
+    ends_at: float = 0.0
+
+
+@final
+class Staff:
+    """Starts workers, hears of their ends, and replaces them.
+
+    Args:
+        stage: Where their processes are.
+        policy: What to do when one is gone.
+        log: Path of a worker's log, None to keep none.
+        observer: Whom to tell.
+        shrink: Called with the number of workers when one will not be replaced.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        policy: recovery.RecoveryPolicy,
+        log: Callable[[int], Path | None],
+        observer: Observer,
+        shrink: Callable[[int], None],
+    ) -> None:
+        self._stage, self._policy, self._log = stage, policy, log
+        self._observer, self._shrink = observer, shrink
+        self._make_spec: Callable[[int, str], WorkerSpec] | None = None
+        self._hands: dict[str, Hand] = {}
+        self._due: list[tuple[float, Hand]] = []
+        self._restarts = 0
+        self._is_dismissed = False
+
+    def give(self, workers: int, make_spec: Callable[[int, str], WorkerSpec]) -> None:
+        """Sends every worker its part."""
+        self._make_spec = make_spec
+        for hint in range(workers):
+            self._start(hint)
+
+    def _start(self, hint: int, replaces: float = 0.0) -> None:
+        if self._make_spec is None:
+            raise RuntimeError("workers have no part yet; call `give` first")
+        token = self._stage.worker(hint)
+        began = time.monotonic()
+        self._hands[token] = Hand(
+            hint=hint, token=token, started=began, replaces=replaces
+        )
+        self._stage.give(token, self._make_spec(hint, token), self._log(hint))
+
+    def joined(self, token: str, rank: int, facts: dict[str, Any]) -> None:
+        """The server has given a worker its rank."""
+        hand = self._hands.get(token)
+        if hand is not None:
+            hand.rank = rank
+            startup_s = round(time.monotonic() - hand.started, 3)
+            self._observer.on_event(
+                "worker_started", startup_s=startup_s, rank=rank, **facts
+            )
+
+    def ready(self, rank: int) -> None:
+        """A worker has compiled its model."""
+        for hand in self._hands.values():
+            if hand.rank == rank and hand.replaces:
+                seconds = round(time.monotonic() - hand.replaces, 3)
+                self._observer.on_event("worker_replaced", rank=rank, seconds=seconds)
+                hand.replaces = 0.0
+
+    def left(self, rank: int, reason: str) -> None:
+        """A worker's connection is gone: its process ends soon, or is ended."""
+        for hand in self._hands.values():
+            if hand.rank == rank and not hand.ends_at:
+                hand.reason = reason
+                hand.ends_at = time.monotonic() + LAST_WORDS_S
+
+    def watch(self) -> Exit | None:
+        """Looks after processes; returns how the server ended, if it did.
+
+        Raises:
+            WorkerLost: Too many are gone.
+        """
+        now = time.monotonic()
+        for hand in self._hands.values():
+            if hand.ends_at and hand.ends_at <= now:
+                self._stage.stop(hand.token)
+        exits = self._stage.poll()
+        for token, gone in exits.items():
+            hand = self._hands.pop(token, None)
+            if hand is not None and not self._is_dismissed:
+                self._lost(hand, gone)
+        for due in [d for d in self._due if d[0] <= now]:
+            self._due.remove(due)
+            self._start(due[1].hint, replaces=due[1].replaces)
+        return exits.get(self._stage.server)
+
+    def dismiss(self) -> None:
+        """The work is done: whoever ends now may, and nobody is replaced."""
+        self._is_dismissed = True
+        self._due.clear()
+
+    def _lost(self, hand: Hand, gone: Exit) -> None:
+        now = time.monotonic()
+        was_ended = bool(hand.ends_at) and hand.ends_at <= now
+        reason = f"lost its connection: {hand.reason}" if was_ended else gone.reason
+        self._observer.on_event("worker_lost", rank=hand.hint, reason=reason)
+        loss = recovery.Loss(
+            name=gone.name,
+            reason=reason,
+            living=len(self._hands) + len(self._due),
+        )
+        match recovery.decide(loss, self._policy, self._restarts):
+            case recovery.Restart(after_s):
+                self._restarts += 1
+                hand.replaces = now
+                self._due.append((now + after_s, hand))
+            case recovery.Shrink(workers):
+                self._shrink(workers)
+                text = f"{gone.name} {reason}; going on with {workers} worker(s)"
+                self._observer.on_event("warning", text=text)
+            case recovery.Abort(why):
+                raise WorkerLost(
+                    f"{why}. At least {self._policy.min_workers} worker(s) were "
+                    "expected to live. Raise max_restarts, or look at the output:",
+                    rank=hand.hint,
+                    traceback=gone.output,
+                )

@@ -1,0 +1,118 @@
+"""The processes of a run, started before anybody knows what they will do.
+
+Python, Keras and a backend take a second to import. Until the model is built, the
+plan made and the data written, workers have done that.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from shoal.launchers.base import Exit, Role
+from shoal.launchers.cores import shares_of_cores
+from shoal.launchers.process import ProcessLauncher
+from shoal.launchers.shared import SharedBlob
+
+BACKLOG = 512  # connections that wait until the server accepts them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """What is known of workers before anything else.
+
+    Args:
+        workers: How many.
+        threads: Compute threads of each.
+        preload: Modules they import while they wait.
+        without: Modules they do without meanwhile; see `Role`.
+        environment: Variables of each.
+    """
+
+    workers: int
+    threads: int
+    preload: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@final
+class Stage:
+    """Server and workers that wait for their parts; it owns all they share.
+
+    Args:
+        cast: Of the workers.
+        blob: Memory they inherit, default None makes some.
+    """
+
+    def __init__(self, cast: Cast, blob: SharedBlob | None = None) -> None:
+        self.cast = cast
+        self._owns_blob = blob is None
+        self.blob = SharedBlob() if blob is None else blob
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        self.address: tuple[str, int] = self.listener.getsockname()
+        shared = (self.blob.descriptor, self.listener.fileno())
+        self._launcher = ProcessLauncher(shared=shared)
+        self._waiting: dict[int, str] = {}
+        try:
+            role = Role(target="shoal.engine.opening:serve", name="server")
+            self.server = self._launcher.start(role)
+            for hint in range(cast.workers):
+                self._waiting[hint] = self._start(hint)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, hint: int) -> str:
+        cast = self.cast
+        cores = shares_of_cores(cast.workers, cast.threads)
+        role = Role(
+            target="shoal.engine.worker:work",
+            name=f"worker-{hint}",
+            preload=cast.preload,
+            without=cast.without,
+            environment=cast.environment,
+            threads=cast.threads,
+            cores=cores[hint] if hint < len(cores) else (),
+        )
+        return self._launcher.start(role)
+
+    def recast(self, cast: Cast) -> None:
+        """The plan has become clear: workers that do not suit it go."""
+        if cast == self.cast:
+            return
+        for token in self._waiting.values():
+            self._launcher.stop(token)
+        self._waiting = {}
+        self.cast = cast
+
+    def worker(self, hint: int) -> str:
+        """Returns a worker's token: one that waits, or a new one."""
+        return self._waiting.pop(hint, "") or self._start(hint)
+
+    def give(self, token: str, argument: Any, log: Path | None = None) -> None:
+        """Sends a process its part."""
+        self._launcher.give(token, argument, log)
+
+    def poll(self) -> dict[str, Exit]:
+        """Returns the processes that ended since the last call, by token."""
+        return self._launcher.poll()
+
+    def stop(self, token: str, grace_s: float = 0.0) -> None:
+        """Ends one process, by force after `grace_s` seconds."""
+        self._launcher.stop(token, grace_s)
+
+    def end(self, grace_s: float) -> None:
+        """Ends every process, by force after `grace_s` seconds."""
+        self._launcher.close(grace_s)
+
+    def close(self) -> None:
+        """Ends every process and frees all; safe to repeat."""
+        self._launcher.close()
+        self.listener.close()
+        if self._owns_blob:
+            self._owns_blob = False
+            self.blob.close()

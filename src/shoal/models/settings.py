@@ -1,0 +1,46 @@
+"""Keras' global settings, which a model was made under and layers keep reading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class KerasSettings:
+    """What `keras.config` says, as plain values that travel with a model.
+
+    Example:
+        >>> KerasSettings.read().floatx
+        'float32'
+    """
+
+    floatx: str
+    epsilon: float
+    image_data_format: str
+    dtype_policy: Any
+
+    @classmethod
+    def read(cls) -> KerasSettings:
+        """Reads those of this process."""
+        keras = import_module("keras")
+        policy = keras.config.dtype_policy()
+        return cls(
+            floatx=keras.config.floatx(),
+            epsilon=float(keras.config.epsilon()),
+            image_data_format=keras.config.image_data_format(),
+            dtype_policy=keras.dtype_policies.serialize(policy),
+        )
+
+    def apply(self) -> None:
+        """Makes them those of this process."""
+        if self == KerasSettings.read():
+            return
+        keras = import_module("keras")
+        keras.config.set_floatx(self.floatx)
+        keras.config.set_epsilon(self.epsilon)
+        keras.config.set_image_data_format(self.image_data_format)
+        policy = keras.dtype_policies.deserialize(self.dtype_policy)
+        keras.config.set_dtype_policy(policy)

@@ -1,0 +1,67 @@
+"""Samples of a run by epoch: those that were to be committed, and those that were."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, cast, final
+
+from shoal.runs.events import unpack_exchanges
+
+
+@final
+class Samples:
+    """Counts the samples of each epoch from a run's events, in constant memory.
+
+    Example:
+        >>> samples = Samples()
+        >>> samples.end(0, {"samples": 64})
+        >>> samples.committed([0]), samples.rows_of(1, {"epoch_rows": [64, 36]})
+        (64, 36)
+    """
+
+    def __init__(self) -> None:
+        self._committed: dict[int, int] = {}
+        self._settled: set[int] = set()
+        self._members: dict[int, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Samples committed in all epochs."""
+        return sum(self._committed.values())
+
+    def committed(self, epochs: Collection[int]) -> int:
+        """Samples committed in some epochs."""
+        return sum(self._committed.get(epoch, 0) for epoch in epochs)
+
+    def add(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Counts the exchanges of an event, and returns them."""
+        records = list(unpack_exchanges(event))
+        for record in records:
+            epoch = int(record.get("epoch") or 0)
+            if epoch not in self._settled:
+                count = int(record.get("samples") or 0)
+                self._committed[epoch] = self._committed.get(epoch, 0) + count
+        return records
+
+    def end(self, epoch: int, event: Mapping[str, Any]) -> None:
+        """Takes the end of an epoch, of all models that came so far."""
+        self._members[epoch] = len(cast("list[Any]", event.get("members") or [None]))
+        if "samples" in event:  # the ledger's word beats the sum of records
+            self._settled.add(epoch)
+            self._committed[epoch] = int(event["samples"])
+
+    def roll_back(self, committed: Mapping[str, Any]) -> None:
+        """Takes back what is lost with the weights that held it."""
+        self._committed = {int(epoch): int(n) for epoch, n in committed.items()}
+
+    def rows_of(self, epoch: int, plan: Mapping[str, Any]) -> int:
+        """Samples that an epoch should have, of all models that came to its end.
+
+        Args:
+            epoch: Its number.
+            plan: As `run_started` has it: `epoch_rows` of one pass over the data.
+        """
+        rows = cast("list[int]", plan.get("epoch_rows") or [])
+        since = epoch - int(plan.get("initial_epoch") or 0)
+        each = rows[since % len(rows)] if rows else int(plan.get("rows") or 0)
+        return each * self._members.get(epoch, 1)

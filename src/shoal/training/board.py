@@ -1,0 +1,122 @@
+"""The records of an ensemble's members, put together in one run.
+
+This file decides what of a member the run keeps: its exchanges and its end of each
+epoch under its number, and an epoch of the whole when all members have ended it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from shoal.plan import Plan
+from shoal.runs.base import Run, Which
+from shoal.runs.events import Event
+from shoal.training.progress import Progress
+
+
+@final
+class Board:
+    """Puts the records of members together in one run. Safe from several threads.
+
+    Args:
+        run: Where they go.
+        plan: Of the whole.
+        verbose: As in Keras.
+    """
+
+    def __init__(self, run: Run, plan: Plan, verbose: int | str) -> None:
+        self.run, self.stop = run, threading.Event()
+        self._plan = plan
+        self._progress = Progress(plan, verbose)
+        self._lock = threading.Lock()
+        self._epochs: dict[int, dict[int, Event]] = {}
+
+    def epoch_ended(self, member: int, event: Event) -> None:
+        """Keeps a member's epoch; the last member's completes it for the run."""
+        with self._lock:
+            epoch = int(event["epoch"])
+            ended = self._epochs.setdefault(epoch, {})
+            ended[member] = event
+            self.run.event("member_epoch_ended", member=member, **event)
+            if len(ended) == self._plan.models:
+                self._complete(epoch)
+
+    def close(self) -> None:
+        """Completes the epochs that some members did not reach."""
+        with self._lock:
+            for epoch in sorted(self._epochs):
+                self._complete(epoch)
+            self._progress.close()
+
+    def _complete(self, epoch: int) -> None:
+        events = self._epochs.pop(epoch)
+        metrics = [dict(events[member]["metrics"]) for member in sorted(events)]
+        names = [n for n in metrics[0] if all(n in found for found in metrics)]
+        means = {n: float(np.mean([found[n] for found in metrics])) for n in names}
+        samples = sum(int(event["samples"]) for event in events.values())
+        self.run.event(
+            "epoch_ended", epoch=epoch, metrics=means, samples=samples, members=metrics
+        )
+        self._progress.epoch_begin(epoch)
+        self._progress.epoch_end(samples, means)
+
+
+@final
+class MemberRun(Run):
+    """One member's records, on their way to the run of all.
+
+    Args:
+        board: Of all members.
+        member: Number of this one.
+    """
+
+    def __init__(self, board: Board, member: int) -> None:
+        run = board.run
+        super().__init__(run_id=run.id, name=run.name, url=run.url, complain=None)
+        self._board, self._member = board, member
+
+    def exchanges(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Passes records on; here a member hears that it is to stop."""
+        if self._board.stop.is_set():
+            raise KeyboardInterrupt
+        member = self._member
+        self._board.run.exchanges([{**record, "rank": member} for record in records])
+
+    @property
+    def lost_events(self) -> int:
+        """Always 0: the run of all counts."""
+        return 0
+
+    def log_path(self, rank: int) -> Path | None:
+        """Returns the log of this member's one worker."""
+        del rank
+        return self._board.run.log_path(self._member)
+
+    def save_model(self, model: Any, which: Which) -> str | None:
+        """Saves nothing: the best of all members is saved at the end."""
+        del model, which
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Writes nothing: there is one plan."""
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def _keep(self, line: bytes, event: Event) -> None:
+        del line
+        stamp = ("v", "kind", "time", "t", "member")
+        fields = {name: value for name, value in event.items() if name not in stamp}
+        if event["kind"] == "epoch_ended":
+            self._board.epoch_ended(self._member, fields)
+        elif event["kind"] not in ("run_started", "epoch_started"):
+            # Its one worker has rank 0 to it, and the member's number to the run.
+            fields = {**fields, "rank": self._member, "member": self._member}
+            self._board.run.event(event["kind"], **fields)

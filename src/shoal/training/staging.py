@@ -1,0 +1,79 @@
+"""Starts the processes of a run early: while the plan is made, they import.
+
+What is guessed here costs nothing when it was wrong: the plan decides, and
+processes that do not suit it are ended before they were given anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from shoal.backends import BACKENDS
+from shoal.backends.compile_cache import cache_variables
+from shoal.clusters.local import read_machine
+from shoal.engine.opening import UNUSED
+from shoal.engine.stage import Cast, Stage
+from shoal.plan.request import MOST_AUTO_WORKERS
+from shoal.plan.variables import environment
+from shoal.strategies.base import Strategy
+from shoal.training.interruption import undisturbed
+
+
+def cast_of(backend: str, workers: int, threads: int) -> Cast:
+    """What workers of a backend need before they know their part."""
+    module = BACKENDS.get(backend, "keras").partition(":")[0]
+    return Cast(
+        workers=workers,
+        threads=threads,
+        preload=("shoal.engine.opening", module),
+        without=UNUSED,
+        environment=cache_variables(backend, environment().cache),
+    )
+
+
+@contextmanager
+def early_stage(
+    strategy: Strategy, cluster: Any, workers: Any, threads: Any
+) -> Generator[Stage | None]:
+    """Processes for a run of `fit` with these arguments, good or bad ones.
+
+    Args:
+        strategy: Of the run.
+        cluster: As given to `fit`, not checked yet; so are the others.
+        workers: Processes.
+        threads: Compute threads of each.
+
+    Yields:
+        A stage that ends with this context; None where one would be of no use.
+    """
+    cast = _guess(strategy, cluster, workers, threads)
+    stage = None if cast is None else Stage(cast)
+    try:
+        yield stage
+    finally:
+        if stage is not None:
+            with undisturbed():
+                stage.close()
+
+
+def _guess(strategy: Strategy, cluster: Any, workers: Any, threads: Any) -> Cast | None:
+    keras: Any = sys.modules.get("keras")
+    if cluster != "local" or strategy.is_independent or keras is None:
+        return None
+    backend = keras.config.backend()
+    machine = read_machine()
+    if workers == "auto":
+        workers = environment().workers or "auto"
+    if workers == "auto":
+        most = machine.gpus or min(machine.cores, MOST_AUTO_WORKERS)
+        workers = min(most, strategy.max_workers or most)
+    if isinstance(workers, tuple) and workers:
+        workers = workers[-1]
+    if not isinstance(workers, int) or not 1 <= workers <= machine.cores:
+        return None
+    if not isinstance(threads, int) or threads < 1:
+        threads = max(1, machine.cores // workers)
+    return cast_of(backend, workers, threads) if backend in BACKENDS else None

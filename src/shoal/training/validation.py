@@ -1,0 +1,75 @@
+"""What a model is validated on while it trains, once that is known to work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, final
+
+from shoal.data import ArraySource
+from shoal.data.training import VALIDATION
+from shoal.models.inspection import SAMPLE_ROWS, check_rows
+from shoal.plan.request import require_whole
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What a model is validated on, and how.
+
+    Args:
+        source: The rows.
+        batch_size: Rows of one step.
+        steps: Steps to take, None for all.
+    """
+
+    source: ArraySource
+    batch_size: int
+    steps: int | None = None
+
+    def of(self, model: Any) -> Callable[..., dict[str, float]]:
+        """Returns what evaluates a model, for `Habits.validate`."""
+        unpack = import_module("keras").utils.unpack_x_y_sample_weight
+        x, y, weights = unpack(self.source.take(slice(None)))
+
+        def validate(callbacks: Any = None) -> dict[str, float]:
+            return model.evaluate(
+                x, y, sample_weight=weights, batch_size=self.batch_size,
+                steps=self.steps, callbacks=callbacks, verbose=0, return_dict=True,
+            )  # fmt: skip
+
+        return validate
+
+
+def read_validation(
+    model: Any,
+    held: ArraySource | None,
+    *,
+    batch_size: Any,
+    steps: Any,
+    usual_batch_size: int,
+) -> Validation | None:
+    """Reads the arguments of `fit` about validation; None where there is no data.
+
+    Args:
+        model: Prepared.
+        held: The rows.
+        batch_size: As given, None for the usual one.
+        steps: As given, None for all rows.
+        usual_batch_size: Of training.
+
+    Raises:
+        ConfigError: A number is none, or too low.
+        DataError: The model does not take the rows.
+    """
+    if batch_size is not None:
+        batch_size = require_whole("validation_batch_size", batch_size, 1)
+    if steps is not None:
+        steps = require_whole("validation_steps", steps, 1)
+    if held is None:
+        return None
+    check_rows(model, held.take(slice(0, SAMPLE_ROWS)), VALIDATION)
+    return Validation(
+        source=held, batch_size=batch_size or usual_batch_size, steps=steps
+    )
