@@ -19,7 +19,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
-	matrix bench compare constraints clean
+	matrix bench compare simulate constraints clean
 
 help: $(STAMP)
 	@echo "make demo      train on real data, kill a worker, see the picture"
@@ -27,6 +27,7 @@ help: $(STAMP)
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make matrix | bench | compare   what takes longer"
+	@echo "make simulate  100,000 random schedules of failing runs"
 	@echo "make venv | constraints | coverage | clean"
 
 venv: $(STAMP)
@@ -82,7 +83,7 @@ matrix: $(STAMP)
 		else echo "== $$name is not installed, left out"; fi; \
 	done
 
-bench compare: $(STAMP)
+bench compare simulate: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
 
 # Takes the versions of this .venv as the ones CI installs.

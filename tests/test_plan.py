@@ -206,6 +206,25 @@ def test_asynchronous_strategies_cannot_be_deterministic():
     assert plan(Ensemble(), workers=2, deterministic=True).is_repeatable
 
 
+def test_epochs_that_overlap_cannot_be_deterministic():
+    loose: dict[str, Any] = {"deterministic": True, "epoch_barrier": False}
+    for strategy in (LocalSGD(), AllReduce()):
+        with pytest.raises(PlanError, match="epoch_barrier=False on 2 workers"):
+            plan(strategy, workers=2, **loose)
+        assert plan(strategy, workers=1, **loose).is_repeatable
+    assert plan(Ensemble(), workers=2, **loose).is_repeatable
+    found = plan(LocalSGD(), workers=2, epoch_barrier=False)
+    assert not found.is_repeatable
+    assert "no: without epoch_barrier" in found.explain()
+
+
+def test_a_loss_without_a_reduction_is_the_models_own_affair():
+    model = replace(MODEL, reductions=("none",))
+    with pytest.raises(PlanError, match="reduction='none'"):
+        plan(LocalSGD(), model=model, workers=1)
+    assert plan(model=replace(model, has_own_loss=True)).workers
+
+
 def test_a_strategys_own_refusal_is_the_plans():
     with pytest.raises(PlanError, match="moving_rate"):
         plan(AEASGD(moving_rate=0.9), workers=4)
@@ -241,6 +260,8 @@ def test_few_exchanges():
         ({"epochs": 2, "initial_epoch": 2}, "nothing to train"),
         ({"epochs": 0}, "nothing to train"),
         ({"model": replace(MODEL, unmergeable_metrics=("mine",))}, "mine cannot be"),
+        ({"model": replace(MODEL, lost_logs=("all",))}, "all, which train_step"),
+        ({"model": replace(MODEL, has_masks=True)}, "masks entries"),
         ({"data": replace(DATA, is_exactly_once=False, kind="stream")}, "twice"),
         ({"machine": replace(MACHINE, memory_bytes=1000)}, "memory are free"),
     ],

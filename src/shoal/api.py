@@ -44,6 +44,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: int | str = "auto",
+    echo: bool = False,
     callbacks: Any = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
@@ -86,6 +87,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             "all_reduce", of each worker otherwise. Default None means 32.
         epochs: The epoch to end before.
         verbose: 0 for silence, 1 for a live line, 2 for a line an epoch, or "auto".
+        echo: Also print what workers print, each line after its worker's name; it is
+            in their logs anyway.
         callbacks: Keras callbacks; they run in this process, on the common weights.
             Under "ensemble" each member gets deep copies of them.
         validation_split: Share of the rows, from the end, to validate on.

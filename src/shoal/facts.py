@@ -23,7 +23,13 @@ class ModelFacts:
         statistics: Floats that ride beside them (batch-norm moments).
         optimizer: Class name of the optimizer.
         reductions: Loss reductions in use, one for each loss.
+        has_own_loss: `train_step` or `compute_loss` is the user's: what it does with
+            a loss that is not reduced is its own affair.
+        has_masks: Outputs carry masks, so that a loss leaves entries out.
+        weight_arrays: Different arrays of sample weights, 0 without weights.
         unmergeable_metrics: Names of metrics whose states cannot be summed.
+        step_logs: What a `train_step` of the user's logs beyond its metrics.
+        lost_logs: What it logs that is no single number, and so is not shown.
         refused_dtypes: "path: dtype" of trainable variables Shoal cannot carry.
         backend: keras.backend.backend().
         metrics: Name in a history -> "up" or "down", as the metric says it gets
@@ -39,7 +45,12 @@ class ModelFacts:
     statistics: int
     optimizer: str
     reductions: tuple[str, ...] = ("sum_over_batch_size",)
+    has_own_loss: bool = False
+    has_masks: bool = False
+    weight_arrays: int = 0
     unmergeable_metrics: tuple[str, ...] = ()
+    step_logs: tuple[str, ...] = ()
+    lost_logs: tuple[str, ...] = ()
     refused_dtypes: tuple[str, ...] = ()
     backend: str = "jax"
     metrics: Mapping[str, str] = field(default_factory=dict[str, str])

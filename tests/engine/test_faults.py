@@ -7,11 +7,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
 import shoal
 from shoal.engine.worker import WATCH, Moment
-from shoal.errors import WorkerFailed, WorkerLost
+from shoal.errors import ClusterError, WorkerFailed, WorkerLost
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from shoal.runs.store import open_run
@@ -68,6 +69,58 @@ def test_a_killed_worker_is_replaced(strategy: str) -> None:
     assert found.samples_committed == found.samples_expected == ROWS * 10
     assert found.workers_lost == 1
     assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+@pytest.mark.process
+def test_a_worker_that_hangs_is_found_and_replaced() -> None:
+    """Nothing of it is ever heard again: no error, no end of its connection."""
+    with faults.stop(rank=1, step=12):
+        history = fit("all_reduce", epochs=10)
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * 10
+    assert found.workers_lost == 1
+    reasons = [
+        event["reason"]
+        for event in read_events(Folder.at(history.run.url))
+        if event["kind"] == "worker_left"
+    ]
+    assert any("hung: silent for more than" in reason for reason in reasons)
+
+
+class KillServer(keras.callbacks.Callback):
+    """Kills the server of a run, which is the first process it started."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch, self.seen = batch, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if self.seen == self.batch:
+            children = psutil.Process().children()
+            min(children, key=lambda child: child.create_time()).kill()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("strategy", "batch"), [("aeasgd", 1), ("local_sgd", 12), ("all_reduce", 70)]
+)
+def test_a_killed_server_is_replaced(strategy: str, batch: int) -> None:
+    """Before the first checkpoint, and in an epoch after one."""
+    history = fit(strategy, epochs=6, callbacks=[KillServer(batch)])
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * 6
+    assert len(history.history["loss"]) == 6
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    told = kinds(history)
+    assert [told.count(k) for k in ("server_lost", "server_replaced")] == [1, 1]
+    assert told.count("worker_lost") == 0
+
+
+@pytest.mark.process
+def test_without_restarts_a_lost_server_ends_the_run() -> None:
+    with pytest.raises(ClusterError, match="no replacement was left"):
+        fit("aeasgd", max_restarts=0, callbacks=[KillServer(1)])
 
 
 @pytest.mark.process

@@ -1,8 +1,12 @@
-"""The server's state machine: any schedule ends, and counts every sample once."""
+"""The server's state machine in small, readable schedules.
+
+Random ones, thousands of them, are in `tests/simulation`.
+"""
 
 from __future__ import annotations
 
-import random
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,17 +23,6 @@ from shoal.engine.sequencer import (
     Rules,
     Sequencer,
 )
-from tests.engine.fleet import Fleet
-
-KINDS = {
-    "asynchronous": {},
-    "elastic": {"is_elastic": True},
-    "rounds": {"is_rounds": True},
-    "elastic rounds": {"is_rounds": True, "is_elastic": True},
-    "gang": {"is_rounds": True, "is_gang": True, "window": 1},
-}
-SCHEDULES = 200
-"""Of each kind; the seed is the schedule."""
 
 
 def rules(**fields: Any) -> Rules:
@@ -47,55 +40,6 @@ def rules(**fields: Any) -> Rules:
     return Rules(**{**defaults, **fields})
 
 
-def fleet(kind: str, seed: int) -> Fleet:
-    """A run, its failures and its schedule, all drawn from one number."""
-    draw = random.Random(f"{kind} {seed}")
-    first = draw.choice([0, 0, 0, 2])
-    fields = {
-        "epoch_rows": tuple(draw.randint(1, 60) for _ in range(draw.choice([1, 1, 2]))),
-        "first_epoch": first,
-        "epochs": first + draw.randint(1, 4),
-        "workers": draw.randint(1, 5),
-        "batch": draw.randint(1, 9),
-        "window": draw.randint(1, 5),
-        "has_barrier": draw.random() < 0.6,
-        **KINDS[kind],
-    }
-    return Fleet(
-        rules(**fields),
-        seed=seed,
-        kills=draw.choice([0, 0, 1, 3, 8]),
-        unreplaced=draw.choice([0, 0, 1, 2]),
-        late=draw.choice([0, 0, 1, 3]),
-        repeats=draw.choice([0, 3]),
-        strays=draw.choice([0, 3]),
-        stop_after=first + 1 if draw.random() < 0.15 else None,
-        is_halting=draw.random() < 0.2,
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_schedule_ends_with_each_sample_committed_once(kind: str) -> None:
-    for seed in range(SCHEDULES):
-        try:
-            fleet(kind, seed).run()
-        except AssertionError as error:
-            error.add_note(f"schedule {seed} of {kind!r}: {fleet(kind, seed).rules}")
-            raise
-
-
-def test_schedules_do_what_they_are_for() -> None:
-    fleets = [fleet("gang", seed).run() for seed in range(60)]
-    assert any(f.rollbacks for f in fleets)
-    assert any(f.deaths > f.rules.workers for f in fleets)
-    assert any(isinstance(i, Refuse) for f in fleets for i in f.log)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_schedule_twice_is_one_run(kind: str) -> None:
-    assert fleet(kind, 7).run().log == fleet(kind, 7).run().log
-
-
 # -------------------------------------------------- small, readable schedules
 
 
@@ -105,6 +49,12 @@ class Table:
     def __init__(self, **fields: Any) -> None:
         self.sequencer: Any = Sequencer(rules(**fields))
         self.sequences: dict[int, int] = {}
+
+    def restart(self, document: Any = None, **fields: Any) -> None:
+        """A new server goes on from a checkpoint, by default one of now."""
+        document = json.loads(json.dumps(document or self.sequencer.to_json()))
+        rules = replace(self.sequencer.rules, **fields)
+        self.sequencer = Sequencer.from_json(rules, document)
 
     def seat(self, *hints: int) -> list[Any]:
         """Joins and readies; returns the instructions of the last one."""
@@ -219,7 +169,7 @@ class TestRepeats:
 class TestAsynchronous:
     def test_nobody_starves_when_small_epochs_are_leased_out(self) -> None:
         # Without a barrier whoever waited heard of a new epoch only by chance.
-        table = Table(epoch_rows=(8,), epochs=3, workers=1, has_barrier=False)
+        table = Table(epoch_rows=(4,), epochs=3, workers=1, has_barrier=False)
         table.sequencer.proceed(0)
         [first] = table.seat(0)
         [second] = table.seat(1)
@@ -480,6 +430,96 @@ class TestGang:
         table.seat(0)
         assert table.sequencer.publisher == 0 or table.sequencer.asked(0)
         assert EpochDone(0) in table.publish(0)
+
+
+class TestCheckpoints:
+    def test_what_is_committed_stays_so_and_leases_are_free(self) -> None:
+        table = Table(workers=1)
+        table.sequencer.proceed(0)
+        [grant] = table.seat(0)
+        table.push(0, grant.pieces[0])
+        table.restart(workers=3)
+        sequencer = table.sequencer
+        assert (sequencer.lineage, sequencer.version, sequencer.clock) == (1, 1, 2)
+        assert sequencer.members == {}
+        assert (sequencer.ledger.committed(0), sequencer.ledger.free(0)) == (8, 32)
+        assert sequencer.expected == 3
+
+    def test_nobody_of_the_past_is_let_in(self) -> None:
+        table = Table(workers=1)
+        table.sequencer.proceed(0)
+        document = table.sequencer.to_json()
+        [grant] = table.seat(0)  # after the checkpoint: its number is not in there
+        table.restart(document)
+        [again] = table.seat(0)
+        assert again.pieces == grant.pieces
+        late = table.push(0, *grant.pieces, incarnation=1, lineage=0)
+        assert isinstance(late[0], Refuse)
+        assert isinstance(table.push(0, *grant.pieces, lineage=0)[0], Refuse)
+        assert isinstance(table.sequencer.need(0, 1)[0], Refuse)
+        assert table.sequencer.version == 0
+
+    def test_an_older_document_still_raises_the_newest_lineage(self) -> None:
+        table = Table()
+        document = table.sequencer.to_json()
+        assert document["lineage"] == 0
+        rules_ = table.sequencer.rules
+        newer = Sequencer.from_json(rules_, document, newest_lineage=4)
+        assert newer.lineage == 5
+
+    def test_complete_epochs_are_told_again_to_who_asks_for_them(self) -> None:
+        table = Table(workers=1, epoch_rows=(4,), epochs=3)
+        table.sequencer.proceed(0)
+        [grant] = table.seat(0)
+        assert EpochDone(0) in table.push(0, *grant.pieces)
+        document = table.sequencer.to_json()
+        table.restart(document)
+        assert table.sequencer.upcoming == 1
+        assert table.sequencer.proceed(0) == [EpochDone(0)]
+        table.restart(document)
+        assert table.sequencer.proceed(1) == []
+
+    def test_a_halted_run_stays_halted(self) -> None:
+        table = Table(workers=1, epoch_rows=(400,))
+        table.sequencer.proceed(0)
+        [grant] = table.seat(0)
+        table.push(0, grant.pieces[0])
+        table.sequencer.halt()
+        table.restart()
+        assert table.sequencer.is_halted
+        assert table.sequencer.proceed(0) == [EpochDone(0)]
+        assert table.sequencer.ledger.committed(0) == 8
+        assert table.seat(0) == []
+
+    def test_a_gang_goes_on_from_what_it_published(self) -> None:
+        table = gang(workers=1, epoch_rows=(4, 8))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.push(0, table.held(0)[0])
+        assert table.sequencer.asked(0)
+        table.publish(0)
+        table.sequencer.proceed(1)
+        table.need(0)
+        table.push(0, table.held(0)[0])
+        assert table.sequencer.version == 2
+        table.restart(workers=2)
+        assert table.sequencer.version == 1
+        ledger = table.sequencer.ledger
+        assert [ledger.committed(epoch) for epoch in ledger.epochs] == [4, 0]
+        assert table.seat(0) == [Answer(0, "grant", "snapshot")]
+        assert table.seat(1) == [Answer(1, "grant", "snapshot")]
+        shares = [answer.pieces[0] for r in (0, 1) for answer in table.need(r)]
+        assert shares == [Piece(1, 0, 2, gang=4), Piece(1, 2, 4, gang=4)]
+
+    def test_a_gang_that_published_nothing_begins_again(self) -> None:
+        table = gang(workers=1, epoch_rows=(8,))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.push(0, table.held(0)[0])
+        table.restart()
+        assert (table.sequencer.version, table.sequencer.clock) == (0, 0)
+        [grant] = table.seat(0)
+        assert (grant.body, grant.pieces[0].start) == ("none", 0)
 
 
 def test_the_clock_counts_short_batches_of_epochs_past() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shoal
 from shoal.errors import PlanError
 from shoal.models.metrics import (
     MetricStates,
@@ -368,3 +369,51 @@ def test_keras_own_metrics_add_up(name: str) -> None:
             rows = (kinds.astype("float32"), soft)
     metric = getattr(metrics, name)(**ARGUMENTS.get(name, {}))
     assert is_additive(metric, *rows)
+
+
+def test_metrics_of_one_name_are_told_apart() -> None:
+    model = classifier(metrics=[Total(), Maximum("sum_of_all")])
+    assert unmergeable(model, data(5, 8)[1]) == ("sum_of_all_1",)
+
+
+def test_subclass_is_called_where_its_outputs_are_not_known() -> None:
+    class Sub(keras.Model):
+        def call(self, x: Any) -> Any:
+            return x
+
+    model: Any = Sub()
+    model.compile(loss="mse", metrics=[Total(), Maximum()])
+    y = np.linspace(0.5, 1, 6, dtype="float32").reshape(6, 1)
+    assert unmergeable(model, y, x=y) == ("maximum",)
+
+
+class Extremes(Maximum):
+    """Cannot be summed, and has several results."""
+
+    def __init__(self) -> None:
+        super().__init__(name="extremes")
+
+    def result(self) -> Any:
+        return {"top": self.top.value, "half": self.top.value / 2}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers"), [("aeasgd", 1), ("aeasgd", 2), ("all_reduce", 2)]
+)
+def test_training_leaves_out_what_cannot_be_summed(strategy: str, workers: int) -> None:
+    x, y, _ = data(7, 64)
+    model = classifier(metrics=["accuracy", Maximum(), Extremes()])
+    given: dict[str, Any] = {"strategy": strategy, "workers": workers, "batch_size": 8}
+    [warning] = [w for w in shoal.plan(model, x, y, **given).warnings if "merged" in w]
+    assert warning.startswith("metrics maximum, extremes cannot")
+    with pytest.raises(PlanError, match="val_maximum"):
+        shoal.plan(model, x, y, monitor="maximum", **given)
+    history = shoal.fit(
+        model, x, y, validation_data=(x, y), verbose=0, run=False, cluster="inline",
+        **given,
+    ).history  # fmt: skip
+    validated = {"val_accuracy", "val_loss", "val_maximum", "val_top", "val_half"}
+    assert set(history) == {"accuracy", "loss"} | validated
+    whole = float(model.predict(x, verbose=0).max())
+    assert history["val_maximum"][0] == pytest.approx(whole, rel=1e-5)
+    assert history["val_half"][0] == pytest.approx(whole / 2, rel=1e-5)

@@ -182,7 +182,7 @@ def outer_nesterov(gradients: list[float], rate: float, momentum: float) -> floa
 
 
 def test_diloco_is_nesterov_on_the_mean_pseudo_gradient() -> None:
-    diloco, center = DiLoCo(), np.zeros(1, np.float32)
+    diloco, center = DiLoCo(outer_momentum=0.9), np.zeros(1, np.float32)
     state = diloco.init(1)
     for gradient in (1.0, -0.5, 0.25):
         messages = {r: np.array([gradient + r - 0.5], "f4") for r in range(2)}

@@ -27,8 +27,11 @@ class ComputeSpec:
         window: Most steps of one call of `run`.
         batch_size: Rows of one full step of this worker.
         local_momentum: mu of the look-ahead Nesterov step, 0 for none.
-        mass: What a gradient weighs in a mean: its rows, or its sample weights.
+        mass: What a gradient weighs in a mean: its rows, or its sample weights. The
+            loss that is shown weighs a worker's loss by its rows in either case.
         is_summed: The loss sums over the batch instead of averaging.
+        logs: What `train_step` logs beyond the model's metrics. Its sums over rows,
+            and the rows, follow the metric states.
         rank_seed: Mixed into random state, so that dropout differs by rank.
         is_alone: Random numbers are those of plain Keras, as there is one worker;
             a backend may have cheaper ones.
@@ -39,6 +42,7 @@ class ComputeSpec:
     local_momentum: float = 0.0
     mass: Literal["rows", "weights"] = "rows"
     is_summed: bool = False
+    logs: tuple[str, ...] = ()
     rank_seed: int = 0
     is_alone: bool = True
 

@@ -86,7 +86,7 @@ class Gradient:
         others = parts.whole(state.statistics, state.fixed)
         before = (self._narrow(state), others, state.slots, metrics)
         with _caught(parts.optimizer) as caught, self._scaled_loss(scale):
-            _, after = parts.model.train_step(before, data)
+            logs, after = parts.model.train_step(before, data)
         if len(caught) != 1:
             raise PlanError(
                 f"train_step of {parts.model.name!r} applied gradients {len(caught)} "
@@ -96,7 +96,7 @@ class Gradient:
             )
         mass = self._mass(data)
         statistics, fixed = parts.split(like(after[1], others))
-        grown = parts.grown(like(after[3], metrics))
+        grown = parts.grown(like(after[3], metrics), parts.shown(logs, data))
         after_state = state._replace(statistics=statistics, fixed=fixed)
         return after_state, (join(caught[0]) * mass, mass, grown)
 

@@ -12,11 +12,12 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias, final
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 
-from shoal.backends.base import ComputeSpec
+from shoal.backends.base import ComputeSpec, Data
 from shoal.vectors import (
     Entry,
     Layout,
@@ -120,16 +121,30 @@ class Parts:
         self.rate_at = place(self.optimizer.variables, inner._learning_rate)
         self._clock = _wrap_schedule(inner)
         self._zero = [np.asarray(v.value) for v in _reset_metrics(model)]
-        self.metrics_size = sum(z.size for z in self._zero)
+        self._shown_size = len(spec.logs) + 1 if spec.logs else 0
+        self.metrics_size = sum(z.size for z in self._zero) + self._shown_size
         self.is_narrow = any(e.dtype != "float32" for e in self.layout.entries)
 
     def no_metrics(self) -> Arrays:
         """Metric states as they are after a reset."""
         return [jnp.asarray(z) for z in self._zero]
 
-    def grown(self, metrics: Arrays) -> Array:
-        """What metric states have gained since a reset, as one float32 vector."""
-        return join([m - z for m, z in zip(metrics, self._zero, strict=True)])
+    def nothing_shown(self) -> Array:
+        """The sums of logs before the first step."""
+        return jnp.zeros((self._shown_size,), jnp.float32)
+
+    def shown(self, logs: Any, data: Data) -> Array:
+        """The logs of one step that are no metrics, times its rows, and the rows."""
+        if not self.spec.logs:
+            return self.nothing_shown()
+        rows = float(jax.tree.leaves(data)[0].shape[0])
+        values = [logs.get(name, jnp.nan) for name in self.spec.logs]
+        return rows * jnp.stack([jnp.asarray(v, jnp.float32) for v in (*values, 1.0)])
+
+    def grown(self, metrics: Arrays, shown: Array) -> Array:
+        """What metric states have gained since a reset, and logs, as one vector."""
+        gained = [m - z for m, z in zip(metrics, self._zero, strict=True)]
+        return join([*gained, shown])
 
     def whole(self, statistics: Array, fixed: Arrays) -> Arrays:
         """Non-trainable variables in the model's order."""

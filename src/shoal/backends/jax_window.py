@@ -34,12 +34,12 @@ class Window:
         speeds = cut(state.velocity, wide(parts.layout)) if mu else []
 
         def body(i: Array, carry: Any) -> Any:
-            weights, others, slots, metrics, speeds = carry
+            weights, others, slots, metrics, speeds, shown = carry
             rows = jax.tree.map(
                 lambda a: lax.dynamic_index_in_dim(a, i, 0, keepdims=False), data
             )
             before = (weights, others, slots, metrics)
-            _, after = parts.model.train_step(before, rows)
+            logs, after = parts.model.train_step(before, rows)
             after = [like(a, b) for a, b in zip(after, before, strict=True)]
             if mu:
                 # The variables hold x + mu v; see the EAMSGD docstring.
@@ -49,12 +49,13 @@ class Window:
                     (a + mu * v).astype(a.dtype)
                     for a, v in zip(after[0], speeds, strict=True)
                 ]
-            return (*after, speeds)
+            return (*after, speeds, shown + parts.shown(logs, rows))
 
         others = parts.whole(state.statistics, state.fixed)
-        carry = (start, others, state.slots, parts.no_metrics(), speeds)
+        metrics, shown = parts.no_metrics(), parts.nothing_shown()
+        carry = (start, others, state.slots, metrics, speeds, shown)
         with parts.at(clock, state.slots):
-            weights, others, slots, metrics, speeds = lax.fori_loop(
+            weights, others, slots, metrics, speeds, shown = lax.fori_loop(
                 0, steps, body, carry
             )
         statistics, fixed = parts.split(others)
@@ -64,4 +65,4 @@ class Window:
             vector = point + vector - join(start)
         vector = vector - mu * velocity if mu else vector
         after = State(vector, statistics, fixed, slots, velocity)
-        return after, parts.grown(metrics)
+        return after, parts.grown(metrics, shown)

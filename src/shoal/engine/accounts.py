@@ -56,6 +56,15 @@ class Accounts:
         """Keeps the sums of now, to go back to."""
         self._saved = {epoch: sums.copy() for epoch, sums in self._sums.items()}
 
+    def kept(self, is_saved: bool) -> list[tuple[int, Sums]]:
+        """Returns the sums of open epochs, as they are or as they were kept."""
+        return sorted((self._saved if is_saved else self._sums).items())
+
+    def adopt(self, sums: dict[int, Sums]) -> None:
+        """Goes on from the sums of another server."""
+        self._saved = sums
+        self.restore()
+
     def restore(self) -> None:
         """Goes back to the sums that were kept."""
         self._sums = {epoch: sums.copy() for epoch, sums in self._saved.items()}

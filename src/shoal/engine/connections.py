@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from shoal.engine.bulk import Bulk
+from shoal.engine.patience import Patience
 from shoal.engine.slots import Slot
 from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Channel, Head
 
@@ -32,6 +33,8 @@ class Peer:
     bulk: Bulk | None = None
     offer: Slot | None = None
     head: Head = field(default_factory=dict[str, Any])
+    patience: Patience = field(default_factory=Patience)
+    is_hung: bool = False
 
     def the_bulk(self) -> Bulk:
         """Where its vectors lie.

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from shoal.engine.observer import (
 )
 from shoal.engine.opening import ServeInherited
 from shoal.engine.reports import fields, read_center, read_epoch, read_records
+from shoal.engine.restart import read_restart
 from shoal.engine.server import ServerSpec
 from shoal.engine.staff import Staff
 from shoal.engine.stage import Stage
@@ -32,6 +33,7 @@ from shoal.errors import ClusterError, ExchangeTimeout, ShoalError, WorkerFailed
 from shoal.launchers.base import Exit
 from shoal.vectors import Vector
 
+CHECKPOINT_S = 30.0
 POLL_S = 0.1
 GRACE_S = 2.0
 STATE_TIMEOUT_S = 20.0
@@ -58,6 +60,10 @@ class Job:
     log: Callable[[int], Path | None]
 
 
+class ServerGone(ClusterError):
+    """The server of the run is gone; whoever follows the run may start another."""
+
+
 class Controller:
     """Follows one run; use it as a context, so that its processes end.
 
@@ -75,6 +81,10 @@ class Controller:
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
         self._staff = Staff(stage, job.policy, job.log, observer, self._expect)
         self._is_halted = False
+        self._parts: Callable[[int, str], WorkerSpec] | None = None
+        self._server: ServerSpec | None = None
+        self._opened = job.first_epoch
+        self._checkpointed = time.monotonic()
         self._backlog: deque[tuple[Head, memoryview]] = deque()
 
     def __enter__(self) -> Controller:
@@ -89,11 +99,17 @@ class Controller:
         self, server: ServerSpec, make_spec: Callable[[int, str], WorkerSpec]
     ) -> None:
         """Sends everyone their part and connects to the server."""
+        self._learning_rate = server.learning_rate
+        self._secret = server.secret
+        self._server, self._parts = server, make_spec
+        self._begin(server, make_spec)
+
+    def _begin(
+        self, server: ServerSpec, make_spec: Callable[[int, str], WorkerSpec]
+    ) -> None:
         stage = self._stage
         descriptor = stage.listener.fileno()
         stage.give(stage.server, ServeInherited(spec=server, descriptor=descriptor))
-        self._learning_rate = server.learning_rate
-        self._secret = server.secret
         self._staff.give(self._job.workers, make_spec)
         self._link = self._connect(server.secret)
         self._command("control")
@@ -123,9 +139,39 @@ class Controller:
             return
         self._open(self._job.first_epoch)
         while not self._epochs.are_over:
-            self._turn()
+            try:
+                self._turn()
+            except ServerGone as error:
+                self._go_on(error)
         self._staff.dismiss()
         self._finish()
+
+    def _go_on(self, error: ServerGone) -> None:
+        """Starts another server where the last checkpoint left the run.
+
+        Raises:
+            ServerGone: No replacement is left.
+        """
+        server, make_spec = self._server, self._parts
+        if server is None or make_spec is None or not self._staff.take_restart():
+            raise error
+        began = time.monotonic()
+        self._observer.on_event("server_lost", reason=str(error).partition(". ")[0])
+        if self._link is not None:
+            self._link.close()
+        self._backlog.clear()
+        self._staff.recall()
+        self._stage.start_server()
+        if server.restart is None:
+            self._observer.on_event("rollback", lineage=0, clock=0, committed={})
+        else:  # a third server must not share the lineage of the second
+            self._server = replace(server, restart=server.restart.of_next_lineage())
+        self._begin(replace(server, learning_rate=self._learning_rate), make_spec)
+        self._command("proceed", epoch=self._opened)
+        if self._is_halted:
+            self._command("halt")
+        seconds = round(time.monotonic() - began, 3)
+        self._observer.on_event("server_replaced", seconds=seconds)
 
     def _turn(self) -> None:
         """Hears one message, or looks after the processes when there is none."""
@@ -137,6 +183,13 @@ class Controller:
                 self._hear(*message)
         if not self._epochs.are_over:
             self._watch()
+            if time.monotonic() - self._checkpointed > CHECKPOINT_S:
+                self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Asks for all that another server would need; it comes when it is ready."""
+        self._checkpointed = time.monotonic()
+        self._command("checkpoint")
 
     def _receive(self, timeout_s: float) -> tuple[Head, memoryview] | None:
         """One message of the server, None when none comes in time."""
@@ -158,10 +211,10 @@ class Controller:
         while gone is None and time.monotonic() < until:
             gone = self._stage.poll().get(self._stage.server)
         why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
-        raise ClusterError(
+        raise ServerGone(
             f"the server of the run is gone: {why.strip()}. "
-            "It was expected to live as long as the run. "
-            "The model holds the center of the last epoch that ended."
+            "It was expected to live as long as the run, and no replacement was left. "
+            "Raise max_restarts; the model holds the center of the last epoch's end."
         )
 
     def _hear(self, head: Head, body: memoryview) -> None:
@@ -179,11 +232,17 @@ class Controller:
             self._failed(head)
         elif kind == "left":
             self._observer.on_event("worker_left", **fields(head))
-            self._staff.left(head["rank"], head["reason"])
+            self._staff.left(head["rank"], head["reason"], is_hung=head["is_hung"])
+        elif kind == "restart":
+            self._keep_restart(head, body)
         elif kind == "broken":
             raise ClusterError(head["reason"])
         elif kind not in ("center", "optimizer"):  # answers that came too late
             self._observer.on_event(kind, **fields(head))
+
+    def _keep_restart(self, head: Head, body: memoryview) -> None:
+        if self._server is not None:
+            self._server = replace(self._server, restart=read_restart(head, body))
 
     def _keep_records(self, head: Head, body: memoryview) -> None:
         self._observer.on_records(*read_records(head, body))
@@ -207,6 +266,7 @@ class Controller:
     # --------------------------------------------------------------- epochs
 
     def _open(self, epoch: int) -> None:
+        self._opened = epoch
         self._observer.on_epoch_begin(epoch)
         self._tell_learning_rate()
         # Without a barrier it may have begun; then the one after it may begin now.
@@ -218,6 +278,8 @@ class Controller:
             text = "no worker sent its optimizer state; the model keeps an older one"
             self._observer.on_event("warning", text=text)
         found = None if state is None else bytes(state[1])
+        # From here on this epoch is not trained again, whatever happens.
+        self._checkpoint()
         self._epochs.ended(read_epoch(head, body, found))
 
     def _tell_learning_rate(self) -> None:
@@ -252,7 +314,10 @@ class Controller:
 
     def center(self) -> tuple[Vector, Vector] | None:
         """Asks for the center as it is now; None when nobody answers in time."""
-        found = self._ask("center", "center", CENTER_TIMEOUT_S)
+        try:
+            found = self._ask("center", "center", CENTER_TIMEOUT_S)
+        except ServerGone:
+            return None  # the next turn finds it gone as well
         return None if found is None else read_center(*found)[:2]
 
     def rescue(self) -> Rescue | None:

@@ -24,15 +24,27 @@ def fair_rows(rules: Rules, free: int, workers: int) -> int:
 
 
 def grant(rules: Rules, ledger: Ledger, member: Member, workers: int) -> None:
-    """Leases what one worker may read ahead."""
+    """Leases what one worker may read ahead, and leaves the others their part."""
     for epoch in ledger.active:
         while free := ledger.free(epoch):
             rows = fair_rows(rules, free, workers)
-            if ledger.held_rows(member.rank) >= AHEAD * rows:
+            room = _room(rules, ledger, member.rank, epoch, workers)
+            if room < 1 or ledger.held_rows(member.rank) >= AHEAD * rows:
                 break
-            piece = ledger.lease(member.rank, epoch, rows)
+            piece = ledger.lease(member.rank, epoch, min(rows, room))
             if piece is not None:
                 member.untold.append(piece)
+
+
+def _room(rules: Rules, ledger: Ledger, rank: int, epoch: int, workers: int) -> int:
+    """Rows a worker may still take of an epoch: its part, less what it holds.
+
+    A long window, or what is read ahead, can be more than all there is.
+    """
+    mine = sum(piece.rows for piece in ledger.held(rank) if piece.epoch == epoch)
+    left = rules.rows_of(epoch) - ledger.committed(epoch)
+    fair = max(1, -(-left // rules.batch) // workers)
+    return fair * rules.batch - mine
 
 
 def deal(rules: Rules, ledger: Ledger, members: Sequence[Member]) -> None:
@@ -60,5 +72,6 @@ def _counts(
         sizes = shares(min(rules.batch, run), len(ranks))
         return list(zip(ranks, sizes, strict=True))
     fair = fair_rows(rules, ledger.free(epoch), len(ranks))
-    even = -(-run // (len(ranks) * rules.batch)) * rules.batch
-    return [(rank, min(fair, even)) for rank in ranks]
+    even = shares(-(-run // rules.batch), len(ranks))
+    pairs = zip(ranks, even, strict=True)
+    return [(rank, min(fair, steps * rules.batch)) for rank, steps in pairs]

@@ -107,8 +107,10 @@ class Member:
         self._heed(head)
         self.rank: int = head["rank"]
         self.incarnation: int = head["incarnation"]
-        start = np.frombuffer(body, np.float32)
-        size = seat.sizes.vector
+        size, count = seat.sizes.vector, seat.sizes.statistics
+        start = np.frombuffer(body, np.float32, size + count)
+        self.optimizer = bytes(body[start.nbytes :])
+        """Another worker's optimizer state, empty where there was none."""
         self._spare = [(_vector(size), _vector(size)) for _ in range(2)]
         self.local, self.anchor = _vector(size), _vector(size)
         self.statistics = start[size:].copy()

@@ -41,10 +41,25 @@ class Member:
         return pieces
 
 
+LINEAGE_INCARNATIONS = 1_000_000
+"""Processes a rank may have under one server.
+
+A new server counts from the next million: processes that joined after its checkpoint
+was taken are not in there, and their numbers must not be given again.
+"""
+
+
 @dataclass
 class Roster:
-    """The living members of a run, one a rank."""
+    """The living members of a run, one a rank.
 
+    Args:
+        floor: Incarnations up to this one were given by servers before.
+        members: By rank.
+        incarnations: The last one of each rank.
+    """
+
+    floor: int = 0
     members: dict[int, Member] = field(default_factory=dict[int, Member])
     incarnations: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -53,7 +68,8 @@ class Roster:
         taken = self.members
         free = (r for r in range(len(taken) + 1) if r not in taken)
         rank = hint if hint >= 0 and hint not in taken else next(free)
-        incarnation = self.incarnations[rank] = self.incarnations.get(rank, 0) + 1
+        incarnation = self.incarnations.get(rank, self.floor) + 1
+        self.incarnations[rank] = incarnation
         taken[rank] = Member(rank=rank, incarnation=incarnation, version=version)
         return taken[rank]
 

@@ -7,6 +7,8 @@ thread or vector here, so that tests can drive it through any schedule.
 
 from __future__ import annotations
 
+from typing import Any
+
 from shoal.engine.epochs import Epochs
 from shoal.engine.grants import deal, grant
 from shoal.engine.instructions import (
@@ -21,7 +23,7 @@ from shoal.engine.instructions import (
     Rules,
 )
 from shoal.engine.ledger import Ledger
-from shoal.engine.roster import Member, Publishing, Roster
+from shoal.engine.roster import LINEAGE_INCARNATIONS, Member, Publishing, Roster
 from shoal.strategies.base import Facts
 
 __all__ = [
@@ -69,6 +71,62 @@ class Sequencer:
         self.expected = rules.workers
         self.has_started = self.has_finished = False
         self._round: dict[int, Push] = {}
+
+    # -------------------------------------------------------- checkpoints
+
+    def to_json(self) -> dict[str, Any]:
+        """What a server must keep to go on after it is gone, as plain JSON values.
+
+        It belongs to the center as it is now; in a gang, to the snapshot that was
+        published last, or to what the run began with.
+        """
+        is_gang = self.rules.is_gang
+        return {
+            "lineage": self.lineage,
+            "version": self._epochs.saved_version if is_gang else self.version,
+            "epochs": self._epochs.to_json(),
+        }
+
+    @classmethod
+    def from_json(
+        cls, rules: Rules, document: dict[str, Any], *, newest_lineage: int = 0
+    ) -> Sequencer:
+        """A new server's sequencer: nobody has joined, nothing is leased.
+
+        Its lineage is one higher, so that nothing that was rolled back comes in. A
+        document of the new lineage must be stored before anybody is answered: two
+        servers that began with the same one would share it.
+
+        Args:
+            rules: Of the run from now on; the number of workers may have changed.
+            document: What `to_json` gave.
+            newest_lineage: The highest that is known of, where `document` is not the
+                newest one, because that one was damaged.
+
+        Example:
+            >>> rules = Rules(epoch_rows=(8,), first_epoch=0, epochs=1, workers=1,
+            ...     batch=4, window=2, is_rounds=False, is_gang=False, is_elastic=False)
+            >>> sequencer = Sequencer.from_json(rules, Sequencer(rules).to_json())
+            >>> sequencer.lineage, sequencer.join().incarnation
+            (1, 1000001)
+        """
+        sequencer = cls(rules)
+        sequencer.lineage = max(document["lineage"], newest_lineage) + 1
+        sequencer.version = document["version"]
+        epochs = document["epochs"]
+        sequencer._epochs = Epochs.from_json(rules, epochs, sequencer.version)
+        sequencer._roster = Roster(floor=sequencer.lineage * LINEAGE_INCARNATIONS)
+        return sequencer
+
+    @property
+    def upcoming(self) -> int:
+        """The first epoch that is not complete: where a controller goes on."""
+        return self._epochs.upcoming
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether open epochs end with what was held."""
+        return self._epochs.is_halted
 
     # ------------------------------------------------------------ members
 
@@ -138,9 +196,13 @@ class Sequencer:
     # ------------------------------------------------------------- epochs
 
     def proceed(self, epoch: int) -> list[Instruction]:
-        """Opens an epoch; without a barrier the one after it may open by itself."""
-        self._epochs.proceed(epoch)
-        return self._hand_out()
+        """Opens an epoch; without a barrier the one after it may open by itself.
+
+        After a restart a controller proceeds with the first epoch it has not heard the
+        end of, or with `upcoming` if that is earlier, and hears of those since.
+        """
+        untold = self._epochs.proceed(epoch)
+        return [*map(EpochDone, untold), *self._hand_out()]
 
     def halt(self) -> list[Instruction]:
         """Hands out no more: open epochs end with the samples that are held."""
@@ -308,7 +370,7 @@ class Sequencer:
         self._publishing.publisher, self._publishing.is_wanted = None, False
         if not self.rules.is_gang:
             return []
-        self._epochs.save()
+        self._epochs.save(self.version)
         done = [EpochDone(e) for e in self._publishing.take_epochs()]
         joiners = [self.members[rank] for rank in self._publishing.take_joiners()]
         return [*done, *self._welcome(joiners), *self._hand_out()]

@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
-from shoal.engine.accounts import Accounts
 from shoal.engine.bulk import Bulk, Sizes
 from shoal.engine.center import Center
 from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.ledger import Piece
-from shoal.engine.observer import Sums
-from shoal.engine.reports import pack_center
+from shoal.engine.patience import PAUSE_S
+from shoal.engine.reporter import FLUSH_S, Reporter
+from shoal.engine.restart import Restart, pack_restart
 from shoal.engine.sequencer import (
     Answer,
     Apply,
@@ -40,8 +40,6 @@ from shoal.engine.slots import Slot
 from shoal.engine.wire import BadFrame, Head
 from shoal.strategies.base import Facts, Strategy
 from shoal.vectors import Vector
-
-FLUSH_S = 0.1
 
 
 class StrategyFailed(Exception):
@@ -60,6 +58,7 @@ class ServerSpec:
         vector: Initial weights.
         statistics: Initial statistics.
         learning_rate: Where the driver's optimizer stands, None for a schedule.
+        restart: What an earlier server left, None for the first.
     """
 
     secret: bytes
@@ -69,6 +68,7 @@ class ServerSpec:
     vector: Vector
     statistics: Vector
     learning_rate: float | None = None
+    restart: Restart | None = None
 
 
 @final
@@ -82,21 +82,28 @@ class Server(Listener):
 
     def __init__(self, spec: ServerSpec, socket_: socket.socket) -> None:
         self.spec = spec
-        self.sequencer = Sequencer(spec.rules)
+        restart = spec.restart
+        self.sequencer = (
+            Sequencer(spec.rules)
+            if restart is None
+            else restart.open_sequencer(spec.rules)
+        )
         self.center = Center(spec.strategy, spec.vector, spec.statistics)
-        self._accounts = Accounts(spec.sizes.metrics)
         self._learning_rate = spec.learning_rate
-        self._blob = b""
+        self._blob = b"" if restart is None else restart.blob
         self._is_state_wanted = self._is_center_wanted = False
+        self._is_whole_wanted = False
         self._published = 0
         self._saved = (self.center.vector.copy(), self.center.statistics.copy())
         self._workers: dict[int, Peer] = {}
-        self._controller: Peer | None = None
-        self._flushed = time.monotonic()
-        self._has_worked = False
         self._is_running = True
         limit = (1 << 16) + 16 * (spec.sizes.slot_bytes + (1 << 20))
         self._connections = Connections(socket_, spec.secret, limit, self)
+        self._reporter = Reporter(self._connections, spec.sizes.metrics)
+        if restart is not None:
+            restart.fill(self.center, self._reporter.accounts)
+            self._saved = (self.center.vector.copy(), self.center.statistics.copy())
+            self._published = self.sequencer.version
 
     # -------------------------------------------------------------- the loop
 
@@ -106,38 +113,58 @@ class Server(Listener):
             while self._is_running:
                 self._turn()
         except StrategyFailed as error:
-            self._notify({"kind": "broken", "reason": str(error)})
+            self._reporter.tell({"kind": "broken", "reason": str(error)})
         finally:
             self.close()
 
     def _turn(self) -> None:
+        before = time.monotonic()
         self._connections.serve(FLUSH_S)
-        if time.monotonic() - self._flushed >= FLUSH_S:
-            self._flush()
+        if self._reporter.is_due:
+            self._reporter.flush()
             self._connections.drop_strangers()
+            self._drop_hung(before)
+
+    def _drop_hung(self, before: float) -> None:
+        """Drops workers that are silent for too long, by their own measure.
+
+        Args:
+            before: When the server last looked; it may have been stopped since.
+        """
+        now = time.monotonic()
+        for peer in list(self._workers.values()):
+            if now - before > PAUSE_S:
+                peer.patience.forgive(now - before)
+            elif peer.patience.is_over(now):
+                limit_s = peer.patience.limit_s
+                reason = f"hung: silent for more than {limit_s:.1f} s"
+                peer.is_hung = True
+                self._connections.drop(peer, reason)
 
     def close(self) -> None:
         """Closes every connection and gives every slot back."""
-        self._flush()
+        self._reporter.flush()
         self._is_running = False
         self._connections.close()
 
     def on_gone(self, peer: Peer, reason: str) -> None:
         """A connection is closed: the sequencer hears of it, nothing else changes."""
-        if peer is self._controller:
-            self._controller, self._is_running = None, False
+        if peer is self._reporter.controller:
+            self._reporter.controller, self._is_running = None, False
         elif peer.role == "worker":
             if self._workers.get(peer.rank) is peer:
                 del self._workers[peer.rank]
             self.center.forget(peer.rank)
             rows = self.sequencer.ledger.held_rows(peer.rank)
-            self._notify(
+            self._reporter.tell(
                 {"kind": "left", "rank": peer.rank, "incarnation": peer.incarnation,
-                 "reason": reason, "rows": rows}
+                 "reason": reason, "rows": rows, "is_hung": peer.is_hung}
             )  # fmt: skip
             self._carry_out(self.sequencer.leave(peer.rank, peer.incarnation))
         elif not peer.channel.is_proven and self._is_running:
-            self._notify({"kind": "stranger", "peer": peer.name, "reason": reason})
+            self._reporter.tell(
+                {"kind": "stranger", "peer": peer.name, "reason": reason}
+            )
 
     # ------------------------------------------------------------- messages
 
@@ -155,7 +182,9 @@ class Server(Listener):
 
     def _greet(self, peer: Peer, head: Head, _body: memoryview) -> None:
         if head["kind"] == "control":
-            peer.role, self._controller = "controller", peer
+            peer.role, self._reporter.controller = "controller", peer
+            if self.spec.restart is not None:
+                self._tell_rollback(self.sequencer.lineage)
         elif head["kind"] == "join":
             self._welcome(peer, head)
         else:
@@ -167,7 +196,7 @@ class Server(Listener):
             self._connections.send(
                 peer, {"kind": "refused", "reason": "another model layout"}
             )
-            self._notify({"kind": "mismatch", "node": str(head["node"])})
+            self._reporter.tell({"kind": "mismatch", "node": str(head["node"])})
             return
         member = self.sequencer.join(int(head["hint"]))
         peer.role, peer.head = "worker", head
@@ -182,9 +211,10 @@ class Server(Listener):
             peer,
             {"kind": "welcome", "rank": member.rank, "incarnation": member.incarnation,
              "slot": offer, **self._state()},
-            self.center.vector.tobytes(), self.center.statistics.tobytes(),
+            self.center.vector.tobytes(), self.center.statistics.tobytes(), self._blob,
         )  # fmt: skip
-        self._notify(
+        peer.patience.answered(time.monotonic())
+        self._reporter.tell(
             {"kind": "joined", "rank": member.rank, "incarnation": member.incarnation,
              "pid": head["pid"], "node": head["node"], "token": head["token"]}
         )  # fmt: skip
@@ -192,6 +222,8 @@ class Server(Listener):
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         rank, incarnation = peer.rank, peer.incarnation
         kind = head["kind"]
+        if kind != "slot":
+            peer.patience.heard(time.monotonic(), is_ready=kind == "ready")
         if kind == "push":
             self._push(peer, head)
         elif kind == "need":
@@ -200,12 +232,14 @@ class Server(Listener):
             self._settle(peer, is_shared=bool(head["is_shared"]))
         elif kind == "ready":
             peer.the_bulk()
-            self._notify({"kind": "ready", "rank": rank, "incarnation": incarnation})
+            self._reporter.tell(
+                {"kind": "ready", "rank": rank, "incarnation": incarnation}
+            )
             self._carry_out(self.sequencer.ready(rank, incarnation))
         elif kind == "snapshot":
             self._publish(peer, body)
         elif kind == "failed":
-            self._notify({**head, "rank": rank, "incarnation": incarnation})
+            self._reporter.tell({**head, "rank": rank, "incarnation": incarnation})
         else:
             raise BadFrame(f"unknown message {kind!r}")
 
@@ -254,14 +288,14 @@ class Server(Listener):
             self.center.vector[:] = bulk.message
             self.center.statistics[:] = bulk.message_statistics
             self._saved = (self.center.vector.copy(), self.center.statistics.copy())
-            self._accounts.save()
+            self._reporter.accounts.save()
             self._published = self.sequencer.version
-        if self._is_center_wanted:
-            self._send_center()
+        self._send_center()
         if self._is_state_wanted:
             self._send_state()
         self._carry_out(self.sequencer.published(peer.rank, peer.incarnation))
         self._connections.send(peer, {"kind": "stored", **self._state()})
+        peer.patience.answered(time.monotonic())
 
     # --------------------------------------------------------- instructions
 
@@ -283,14 +317,14 @@ class Server(Listener):
                     self._end_epoch(epoch)
                 case Rollback(lineage):
                     self.center.vector[:], self.center.statistics[:] = self._saved
-                    self._accounts.restore()
+                    self._reporter.accounts.restore()
                     self._tell_rollback(lineage)
 
     def _tell_rollback(self, lineage: int) -> None:
         """What was counted since the snapshot is not committed any more."""
         ledger = self.sequencer.ledger
         committed = {str(e): ledger.committed(e) for e in ledger.epochs}
-        self._notify(
+        self._reporter.tell(
             {"kind": "rollback", "lineage": lineage, "clock": self.sequencer.clock,
              "committed": committed}
         )  # fmt: skip
@@ -330,13 +364,7 @@ class Server(Listener):
         self._note(merge.facts)
 
     def _note(self, found: dict[int, Facts]) -> None:
-        """Enters what was applied together, and tells of the first at once."""
-        for rank, facts in found.items():
-            version = self.sequencer.version
-            self._accounts.note(self._workers[rank], version, facts.staleness)
-        if not self._has_worked:
-            self._has_worked = True
-            self._flush()
+        self._reporter.note(found, self._workers, self.sequencer.version)
 
     @contextmanager
     def _strategy_at_work(self) -> Generator[None]:
@@ -354,6 +382,7 @@ class Server(Listener):
 
     def _answer(self, answer: Answer) -> None:
         peer = self._workers[answer.rank]
+        peer.patience.answered(time.monotonic())
         head = {"kind": answer.kind, "body": answer.body, **self._state()}
         head["pieces"] = answer.pieces
         head["publish"] = answer.kind == "publish" or self.sequencer.asked(answer.rank)
@@ -395,6 +424,8 @@ class Server(Listener):
             self._give_center()
         elif kind == "state":
             self._give_state()
+        elif kind == "checkpoint":
+            self._give_center(is_whole=True)
         elif kind == "finish":
             self._carry_out(self.sequencer.finish())
         elif kind == "stop":
@@ -402,17 +433,30 @@ class Server(Listener):
         else:
             raise BadFrame(f"unknown command {kind!r}")
 
-    def _give_center(self) -> None:
-        """Tells the controller the center; in a gang some worker publishes it first."""
+    def _give_center(self, *, is_whole: bool = False) -> None:
+        """Tells the controller the center; in a gang some worker publishes it first.
+
+        Args:
+            is_whole: With all that another server would need to go on.
+        """
+        self._is_whole_wanted |= is_whole
+        self._is_center_wanted |= not is_whole
         has_ready = any(m.is_ready for m in self.sequencer.members.values())
         is_old = self._published != self.sequencer.version
         if self.spec.rules.is_gang and has_ready and is_old:
-            self._is_center_wanted = True
             self._carry_out(self.sequencer.ask())
         else:
             self._send_center()
 
     def _send_center(self) -> None:
+        """Tells the controller what it waits for, if it does."""
+        if self._is_whole_wanted:
+            self._is_whole_wanted = False
+            accounts = self._reporter.accounts
+            head, body = pack_restart(self.sequencer, self.center, accounts, self._blob)
+            self._reporter.tell(head, *body)
+        if not self._is_center_wanted:
+            return
         self._is_center_wanted = False
         ledger = self.sequencer.ledger
         samples = sum(ledger.committed(epoch) for epoch in ledger.epochs)
@@ -428,39 +472,13 @@ class Server(Listener):
 
     def _send_state(self) -> None:
         self._is_state_wanted = False
-        self._flush()
-        self._say({"kind": "optimizer"}, self._blob)
-
-    def _flush(self) -> None:
-        """Tells the controller of exchanges since the last time."""
-        self._flushed = time.monotonic()
-        if self._controller is None:
-            return
-        records, sums = self._accounts.take_records()
-        if records:
-            self._say({"kind": "records", "records": records}, sums)
+        self._reporter.tell({"kind": "optimizer"}, self._blob)
 
     def _end_epoch(self, epoch: int) -> None:
-        self._flush()  # its last records tell of sums that go now
-        head = {
-            "kind": "epoch",
-            "epoch": epoch,
-            "rows": self.sequencer.ledger.committed(epoch),
-        }
-        self._show_center(head, self._accounts.close(epoch))
+        rows = self.sequencer.ledger.committed(epoch)
+        self._show_center({"kind": "epoch", "epoch": epoch, "rows": rows}, epoch)
 
-    def _notify(self, head: Head) -> None:
-        """Tells the controller, after everything that happened before."""
-        self._flush()
-        self._say(head)
-
-    def _show_center(self, head: Head, sums: Sums | None = None) -> None:
-        """Tells the controller what the center is."""
+    def _show_center(self, head: Head, epoch: int | None = None) -> None:
         center = self.center
-        body = pack_center(center.vector, center.statistics, sums)
-        self._flush()
-        self._say({**head, **self._state()}, *body)
-
-    def _say(self, head: Head, *body: bytes) -> None:
-        if self._controller is not None:
-            self._connections.send(self._controller, head, *body)
+        head = {**head, **self._state()}
+        self._reporter.show_center(head, center.vector, center.statistics, epoch)

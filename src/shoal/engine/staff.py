@@ -105,12 +105,13 @@ class Staff:
                 self._observer.on_event("worker_replaced", rank=rank, seconds=seconds)
                 hand.replaces = 0.0
 
-    def left(self, rank: int, reason: str) -> None:
+    def left(self, rank: int, reason: str, *, is_hung: bool) -> None:
         """A worker's connection is gone: its process ends soon, or is ended."""
+        grace_s = 0.0 if is_hung else LAST_WORDS_S
         for hand in self._hands.values():
             if hand.rank == rank and not hand.ends_at:
                 hand.reason = reason
-                hand.ends_at = time.monotonic() + LAST_WORDS_S
+                hand.ends_at = time.monotonic() + grace_s
 
     def watch(self) -> Exit | None:
         """Looks after processes; returns how the server ended, if it did.
@@ -131,6 +132,20 @@ class Staff:
             self._due.remove(due)
             self._start(due[1].hint, replaces=due[1].replaces)
         return exits.get(self._stage.server)
+
+    def take_restart(self) -> bool:
+        """Spends one of the replacements that the policy allows, if one is left."""
+        if self._restarts >= self._policy.max_restarts:
+            return False
+        self._restarts += 1
+        return True
+
+    def recall(self) -> None:
+        """Ends all workers, as their server is gone; nobody counts as lost."""
+        for token in self._hands:
+            self._stage.stop(token)
+        self._hands.clear()
+        self._due.clear()
 
     def dismiss(self) -> None:
         """The work is done: whoever ends now may, and nobody is replaced."""

@@ -7,7 +7,7 @@ plan made and the data written, workers have done that.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -58,13 +58,18 @@ class Stage:
         self._launcher = ProcessLauncher(shared=shared)
         self._waiting: dict[int, str] = {}
         try:
-            role = Role(target="shoal.engine.opening:serve", name="server")
-            self.server = self._launcher.start(role)
+            self.server = self.start_server()
             for hint in range(cast.workers):
                 self._waiting[hint] = self._start(hint)
         except BaseException:
             self.close()
             raise
+
+    def start_server(self) -> str:
+        """Starts a server process, the first or one after another was lost."""
+        role = Role(target="shoal.engine.opening:serve", name="server")
+        self.server = self._launcher.start(role)
+        return self.server
 
     def _start(self, hint: int) -> str:
         cast = self.cast
@@ -92,6 +97,10 @@ class Stage:
     def worker(self, hint: int) -> str:
         """Returns a worker's token: one that waits, or a new one."""
         return self._waiting.pop(hint, "") or self._start(hint)
+
+    def echo(self, tell: Callable[[str, str], None]) -> None:
+        """Tells of each line that a process writes: the name of its role, the line."""
+        self._launcher.echo = tell
 
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:
         """Sends a process its part."""

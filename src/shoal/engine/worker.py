@@ -143,7 +143,7 @@ class Worker:
         self._warm_up()
         member = self._member
         blob = member.ready()
-        self._start_over(blob)
+        self._start_over(blob or member.optimizer)
         turn = self._gang_step if self._spec.is_gang else self._window
         while not member.progress.is_done:
             if member.progress.wants_snapshot:

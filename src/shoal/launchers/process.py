@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, final
@@ -43,6 +43,7 @@ class _Child:
     is_reported: bool = False
     sender: threading.Thread | None = None
     exit: Exit | None = None
+    told: int = 0
 
 
 @final
@@ -51,9 +52,14 @@ class ProcessLauncher(Launcher):
 
     Args:
         shared: Descriptors every child inherits, such as mapped data.
+
+    Attributes:
+        echo: Called with the name of a role and each line its process writes, when
+            they are looked after; None for nobody.
     """
 
     def __init__(self, shared: Sequence[int] = ()) -> None:
+        self.echo: Callable[[str, str], None] | None = None
         self._shared = tuple(shared)
         self._children: dict[str, _Child] = {}
 
@@ -121,11 +127,22 @@ class ProcessLauncher(Launcher):
         """Returns the processes that ended since the last call, by token."""
         found: dict[str, Exit] = {}
         for token, child in self._children.items():
+            self._tell(child)
             _note_exit(child)
             if child.exit is not None and not child.is_reported:
                 child.is_reported = True
                 found[token] = child.exit
         return found
+
+    def _tell(self, child: _Child) -> None:
+        """Passes on the whole lines that a process wrote since the last time."""
+        if self.echo is None or child.log.closed:
+            return
+        child.log.seek(child.told)
+        text, newline, _ = child.log.read().rpartition(b"\n")
+        child.told += len(text) + len(newline)
+        for line in text.decode(errors="replace").splitlines():
+            self.echo(child.role.name, line)
 
     def pid(self, token: str) -> int:
         """The process id of a child."""
@@ -163,6 +180,7 @@ class ProcessLauncher(Launcher):
                 child.process.kill()
                 child.process.wait()
             _note_exit(child)
+            self._tell(child)
             child.log.close()
 
 
@@ -189,6 +207,7 @@ def _move_log(child: _Child, path: Path) -> None:
     said = _tail(child.log)
     child.log.close()
     child.log = _open_log(path)
+    child.told = child.log.seek(0, io.SEEK_END)
     child.log.write(said)
     child.log.flush()
 

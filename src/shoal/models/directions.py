@@ -24,10 +24,11 @@ def metric_directions(model: Any) -> dict[str, str]:
         >>> import keras
         >>> from shoal.models.inspection import prepare
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse", metrics=["auc", keras.metrics.TruePositives()])
+        >>> hits = keras.metrics.TruePositives(name="hits")
+        >>> model.compile("sgd", "mse", metrics=["auc", hits])
         >>> prepare(model, (np.ones((3, 2), "f4"), np.ones((3, 1), "f4")))
         >>> metric_directions(model)
-        {'auc': 'up', 'loss': '', 'true_positives': ''}
+        {'auc': 'up', 'hits': '', 'loss': ''}
     """
     states = MetricStates.of(model)
     owners = _owners(model)

@@ -11,7 +11,15 @@ import numpy as np
 from shoal.errors import ConfigError, DataError
 from shoal.facts import ModelFacts
 from shoal.models.directions import metric_directions
+from shoal.models.losses import (
+    has_masks,
+    has_own_loss,
+    reductions,
+    symbols,
+    weight_arrays,
+)
 from shoal.models.metrics import build_metrics, unmergeable
+from shoal.models.step_logs import read_step_logs
 from shoal.vectors import FLOATS, exchanged_variables, statistic_variables
 
 SAMPLE_ROWS = 4
@@ -120,13 +128,7 @@ def check_rows(model: Any, rows: Any, what: str) -> None:
     if type(model).test_step is not keras.Model.test_step:
         return
     spec_of = import_module("keras.src.backend").compute_output_spec
-
-    def symbol(array: Any) -> Any:
-        return None if array is None else keras.KerasTensor(array.shape, array.dtype)
-
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(
-        keras.tree.map_structure(symbol, rows)
-    )
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(symbols(rows))
     try:
         found = spec_of(model, x, training=False)
         spec_of(model._compute_loss, x, y, found, sample_weight=weights, training=False)
@@ -140,29 +142,40 @@ def check_rows(model: Any, rows: Any, what: str) -> None:
         ) from error
 
 
-def read_model(model: Any, sample: Any, *, has_monitor: bool = False) -> ModelFacts:
+def read_model(
+    model: Any, sample: Any, *, weights: Any = None, has_monitor: bool = False
+) -> ModelFacts:
     """Reads the facts of a prepared model.
 
     Args:
         model: Prepared.
         sample: A few rows, as `train_step` gets them.
+        weights: Sample weights as `fit` was given them.
         has_monitor: Whether anybody will ask for the directions of its metrics.
     """
     keras = import_module("keras")
     trainable = exchanged_variables(model)
-    y = keras.utils.unpack_x_y_sample_weight(sample)[1]
+    x, y, weighted = keras.utils.unpack_x_y_sample_weight(sample)
+    logs = read_step_logs(model, sample)
     return ModelFacts(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in trainable),
         statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
         optimizer=type(model.optimizer).__name__,
-        reductions=_reductions(model),
-        unmergeable_metrics=() if y is None else unmergeable(model, y),
+        reductions=reductions(model),
+        has_own_loss=has_own_loss(model),
+        has_masks=has_masks(model, x),
+        weight_arrays=weight_arrays(weights) or int(weighted is not None),
+        unmergeable_metrics=() if y is None else unmergeable(model, y, x=x),
+        step_logs=logs.numbers,
+        lost_logs=logs.others,
         refused_dtypes=tuple(
             f"{v.path}: {v.dtype}" for v in trainable if str(v.dtype) not in FLOATS
         ),
         backend=keras.backend.backend(),
-        metrics=metric_directions(model) if has_monitor else {},
+        metrics={**metric_directions(model), **dict.fromkeys(logs.numbers, "")}
+        if has_monitor
+        else {},
     )
 
 
@@ -184,16 +197,6 @@ def step_variable(model: Any) -> Any:
 def inner_optimizer(model: Any) -> Any:
     """The optimizer that holds the learning rate, inside any wrapper."""
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
-
-
-def _reductions(model: Any) -> tuple[str, ...]:
-    """How each loss of the model reduces over the batch."""
-    compiled: Any = model._compile_loss
-    losses = getattr(compiled, "_flat_losses", None) or []
-    usual = "sum_over_batch_size"
-    found = [getattr(entry.loss, "reduction", usual) for entry in losses]
-    known = {"mean": usual, "auto": usual}
-    return tuple(sorted({known.get(r, r) or "none" for r in found}))
 
 
 def _shapes(tree: Any) -> str:

@@ -4,7 +4,10 @@ This file decides how the state variables of a model's metrics lie in a vector, 
 the vectors of several workers become one set of results, and which metrics cannot
 be treated like this. Means of results would be wrong for shards of unequal size
 and for every metric that is no mean (AUC, precision, F1); sums of states are right
-for all of Keras' own, as each of their variables is a sum over samples.
+for all of Keras' own, as each of their variables is a sum over samples. What
+cannot be merged is left out. Behind the states come the sums of what a `train_step`
+of the user's logs besides, with the samples they cover: a log is the number of one
+step, and what is shown is the mean over samples.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ class MetricStates:
 
     Args:
         entries: One for each of `model.metrics_variables`.
+        logs: What `train_step` logs beyond metrics, see `read_step_logs`.
+        unmergeable: Metrics that results leave out, by their names in a history.
 
     Example:
         >>> import keras
@@ -56,9 +61,17 @@ class MetricStates:
     """
 
     entries: tuple[MetricEntry, ...]
+    logs: tuple[str, ...] = ()
+    unmergeable: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: Any) -> MetricStates:
+    def of(
+        cls,
+        model: Any,
+        *,
+        logs: tuple[str, ...] = (),
+        unmergeable: tuple[str, ...] = (),
+    ) -> MetricStates:
         """Reads the layout of a model whose metrics are built; see `build_metrics`."""
         variables = list(model.metrics_variables)
         return cls(
@@ -72,13 +85,16 @@ class MetricStates:
                 for name, variable, initial in zip(
                     _names(model), variables, _initial_values(model), strict=True
                 )
-            )
+            ),
+            logs,
+            unmergeable,
         )
 
     @cached_property
     def size(self) -> int:
         """Length of the vector."""
-        return sum(entry.initial.size for entry in self.entries)
+        states = sum(entry.initial.size for entry in self.entries)
+        return states + (len(self.logs) + 1 if self.logs else 0)
 
     def to_vector(self, values: Sequence[Any]) -> StateVector:
         """Flattens the values of the metric variables and takes off the initial ones.
@@ -86,7 +102,7 @@ class MetricStates:
         Args:
             values: Arrays or Keras variables, in the order of the entries.
         """
-        vector = np.empty(self.size, np.float64)
+        vector = np.zeros(self.size, np.float64)
         start = 0
         for entry, value in zip(self.entries, values, strict=True):
             end = start + entry.initial.size
@@ -136,6 +152,9 @@ class MetricStates:
 
         Returns:
             Floats under the keys, and in the order, of a Keras history.
+
+        Raises:
+            PlanError: The model was compiled with other metrics meanwhile.
         """
         keras = import_module("keras")
         variables = list(model.metrics_variables)
@@ -150,7 +169,26 @@ class MetricStates:
             for variable, value in zip(variables, self.from_vector(vector), strict=True)
         ]
         with keras.StatelessScope(state_mapping=mapping):
-            return pythonify(model.get_metrics_result())
+            found = dict(model.get_metrics_result())
+            for name in self._left_out(model):
+                found.pop(name, None)
+            return pythonify({**found, **self._logged(vector)})
+
+    def _left_out(self, model: Any) -> set[str]:
+        """Keys of metrics that cannot be merged; one metric may have several."""
+        names = set(self.unmergeable)
+        for metric in model.metrics if names else ():
+            if metric.name in names and isinstance(found := metric.result(), dict):
+                names.update(found)
+        return names
+
+    def _logged(self, vector: StateVector) -> dict[str, float]:
+        """The means of what `train_step` logged; 0 before the first step."""
+        if not self.logs:
+            return {}
+        *sums, rows = vector[-len(self.logs) - 1 :]
+        means = [float(total / rows) if rows else 0.0 for total in sums]
+        return dict(zip(self.logs, means, strict=True))
 
 
 def build_metrics(model: Any, *, x: Any, y: Any, sample_weight: Any = None) -> None:

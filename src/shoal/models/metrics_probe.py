@@ -17,7 +17,9 @@ import numpy as np
 from shoal.models.pickling import CannotPickle, dumps, loads
 
 
-def unmergeable(model: Any, y_sample: Any, y_pred: Any = None) -> tuple[str, ...]:
+def unmergeable(
+    model: Any, y_sample: Any, y_pred: Any = None, *, x: Any = None
+) -> tuple[str, ...]:
     """Names the metrics of a model whose states cannot be summed over workers.
 
     The metrics of the model are left as they are: copies are tried. A metric whose
@@ -27,8 +29,9 @@ def unmergeable(model: Any, y_sample: Any, y_pred: Any = None) -> tuple[str, ...
     Args:
         model: Compiled.
         y_sample: A few rows of targets, at least 2, in the structure `fit` gets.
-        y_pred: What the model predicts for them; made up when left out, which
-            needs a model with known outputs (Functional, Sequential).
+        y_pred: What the model predicts for them; made up when left out.
+        x: Their inputs, which a model is called on whose outputs are not known
+            (not Functional, not Sequential).
 
     Returns:
         Names as in a history, in the model's order.
@@ -51,6 +54,8 @@ def unmergeable(model: Any, y_sample: Any, y_pred: Any = None) -> tuple[str, ...
         return ()
     if y_pred is None:
         y_pred = _made_up(model, len(keras.tree.flatten(y_sample)[0]))
+    if y_pred is None and x is not None:
+        y_pred = _predicted(model, x)
     if y_pred is None:
         return tuple(str(metric.name) for metric in [*given, *others])
     names: list[str] = []
@@ -124,13 +129,21 @@ def _not_additive_of(
         outputs = list(
             zip(copy._flatten_y(y_sample), copy._flatten_y(y_pred), strict=False)
         )
+        names = list(copy.result())
     except Exception:  # rows that do not fit; training would say so itself
         return [str(metric.name) for metric in given]
-    return [
-        f"{group.output_name}_{metric.name}" if group.output_name else metric.name
+    # Keras names and numbers them in this order; see CompileMetrics.result.
+    found = [
+        (metric, pair)
         for groups in (copy._flat_metrics, copy._flat_weighted_metrics)
-        for group, (y, p) in zip(groups, outputs, strict=False)
+        for group, pair in zip(groups, outputs, strict=False)
         for metric in (group.metrics if group else ())
+    ]
+    if len(names) != len(found):
+        names = [str(metric.name) for metric, _ in found]
+    return [
+        name
+        for name, (metric, (y, p)) in zip(names, found, strict=True)
         if _is_foreign(metric) and not is_additive(metric, _rows(y), _rows(p))
     ]
 
@@ -169,6 +182,15 @@ def _pairs(y_sample: Any, y_pred: Any) -> list[tuple[Any, Any]]:
 
 def _rows(values: Any) -> Any:
     return np.asarray(values)
+
+
+def _predicted(model: Any, x: Any) -> Any:
+    """What a model says about a few rows, None where it does not take them."""
+    keras = import_module("keras")
+    try:
+        return keras.tree.map_structure(np.asarray, model(x, training=False))
+    except Exception:  # the model's own code; training would say so itself
+        return None
 
 
 def _made_up(model: Any, rows: int) -> Any:

@@ -11,15 +11,15 @@ from typing import Any, final
 
 from shoal.data.order import Order, Shuffle, shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
+from shoal.plan.cautions import gang_warnings, metric_notes, metric_warnings
 from shoal.plan.monitor import choose_monitor
+from shoal.plan.refusals import is_repeatable, refuse
 from shoal.plan.request import (
     BATCH_SIZE,
     Request,
     check,
     default_batch,
-    is_repeatable,
     models_of,
-    refuse,
     useful_workers,
 )
 from shoal.plan.validation import is_validated
@@ -100,7 +100,9 @@ class Plan:
     @property
     def is_repeatable(self) -> bool:
         """Whether a second run with the same seed can give the same weights."""
-        return is_repeatable(self.strategy, self.workers)
+        return is_repeatable(
+            self.strategy, self.workers, epoch_barrier=self.epoch_barrier
+        )
 
     @property
     def message_bytes(self) -> int:
@@ -175,13 +177,15 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
             f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "
             "exchanges every 10 steps and is faster, on a curve of its own",
         ))  # fmt: skip
-    return found
+    return found + [("note", text) for text in metric_notes(model)]
 
 
 def _repeatable(plan: Plan) -> str:
     """What a second run with the same seed gives."""
-    if not plan.is_repeatable:
+    if not is_repeatable(plan.strategy, plan.workers):
         return "no: messages are applied as they arrive, so two runs differ"
+    if not plan.is_repeatable:
+        return "no: without epoch_barrier epochs overlap as it happens"
     if plan.deterministic:
         return f"yes, bit for bit, with seed {plan.seed}"
     return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
@@ -254,6 +258,7 @@ def resolve(
                 request.validation_freq, range(request.initial_epoch, request.epochs)
             ),
             may_be_new=request.has_callbacks,
+            unmergeable=model.unmergeable_metrics,
         ),
     )
     return replace(plan, warnings=tuple(_warnings(plan, asked=most)))
@@ -276,12 +281,6 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
             f"epochs={plan.epochs} with initial_epoch={plan.initial_epoch} leaves "
             "nothing to train."
         )
-    if plan.model.unmergeable_metrics:
-        found.append(
-            f"metrics {', '.join(plan.model.unmergeable_metrics)} cannot be merged "
-            "from several workers; their training values are those of one worker, "
-            "validation is exact."
-        )
     if not plan.data.is_exactly_once:
         found.append(
             f"{plan.data.kind} cannot be read by position: after a loss samples may "
@@ -292,6 +291,9 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
             f"the data takes {plan.data.size_bytes / 1e9:,.1f} GB and "
             f"{plan.machine.memory_bytes / 1e9:,.1f} GB of memory are free."
         )
+    found += metric_warnings(plan.model)
+    if plan.is_gang and plan.workers > 1:
+        found += gang_warnings(plan.model, plan.strategy.name)
     return found + plan.strategy.warnings(
         workers=plan.workers, exchanges_per_epoch=plan.exchanges_per_epoch
     )

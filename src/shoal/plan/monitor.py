@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import Monitor
@@ -20,6 +20,7 @@ def choose_monitor(
     *,
     has_validation: bool,
     may_be_new: bool = False,
+    unmergeable: Collection[str] = (),
 ) -> Monitor:
     """Finds the metric that was asked for, and whether higher is better.
 
@@ -29,10 +30,12 @@ def choose_monitor(
         metrics: Of the model: name -> "up", "down", or "" where it does not say.
         has_validation: Whether there are `val_` metrics as well.
         may_be_new: Callbacks may log metrics that the model does not have.
+        unmergeable: Metrics that only validation shows.
 
     Raises:
         ConfigError: The run will have no such metric.
-        PlanError: Nobody knows which way it gets better.
+        PlanError: Training does not show it, or nobody knows which way it gets
+            better.
 
     Example:
         >>> choose_monitor("val_auc", {"auc": "up"}, has_validation=True)
@@ -49,6 +52,12 @@ def choose_monitor(
         )
     known = [*metrics, *(f"val_{name}" for name in metrics if has_validation)]
     name, _, way = (asked, "", "") if asked in known else asked.partition(":")
+    if name in unmergeable:
+        raise PlanError(
+            f"monitor={asked!r} is a metric that cannot be merged from several workers "
+            "or exchanges. Expected one that training shows. "
+            f"Pass validation_data and monitor='val_{asked}'."
+        )
     if name not in known and not may_be_new:
         raise ConfigError(did_you_mean("monitor", name, known))
     if way in WAYS:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, TypeAlias, final
 
-from shoal.backends import BACKENDS
 from shoal.data.order import Shuffle, steps
 from shoal.errors import ConfigError, PlanError
-from shoal.facts import DataFacts, MachineFacts, ModelFacts
+from shoal.facts import DataFacts, MachineFacts
 from shoal.registry import did_you_mean
 from shoal.strategies.base import Strategy
 
@@ -209,57 +208,3 @@ def useful_workers(strategy: Strategy, rows: int, batch: int) -> int:
     if strategy.exchanges == "gradients":
         return min(rows, batch)
     return max(1, rows // batch)
-
-
-def is_repeatable(strategy: Strategy, workers: int) -> bool:
-    """Whether a second run with the same seed can give the same weights."""
-    is_ordered = not strategy.is_asynchronous or strategy.is_independent
-    return workers == 1 or is_ordered
-
-
-def refuse(request: Request, model: ModelFacts, workers: int) -> None:
-    """Raises PlanError where arguments do not go together.
-
-    Args:
-        request: What was asked for.
-        model: The model it was asked for.
-        workers: How many would run.
-    """
-    strategy = request.strategy
-    name, limit = strategy.name, strategy.max_workers
-    if model.backend not in BACKENDS:
-        raise PlanError(
-            f"backend {model.backend!r} cannot train yet. "
-            f"Expected one of: {', '.join(BACKENDS)}. "
-            f"Set KERAS_BACKEND={next(iter(BACKENDS))} before Keras is imported."
-        )
-    if limit is not None and workers > limit:
-        raise PlanError(
-            f"{name} works with at most {limit:,} worker(s), but workers={workers}. "
-            "Expected fewer workers or another strategy. "
-            f"Pass workers={limit}, or strategy='all_reduce'."
-        )
-    if model.refused_dtypes:
-        raise PlanError(
-            f"{model.name} has weights that cannot be exchanged: "
-            f"{', '.join(model.refused_dtypes)}. "
-            "Expected float32, bfloat16 or float16. "
-            "Build the model with keras.config.set_floatx('float32')."
-        )
-    # One sum of gradients is divided by one number: rows, weights, or nothing.
-    same = {"mean": "sum_over_batch_size"}
-    mixed = sorted({same.get(r, r) for r in model.reductions})
-    if strategy.exchanges == "gradients" and workers > 1 and len(mixed) > 1:
-        raise PlanError(
-            f"the losses of {model.name} are reduced in different ways: "
-            f"{', '.join(mixed)}. Expected one reduction for all of them, because "
-            f"{name} divides all gradients by one number. Give all losses the same "
-            "reduction, or choose a strategy that exchanges weights."
-        )
-    if request.deterministic and not is_repeatable(strategy, workers):
-        raise PlanError(
-            f"deterministic=True with {name} on {workers} workers. Expected a "
-            "strategy whose rounds have an order: messages are applied as they "
-            "arrive here. Choose all_reduce, local_sgd, easgd or diloco, or "
-            "workers=1."
-        )

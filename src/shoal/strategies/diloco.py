@@ -33,7 +33,9 @@ class DiLoCo(RoundStrategy):
 
     Args:
         outer_learning_rate: Step size of the outer optimizer, above 0, default 0.7.
-        outer_momentum: Nesterov momentum of it, in [0, 1), default 0.9.
+        outer_momentum: Nesterov momentum of it, in [0, 1), default 0.8.
+            The paper uses 0.9, with 8 workers and hundreds of steps a round; with 2
+            workers and fewer steps that overshoots.
         period: Inner optimizer steps between two rounds, at least 1, or 0 for an
             epoch; default 50, and 500 for long runs as in the paper, whose H it is.
 
@@ -64,7 +66,7 @@ class DiLoCo(RoundStrategy):
 
     period: int = 50
     outer_learning_rate: float = 0.7
-    outer_momentum: float = 0.9
+    outer_momentum: float = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()

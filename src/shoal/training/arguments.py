@@ -50,6 +50,7 @@ class Arguments:
     batch_size: int | None = None
     epochs: int = 1
     verbose: int | str = "auto"
+    echo: bool = False
     callbacks: Any = None
     validation_split: float = 0.0
     validation_data: Any = None
@@ -111,6 +112,7 @@ class Ready:
             validate=None if validation is None else validation.of(model),
             validation_freq=read_freq(self.arguments.validation_freq),
             verbose=self.verbose,
+            echo=self.arguments.echo,
         )
 
 
@@ -141,7 +143,12 @@ def read(arguments: Arguments) -> Ready:
         size_bytes=source.size_bytes,
         validation_rows=0 if held is None else len(held),
     )
-    facts = read_model(model, sample, has_monitor=arguments.monitor is not None)
+    facts = read_model(
+        model,
+        sample,
+        weights=arguments.sample_weight,
+        has_monitor=arguments.monitor is not None,
+    )
     plan = resolve(request, facts, data, read_machine())
     work = Work(
         model=model,

@@ -35,12 +35,14 @@ class Habits:
         validate: Evaluates the model, None without validation data.
         validation_freq: Epochs between validations, or a list of epochs.
         verbose: 0, 1, 2 or "auto", as given.
+        echo: Print what workers print.
     """
 
     callbacks: Any = None
     validate: Callable[..., dict[str, float]] | None = None
     validation_freq: int | Sequence[int] = 1
     verbose: int | str = 0
+    echo: bool = False
 
 
 @dataclass
@@ -66,7 +68,10 @@ class Driver(Observer):
     def __init__(self, model: Any, plan: Plan, run: Run, habits: Habits) -> None:
         self._model, self._run, self._habits = model, run, habits
         self._user = UserModel(model)
-        self._states = MetricStates.of(model)
+        facts = plan.model
+        self._states = MetricStates.of(
+            model, logs=facts.step_logs, unmergeable=facts.unmergeable_metrics
+        )
         self.follow(plan)
         self._later: list[Record] = []
         self._sums: dict[int, Sums] = {}
@@ -170,6 +175,10 @@ class Driver(Observer):
         batch, models = self._plan.batch_size, self._plan.models
         earlier = [rows for e, rows in self._committed.items() if e < epoch]
         return sum(steps_of(rows // models, batch) for rows in earlier)
+
+    def echo(self, name: str, line: str) -> None:
+        """Shows what a process wrote."""
+        self._progress.echo(name, line)
 
     def rehearse(self) -> None:
         """Compiles what shows metrics, while there is nothing else to do."""

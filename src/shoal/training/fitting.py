@@ -110,6 +110,8 @@ def train(
     driver.fetch_center = controller.center
     try:
         stage.recast(cast)
+        if habits.echo:
+            stage.echo(driver.echo)
         if work.shared is None:
             write_data(work.source, stage.blob)
         _give(controller, plan, work, stage)
@@ -217,6 +219,7 @@ def compute_spec(plan: Plan) -> ComputeSpec:
         local_momentum=plan.strategy.local_momentum,
         mass="weights" if is_weighted else "rows",
         is_summed="sum" in plan.model.reductions,
+        logs=plan.model.step_logs,
         is_alone=plan.workers == 1,
     )
 
@@ -229,7 +232,7 @@ def _give(controller: Controller, plan: Plan, work: Work, stage: Stage) -> None:
     sizes = Sizes(
         vector=layout.size,
         statistics=beside.size,
-        metrics=MetricStates.of(model).size,
+        metrics=MetricStates.of(model, logs=plan.model.step_logs).size,
         digest=layout.digest + beside.digest,
     )
     secret = secrets.token_bytes(SECRET_BYTES)

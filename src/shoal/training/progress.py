@@ -112,6 +112,9 @@ class Progress:
         elif kind == "worker_replaced":
             seconds = float(fields.get("seconds", 0.0))
             self.say(f"worker {rank} is replaced, {seconds:.1f} s later")
+        elif kind == "server_lost":
+            self._alive.clear()
+            self.say(f"{fields.get('reason')}; going on from the last checkpoint")
         elif kind == "warning":
             self.say(f"warning: {fields.get('text')}")
 
@@ -119,6 +122,10 @@ class Progress:
         """Writes a line, unless nothing is to be shown."""
         if not self._is_silent:
             self._display.say(text)
+
+    def echo(self, name: str, line: str) -> None:
+        """Writes what a process wrote; whoever asked for it gets it."""
+        self._display.say(f"[{name}] {line}")
 
     def epoch_begin(self, epoch: int) -> None:
         """Starts a line."""

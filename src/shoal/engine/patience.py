@@ -1,0 +1,70 @@
+"""How long a worker may be silent before it counts as hung. Pure.
+
+This file decides it from what was measured of the worker itself: a model whose
+step takes a minute is given minutes, one that steps in milliseconds is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FLOOR_S = 5.0  # for what no step has shown yet: a slow disk, a busy machine
+TIMES = 10.0  # longest silences that are still believed
+PAUSE_S = 1.0  # the server itself did not run for so long: nobody is to blame
+
+
+@dataclass
+class Patience:
+    """What is known of one worker's pace.
+
+    Args:
+        startup_s: From joining until it had compiled, 0 before: a batch of another
+            size has to be compiled as well.
+        longest_s: The longest it ever took to say something after an answer.
+        since: When it was answered and so has to say something next, in seconds of a
+            monotonic clock; None while it waits for an answer.
+    """
+
+    startup_s: float = 0.0
+    longest_s: float = 0.0
+    since: float | None = None
+
+    def answered(self, now: float) -> None:
+        """It has been answered: the next word is the worker's."""
+        self.since = now
+
+    def heard(self, now: float, *, is_ready: bool) -> None:
+        """It has said something, and waits for an answer.
+
+        Args:
+            now: Seconds of the clock.
+            is_ready: It said that it has compiled.
+        """
+        if self.since is None:
+            return
+        silence, self.since = now - self.since, None
+        if is_ready:
+            self.startup_s = silence
+        elif self.startup_s:
+            self.longest_s = max(self.longest_s, silence)
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds it may be silent; for ever until it has compiled once.
+
+        Example:
+            >>> Patience(startup_s=2.0, longest_s=0.5).limit_s
+            12.0
+        """
+        if not self.startup_s:
+            return float("inf")
+        return FLOOR_S + self.startup_s + TIMES * self.longest_s
+
+    def is_over(self, now: float) -> bool:
+        """Whether it has been silent for too long."""
+        return self.since is not None and now - self.since > self.limit_s
+
+    def forgive(self, pause_s: float) -> None:
+        """The server was not there to hear it."""
+        if self.since is not None:
+            self.since += pause_s

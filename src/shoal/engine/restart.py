@@ -1,0 +1,83 @@
+"""What a server leaves to the one after it: the run as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.engine.accounts import Accounts
+from shoal.engine.center import Center
+from shoal.engine.sequencer import Rules, Sequencer
+from shoal.engine.wire import Head
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+STATE, SUMS = "state/", "sums/"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """Ledger, center and state of the strategy at one moment.
+
+    Args:
+        sequencer: As JSON values.
+        arrays: "vector", "statistics", "state/NAME" and "sums/EPOCH".
+        blob: Of one worker's optimizer, empty for none.
+    """
+
+    sequencer: dict[str, Any]
+    arrays: dict[str, npt.NDArray[Any]]
+    blob: bytes = b""
+
+    def of_next_lineage(self) -> Restart:
+        """Returns what a server goes on from when the one that had this is lost too."""
+        lineage = int(self.sequencer["lineage"]) + 1
+        return replace(self, sequencer={**self.sequencer, "lineage": lineage})
+
+    def open_sequencer(self, rules: Rules) -> Sequencer:
+        """Returns a sequencer of the lineage after this one."""
+        return Sequencer.from_json(rules, self.sequencer)
+
+    def fill(self, center: Center, accounts: Accounts) -> None:
+        """Puts everything back where it was."""
+        center.vector[:] = self.arrays["vector"]
+        center.statistics[:] = self.arrays["statistics"]
+        sums: dict[int, npt.NDArray[np.float64]] = {}
+        for name, array in self.arrays.items():
+            if name.startswith(STATE):
+                center.state[name.removeprefix(STATE)][:] = array
+            elif name.startswith(SUMS):
+                sums[int(name.removeprefix(SUMS))] = array
+        accounts.adopt(sums)
+
+
+def pack_restart(
+    sequencer: Sequencer, center: Center, accounts: Accounts, blob: bytes
+) -> tuple[Head, list[bytes]]:
+    """A frame that tells of a server's whole state."""
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "vector": center.vector,
+        "statistics": center.statistics,
+        **{STATE + name: value for name, value in center.state.items()},
+        **{SUMS + str(e): s for e, s in accounts.kept(sequencer.rules.is_gang)},
+    }
+    table = [[name, str(a.dtype), a.size] for name, a in arrays.items()]
+    head = {"kind": "restart", "sequencer": sequencer.to_json(), "arrays": table}
+    return head, [*(array.tobytes() for array in arrays.values()), blob]
+
+
+def read_restart(head: Head, body: memoryview) -> Restart:
+    """The inverse of `pack_restart`."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    at = 0
+    for name, dtype, size in head["arrays"]:
+        end = at + np.dtype(dtype).itemsize * int(size)
+        # Copied: a part need not start where its numbers may.
+        arrays[name] = np.frombuffer(bytes(body[at:end]), dtype)
+        at = end
+    return Restart(sequencer=head["sequencer"], arrays=arrays, blob=bytes(body[at:]))

@@ -1,0 +1,63 @@
+"""Finds what a `train_step` of the user's logs beyond the metrics of its model.
+
+Metrics have states, which add up over workers. Any other log is a number of one
+step. Keras shows that of the last step of an epoch; with several workers there is
+no last one, so Shoal shows the mean over the epoch's samples.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from shoal.models.losses import symbols
+
+
+class StepLogs(NamedTuple):
+    """Names of what a `train_step` logs, less those of metrics.
+
+    Args:
+        numbers: Single numbers.
+        others: All else, such as arrays.
+    """
+
+    numbers: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def read_step_logs(model: Any, sample: Any) -> StepLogs:
+    """Traces one training step of a model that overrides it; computes nothing.
+
+    Args:
+        model: Prepared.
+        sample: A few rows, as `train_step` gets them.
+    """
+    keras = import_module("keras")
+    if type(model).train_step is keras.Model.train_step:
+        return StepLogs()
+    spec_of = import_module("keras.src.backend").compute_output_spec
+    groups = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    state = tuple(symbols([v.value for v in group]) for group in groups)
+
+    def step(state: Any, rows: Any) -> Any:
+        logs, _ = model.train_step(state, rows)
+        return {k: keras.tree.map_structure(keras.ops.convert_to_tensor, v)
+                for k, v in logs.items()}  # fmt: skip
+
+    try:
+        logs = spec_of(step, state, symbols(sample))
+        known = set(model.get_metrics_result())
+    except Exception:  # a worker would raise it as well, and show where
+        return StepLogs()
+    names = sorted(name for name in logs if name not in known)
+    numbers = tuple(name for name in names if _is_number(logs[name]))
+    return StepLogs(numbers, tuple(name for name in names if name not in numbers))
+
+
+def _is_number(log: Any) -> bool:
+    return getattr(log, "shape", None) == () and "complex" not in str(log.dtype)

@@ -1,0 +1,63 @@
+"""What a model's numbers will not be, said before they are shown. Pure."""
+
+from __future__ import annotations
+
+from shoal.facts import ModelFacts
+
+
+def metric_warnings(model: ModelFacts) -> list[str]:
+    """What the history of a run leaves out."""
+    found: list[str] = []
+    if model.unmergeable_metrics:
+        found.append(
+            f"metrics {', '.join(model.unmergeable_metrics)} cannot be merged from "
+            "several workers or exchanges; training leaves them out, validation shows "
+            "them exactly."
+        )
+    if model.lost_logs:
+        found.append(
+            f"{', '.join(model.lost_logs)}, which train_step logs, are no single "
+            "numbers and are not shown."
+        )
+    return found
+
+
+def metric_notes(model: ModelFacts) -> list[str]:
+    """What the history of a run shows in another way than Keras.
+
+    Example:
+        >>> model = ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD",
+        ...     step_logs=("twice",))
+        >>> metric_notes(model)[0].partition(":")[0]
+        'twice, which train_step logs beyond the metrics'
+    """
+    if not model.step_logs:
+        return []
+    return [
+        f"{', '.join(model.step_logs)}, which train_step logs beyond the metrics: "
+        "shown is the mean over the epoch's samples, not the last batch as in Keras"
+    ]
+
+
+def gang_warnings(model: ModelFacts, strategy: str) -> list[str]:
+    """Where gradients of several workers are not quite those of plain Keras.
+
+    Args:
+        model: Whose losses decide it.
+        strategy: Name of the strategy that exchanges gradients.
+    """
+    found: list[str] = []
+    is_weighted = "mean_with_sample_weight" in model.reductions
+    if model.has_masks and model.reductions != ("sum",):
+        found.append(
+            f"{model.name} masks entries: Keras divides a loss by the entries that are "
+            f"left, {strategy} weighs each worker by its "
+            f"{'sample weights' if is_weighted else 'rows'}; steps differ a little "
+            "where shares have more or fewer of them."
+        )
+    if is_weighted and model.weight_arrays:
+        found.append(
+            "the loss shown is the mean of the workers' losses by their rows; Keras' "
+            "divides a whole batch by its sample weights. Steps are not concerned."
+        )
+    return found

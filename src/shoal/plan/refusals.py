@@ -1,0 +1,108 @@
+"""What does not go together, refused before anything starts. Pure."""
+
+from __future__ import annotations
+
+from shoal.backends import BACKENDS
+from shoal.errors import PlanError
+from shoal.facts import ModelFacts
+from shoal.plan.request import Request
+from shoal.strategies.base import Strategy
+
+
+def is_repeatable(
+    strategy: Strategy, workers: int, *, epoch_barrier: bool = True
+) -> bool:
+    """Whether a second run with the same seed can give the same weights.
+
+    Without a barrier the next epoch opens when the controller gets to it, and how
+    rounds share what is left of the last one depends on that.
+    """
+    is_ordered = not strategy.is_asynchronous and epoch_barrier
+    return workers == 1 or is_ordered or strategy.is_independent
+
+
+def refuse(request: Request, model: ModelFacts, workers: int) -> None:
+    """Raises PlanError where arguments do not go together.
+
+    Args:
+        request: What was asked for.
+        model: The model it was asked for.
+        workers: How many would run.
+    """
+    strategy = request.strategy
+    _refuse_model(model)
+    limit = strategy.max_workers
+    if limit is not None and workers > limit:
+        raise PlanError(
+            f"{strategy.name} works with at most {limit:,} worker(s), but "
+            f"workers={workers}. Expected fewer workers or another strategy. "
+            f"Pass workers={limit}, or strategy='all_reduce'."
+        )
+    if strategy.exchanges == "gradients" and workers > 1:
+        _refuse_losses(strategy, model)
+    if request.deterministic:
+        _refuse_chance(request, workers)
+
+
+def _refuse_model(model: ModelFacts) -> None:
+    """Models that no strategy can train."""
+    if model.backend not in BACKENDS:
+        raise PlanError(
+            f"backend {model.backend!r} cannot train yet. "
+            f"Expected one of: {', '.join(BACKENDS)}. "
+            f"Set KERAS_BACKEND={next(iter(BACKENDS))} before Keras is imported."
+        )
+    if model.refused_dtypes:
+        raise PlanError(
+            f"{model.name} has weights that cannot be exchanged: "
+            f"{', '.join(model.refused_dtypes)}. "
+            "Expected float32, bfloat16 or float16. "
+            "Build the model with keras.config.set_floatx('float32')."
+        )
+    if "none" in model.reductions and not model.has_own_loss:
+        raise PlanError(
+            f"a loss of {model.name} has reduction='none', which gives a number for "
+            "each sample. Expected one number to take a gradient of; Keras' own fit "
+            "cannot train with it either. Choose reduction='sum_over_batch_size', or "
+            "reduce it in a compute_loss of your own."
+        )
+
+
+def _refuse_losses(strategy: Strategy, model: ModelFacts) -> None:
+    """One sum of gradients is divided by one number: rows, weights, or nothing."""
+    same = {"mean": "sum_over_batch_size"}
+    mixed = sorted({same.get(r, r) for r in model.reductions})
+    if len(mixed) > 1:
+        raise PlanError(
+            f"the losses of {model.name} are reduced in different ways: "
+            f"{', '.join(mixed)}. Expected one reduction for all of them, because "
+            f"{strategy.name} divides all gradients by one number. Give all losses the "
+            "same reduction, or choose a strategy that exchanges weights."
+        )
+    if mixed == ["mean_with_sample_weight"] and model.weight_arrays > 1:
+        raise PlanError(
+            f"the losses of {model.name} are each divided by sample weights of their "
+            f"own ({model.weight_arrays} arrays, reduction='mean_with_sample_weight'). "
+            f"Expected one array for all outputs, because {strategy.name} divides all "
+            "gradients by one number. Choose reduction='sum_over_batch_size', or a "
+            "strategy that exchanges weights, for example 'local_sgd'."
+        )
+
+
+def _refuse_chance(request: Request, workers: int) -> None:
+    """What cannot be repeated bit for bit."""
+    strategy, name = request.strategy, request.strategy.name
+    if not is_repeatable(strategy, workers):
+        raise PlanError(
+            f"deterministic=True with {name} on {workers} workers. Expected a "
+            "strategy whose rounds have an order: messages are applied as they "
+            "arrive here. Choose all_reduce, local_sgd, easgd or diloco, or "
+            "workers=1."
+        )
+    if not is_repeatable(strategy, workers, epoch_barrier=request.epoch_barrier):
+        raise PlanError(
+            f"deterministic=True with epoch_barrier=False on {workers} workers. "
+            "Expected workers that wait at the end of an epoch: otherwise the next "
+            "one is shared out at a moment that differs from run to run. Leave "
+            "epoch_barrier out, or pass workers=1."
+        )

@@ -1,0 +1,194 @@
+"""Manifests: the one small file that makes a set of files a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import numpy as np
+
+from shoal.errors import CheckpointError
+from shoal.runs.checkpoint_files import Damage, Part
+
+FORMAT = 1
+PARTS = "parts"
+
+NUMBERS = "biufc"
+"""NumPy's kinds whose bytes say everything: booleans, integers, floats, complex."""
+
+_MANIFEST = re.compile(r"(\d{6,})-(\d{12,})\.manifest")
+_PART = re.compile(r"\.?(\d{6,})-(\d{12,})-[0-9a-f]+-\d+-\d+\.part(\.partial)?")
+_LEFTOVER = re.compile(r"\.(\d{6,})-(\d{12,})\.manifest\.partial")
+
+
+@final
+@dataclass(frozen=True, kw_only=True, order=True)
+class Place:
+    """Where a checkpoint stands in the order of all of a run.
+
+    The writer's generation comes first: what a writer that was replaced still
+    writes is older than all that its successor writes, whatever the numbers say.
+
+    Args:
+        generation: The writer's, from 1.
+        number: The checkpoint's, from 0.
+
+    Example:
+        >>> Place(generation=1, number=99) < Place(generation=2, number=7)
+        True
+        >>> Place(generation=2, number=7).manifest
+        '000002-000000000007.manifest'
+    """
+
+    generation: int
+    number: int
+
+    @property
+    def manifest(self) -> str:
+        """Name of its manifest."""
+        return f"{self.generation:06}-{self.number:012}.manifest"
+
+    def part(self, writer: str, attempt: int, index: int) -> str:
+        """Returns a name for a file that no other writer or attempt uses."""
+        start = f"{self.generation:06}-{self.number:012}"
+        return f"{PARTS}/{start}-{writer}-{attempt:04}-{index:04}.part"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ArrayPart:
+    """An array's file, and what its bytes mean.
+
+    Args:
+        part: The file.
+        dtype: NumPy's short form, such as "<f4".
+        shape: Its dimensions; the bytes are in C order.
+    """
+
+    part: Part
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What belongs to a checkpoint.
+
+    Args:
+        place: Where it stands among the others.
+        document: The file with the JSON document.
+        arrays: One for each array, by name.
+        blobs: One for each blob, by name.
+    """
+
+    place: Place
+    document: Part
+    arrays: Mapping[str, ArrayPart]
+    blobs: Mapping[str, Part]
+
+    @property
+    def parts(self) -> list[Part]:
+        """All its files."""
+        arrays = [array.part for array in self.arrays.values()]
+        return [self.document, *arrays, *self.blobs.values()]
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Returns two lines of JSON: a checksum, and what it is the checksum of."""
+    body = {"format": FORMAT, **asdict(manifest)}
+    return _seal(json.dumps(body).encode())
+
+
+def decode(content: bytes, place: Place) -> Manifest:
+    """Reads a manifest and believes nothing that its checksum does not cover.
+
+    Args:
+        content: Of the manifest's file.
+        place: What the file's name says.
+
+    Raises:
+        Damage: It is cut off, changed, or stands under another's name.
+        CheckpointError: Another version of Shoal wrote it.
+    """
+    body = content.partition(b"\n")[2].removesuffix(b"\n")
+    if _seal(body) != content:
+        raise Damage(f"{place.manifest} is cut off or was changed")
+    fields: dict[str, Any] = json.loads(body)
+    if fields["format"] != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {place.number} has another format: "
+            f"format={fields['format']!r} ({place.manifest}). "
+            f"Expected format={FORMAT}, the one this version of Shoal reads. "
+            "Resume with the version of Shoal that wrote it."
+        )
+    if Place(**fields["place"]) != place:
+        raise Damage(f"{place.manifest} is a copy of another manifest")
+    try:
+        return Manifest(
+            place=place,
+            document=_part(fields["document"]),
+            arrays={name: _array(one) for name, one in fields["arrays"].items()},
+            blobs={name: _part(one) for name, one in fields["blobs"].items()},
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Damage(f"{place.manifest} is no manifest of Shoal's ({error})") from error
+
+
+def places(names: Iterable[str]) -> list[Place]:
+    """Returns the places of the manifests among file names, newest first.
+
+    Example:
+        >>> found = places(["000001-000000000007.manifest", "parts", "owners"])
+        >>> [place.number for place in found]
+        [7]
+    """
+    found = (_MANIFEST.fullmatch(name) for name in names)
+    return sorted((_place(match) for match in found if match), reverse=True)
+
+
+def place_of_part(name: str) -> Place | None:
+    """Returns which checkpoint a file in `parts` was written for, if any."""
+    match = _PART.fullmatch(name)
+    return _place(match) if match else None
+
+
+def place_of_leftover(name: str) -> Place | None:
+    """Returns which checkpoint a half-written manifest was for, if it is one."""
+    match = _LEFTOVER.fullmatch(name)
+    return _place(match) if match else None
+
+
+def _place(match: re.Match[str]) -> Place:
+    return Place(generation=int(match[1]), number=int(match[2]))
+
+
+def _seal(body: bytes) -> bytes:
+    head = json.dumps({"sha256": hashlib.sha256(body).hexdigest()}).encode()
+    return head + b"\n" + body + b"\n"
+
+
+def _part(fields: Mapping[str, Any]) -> Part:
+    part = Part(**fields)
+    # The folder may be anybody's: a manifest must not lead out of it.
+    if place_of_part(part.name.removeprefix(f"{PARTS}/")) is None:
+        raise Damage(f"its manifest names a file that is no part: {part.name!r}")
+    return part
+
+
+def _array(fields: Mapping[str, Any]) -> ArrayPart:
+    array = ArrayPart(
+        part=_part(fields["part"]), dtype=fields["dtype"], shape=tuple(fields["shape"])
+    )
+    dtype = np.dtype(array.dtype)
+    size = math.prod(array.shape) * dtype.itemsize
+    # Checked before anything is allocated, and never an array of Python objects.
+    is_sound = dtype.kind in NUMBERS and min(array.shape, default=0) >= 0
+    if not is_sound or size != array.part.size_bytes:
+        raise Damage(f"{array.part.name} does not hold {array.dtype}{array.shape}")
+    return array

@@ -1,0 +1,131 @@
+"""Who may write the checkpoints of a run: the last one that asked, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any, final
+
+from shoal.errors import CheckpointError
+from shoal.runs.base import this_process
+from shoal.runs.checkpoint_files import Damage, read_whole, remove, storage
+from shoal.runs.folder import Folder
+
+OWNERS = "owners"
+TRIES = 64
+
+_TOKEN = re.compile(r"(\d{6,})\.json")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Ownership:
+    """A writer's claim on a folder, which ends when somebody else makes a later one.
+
+    Args:
+        folder: The folder of checkpoints.
+        generation: Grows with every claim.
+        writer: Random, so that two claims can never be taken for one another.
+        token: What this writer left in the folder.
+    """
+
+    folder: Folder
+    generation: int
+    writer: str
+    token: bytes
+
+    @classmethod
+    def claim(cls, folder: Folder, *, above: int = 0) -> Ownership:
+        """Takes a folder over from whoever has it.
+
+        Args:
+            folder: The folder of checkpoints.
+            above: A generation that is surely in use.
+
+        Raises:
+            OSError: The storage is away or takes no files.
+            CheckpointError: Others claimed it faster, 64 times in a row.
+        """
+        writer = secrets.token_hex(8)
+        for _ in range(TRIES):
+            generation = max([above, *_generations(folder)]) + 1
+            token = _token(generation, writer)
+            owner = cls(
+                folder=folder, generation=generation, writer=writer, token=token
+            )
+            try:
+                with storage(folder):
+                    folder.create(_name(generation), token)
+            except FileExistsError:
+                continue
+            if owner._has_token():
+                return owner
+        raise CheckpointError(
+            f"the checkpoints in {folder.url} cannot be claimed: {TRIES} other "
+            "processes came first. Expected one process that goes on with a run. "
+            "Stop the others and resume again."
+        )
+
+    def check(self) -> None:
+        """Makes sure that the claim still holds.
+
+        Raises:
+            CheckpointError: Somebody else has taken over.
+            OSError: The storage is away, or the folder is.
+        """
+        newest = max(_generations(self.folder), default=0)
+        if newest > self.generation:
+            raise self._lost(newest)
+        if newest < self.generation:
+            raise FileNotFoundError(f"{self.folder.where(_name(self.generation))}")
+        if not self._has_token():
+            raise self._lost(newest)
+
+    def forget_others(self) -> None:
+        """Removes the tokens of those before."""
+        for generation in _generations(self.folder):
+            if generation < self.generation:
+                remove(self.folder, _name(generation))
+
+    def _has_token(self) -> bool:
+        # Not every storage can create exclusively: of two that did so at once, the
+        # one whose token stands has won.
+        try:
+            return read_whole(self.folder, _name(self.generation)) == self.token
+        except Damage:
+            return False
+
+    def _lost(self, newest: int) -> CheckpointError:
+        return CheckpointError(
+            f"another process writes the checkpoints in {self.folder.url} now: "
+            f"generation={newest} ({_who(self.folder, newest)}) has taken over from "
+            f"generation={self.generation}, which is this process. "
+            "Expected one process for each run. "
+            "Stop one of the two; resuming the run takes it over again."
+        )
+
+
+def _token(generation: int, writer: str) -> bytes:
+    head = {"generation": generation, "writer": writer, "time": time.time()}
+    return json.dumps({**head, **this_process()}).encode() + b"\n"
+
+
+def _name(generation: int) -> str:
+    return f"{OWNERS}/{generation:06}.json"
+
+
+def _generations(folder: Folder) -> list[int]:
+    with storage(folder):
+        found = (_TOKEN.fullmatch(name) for name in folder.names(OWNERS))
+    return [int(match[1]) for match in found if match]
+
+
+def _who(folder: Folder, generation: int) -> str:
+    try:
+        token: dict[str, Any] = json.loads(read_whole(folder, _name(generation)))
+        return f"host={token['host']!r}, pid={token['pid']!r}"
+    except (Damage, OSError, ValueError, LookupError, TypeError):
+        return "it does not say which"

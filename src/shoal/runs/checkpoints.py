@@ -1,0 +1,274 @@
+"""Checkpoints: one value that is kept whole, and found again after any crash.
+
+A folder of checkpoints holds `parts/` (files that never change), one manifest for
+each checkpoint, written when all its parts stand, and `owners/` (who may write).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self, final
+
+from shoal.errors import CheckpointError, ConfigError
+from shoal.runs import checkpoint_manifest as manifests
+from shoal.runs.checkpoint_contents import Checkpoint as Checkpoint
+from shoal.runs.checkpoint_contents import check, pack, unpack
+from shoal.runs.checkpoint_files import (
+    Damage,
+    Part,
+    read_whole,
+    remove,
+    sizes,
+    storage,
+    write_part,
+    write_whole,
+)
+from shoal.runs.checkpoint_manifest import PARTS, Manifest, Place
+from shoal.runs.checkpoint_owner import Ownership
+from shoal.runs.folder import Folder
+
+
+@final
+class CheckpointStore:
+    """The checkpoints of one run, on a local disk or any storage fsspec knows.
+
+    Reading needs nothing more. To write, `open` it first: that takes the folder over
+    from any other writer, whose next `save` is refused. When a run is resumed, open
+    before `latest`, so that nothing can be saved in between and be lost.
+
+    A crash at any point leaves the checkpoint before readable. The storage holds
+    `keep` checkpoints, and one more while one is being saved.
+
+    Args:
+        folder: Of the checkpoints, such as `run.folder.child("checkpoints")`.
+        keep: How many whole checkpoints stay, at least 1, default 2.
+        complain: Told one line when old checkpoints cannot be removed; default
+            None: the logger "shoal".
+
+    Raises:
+        ConfigError: `keep` is below 1.
+
+    Example:
+        >>> store = CheckpointStore(Folder.at("memory://doctest-checkpoints")).open()
+        >>> store.save(Checkpoint(number=1, document={"epoch": 0}))
+        >>> store.save(Checkpoint(number=2, document={"epoch": 1}))
+        >>> store.latest(print).document
+        {'epoch': 1}
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        keep: int = 2,
+        complain: Callable[[str], None] | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ConfigError(
+                f"keep={keep} checkpoints are too few. Expected 1 or more. "
+                "Leave it out to keep 2."
+            )
+        self.folder = folder
+        self._keep = keep
+        self._complain = complain or logging.getLogger("shoal").warning
+        self._lock = threading.Lock()
+        self._owner: Ownership | None = None
+        self._last = -1
+        self._attempts = 0
+        self._damaged: set[Place] = set()
+
+    def open(self) -> Self:
+        """Takes the folder over for writing. Once is enough; returns itself.
+
+        Raises:
+            OSError: The storage is away or takes no files.
+            CheckpointError: Others claimed it faster, many times in a row.
+        """
+        with self._lock:
+            if self._owner is None:
+                # Also above the manifests: a copy of a run may lack the tokens.
+                newest = max((p.generation for p in self._places()), default=0)
+                self._owner = Ownership.claim(self.folder, above=newest)
+        return self
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Keeps a checkpoint: it is whole and lasts when this returns.
+
+        Takes as long as the storage does, so call it from a thread of its own. The
+        arrays must not change meanwhile.
+
+        Raises:
+            OSError: The storage is full or away. Nothing half is left that `latest`
+                would take; try again later, with this number or a higher one.
+            CheckpointError: Another process has taken over, the number does not
+                grow, or a value cannot be kept. Trying again does not help.
+        """
+        with self._lock:
+            document = check(checkpoint)
+            owner = self._writer(checkpoint.number)
+            owner.check()
+            try:
+                self._write(checkpoint, document, owner)
+            except OSError:
+                # A successor removes our files while we write them: say that, then.
+                with suppress(OSError):
+                    owner.check()
+                raise
+            # Once more: whoever took over before the manifest stood has not seen it.
+            # Whoever does so from now on will.
+            owner.check()
+            self._last = checkpoint.number
+            self._clean_up(owner)
+
+    def latest(self, complain: Callable[[str], None]) -> Checkpoint | None:
+        """Returns the newest checkpoint of which every byte is as it was written.
+
+        Args:
+            complain: Told one line for each damaged one that is passed over.
+
+        Returns:
+            The checkpoint, its arrays new and writable. None when there is none.
+
+        Raises:
+            CheckpointError: All are damaged, or of another version of Shoal.
+            OSError: The storage is away.
+        """
+        seen: set[Place] = set()
+        reasons: list[str] = []
+        # Listed again each time: a writer may save, and remove, while this reads.
+        while place := next((p for p in self._places() if p not in seen), None):
+            seen.add(place)
+            try:
+                return unpack(self.folder, self._manifest(place))
+            except Damage as damage:
+                if place not in self._places():
+                    continue
+                self._damaged.add(place)
+                reasons.append(f"checkpoint {place.number}: {damage}")
+                complain(
+                    f"checkpoint {place.number} in {self.folder.url} is damaged: "
+                    f"{damage}. Expected every file as it was written. "
+                    "The one before it is tried."
+                )
+        if reasons:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder.url} can be read: "
+                f"{'; '.join(reasons)}. Expected at least one with every file as it "
+                "was written. Restore the folder from a copy, or remove it and start "
+                "the run again."
+            )
+        return None
+
+    def _writer(self, number: int) -> Ownership:
+        if self._owner is None:
+            raise CheckpointError(
+                f"checkpoint {number} cannot be saved: {self.folder.url} was not "
+                "opened for writing. Expected a store that has claimed its folder. "
+                "Call open() before save()."
+            )
+        if number <= self._last:
+            raise CheckpointError(
+                f"checkpoint {number} cannot be saved in {self.folder.url}: "
+                f"the last one was number={self._last}. Expected a higher number. "
+                "Count checkpoints upwards."
+            )
+        return self._owner
+
+    def _write(self, checkpoint: Checkpoint, document: bytes, owner: Ownership) -> None:
+        """Writes the parts, then the manifest; takes all of it back when it fails."""
+        place = Place(generation=owner.generation, number=checkpoint.number)
+        self._attempts += 1
+        names: list[str] = []
+
+        def write(content: memoryview) -> Part:
+            names.append(place.part(owner.writer, self._attempts, len(names)))
+            return write_part(self.folder, names[-1], content)
+
+        try:
+            manifest = pack(checkpoint, document, place, write)
+            owner.check()
+            write_whole(self.folder, place.manifest, manifests.encode(manifest))
+        except BaseException:
+            self._take_back(place, names)
+            raise
+
+    def _take_back(self, place: Place, names: list[str]) -> None:
+        """Removes what a failed save has written, as far as the storage allows."""
+        try:
+            remove(self.folder, place.manifest)
+        except OSError:
+            # A put that failed may yet have arrived. Then the checkpoint is whole,
+            # and must stay so; otherwise the next save removes its parts.
+            return
+        for name in names:
+            with suppress(OSError):
+                remove(self.folder, name)
+
+    def _clean_up(self, owner: Ownership) -> None:
+        """Removes what nobody needs now. A failure costs space, not the checkpoint."""
+        try:
+            kept, old = self._sort_out()
+            for place in old:
+                # Before its parts: a manifest must never stand without them.
+                remove(self.folder, place.manifest)
+            for name in self._orphans(kept, owner.generation):
+                remove(self.folder, name)
+            owner.forget_others()
+        except OSError as error:
+            self._complain(
+                f"old checkpoints cannot be removed from {self.folder.url} ({error}). "
+                "Expected a storage that lets this process remove its files. "
+                "The next checkpoint tries again; watch the space until then."
+            )
+
+    def _sort_out(self) -> tuple[dict[Place, Manifest | None], list[Place]]:
+        """Tells the manifests that stay, None for an unreadable one, from the old."""
+        lengths = sizes(self.folder, PARTS)
+        kept: dict[Place, Manifest | None] = {}
+        whole = 0
+        found = self._places()
+        for place in found:
+            if whole >= self._keep:
+                break
+            try:
+                manifest = self._manifest(place)
+            except (Damage, CheckpointError):
+                kept[place] = None
+                continue
+            kept[place] = manifest
+            is_whole = all(
+                lengths.get(part.name.removeprefix(f"{PARTS}/")) == part.size_bytes
+                for part in manifest.parts
+            )
+            whole += is_whole and place not in self._damaged
+        return kept, found[len(kept) :]
+
+    def _orphans(
+        self, kept: dict[Place, Manifest | None], generation: int
+    ) -> list[str]:
+        """Lists the parts no manifest needs, and what a crash left half-written."""
+        needed = {m.place: {p.name for p in m.parts} for m in kept.values() if m}
+        orphans: list[str] = []
+        for bare in sizes(self.folder, PARTS):
+            place, name = manifests.place_of_part(bare), f"{PARTS}/{bare}"
+            # A later generation's parts are another writer's, on their way.
+            if place is None or place.generation > generation:
+                continue
+            is_kept = place in kept and name in needed.get(place, {name})
+            if not is_kept:
+                orphans.append(name)
+        for name in sizes(self.folder, ""):
+            place = manifests.place_of_leftover(name)
+            if place is not None and place.generation <= generation:
+                orphans.append(name)
+        return orphans
+
+    def _places(self) -> list[Place]:
+        with storage(self.folder):
+            return manifests.places(self.folder.names())
+
+    def _manifest(self, place: Place) -> Manifest:
+        return manifests.decode(read_whole(self.folder, place.manifest), place)

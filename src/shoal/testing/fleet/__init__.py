@@ -1,0 +1,14 @@
+"""A whole run in one process: server, workers and controller under a seeded schedule.
+
+The sequencer, the ledger and the recovery function are those of a run. Workers and the
+controller follow the engine's protocol, and connections, clock and storage are queues
+and numbers that a random schedule moves. Every run checks itself.
+
+    Fleet(draw(seed=7)).run()          # raises Violation if a promise is broken
+"""
+
+from shoal.testing.fleet.scenario import KINDS, Scenario, draw
+from shoal.testing.fleet.schedule import Fleet
+from shoal.testing.fleet.violation import Violation
+
+__all__ = ["KINDS", "Fleet", "Scenario", "Violation", "draw"]

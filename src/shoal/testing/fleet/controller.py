@@ -1,0 +1,152 @@
+"""A simulated controller: epochs in order, lost processes replaced, and a clock.
+
+It does what `shoal.engine.controller` and `staff` do, with the recovery function of
+a run, and what they have to do when the server comes back from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Literal, NamedTuple, TypeAlias, final
+
+from shoal.engine import recovery
+from shoal.testing.fleet.scenario import Scenario
+from shoal.testing.fleet.server import Report, SimServer
+from shoal.testing.fleet.store import Center, Place
+from shoal.testing.fleet.violation import require
+
+RESTART_S = 2.0  # until a server is there again
+STATE_S = 20.0  # for the last worker's state
+
+Task: TypeAlias = Literal["worker", "server", "finish"]
+
+
+class Timer(NamedTuple):
+    """Something to do later."""
+
+    due: float
+    order: int
+    task: Task
+    hint: int = -1
+
+
+@final
+class SimController:
+    """One controller process.
+
+    Args:
+        scenario: What it goes by.
+        end: The epoch the run ends before.
+        place: How far an earlier controller had come.
+        now: Seconds.
+    """
+
+    def __init__(self, scenario: Scenario, place: Place, now: float) -> None:
+        self._scenario = scenario
+        end = scenario.rules.epochs
+        self.end = end if scenario.stop_after is None else min(end, scenario.stop_after)
+        self.place, self.now = place, now
+        self.orders: deque[tuple[str, int]] = deque()
+        self.hands: set[int] = set()
+        self.timers: list[Timer] = []
+        self.restarts = self._made = 0
+        self.is_over = self.is_finishing = self.is_aborted = False
+        self.final = Center()
+        self._heard: set[int] = set()
+
+    # ------------------------------------------------------------------ epochs
+
+    def greet(self, server: SimServer) -> None:
+        """Takes up with a server, which may know of less than this one, or of more."""
+        sequencer = server.sequencer
+        upcoming = min(self.place.upcoming, sequencer.upcoming)
+        self.place = Place(upcoming, self.place.is_halted or sequencer.is_halted)
+        self._heard.clear()  # what is complete will be told again
+        self.orders.clear()
+        self.orders.append(("expect", self.expected))
+        if self.place.is_halted and upcoming not in sequencer.ledger.epochs:
+            self._end(server.center)  # it was halted between two epochs
+            return
+        self.orders.append(("proceed", upcoming))
+        if self.place.is_halted:
+            self.orders.append(("halt", 0))
+
+    @property
+    def expected(self) -> int:
+        """Workers that are there or will be."""
+        due = sum(timer.task == "worker" for timer in self.timers)
+        return len(self.hands) + due
+
+    def halt(self) -> None:
+        """A callback wants no more."""
+        self.place = self.place._replace(is_halted=True)
+        self.orders.append(("halt", 0))
+
+    def hear(self, report: Report) -> None:
+        """Hears the server."""
+        if report.kind == "epoch":
+            self._end_epoch(report)
+        elif report.kind == "state" and self.is_over:
+            self._finish()
+        elif report.kind == "lost" and not self.is_over:
+            self._wait(RESTART_S, "server")
+
+    def _end_epoch(self, report: Report) -> None:
+        if self.is_over:
+            return
+        upcoming, is_halted = self.place
+        is_news = report.epoch >= upcoming and report.epoch not in self._heard
+        require(is_news, "an epoch's end is told once", report.epoch)
+        self._heard.add(report.epoch)
+        while upcoming in self._heard and not self.is_over:
+            upcoming += 1
+            if upcoming >= self.end or is_halted:
+                self._end(report.center or Center())
+            else:
+                self.orders.append(("proceed", upcoming))
+        self.place = Place(upcoming, is_halted)
+
+    def _end(self, center: Center) -> None:
+        """The run is over, but for one worker's state."""
+        self.final, self.is_over = center, True
+        self.timers = [timer for timer in self.timers if timer.task == "finish"]
+        self.orders.append(("ask", 0))
+        self._wait(STATE_S, "finish")
+
+    def _finish(self) -> None:
+        if not self.is_finishing:
+            self.is_finishing = True
+            self.orders.append(("finish", 0))
+
+    # --------------------------------------------------------------- processes
+
+    def exited(self, number: int, hint: int) -> None:
+        """A worker's process has ended."""
+        self.hands.discard(number)
+        if self.is_over:
+            return
+        loss = recovery.Loss(name="worker", reason="died", living=self.expected)
+        policy = self._scenario.policy
+        match recovery.decide(loss, policy, self.restarts):
+            case recovery.Restart(after_s):
+                self.restarts += 1
+                self._wait(after_s, "worker", hint)
+            case recovery.Shrink(workers):
+                self.orders.append(("expect", workers))
+            case recovery.Abort():
+                self.is_aborted = True
+
+    # ------------------------------------------------------------------- clock
+
+    def _wait(self, seconds: float, task: Task, hint: int = -1) -> None:
+        self._made += 1
+        heapq.heappush(self.timers, Timer(self.now + seconds, self._made, task, hint))
+
+    def tick(self) -> Timer:
+        """Moves the clock to what is due next."""
+        timer = heapq.heappop(self.timers)
+        self.now = max(self.now, timer.due)
+        if timer.task == "finish":
+            self._finish()
+        return timer

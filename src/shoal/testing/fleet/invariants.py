@@ -1,0 +1,69 @@
+"""What must be true after every event of a simulated run."""
+
+from __future__ import annotations
+
+from typing import final
+
+from shoal.engine.ledger import Piece
+from shoal.engine.sequencer import Rules
+from shoal.testing.fleet.server import SimServer
+from shoal.testing.fleet.store import Center
+from shoal.testing.fleet.violation import require
+
+
+@final
+class Watch:
+    """Looks at a server after each event, and remembers what it saw last."""
+
+    def __init__(self) -> None:
+        self._version = self._lineage = 0
+
+    def look(self, server: SimServer) -> None:
+        """Checks the books of a server that lives."""
+        sequencer = server.sequencer
+        require(
+            sequencer.version >= self._version, "versions only grow", sequencer.version
+        )
+        require(
+            sequencer.lineage >= self._lineage, "lineages only grow", sequencer.lineage
+        )
+        self._version, self._lineage = sequencer.version, sequencer.lineage
+        self._look_at_leases(server)
+
+    def restarted(self, server: SimServer) -> None:
+        """A new server has begun from a checkpoint."""
+        lineage = server.sequencer.lineage
+        require(lineage > self._lineage, "a restart raises the lineage", lineage)
+        self._version = server.sequencer.version
+        require(not server.sequencer.members, "nobody has joined a new server")
+        self.look(server)
+
+    def _look_at_leases(self, server: SimServer) -> None:
+        sequencer, ledger = server.sequencer, server.sequencer.ledger
+        leases: list[Piece] = []
+        for rank in range(server.most_rank + 1):
+            held = ledger.held(rank)
+            leases += held
+            member = sequencer.members.get(rank)
+            is_living = member is not None and member.is_ready
+            require(is_living or not held, "the dead hold no lease", rank, held)
+        clock = 0
+        for epoch in ledger.epochs:
+            done, free = ledger.committed(epoch), ledger.free(epoch)
+            held_rows = sum(p.rows for p in leases if p.epoch == epoch)
+            books = done, free, held_rows
+            whole = server.rules.rows_of(epoch)
+            is_whole = sum(books) == whole or sequencer.is_halted
+            require(is_whole, "no sample is lost, none is there twice", epoch, books)
+            found = server.center.committed(epoch)
+            require(done == found, "what is committed is in the center", epoch, found)
+            clock += -(-done // server.rules.batch)
+        require(sequencer.clock == clock, "the clock counts what is committed", clock)
+
+
+def look_at_end(center: Center, rules: Rules, end: int) -> None:
+    """Checks what a run that was not halted leaves behind."""
+    for epoch in range(rules.first_epoch, end):
+        counts = center.counts.get(epoch, bytearray())
+        is_whole = counts == bytearray(b"\1") * rules.rows_of(epoch)
+        require(is_whole, "each sample is committed exactly once", epoch, list(counts))

@@ -1,0 +1,120 @@
+"""What a simulated run is about and what befalls it, all drawn from one number."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, final
+
+from shoal.engine.recovery import RecoveryPolicy
+from shoal.engine.sequencer import Rules
+
+KINDS: dict[str, dict[str, Any]] = {
+    "asynchronous": {},
+    "elastic": {"is_elastic": True},
+    "rounds": {"is_rounds": True},
+    "elastic rounds": {"is_rounds": True, "is_elastic": True},
+    "gang": {"is_rounds": True, "is_gang": True, "window": 1},
+    "small gang": {"is_rounds": True, "is_gang": True, "window": 1},
+}
+"""Rules of each kind; a gang has the most to go wrong, so it is drawn twice."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One simulated run.
+
+    Args:
+        seed: Of the schedule.
+        kind: Of the rules, a key of `KINDS`.
+        rules: Of the run.
+        policy: What the controller does about lost workers.
+        kills: Workers that die.
+        cuts: Connections that break.
+        crashes: Times the server dies alone.
+        blackouts: Times everything dies, and the run is resumed.
+        late: Workers that join uninvited.
+        repeats: Pushes that are sent again because their answer was lost.
+        strays: Pushes of the past that come back.
+        is_halting: The run is told to stop at some moment.
+        stop_after: The controller ends the run before this epoch, None for not.
+        rejoins: Chance that a worker that lost its connection joins again; otherwise
+            its process ends.
+        checkpoints: Chance of a checkpoint at each event.
+        damages: Chance that the newest checkpoint cannot be read.
+        slowness: Chance that a slow worker, every third, is passed over.
+    """
+
+    seed: int
+    kind: str
+    rules: Rules
+    policy: RecoveryPolicy
+    kills: int = 0
+    cuts: int = 0
+    crashes: int = 0
+    blackouts: int = 0
+    late: int = 0
+    repeats: int = 0
+    strays: int = 0
+    is_halting: bool = False
+    stop_after: int | None = None
+    rejoins: float = 0.0
+    checkpoints: float = 0.0
+    damages: float = 0.0
+    slowness: float = 0.0
+
+
+def draw(seed: int, kind: str | None = None) -> Scenario:
+    """Draws a run, its failures and its schedule.
+
+    Args:
+        seed: Any integer; the same one gives the same run.
+        kind: A key of `KINDS`, None to take the seed's.
+
+    Example:
+        >>> draw(7).kind, draw(7) == draw(7)
+        ('elastic', True)
+    """
+    kind = kind or list(KINDS)[seed % len(KINDS)]
+    choice = random.Random(f"{kind} {seed}")
+    first = choice.choice([0, 0, 0, 2])
+    return Scenario(
+        seed=seed,
+        kind=kind,
+        rules=_rules(choice, kind, first),
+        policy=RecoveryPolicy(
+            max_restarts=choice.choice([0, 1, 3, 8]), min_workers=choice.randint(1, 2)
+        ),
+        kills=choice.choice([0, 0, 1, 3, 8]),
+        cuts=choice.choice([0, 0, 1, 3]),
+        crashes=choice.choice([0, 1, 1, 2, 4]),
+        blackouts=choice.choice([0, 0, 1, 2]),
+        late=choice.choice([0, 0, 1, 3]),
+        repeats=choice.choice([0, 3]),
+        strays=choice.choice([0, 5]),
+        is_halting=choice.random() < 0.2,
+        stop_after=first + 1 if choice.random() < 0.15 else None,
+        rejoins=choice.choice([0.0, 0.5, 1.0]),
+        checkpoints=choice.choice([0.005, 0.02, 0.1]),
+        damages=choice.choice([0.0, 0.0, 0.3]),
+        slowness=choice.choice([0.0, 0.8]),
+    )
+
+
+def _rules(choice: random.Random, kind: str, first: int) -> Rules:
+    most_rows, most_batch = (12, 3) if kind.startswith("small") else (60, 9)
+    sizes = choice.choice([1, 1, 2])
+    fields: dict[str, Any] = {
+        "epoch_rows": tuple(choice.randint(1, most_rows) for _ in range(sizes)),
+        "first_epoch": first,
+        "epochs": first + choice.randint(1, 4),
+        "workers": choice.randint(1, 5),
+        "batch": choice.randint(1, most_batch),
+        "window": choice.randint(1, 5),
+        "is_rounds": False,
+        "is_gang": False,
+        "is_elastic": False,
+        "has_barrier": choice.random() < 0.6,
+    }
+    return Rules(**{**fields, **KINDS[kind]})

@@ -1,0 +1,388 @@
+"""The schedule of a simulated run: who moves next, and what breaks.
+
+This file decides it, from a seed: every message waits until it is drawn, so that it
+is late by any number of events; and any process may die, and the clock move, between
+any two of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias, final
+
+from shoal.engine.sequencer import Push, Sequencer
+from shoal.testing.fleet.controller import SimController
+from shoal.testing.fleet.invariants import Watch, look_at_end
+from shoal.testing.fleet.lines import Line
+from shoal.testing.fleet.scenario import Scenario
+from shoal.testing.fleet.server import Report, SimServer
+from shoal.testing.fleet.store import Center, Checkpoint, Place, Store
+from shoal.testing.fleet.violation import Violation, require
+from shoal.testing.fleet.worker import SimWorker
+
+MOST_EVENTS = 20_000
+TROUBLE = 0.08  # chance of trouble at an event, while there is some left
+SLOW = 3  # every third worker may be
+STUBBORN = 0.5  # chance that a worker sends what it pushed to a server that is gone
+
+Event: TypeAlias = Callable[[], None]
+
+
+@final
+class Fleet:
+    """One simulated run.
+
+    Args:
+        scenario: What it is about; see `draw`.
+
+    Example:
+        >>> from shoal.testing.fleet import draw
+        >>> fleet = Fleet(draw(seed=1)).run()
+        >>> fleet.tally["events"] > 0, fleet.controller.is_over
+        (True, True)
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.rules = scenario, scenario.rules
+        self.random = random.Random(scenario.seed)
+        self.tally: Counter[str] = Counter()
+        self.log: list[tuple[object, ...]] = []
+        self.store, self.watch = Store(), Watch()
+        self.workers: dict[int, SimWorker] = {}
+        self.lines: list[Line] = []
+        self.past: list[tuple[int, Push]] = []
+        self.exits: list[tuple[int, int]] = []
+        self.started = self.era = 0
+        self.left = Counter(
+            kill=scenario.kills,
+            cut=scenario.cuts,
+            crash=scenario.crashes,
+            blackout=scenario.blackouts,
+            late=scenario.late,
+            repeat=scenario.repeats,
+            stray=scenario.strays,
+            halt=int(scenario.is_halting),
+        )
+        place = Place(self.rules.first_epoch)
+        self.controller = SimController(scenario, place, now=0.0)
+        self.reports: deque[Report] = deque()
+        self.server: SimServer | None = None
+        for hint in range(self.rules.workers):
+            self._hire(hint)
+        self._serve(SimServer(Sequencer(self.rules), Center(), self.era))
+
+    # ------------------------------------------------------------ schedule
+
+    def run(self) -> Fleet:
+        """Runs to the end.
+
+        Raises:
+            Violation: A promise was broken, or the run did not end.
+        """
+        try:
+            for _ in range(MOST_EVENTS):
+                if not self.step():
+                    self._look_at_end()
+                    return self
+            raise Violation("every run ends")
+        except Violation as violation:
+            violation.add_note(self.story())
+            raise
+        except Exception as error:
+            raise Violation(f"the engine raises nothing: {error!r}") from error
+
+    def step(self) -> bool:
+        """Lets one thing happen; False when nothing can any more."""
+        events = self._events(are_slow=True) or self._events(are_slow=False)
+        if events:
+            self._turn(events)
+        return bool(events)
+
+    def _turn(self, events: list[Event]) -> None:
+        self.tally["events"] += 1
+        if not self._make_trouble():
+            self.random.choice(events)()
+        if self.controller.is_aborted:
+            self._log("abort")
+            self.tally["abort"] += 1
+            self._blackout()
+        server = self.server
+        if server is None:
+            return
+        if server.has_new_lineage or self.random.random() < self.scenario.checkpoints:
+            self._keep(server)
+        self.watch.look(server)
+
+    def _events(self, *, are_slow: bool) -> list[Event]:
+        """What can happen next.
+
+        Args:
+            are_slow: Slow workers are mostly passed over.
+        """
+        found: list[Event] = []
+        controller, is_up = self.controller, self.server is not None
+        for line in self.lines if is_up else ():
+            if line.up and not (are_slow and self._is_passed_over(line.worker)):
+                found.append(partial(self._deliver, line))
+        for worker in self.workers.values():
+            is_late = are_slow and self._is_passed_over(worker.number)
+            if worker.line.down and not is_late:
+                found.append(partial(self._act, worker))
+        if controller.orders and is_up:
+            found.append(self._obey)
+        if self.reports:
+            found.append(self._report)
+        if self.exits:
+            found.append(self._exit)
+        if self.store.coming is not None:
+            found.append(self.store.end)
+        if controller.timers and (is_up or not controller.is_over):
+            found.append(self._tick)
+        return found
+
+    def _is_passed_over(self, number: int) -> bool:
+        slowness = self.scenario.slowness
+        is_slow = slowness > 0 and number % SLOW == SLOW - 1
+        return is_slow and self.random.random() < slowness
+
+    # -------------------------------------------------------------- messages
+
+    def _deliver(self, line: Line) -> None:
+        server = self._the_server()
+        message = line.up.popleft()
+        found = server.hear(line, message)
+        self._log("server hears", line.worker, message, found)
+        self._take_reports(server)
+        if message.kind == "gone":
+            self.lines.remove(line)
+
+    def _act(self, worker: SimWorker) -> None:
+        letter = worker.line.down.popleft()
+        self._log("worker hears", worker.number, letter)
+        if letter.kind == "done":
+            self._end(worker)
+        elif letter.kind in ("refused", "lost"):
+            self.tally[letter.kind] += 1
+            self._lose_line(worker, up=len(worker.line.up), down=0)
+            if self.random.random() < self.scenario.rejoins:
+                self._connect(worker)
+            else:
+                self._end(worker)
+        else:
+            worker.hear(letter, self.rules)
+
+    def _obey(self) -> None:
+        server = self._the_server()
+        order = self.controller.orders.popleft()
+        self._log("server obeys", order, server.obey(*order))
+        self._take_reports(server)
+
+    def _report(self) -> None:
+        report = self.reports.popleft()
+        self._log("controller hears", report)
+        self.controller.hear(report)
+
+    def _exit(self) -> None:
+        number, hint = self.exits.pop(0)
+        self._log("controller misses", number)
+        self.controller.exited(number, hint)
+
+    def _tick(self) -> None:
+        timer = self.controller.tick()
+        self._log("clock", timer)
+        if timer.task == "worker":
+            self._hire(timer.hint)
+        elif timer.task == "server":
+            self._restart()
+
+    def _take_reports(self, server: SimServer) -> None:
+        self.reports.extend(server.reports)
+        server.reports.clear()
+
+    # --------------------------------------------------------------- workers
+
+    def _hire(self, hint: int) -> None:
+        self.started += 1
+        worker = SimWorker(self.started, hint, Line(self.started))
+        self.workers[worker.number] = worker
+        self.controller.hands.add(worker.number)
+        self._connect(worker)
+
+    def _connect(self, worker: SimWorker) -> None:
+        line = Line(worker.number)
+        self.lines.append(line)
+        worker.join(line, is_stubborn=self.random.random() < STUBBORN)
+
+    def _end(self, worker: SimWorker) -> None:
+        """A process ends, whatever it was doing."""
+        self._lose_line(worker, up=self._part(len(worker.line.up)), down=0)
+        del self.workers[worker.number]
+        self.exits.append((worker.number, worker.hint))
+
+    def _lose_line(self, worker: SimWorker, up: int, down: int) -> None:
+        worker.line.cut(up, down)
+        if worker.last is not None and worker.last.push is not None:
+            self.past.append((worker.number, worker.last.push))
+
+    def _part(self, whole: int) -> int:
+        return self.random.randint(0, whole)
+
+    # --------------------------------------------------------------- trouble
+
+    def _make_trouble(self) -> bool:
+        """Breaks something, if it is time to and there is something left to break."""
+        if self.random.random() >= TROUBLE:
+            return False
+        kinds = [kind for kind, count in self.left.items() if count]
+        if not kinds:
+            return False
+        kind = self.random.choice(kinds)
+        done = getattr(self, f"_{kind}")()
+        if done:
+            self._log("trouble", kind)
+            self.left[kind] -= 1
+            self.tally[kind] += 1
+        return done
+
+    def _any_worker(self, wanted: Callable[[SimWorker], bool]) -> SimWorker | None:
+        found = [worker for worker in self.workers.values() if wanted(worker)]
+        return self.random.choice(found) if found else None
+
+    def _kill(self) -> bool:
+        worker = self._any_worker(lambda _: True)
+        if worker is not None:
+            self._end(worker)
+        return worker is not None
+
+    def _cut(self) -> bool:
+        worker = self._any_worker(lambda worker: not worker.line.is_cut)
+        if worker is not None:
+            line = worker.line
+            self._lose_line(
+                worker, self._part(len(line.up)), self._part(len(line.down))
+            )
+        return worker is not None
+
+    def _late(self) -> bool:
+        if not self.controller.is_over:
+            self._hire(self.random.choice([-1, 0, 1, 2, 5]))
+        return not self.controller.is_over
+
+    def _repeat(self) -> bool:
+        worker = self._any_worker(SimWorker.can_repeat)
+        if worker is not None:
+            worker.repeat()
+        return worker is not None
+
+    def _stray(self) -> bool:
+        if self.server is None or not self.past:
+            return False
+        number, push = self.random.choice(self.past)
+        return self.server.stray(number, push)
+
+    def _halt(self) -> bool:
+        if self.controller.is_over:
+            return False
+        self.controller.halt()
+        return True
+
+    # ------------------------------------------------------ server and storage
+
+    def _the_server(self) -> SimServer:
+        if self.server is None:
+            raise RuntimeError("a message reached a server that is not there")
+        return self.server
+
+    def _keep(self, server: SimServer) -> None:
+        checkpoint = server.checkpoint(self.controller.place)
+        self.tally["checkpoint"] += 1
+        if server.has_new_lineage:
+            # Before anybody is answered: who restores must not begin with it as well.
+            self.store.write(checkpoint)
+            server.has_new_lineage = False
+        else:
+            self.store.begin(checkpoint)
+
+    def _serve(self, server: SimServer) -> None:
+        self.server = server
+        self.controller.greet(server)
+        server.has_new_lineage = True
+        self._keep(server)
+
+    def _crash(self) -> bool:
+        """The server dies alone; what it had sent may still arrive."""
+        if self.server is None:
+            return False
+        self._drop_server()
+        for worker in self.workers.values():
+            self._lose_line(worker, -1, self._part(len(worker.line.down)))
+        for _ in range(self._part(len(self.reports))):
+            self.reports.pop()
+        self.reports.append(Report("lost"))
+        return True
+
+    def _drop_server(self) -> None:
+        server, self.server = self.server, None
+        self.lines.clear()
+        if server is not None:
+            self.era = server.era
+            self.tally["rollback"] += server.rollbacks
+            self.tally["repeated"] += server.repeats
+            self.tally["outdated"] += server.outdated
+
+    def _restart(self) -> None:
+        """A new server goes on from the last checkpoint that can be read."""
+        checkpoint = self.store.read(self.random, self.scenario.damages)
+        self._restore(checkpoint)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.era += 1
+        newest = self.store.newest_lineage
+        server = SimServer.restore(self.rules, checkpoint, newest, self.era)
+        self.watch.restarted(server)
+        self._serve(server)
+
+    def _blackout(self) -> bool:
+        """Everything dies, and the run is resumed, with other workers."""
+        if self.controller.is_over:
+            return False
+        self._drop_server()
+        for worker in self.workers.values():
+            self._lose_line(worker, -1, 0)
+        self.workers.clear()
+        self.exits.clear()
+        self.reports.clear()
+        checkpoint = self.store.read(self.random, self.scenario.damages)
+        self.rules = replace(self.rules, workers=self.random.randint(1, 5))
+        now = self.controller.now
+        self.controller = SimController(self.scenario, checkpoint.place, now)
+        for hint in range(self.rules.workers):
+            self._hire(hint)
+        self._restore(checkpoint)
+        return True
+
+    # ---------------------------------------------------------------- the end
+
+    def _look_at_end(self) -> None:
+        controller, server = self.controller, self.server
+        require(controller.is_over, "every run ends: it is stuck")
+        if server is not None:  # else the controller ends who waits for it
+            require(not self.workers, "every worker ends", list(self.workers))
+            members = server.sequencer.members
+            require(not members, "nobody stays in a run that is over", members)
+        self._drop_server()
+        if not controller.place.is_halted:
+            look_at_end(controller.final, self.rules, controller.end)
+        self.tally["damaged"] = self.store.damaged
+
+    def _log(self, *what: object) -> None:
+        self.log.append(what)
+
+    def story(self, lines: int = 40) -> str:
+        """The scenario and the last events, one a line."""
+        events = [" ".join(map(str, entry)) for entry in self.log[-lines:]]
+        return "\n".join([str(self.scenario), *events])

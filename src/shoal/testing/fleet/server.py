@@ -1,0 +1,313 @@
+"""A simulated server: the sequencer, and a center that remembers what went into it.
+
+It carries instructions out as `shoal.engine.server` does, and checks each of them
+against what it knows of the messages and the engine does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import NamedTuple, final
+
+from shoal.engine.sequencer import (
+    Answer,
+    Apply,
+    EpochDone,
+    Instruction,
+    Merge,
+    Push,
+    Refuse,
+    Rollback,
+    Rules,
+    Sequencer,
+)
+from shoal.strategies.base import Facts
+from shoal.testing.fleet.lines import Letter, Line, Message, Work
+from shoal.testing.fleet.store import Center, Checkpoint, Place
+from shoal.testing.fleet.violation import require
+from shoal.testing.fleet.worker import mix
+
+JOINED = 1  # weights that travelled without the optimizer's state are not the gang's
+
+
+class Report(NamedTuple):
+    """What the controller is told.
+
+    Args:
+        kind: "epoch", "state" or "lost".
+        epoch: That is complete.
+        center: As it is then.
+    """
+
+    kind: str
+    epoch: int = -1
+    center: Center | None = None
+
+
+@final
+class SimServer:
+    """One server process.
+
+    Args:
+        sequencer: New, or from a checkpoint.
+        center: The same.
+        era: The history it begins.
+    """
+
+    def __init__(self, sequencer: Sequencer, center: Center, era: int) -> None:
+        self.sequencer, self.rules = sequencer, sequencer.rules
+        self.center, self.era = center, era
+        self.snapshot = center.copy()
+        self.reports: deque[Report] = deque()
+        self.peers: dict[int, Line] = {}
+        self.losses = self.rollbacks = self.repeats = self.outdated = 0
+        self.most_rank = 0
+        self.has_new_lineage = False
+        self._gang = center.value
+        self._rounds = 0
+        self._sent: dict[int, tuple[Push, Work]] = {}
+        self._applied: set[tuple[int, int]] = set()
+        self._ended: set[int] = set()
+
+    # ------------------------------------------------------------- messages
+
+    def hear(self, line: Line, message: Message) -> list[Instruction]:
+        """Hears a worker; answers go into its connection, or into others'."""
+        sequencer, who = self.sequencer, (line.rank, line.incarnation)
+        if message.kind == "join":
+            self._welcome(line, message.hint)
+            return []
+        if message.kind == "gone":
+            return self._lose(line)
+        line.is_asked = True
+        if message.kind == "push":
+            return self._push(line, message)
+        if message.kind == "publish":
+            return self._publish(line, message)
+        answer = sequencer.ready if message.kind == "ready" else sequencer.need
+        return self.carry_out(answer(*who))
+
+    def _welcome(self, line: Line, hint: int) -> None:
+        member = self.sequencer.join(hint)
+        require(member.rank not in self.peers, "a rank has one living process", member)
+        line.rank, line.incarnation = member.rank, member.incarnation
+        self.peers[member.rank] = line
+        self.most_rank = max(self.most_rank, member.rank)
+        value = self.center.value
+        line.answer(
+            Letter(
+                "welcome",
+                lineage=self.sequencer.lineage,
+                era=self.era,
+                weights=mix(value, JOINED) if value else 0,
+                rank=member.rank,
+                incarnation=member.incarnation,
+            )
+        )
+
+    def _lose(self, line: Line) -> list[Instruction]:
+        if line.rank < 0:
+            return []
+        require(self.peers.get(line.rank) is line, "whoever leaves was there", line)
+        del self.peers[line.rank]
+        self.losses += 1
+        return self.carry_out(self.sequencer.leave(line.rank, line.incarnation))
+
+    def _push(self, line: Line, message: Message) -> list[Instruction]:
+        push, work = message.push, message.work
+        assert push is not None and work is not None  # noqa: PT018, S101 - how it is made
+        is_repeat = (work.worker, work.serial) in self._applied
+        before = self.center.value, self.sequencer.version
+        self._sent[line.rank] = (push, work)
+        found = self.sequencer.push(push)
+        if is_repeat and not self.sequencer.has_finished:
+            self.repeats += 1
+            kinds = {(i.kind, i.body) for i in found if isinstance(i, Answer)}
+            body = "none" if self.rules.is_elastic else "center"
+            wanted = set() if self.rules.is_gang else {("repeat", body)}
+            require(kinds == wanted, "a repeat is answered as one", found)
+        self.outdated += work.era != self.era
+        self.carry_out(found)
+        if is_repeat or work.era != self.era:
+            now = self.center.value, self.sequencer.version
+            require(now == before, "a repeat and the past change nothing", push, work)
+        return found
+
+    def _publish(self, line: Line, message: Message) -> list[Instruction]:
+        work = message.work
+        assert work is not None  # noqa: S101 - how it is made
+        is_asked = self.sequencer.publisher == line.rank or self.sequencer.has_finished
+        require(is_asked, "a snapshot was asked for", line)
+        if self.rules.is_gang and not self.sequencer.has_finished:
+            require(
+                work.weights == self._gang, "a gang has one state", work, self._gang
+            )
+            self.center.value = work.weights
+            self.snapshot = self.center.copy()
+        found = self.carry_out(self.sequencer.published(line.rank, line.incarnation))
+        self._tell(line, Letter("stored"))
+        self.reports.append(Report("state"))
+        return found
+
+    def obey(self, kind: str, value: int) -> list[Instruction]:
+        """Hears the controller."""
+        sequencer = self.sequencer
+        if kind == "proceed":
+            return self.carry_out(sequencer.proceed(value))
+        if kind == "expect":
+            return self.carry_out(sequencer.expect(value))
+        if kind == "halt":
+            return self.carry_out(sequencer.halt())
+        if kind == "ask":
+            return self.carry_out(sequencer.ask())
+        return self.carry_out(sequencer.finish())
+
+    def stray(self, worker: int, push: Push) -> bool:
+        """A process of the past comes back; False if it is not known to be gone."""
+        who = push.rank, push.incarnation
+        line = self.peers.get(push.rank)
+        is_seated = line is not None and line.incarnation == push.incarnation
+        if line is not None and is_seated and line.worker == worker:
+            return False
+        require(not is_seated, "an incarnation is given once", push)
+        sequencer = self.sequencer
+        before = sequencer.to_json(), sorted(sequencer.members)
+        found = [
+            *sequencer.push(push), *sequencer.need(*who), *sequencer.ready(*who),
+            *sequencer.published(*who), *sequencer.leave(*who),
+        ]  # fmt: skip
+        is_refused = all(isinstance(i, Refuse) for i in found)
+        require(is_refused, "a fenced-off incarnation is refused", push, found)
+        after = sequencer.to_json(), sorted(sequencer.members)
+        require(after == before, "a fenced-off incarnation changes nothing", push)
+        return True
+
+    # --------------------------------------------------------- instructions
+
+    def carry_out(self, instructions: list[Instruction]) -> list[Instruction]:
+        """Does what the sequencer says, in order."""
+        for instruction in instructions:
+            match instruction:
+                case Apply(rank, facts):
+                    self._apply(rank, facts)
+                case Merge(facts):
+                    self._merge(facts)
+                case Answer():
+                    self._answer(instruction)
+                case Refuse(rank, incarnation, reason):
+                    line = self.peers.get(rank)
+                    if line is not None and line.incarnation == incarnation:
+                        self._tell(line, Letter("refused", body=reason))
+                case EpochDone(epoch):
+                    self._end_epoch(epoch)
+                case Rollback():
+                    self._roll_back()
+        return instructions
+
+    def _apply(self, rank: int, facts: Facts) -> None:
+        require(facts.staleness >= 1, "staleness counts from one", facts)
+        push, work = self._sent.pop(rank)
+        self._commit(push, work)
+        self.center.value = mix(self.center.value, work.worker, work.serial)
+
+    def _merge(self, facts: dict[int, Facts]) -> None:
+        require(list(facts) == sorted(facts), "a round is merged in rank order", facts)
+        require(bool(facts), "a round has messages")
+        self._rounds += 1
+        sent = [self._sent.pop(rank) for rank in facts]
+        for push, work in sent:
+            self._commit(push, work)
+        if self.rules.is_gang:
+            self._step(sent)
+        else:
+            parts = [n for _, work in sent for n in (work.worker, work.serial)]
+            self.center.value = mix(self.center.value, *parts)
+
+    def _step(self, sent: list[tuple[Push, Work]]) -> None:
+        """A gang's round: one step, from one state."""
+        for _, work in sent:
+            require(
+                work.weights == self._gang, "a gang has one state", work, self._gang
+            )
+        pieces = [piece for push, _ in sent for piece in push.pieces]
+        gangs = {piece.gang for piece in pieces}
+        require(len(gangs) == 1, "a round is one step", pieces)
+        if not self.losses:
+            rows = sum(piece.rows for piece in pieces)
+            require({rows} == gangs, "a round is a whole step", pieces)
+        self._gang = mix(self._gang, self._mean())
+
+    def _mean(self) -> int:
+        return mix(self.era, self._rounds)
+
+    def _commit(self, push: Push, work: Work) -> None:
+        """Enters what was applied, once, from whom and when it may be."""
+        line = self.peers.get(push.rank)
+        is_current = line is not None and line.worker == work.worker
+        require(is_current, "only the living change the center", push, work)
+        require(
+            work.era == self.era, "nothing of an older lineage comes in", push, work
+        )
+        name = work.worker, work.serial
+        require(name not in self._applied, "a push is applied once", push)
+        self._applied.add(name)
+        for epoch, start, stop, _ in push.pieces:
+            rows = self.rules.rows_of(epoch)
+            counts = self.center.counts.setdefault(epoch, bytearray(rows))
+            is_fresh = not any(counts[start:stop]) and 0 <= start < stop <= rows
+            require(is_fresh, "a sample is committed once", push)
+            counts[start:stop] = b"\1" * (stop - start)
+
+    def _answer(self, answer: Answer) -> None:
+        line = self.peers.get(answer.rank)
+        if line is None:
+            require(False, "answers go to the living", answer)
+            return
+        is_order = answer.kind == "publish" or self.sequencer.asked(answer.rank)
+        is_mean = answer.body == "reply" and self.rules.is_gang
+        value = self._mean() if is_mean else self.center.value
+        letter = Letter(answer.kind, answer.body, answer.pieces, weights=value)
+        self._tell(line, letter._replace(is_order=is_order))
+
+    def _tell(self, line: Line, letter: Letter) -> None:
+        require(line.is_asked, "who did not ask is not answered", letter, line)
+        line.is_asked = False
+        line.answer(letter._replace(lineage=self.sequencer.lineage, era=self.era))
+
+    def _end_epoch(self, epoch: int) -> None:
+        rows = self.sequencer.ledger.committed(epoch)
+        whole = self.rules.rows_of(epoch)
+        is_whole = rows == whole or self.sequencer.is_halted
+        require(is_whole, "an epoch ends with its last sample", epoch, rows, whole)
+        require(epoch not in self._ended, "an epoch ends once", epoch)
+        is_shown = not self.rules.is_gang or self.center.value == self._gang
+        require(is_shown, "the center shows the epoch that ends", epoch)
+        self._ended.add(epoch)
+        self.reports.append(Report("epoch", epoch, self.center.copy()))
+
+    def _roll_back(self) -> None:
+        self.rollbacks += 1
+        self.era += 1
+        self.center = self.snapshot.copy()
+        self._gang = self.center.value
+        self._applied.clear()
+        self.has_new_lineage = True
+
+    # ----------------------------------------------------------- checkpoints
+
+    def checkpoint(self, place: Place) -> Checkpoint:
+        """What a new server can go on from."""
+        text = json.dumps(self.sequencer.to_json())
+        center = self.snapshot if self.rules.is_gang else self.center
+        return Checkpoint(text, center.copy(), place)
+
+    @classmethod
+    def restore(
+        cls, rules: Rules, checkpoint: Checkpoint, newest_lineage: int, era: int
+    ) -> SimServer:
+        """A new server that goes on from a checkpoint."""
+        sequencer = Sequencer.from_json(
+            rules, checkpoint.document, newest_lineage=newest_lineage
+        )
+        return cls(sequencer, checkpoint.center.copy(), era)

@@ -1,0 +1,164 @@
+"""A simulated worker: the protocol of `shoal.engine.member` and `worker`, no model."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import final
+
+from shoal.engine.ledger import Piece
+from shoal.engine.sequencer import Push, Rules
+from shoal.engine.worker import next_batches
+from shoal.testing.fleet.lines import Letter, Line, Message, Work
+from shoal.testing.fleet.violation import require
+
+
+def mix(*numbers: int) -> int:
+    """A number that stands for a history: equal only if all that went in was."""
+    return hash(numbers)
+
+
+@final
+@dataclass(eq=False)
+class SimWorker:
+    """One worker process.
+
+    Args:
+        number: Its own, never given twice.
+        hint: The rank it was started for.
+        line: Its connection now.
+        is_dead: The process has ended.
+        is_waiting: It waits for an answer.
+        is_pushing: To a push.
+        lineage: Of the server, as the last answer told.
+        era: The history it learns from.
+        sequence: Of its last push on this connection.
+        serial: Windows it has worked on.
+        weights: In a gang, the rounds they have gone through.
+        pieces: Leases it has heard of.
+        last: What it pushed last.
+        past: What it pushed before it lost its server, where it will send that again.
+    """
+
+    number: int
+    hint: int
+    line: Line
+    is_dead: bool = False
+    is_waiting: bool = False
+    is_pushing: bool = False
+    lineage: int = 0
+    era: int = 0
+    sequence: int = 0
+    serial: int = 0
+    weights: int = 0
+    pieces: deque[Piece] = field(default_factory=deque[Piece])
+    last: Message | None = None
+    past: Message | None = None
+
+    def join(self, line: Line, *, is_stubborn: bool = False) -> None:
+        """Says hello on a new connection; what it was doing is dropped.
+
+        Args:
+            line: The connection.
+            is_stubborn: What it pushed last is sent again to a new server, which is
+                wrong: it was learnt from a center that was rolled back.
+        """
+        self.past = self.last if self.is_pushing and is_stubborn else None
+        self.line, self.last = line, None
+        self.sequence, self.is_waiting, self.is_pushing = 0, True, False
+        self.pieces.clear()
+        line.say(Message("join", hint=self.hint))
+
+    def hear(self, letter: Letter, rules: Rules) -> None:
+        """Takes an answer and says what follows from it."""
+        self.is_waiting = self.is_pushing = False
+        self.lineage, self.era = letter.lineage, letter.era
+        if letter.kind == "welcome":
+            self.hint, self.weights = letter.rank, letter.weights
+            self._say(Message("ready"))
+            return
+        if letter.kind == "repeat":
+            self.pieces.clear()  # it tells of all there are
+        self.pieces.extend(letter.pieces)
+        if letter.body == "reply" and rules.is_gang:
+            self.weights = mix(self.weights, letter.weights)
+        elif letter.body in ("center", "snapshot"):
+            self.weights = letter.weights
+        if letter.is_order:
+            work = Work(self.number, self.serial, self.era, self.weights)
+            self._say(Message("publish", work=work))
+        elif self.pieces:
+            self._push(rules)
+        else:
+            self._say(Message("need"))
+
+    def _say(self, message: Message) -> None:
+        require(not self.is_waiting, "a worker asks one thing at a time", self)
+        self.is_waiting, self.is_pushing = True, message.kind == "push"
+        self.line.say(message)
+
+    def _push(self, rules: Rules) -> None:
+        """Works on a window of its leases; see `shoal.engine.worker.Worker`."""
+        if self._insists():
+            return
+        if rules.is_gang:
+            taken, steps = [self.pieces.popleft()], 1
+        else:
+            taken, steps = self._window(rules)
+        self.sequence += 1
+        self.serial += 1
+        push = Push(
+            rank=self.line.rank,
+            incarnation=self.line.incarnation,
+            lineage=self.lineage,
+            sequence=self.sequence,
+            pieces=tuple(taken),
+            steps=steps,
+            samples=float(sum(piece.rows for piece in taken)),
+        )
+        work = Work(self.number, self.serial, self.era, self.weights)
+        self.last = Message("push", push=push, work=work)
+        self._say(self.last)
+
+    def _insists(self) -> bool:
+        """Sends a push of an older lineage, from its new place."""
+        past, self.past = self.past, None
+        if past is None or past.push is None or past.push.lineage == self.lineage:
+            return False
+        push = past.push._replace(
+            rank=self.line.rank,
+            incarnation=self.line.incarnation,
+            sequence=self.sequence + 1,
+        )
+        self.last = past._replace(push=push)
+        self._say(self.last)
+        return True
+
+    def _window(self, rules: Rules) -> tuple[list[Piece], int]:
+        taken: list[Piece] = []
+        steps = 0
+        while steps < rules.window and self.pieces:
+            most = rules.window - steps
+            batches = next_batches(self.pieces, rules.batch, most, taken)
+            if not batches:
+                break
+            rows = sum(piece.rows for piece in batches)
+            taken += batches
+            steps += max(1, rows // rules.batch)
+            if rows % rules.batch:
+                break
+        return taken, steps
+
+    # ------------------------------------------------------------ misbehaviour
+
+    def can_repeat(self) -> bool:
+        """Whether the answer to its push may get lost, and nothing else with it."""
+        line = self.line
+        is_ordered = any(x.is_order or x.kind == "refused" for x in line.down)
+        return self.is_pushing and not (line.is_cut or line.up or is_ordered)
+
+    def repeat(self) -> None:
+        """Sends its push again: it does not know whether it arrived."""
+        self.line.down.clear()
+        if self.last is not None:
+            self.line.say(self.last)

@@ -1,0 +1,47 @@
+"""When a silent worker counts as hung: by its own pace, never by a fixed guess."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.engine.patience import FLOOR_S, TIMES, Patience
+
+SECONDS = st.floats(1e-6, 1e4)
+
+
+def worked(startup_s: float, silences: list[float]) -> tuple[Patience, float]:
+    """A worker that compiled and then spoke after each silence, and the time now."""
+    patience, now = Patience(), 0.0
+    for number, silence in enumerate([startup_s, *silences]):
+        patience.answered(now)
+        now += silence
+        patience.heard(now, is_ready=number == 0)
+    patience.answered(now)
+    return patience, now
+
+
+@given(SECONDS, st.lists(SECONDS, max_size=20))
+def test_a_worker_that_goes_on_as_before_is_never_given_up(
+    startup_s: float, silences: list[float]
+) -> None:
+    patience, now = worked(startup_s, silences)
+    longest = max(silences, default=0.0)
+    assert not patience.is_over(now + startup_s + TIMES * longest)
+    assert patience.is_over(now + 1.01 * (FLOOR_S + startup_s + TIMES * longest) + 1)
+
+
+def test_nobody_is_given_up_while_it_compiles_or_waits() -> None:
+    patience = Patience()
+    patience.answered(0.0)
+    assert not patience.is_over(1e9)
+    patience, now = worked(1.0, [0.1])
+    patience.heard(now, is_ready=False)
+    assert not patience.is_over(now + 1e9)
+
+
+def test_the_servers_own_pause_is_nobodys_fault() -> None:
+    patience, now = worked(1.0, [0.1])
+    patience.forgive(1000.0)
+    assert not patience.is_over(now + 1000.0)
+    assert patience.is_over(now + 1010.0)

@@ -1,0 +1,326 @@
+"""Bugs put into the engine on purpose: the simulation finds each of them.
+
+Every mutant is one line that somebody could write. None may live through the schedules
+that CI runs; most die within a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.engine import sequencer as engine
+from shoal.engine.epochs import Epochs
+from shoal.engine.instructions import Answer, Apply, EpochDone, Push
+from shoal.engine.ledger import Ledger
+from shoal.engine.roster import Roster
+from shoal.engine.sequencer import Sequencer
+from shoal.testing.fleet import Fleet, Violation, draw
+from shoal.testing.fleet import worker as fleet_worker
+from shoal.testing.fleet.server import SimServer
+from shoal.testing.fleet.store import Checkpoint
+
+MOST_SEEDS = 600
+Patch = pytest.MonkeyPatch
+MUTANTS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutant(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTANTS[plant.__name__] = plant
+    return plant
+
+
+def after_restore(patch: Patch, spoil: Callable[[Sequencer], None]) -> None:
+    """Spoils each sequencer that comes from a checkpoint."""
+    original = Sequencer.from_json.__func__
+
+    def from_json(cls: Any, *args: Any, **fields: Any) -> Sequencer:
+        found = original(cls, *args, **fields)
+        spoil(found)
+        return found
+
+    patch.setattr(Sequencer, "from_json", classmethod(from_json))
+
+
+# ------------------------------------------------------------- exactly once
+
+
+@mutant
+def skips_the_dedup(patch: Patch) -> None:
+    original = Sequencer._accept
+
+    def accept(self: Any, member: Any, push: Push) -> Any:
+        facts = original(self, member, push)
+        member.sequence = 0
+        return facts
+
+    patch.setattr(Sequencer, "_accept", accept)
+
+
+@mutant
+def commits_and_forgets_to_apply(patch: Patch) -> None:
+    original = Sequencer.push
+
+    def push(self: Any, message: Push) -> list[Any]:
+        return [i for i in original(self, message) if not isinstance(i, Apply)]
+
+    patch.setattr(Sequencer, "push", push)
+
+
+@mutant
+def applies_and_forgets_to_commit(patch: Patch) -> None:
+    patch.setattr(Ledger, "commit", Ledger.covers)
+
+
+@mutant
+def commits_to_a_checkpoint_before_it_applies(patch: Patch) -> None:
+    original, before = SimServer.checkpoint, {}
+
+    def checkpoint(self: Any, place: Any) -> Checkpoint:
+        found = original(self, place)
+        center = before.get(self, found.center)
+        before[self] = found.center
+        return Checkpoint(found.text, center, found.place)
+
+    patch.setattr(SimServer, "checkpoint", checkpoint)
+
+
+@mutant
+def forgets_the_last_window(patch: Patch) -> None:
+    def is_done(self: Ledger, epoch: int) -> bool:
+        return self.committed(epoch) > 0 and not self.free(epoch)
+
+    patch.setattr(Ledger, "is_done", is_done)
+
+
+@mutant
+def counts_an_epochs_rows_wrong(patch: Patch) -> None:
+    original = Ledger.open
+
+    def opens(self: Ledger, epoch: int, rows: int) -> None:
+        original(self, epoch, rows - rows % 2)
+
+    patch.setattr(Ledger, "open", opens)
+
+
+@mutant
+def loses_the_short_rest_of_a_lease(patch: Patch) -> None:
+    original = fleet_worker.next_batches
+
+    def next_batches(pieces: Any, size: int, *rest: Any) -> Any:
+        found = original(pieces, size, *rest)
+        if pieces and pieces[0].rows < size:
+            pieces.popleft()
+        return found
+
+    patch.setattr(fleet_worker, "next_batches", next_batches)
+
+
+@mutant
+def answers_a_repeat_with_a_reply(patch: Patch) -> None:
+    def repeat(self: Any, member: Any) -> Answer:
+        held = tuple(self.ledger.held(member.rank))
+        return Answer(member.rank, "reply", "reply", held)
+
+    patch.setattr(Sequencer, "_repeat", repeat)
+
+
+@mutant
+def tells_a_repeat_of_no_leases(patch: Patch) -> None:
+    original = Sequencer._repeat
+
+    def repeat(self: Any, member: Any) -> Any:
+        found = original(self, member)
+        return found._replace(pieces=()) if isinstance(found, Answer) else found
+
+    patch.setattr(Sequencer, "_repeat", repeat)
+
+
+# ------------------------------------------------------------------ fencing
+
+
+@mutant
+def accepts_an_older_lineage(patch: Patch) -> None:
+    original = Sequencer.push
+
+    def push(self: Any, message: Push) -> list[Any]:
+        return original(self, message._replace(lineage=self.lineage))
+
+    patch.setattr(Sequencer, "push", push)
+
+
+@mutant
+def accepts_a_fenced_off_incarnation(patch: Patch) -> None:
+    def is_current(self: Roster, rank: int, incarnation: int) -> bool:
+        return rank in self.members
+
+    patch.setattr(Roster, "is_current", is_current)
+
+
+@mutant
+def keeps_leases_of_the_dead(patch: Patch) -> None:
+    patch.setattr(Ledger, "release", lambda self, owner: 0)
+
+
+@mutant
+def leases_twice_after_a_death(patch: Patch) -> None:
+    original = Ledger.release
+
+    def release(self: Any, owner: int) -> int:
+        held = self.held(owner)
+        rows = original(self, owner)
+        self._leases[owner] = held
+        return rows
+
+    patch.setattr(Ledger, "release", release)
+
+
+@mutant
+def merges_the_message_of_a_dead_worker(patch: Patch) -> None:
+    original = Sequencer.leave
+
+    def leave(self: Any, rank: int, incarnation: int) -> list[Any]:
+        kept = self._round.get(rank)
+        found = original(self, rank, incarnation)
+        if kept is not None:
+            self._round[rank] = kept
+        return found
+
+    patch.setattr(Sequencer, "leave", leave)
+
+
+# -------------------------------------------------------------- checkpoints
+
+
+@mutant
+def restores_without_a_new_lineage(patch: Patch) -> None:
+    def spoil(sequencer: Sequencer) -> None:
+        sequencer.lineage -= 1
+
+    after_restore(patch, spoil)
+
+
+@mutant
+def restores_incarnations_from_scratch(patch: Patch) -> None:
+    def spoil(sequencer: Any) -> None:
+        sequencer._roster = Roster()
+
+    after_restore(patch, spoil)
+
+
+@mutant
+def restores_without_releasing_leases(patch: Patch) -> None:
+    patch.setattr(Ledger, "release_all", lambda self: None)
+
+
+@mutant
+def restores_and_tells_of_no_epoch_that_was_complete(patch: Patch) -> None:
+    original = Epochs.proceed
+
+    def proceed(self: Epochs, epoch: int) -> list[int]:
+        original(self, epoch)
+        return []
+
+    patch.setattr(Epochs, "proceed", proceed)
+
+
+@mutant
+def serves_before_its_lineage_is_stored(patch: Patch) -> None:
+    original = Fleet._keep
+
+    def keep(self: Fleet, server: SimServer) -> None:
+        server.has_new_lineage = not self.store.kept
+        original(self, server)
+
+    patch.setattr(Fleet, "_keep", keep)
+
+
+@mutant
+def falls_back_to_the_lineage_of_an_old_checkpoint(patch: Patch) -> None:
+    original = Sequencer.from_json.__func__
+    patch.setattr(
+        Sequencer,
+        "from_json",
+        classmethod(lambda cls, rules, document, **_: original(cls, rules, document)),
+    )
+
+
+# -------------------------------------------------------------------- gangs
+
+
+@mutant
+def keeps_a_gangs_ledger_of_now_beside_its_snapshot(patch: Patch) -> None:
+    original = Epochs.to_json
+
+    def to_json(self: Epochs) -> dict[str, Any]:
+        return {**original(self), "ledger": self.ledger.to_json()}
+
+    patch.setattr(Epochs, "to_json", to_json)
+
+
+@mutant
+def gives_a_joiner_no_snapshot(patch: Patch) -> None:
+    original = Sequencer._welcome
+
+    def welcome(self: Any, fresh: Any) -> list[Any]:
+        return [answer._replace(body="none") for answer in original(self, fresh)]
+
+    patch.setattr(Sequencer, "_welcome", welcome)
+
+
+@mutant
+def ends_an_epoch_before_its_center_is_published(patch: Patch) -> None:
+    def end_epochs(self: Any) -> list[Any]:
+        return [EpochDone(epoch) for epoch in self._epochs.end()]
+
+    patch.setattr(Sequencer, "_end_epochs", end_epochs)
+
+
+@mutant
+def rolls_the_version_back_with_the_center(patch: Patch) -> None:
+    original = Sequencer._roll_back
+
+    def roll_back(self: Any) -> list[Any]:
+        self.version = self._epochs.saved_version
+        return original(self)
+
+    patch.setattr(Sequencer, "_roll_back", roll_back)
+
+
+@mutant
+def deals_a_joiner_into_steps_that_were_dealt(patch: Patch) -> None:
+    original = engine.deal
+
+    def deal(rules: Any, ledger: Any, members: Any) -> None:
+        for member in members:
+            if not ledger.pieces_held(member.rank):
+                original(rules, ledger, [member])
+        original(rules, ledger, members)
+
+    patch.setattr(engine, "deal", deal)
+
+
+# -------------------------------------------------------------------- tests
+
+
+def first_violation() -> tuple[int, Violation] | None:
+    for seed in range(MOST_SEEDS):
+        try:
+            Fleet(draw(seed)).run()
+        except Violation as violation:
+            return seed, violation
+    return None
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_caught(name: str, monkeypatch: Patch) -> None:
+    MUTANTS[name](monkeypatch)
+    found = first_violation()
+    assert found is not None, f"{name} lived through {MOST_SEEDS} schedules"
+    print(f"{name}: seed {found[0]}: {str(found[1])[:100]}")
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MUTANTS) >= 10

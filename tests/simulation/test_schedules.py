@@ -1,0 +1,56 @@
+"""Random schedules of whole runs: each ends, and counts every sample once.
+
+`make simulate` runs fifty times as many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from benchmarks import simulate
+from shoal.engine.sequencer import Sequencer
+from shoal.testing.fleet import KINDS, Fleet, Violation, draw
+
+SCHEDULES = 2_000
+BLOCK = 250
+
+
+@pytest.mark.parametrize("first", range(0, SCHEDULES, BLOCK))
+def test_every_schedule_keeps_every_promise(first: int) -> None:
+    _, broken = simulate.simulate(first, first + BLOCK)
+    commands = [f"python -m benchmarks.simulate --seed {seed}" for seed in broken]
+    assert not broken, "\n".join([*commands, *broken.values()])
+
+
+def test_schedules_do_what_they_are_for() -> None:
+    tally: Counter[str] = Counter()
+    kinds: set[tuple[str, bool]] = set()
+    for seed in range(300):
+        fleet = Fleet(draw(seed)).run()
+        tally += fleet.tally
+        kinds.add((fleet.scenario.kind, fleet.rules.has_barrier))
+    assert set(simulate.LABELS) <= set(+tally)
+    assert len(kinds) == 2 * len(KINDS)
+
+
+@pytest.mark.parametrize("seed", range(len(KINDS)))
+def test_one_seed_twice_is_one_run(seed: int) -> None:
+    assert Fleet(draw(seed)).run().log == Fleet(draw(seed)).run().log
+
+
+def test_a_seed_that_fails_says_how_to_see_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Sequencer, "halt", lambda self: [])
+    monkeypatch.setattr(Sequencer, "finish", lambda self: [])
+    _, broken = simulate.simulate(0, 3)
+    seed, why = next(iter(broken.items()))
+    simulate.report(seed, why)
+    assert f"python -m benchmarks.simulate --seed {seed}" in capsys.readouterr().out
+    assert simulate.replay(seed) == 1
+    assert why in capsys.readouterr().out
+    with pytest.raises(Violation) as caught:
+        Fleet(draw(seed)).run()
+    assert "server hears" in "".join(caught.value.__notes__)
