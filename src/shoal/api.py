@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from shoal.data.order import Shuffle
@@ -25,6 +26,7 @@ from shoal.training.arguments import Arguments, Ready, keep_random_state, read
 from shoal.training.comparison import Comparison, check_picture
 from shoal.training.ensemble import train_members
 from shoal.training.fitting import Outcome, announce, train
+from shoal.training.interruption import CtrlC
 from shoal.training.staging import early_stage
 
 __all__ = ["compare", "evaluate", "fit", "plan", "predict"]
@@ -137,8 +139,9 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     """
     arguments = Arguments(**locals())
     began = time.monotonic()
-    with early_stage(get(strategy), cluster, workers, threads) as stage:
-        return _perform(read(arguments), began, stage)
+    ctrl_c, chosen = CtrlC(), get(strategy)
+    with ctrl_c.noticed(), early_stage(chosen, cluster, workers, threads) as stage:
+        return _perform(read(arguments), began, _Means(stage=stage, heed=ctrl_c.heed))
 
 
 def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
@@ -354,7 +357,15 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
     return found
 
 
-def _perform(ready: Ready, began: float, stage: Stage | None) -> History:
+@dataclass(frozen=True, kw_only=True)
+class _Means:
+    """What `fit` has at hand before it knows what to do with it."""
+
+    stage: Stage | None
+    heed: Callable[[], None]
+
+
+def _perform(ready: Ready, began: float, means: _Means) -> History:
     """Does what the arguments of `fit` say, and records it."""
     plan_, model, run = ready.plan, ready.work.model, ready.arguments.run
     with start(run, name=model.name, root=environment().runs) as record:
@@ -366,7 +377,7 @@ def _perform(ready: Ready, began: float, stage: Stage | None) -> History:
             for text in plan_.warnings:
                 record.event("warning", text=text)
                 warnings.warn(text, ShoalWarning, stacklevel=3)
-            outcome = _train(ready, record, stage)
+            outcome = _train(ready, record, means)
         except BaseException as error:
             _record_end(record, model, error)
             raise
@@ -380,12 +391,13 @@ def _perform(ready: Ready, began: float, stage: Stage | None) -> History:
     return outcome.history
 
 
-def _train(ready: Ready, record: Run, stage: Stage | None) -> Outcome:
+def _train(ready: Ready, record: Run, means: _Means) -> Outcome:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record)
     if ready.plan.cluster == "inline":
         return inline.train(ready.plan, ready.work, record, ready.habits())
-    return train(ready.plan, ready.work, record, ready.habits(), stage)
+    habits = replace(ready.habits(), on_turn=means.heed)
+    return train(ready.plan, ready.work, record, habits, means.stage)
 
 
 def _record_end(record: Run, model: Any, error: BaseException) -> None:

@@ -199,3 +199,11 @@ def test_processes_that_keep_dying_end_the_job(
         scoring.predict(model, ArraySource(x), Asked(workers=2, batch_size=8))
     assert caught.value.rank in (0, 1)
     assert "die_once" in caught.value.traceback
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_predict_refuses_rows_of_another_width(workers: int) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(DataError, match=r"(?s)cannot take x.*Received x of"):
+        shoal.predict(model, np.zeros((640, 2)), workers=workers)
+    assert shoal.predict(model, np.zeros((4, 3))).shape == (4, 1)

@@ -120,3 +120,24 @@ def test_a_model_compiled_again_without_metrics_trains() -> None:
     model.compile("sgd", "sparse_categorical_crossentropy")
     history = shoal.fit(model, x, y, cluster="inline", workers=2, run=False, verbose=0)
     assert list(history.history) == ["loss"]
+
+
+@pytest.mark.process
+def test_a_subclassed_model_trains_again_and_is_not_slowed_by_its_history() -> None:
+    """The first run stays on the model; it has locks, and need not travel."""
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2, activation="softmax")
+
+        def call(self, inputs: object) -> object:
+            return self.dense(inputs)
+
+    x, y = data(64)
+    model = Net()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    first = shoal.fit(model, x, y, workers=2, run=False, verbose=0)
+    assert model.history is first
+    again = shoal.fit(model, x, y, workers=2, run=False, verbose=0)
+    assert again.history["loss"][0] < first.history["loss"][0]

@@ -175,6 +175,7 @@ class Controller:
 
     def _turn(self) -> None:
         """Hears one message, or looks after the processes when there is none."""
+        self._observer.on_turn()
         if self._backlog:
             self._hear(*self._backlog.popleft())
         else:

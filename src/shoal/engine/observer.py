@@ -107,6 +107,10 @@ class Observer(ABC):
     def on_epoch(self, end: EpochEnd) -> None:
         """An epoch is complete."""
 
+    @abstractmethod
+    def on_turn(self) -> None:
+        """Called several times a second while the controller follows the run."""
+
     @property
     @abstractmethod
     def wants_stop(self) -> bool:

@@ -17,7 +17,7 @@ FLUSH_S = 0.1
 
 @final
 class Reporter:
-    """The server's line to its controller; without one nothing is told.
+    """The server's line to its controller.
 
     Args:
         connections: The controller is one of.
@@ -26,10 +26,18 @@ class Reporter:
 
     def __init__(self, connections: Connections, metrics: int) -> None:
         self.controller: Peer | None = None
+        self._early: list[tuple[Head, tuple[bytes, ...]]] = []
         self.accounts = Accounts(metrics)
         self._connections = connections
         self._flushed = time.monotonic()
         self._has_worked = False
+
+    def attach(self, controller: Peer) -> None:
+        """Tells a controller from now on, and what happened before there was one."""
+        self.controller = controller
+        early, self._early = self._early, []
+        for head, body in early:
+            self._say(head, *body)
 
     @property
     def is_due(self) -> bool:
@@ -78,3 +86,5 @@ class Reporter:
     def _say(self, head: Head, *body: bytes) -> None:
         if self.controller is not None:
             self._connections.send(self.controller, head, *body)
+        elif not self._has_worked:  # workers may be faster than their controller
+            self._early.append((head, body))

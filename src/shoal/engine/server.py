@@ -182,7 +182,8 @@ class Server(Listener):
 
     def _greet(self, peer: Peer, head: Head, _body: memoryview) -> None:
         if head["kind"] == "control":
-            peer.role, self._reporter.controller = "controller", peer
+            peer.role = "controller"
+            self._reporter.attach(peer)
             if self.spec.restart is not None:
                 self._tell_rollback(self.sequencer.lineage)
         elif head["kind"] == "join":

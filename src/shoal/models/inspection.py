@@ -111,6 +111,33 @@ def build(model: Any, rows: Any) -> None:
         ) from error
 
 
+def check_inputs(model: Any, rows: Any) -> None:
+    """Refuses inputs that a model cannot predict from; computes nothing.
+
+    A model with a `predict_step` of its own may take them in any form: it is believed.
+
+    Args:
+        model: Built.
+        rows: A few rows, as `predict_step` gets them.
+
+    Raises:
+        DataError: Layers do not take them.
+    """
+    keras = import_module("keras")
+    if type(model).predict_step is not keras.Model.predict_step:
+        return
+    spec_of = import_module("keras.src.backend").compute_output_spec
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(symbols(rows))
+    try:
+        spec_of(model, x, training=False)
+    except Exception as error:
+        raise DataError(
+            f"the model {model.name!r} cannot take x: "
+            f"{type(error).__name__}: {error}. Received x of {_shapes(x)}. "
+            "Give arrays of the shapes that model.predict would take."
+        ) from error
+
+
 def check_rows(model: Any, rows: Any, what: str) -> None:
     """Refuses rows that a prepared model cannot be evaluated on; computes nothing.
 

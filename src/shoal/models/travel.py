@@ -75,7 +75,22 @@ def pack(
             raise _refusal(f"model '{model.name}'", error) from error
         if archive.is_plain or _comes_back(blob) is None:
             return blob
-    return _pack_whole(model)
+    with _without_history(model):
+        return _pack_whole(model)
+
+
+@contextmanager
+def _without_history(model: Any) -> Generator[None]:
+    """What an earlier training left on a model, its run among it, stays here."""
+    history = vars(model).get("history")
+    if history is None:
+        yield
+        return
+    object.__delattr__(model, "history")
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "history", history)
 
 
 def unpack(blob: bytes) -> Any:

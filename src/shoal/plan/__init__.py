@@ -11,7 +11,12 @@ from typing import Any, final
 
 from shoal.data.order import Order, Shuffle, shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
-from shoal.plan.cautions import gang_warnings, metric_notes, metric_warnings
+from shoal.plan.cautions import (
+    crowd_warnings,
+    gang_warnings,
+    metric_notes,
+    metric_warnings,
+)
 from shoal.plan.monitor import choose_monitor
 from shoal.plan.refusals import is_repeatable, refuse
 from shoal.plan.request import (
@@ -291,6 +296,8 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
             f"the data takes {plan.data.size_bytes / 1e9:,.1f} GB and "
             f"{plan.machine.memory_bytes / 1e9:,.1f} GB of memory are free."
         )
+    if plan.cluster == "local" and not plan.strategy.is_independent:
+        found += crowd_warnings(plan.workers, plan.machine)
     found += metric_warnings(plan.model)
     if plan.is_gang and plan.workers > 1:
         found += gang_warnings(plan.model, plan.strategy.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.facts import ModelFacts
+from shoal.facts import MachineFacts, ModelFacts
 
 
 def metric_warnings(model: ModelFacts) -> list[str]:
@@ -20,6 +20,21 @@ def metric_warnings(model: ModelFacts) -> list[str]:
             "numbers and are not shown."
         )
     return found
+
+
+def crowd_warnings(workers: int, machine: MachineFacts) -> list[str]:
+    """Where workers are more than there is to compute with.
+
+    Example:
+        >>> crowd_warnings(5, MachineFacts(cores=2))[0].partition(";")[0]
+        '5 workers share 2 cores'
+    """
+    if machine.gpus or workers <= machine.cores:
+        return []
+    return [
+        f"{workers} workers share {machine.cores} cores; more than one a core only "
+        "makes all of them slower."
+    ]
 
 
 def metric_notes(model: ModelFacts) -> list[str]:

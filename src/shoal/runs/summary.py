@@ -133,6 +133,7 @@ class Fold:
         self._samples = Samples()
         self._spent = dict.fromkeys(SPENT, 0.0)
         self._exchanges = self._workers_lost = 0
+        self._held: int | None = None
         self._warnings: list[str] = []
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -147,6 +148,11 @@ class Fold:
         if step is not None:
             step(event)
 
+    def _on_interrupted(self, event: Mapping[str, Any]) -> None:
+        # The ledger's word: records of the last moments were never told.
+        if "samples" in event:
+            self._held = int(event["samples"])
+
     def summary(self, is_alive: IsAlive | None = None) -> RunSummary:
         """Returns what the events so far add up to."""
         status: Status = self._final[0] if self._final else "running"
@@ -154,6 +160,7 @@ class Fold:
             status = "running" if is_alive(*self._writer) else "lost"
         report = self._report()
         committed, overrun = self._counts()
+        committed = committed if self._held is None else self._held
         return RunSummary(
             id=self._id,
             name=self._name,

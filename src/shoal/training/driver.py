@@ -36,6 +36,7 @@ class Habits:
         validation_freq: Epochs between validations, or a list of epochs.
         verbose: 0, 1, 2 or "auto", as given.
         echo: Print what workers print.
+        on_turn: Called while the run is followed; it may raise.
     """
 
     callbacks: Any = None
@@ -43,6 +44,7 @@ class Habits:
     validation_freq: int | Sequence[int] = 1
     verbose: int | str = 0
     echo: bool = False
+    on_turn: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -185,6 +187,10 @@ class Driver(Observer):
         self._states.results(self._model, np.zeros(self._states.size))
 
     # ------------------------------------------------------------- observing
+
+    def on_turn(self) -> None:
+        """Lets the user's process notice what it missed."""
+        self._habits.on_turn()
 
     def on_event(self, kind: str, **fields: Any) -> None:
         """Records what happened and shows what matters at once."""

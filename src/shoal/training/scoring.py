@@ -28,7 +28,7 @@ from shoal.facts import MachineFacts
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob, map_inherited
-from shoal.models.inspection import SAMPLE_ROWS, build, prepare
+from shoal.models.inspection import SAMPLE_ROWS, build, check_inputs, prepare
 from shoal.models.metrics import MetricStates, unmergeable
 from shoal.models.travel import pack
 from shoal.plan import BATCH_SIZE, environment
@@ -121,10 +121,13 @@ def predict(model: Any, source: ArraySource, asked: Asked) -> trees.Tree:
 
     Raises:
         ConfigError: An argument is wrong.
+        DataError: The model does not take such rows.
         WorkerFailed: Code of the model raised on a process.
         WorkerLost: Processes died too often.
     """
-    build(model, source.take(slice(0, SAMPLE_ROWS)))
+    sample = source.take(slice(0, SAMPLE_ROWS))
+    build(model, sample)
+    check_inputs(model, sample)
     job = _job(model, source, asked)
     if job.workers == 1:
         return predict_chunk(model, source.take(slice(0, job.rows)), job.batch_size)
