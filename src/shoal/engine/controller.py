@@ -39,6 +39,7 @@ GRACE_S = 2.0
 STATE_TIMEOUT_S = 20.0
 CENTER_TIMEOUT_S = 2.0
 RESCUE_S = 0.8  # for each question after Ctrl-C
+_EVENTS = {"left": "worker_left"}  # names in the records of a run, where they differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +166,9 @@ class Controller:
         if server.restart is None:
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
         else:  # a third server must not share the lineage of the second
-            self._server = replace(server, restart=server.restart.of_next_lineage())
+            next_lineage = int(server.restart.sequencer["lineage"]) + 1
+            restart = server.restart.at_least(next_lineage)
+            self._server = replace(server, restart=restart)
         self._begin(replace(server, learning_rate=self._learning_rate), make_spec)
         self._command("proceed", epoch=self._opened)
         if self._is_halted:
@@ -219,31 +222,44 @@ class Controller:
         )
 
     def _hear(self, head: Head, body: memoryview) -> None:
-        kind = head["kind"]
-        if kind == "records":
-            self._keep_records(head, body)
-        elif kind == "epoch":
-            self._keep_epoch(head, body)
-        elif kind == "joined":
+        keep = {
+            "records": self._keep_records,
+            "epoch": self._keep_epoch,
+            "restart": self._keep_restart,
+        }.get(head["kind"])
+        if keep is not None:
+            keep(head, body)
+        else:
+            self._hear_of(head["kind"], head)
+
+    def _hear_of(self, kind: str, head: Head) -> None:
+        """Something happened to workers, or to the run."""
+        if kind == "joined":
             facts = {k: head[k] for k in ("incarnation", "pid", "node")}
             self._staff.joined(head["token"], head["rank"], facts)
         elif kind == "ready":
             self._staff.ready(head["rank"])
         elif kind == "failed":
             self._failed(head)
-        elif kind == "left":
-            self._observer.on_event("worker_left", **fields(head))
-            self._staff.left(head["rank"], head["reason"], is_hung=head["is_hung"])
-        elif kind == "restart":
-            self._keep_restart(head, body)
         elif kind == "broken":
             raise ClusterError(head["reason"])
         elif kind not in ("center", "optimizer"):  # answers that came too late
-            self._observer.on_event(kind, **fields(head))
+            if kind == "rollback":
+                self._keep_lineage(head["lineage"])
+            self._observer.on_event(_EVENTS.get(kind, kind), **fields(head))
+            if kind == "left":
+                rank, reason = head["rank"], head["reason"]
+                self._staff.left(rank, reason, is_hung=head["is_hung"])
 
     def _keep_restart(self, head: Head, body: memoryview) -> None:
         if self._server is not None:
             self._server = replace(self._server, restart=read_restart(head, body))
+
+    def _keep_lineage(self, lineage: int) -> None:
+        """A server after this one begins above every lineage there was."""
+        if self._server is not None and self._server.restart is not None:
+            restart = self._server.restart.at_least(lineage)
+            self._server = replace(self._server, restart=restart)
 
     def _keep_records(self, head: Head, body: memoryview) -> None:
         self._observer.on_records(*read_records(head, body))

@@ -34,10 +34,10 @@ class Restart:
     arrays: dict[str, npt.NDArray[Any]]
     blob: bytes = b""
 
-    def of_next_lineage(self) -> Restart:
-        """Returns what a server goes on from when the one that had this is lost too."""
-        lineage = int(self.sequencer["lineage"]) + 1
-        return replace(self, sequencer={**self.sequencer, "lineage": lineage})
+    def at_least(self, lineage: int) -> Restart:
+        """Returns this as if it were of a lineage, if it is of an older one."""
+        newest = max(lineage, int(self.sequencer["lineage"]))
+        return replace(self, sequencer={**self.sequencer, "lineage": newest})
 
     def open_sequencer(self, rules: Rules) -> Sequencer:
         """Returns a sequencer of the lineage after this one."""
