@@ -191,6 +191,7 @@ def told(killed: Result, undisturbed: Result) -> str:
     return (
         f"A worker was killed after {killed.killed_at:.1f} s: samples committed "
         f"{killed.committed:,} of {killed.expected:,}, {replaced}; "
-        f"{killed.seconds:.1f} s in all instead of {undisturbed.seconds:.1f}, "
+        f"{killed.seconds:.1f} s in all, with programs that the first run had "
+        f"compiled, instead of {undisturbed.seconds:.1f}; "
         f"accuracy {killed.accuracy:.1%} instead of {undisturbed.accuracy:.1%}."
     )
