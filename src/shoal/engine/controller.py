@@ -148,13 +148,24 @@ class Controller:
         self._finish()
 
     def _go_on(self, error: ServerGone) -> None:
-        """Starts another server where the last checkpoint left the run.
+        """Starts servers until one lives.
 
         Raises:
             ServerGone: No replacement is left.
         """
+        while self._staff.take_restart():
+            try:
+                self._replace_server(error)
+            except ServerGone as again:
+                error = again
+            else:
+                return
+        raise error
+
+    def _replace_server(self, error: ServerGone) -> None:
+        """Starts another server where the last checkpoint left the run."""
         server, make_spec = self._server, self._parts
-        if server is None or make_spec is None or not self._staff.take_restart():
+        if server is None or make_spec is None:
             raise error
         began = time.monotonic()
         self._observer.on_event("server_lost", reason=str(error).partition(". ")[0])

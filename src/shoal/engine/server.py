@@ -405,8 +405,6 @@ class Server(Listener):
             "clock": self.sequencer.clock,
             "workers": max(1, len(self._workers)),
             "lr": self._learning_rate,
-            "size": self.spec.sizes.vector,
-            "statistics": self.spec.sizes.statistics,
         }
 
     # ------------------------------------------------------------ controller
@@ -480,6 +478,7 @@ class Server(Listener):
         self._show_center({"kind": "epoch", "epoch": epoch, "rows": rows}, epoch)
 
     def _show_center(self, head: Head, epoch: int | None = None) -> None:
-        center = self.center
-        head = {**head, **self._state()}
+        center, sizes = self.center, self.spec.sizes
+        lengths = {"size": sizes.vector, "statistics": sizes.statistics}
+        head = {**head, **self._state(), **lengths}
         self._reporter.show_center(head, center.vector, center.statistics, epoch)

@@ -116,6 +116,8 @@ class Staff:
     def watch(self) -> Exit | None:
         """Looks after processes; returns how the server ended, if it did.
 
+        Workers that ended with their server count as nobody's loss.
+
         Raises:
             WorkerLost: Too many are gone.
         """
@@ -124,6 +126,8 @@ class Staff:
             if hand.ends_at and hand.ends_at <= now:
                 self._stage.stop(hand.token)
         exits = self._stage.poll()
+        if self._stage.server in exits:
+            return exits[self._stage.server]
         for token, gone in exits.items():
             hand = self._hands.pop(token, None)
             if hand is not None and not self._is_dismissed:
@@ -131,7 +135,7 @@ class Staff:
         for due in [d for d in self._due if d[0] <= now]:
             self._due.remove(due)
             self._start(due[1].hint, replaces=due[1].replaces)
-        return exits.get(self._stage.server)
+        return None
 
     def take_restart(self) -> bool:
         """Spends one of the replacements that the policy allows, if one is left."""
