@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+DEFAULT_ROOT = "./shoal-runs"
+"""Where runs are kept when neither an argument nor $SHOAL_RUNS says."""
+
 
 @final
 @dataclass(frozen=True, kw_only=True)

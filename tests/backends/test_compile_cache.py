@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from shoal.backends import compile_cache
-from shoal.backends.compile_cache import cache_variables
+from shoal.backends.compile_cache import cache_variables, turn
 
 
 def test_a_folder_for_each_kind_of_processor(
@@ -35,3 +39,72 @@ def test_a_users_own_setting_is_left_alone(tmp_path: Path) -> None:
 )
 def test_nothing_is_kept(backend: str, folder: str | None) -> None:
     assert cache_variables(backend, folder, {}) == {}
+
+
+def test_one_after_the_other_compiles_the_same_program(tmp_path: Path) -> None:
+    inside, most = 0, 0
+    tally = threading.Lock()
+    start = threading.Barrier(4)
+
+    def compile_it() -> None:
+        nonlocal inside, most
+        start.wait()
+        with turn(str(tmp_path), "the same"):
+            with tally:
+                inside += 1
+                most = max(most, inside)
+            with turn(str(tmp_path), "another"):  # no turn waits for another program
+                pass
+            with tally:
+                inside -= 1
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: compile_it(), range(4)))
+    assert most == 1
+    assert list((tmp_path / compile_cache.TURNS).iterdir()) == []
+
+
+HOLD = """
+import sys, time
+from shoal.backends.compile_cache import turn
+with turn(sys.argv[1], "program"):
+    print("mine", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_who_dies_gives_its_turn_up(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"mine\n"
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(_take, str(tmp_path))
+            assert not waiting.done()
+            holder.kill()
+            assert waiting.result() == "mine"
+
+
+def test_a_turn_that_lasts_too_long_holds_nobody_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "LONGEST_TURN_S", 0.01)
+    with turn(str(tmp_path), "program"), ThreadPoolExecutor(1) as thread:
+        assert thread.submit(_take, str(tmp_path)).result() == "mine"
+
+
+@pytest.mark.parametrize("folder", [None, "/proc/none", ""])
+def test_without_a_folder_nobody_waits(folder: str | None) -> None:
+    with turn(folder, "program"), ThreadPoolExecutor(1) as thread:
+        assert thread.submit(_take, folder).result() == "mine"
+
+
+def test_an_error_of_the_compiler_is_not_hidden(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="of the compiler"), turn(str(tmp_path), "p"):
+        raise OSError("of the compiler")
+    assert _take(str(tmp_path)) == "mine"
+
+
+def _take(folder: str | None) -> str:
+    with turn(folder, "program"):
+        return "mine"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 MAX_BYTES = 1 << 30  # the oldest go first
+TURNS = "turns"
+LONGEST_TURN_S = 600.0
 CPU_FACTS = Path("/proc/cpuinfo")
 
 
@@ -46,6 +50,36 @@ def cache_variables(
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
     }
+
+
+@contextlib.contextmanager
+def turn(folder: str | None, program: str) -> Generator[None]:
+    """Lets one process after the other compile a program, on a common machine.
+
+    The first compiles it with all cores and leaves it in the folder; the others, in
+    their turns, find it there. Who dies gives its turn up; a turn that lasts too long
+    holds nobody back.
+
+    Args:
+        folder: Where compiled programs are kept; None, and nobody waits.
+        program: Its text.
+    """
+    if not folder or find_spec("filelock") is None:
+        yield
+        return
+    filelock = import_module("filelock")
+    turns = Path(folder) / TURNS
+    name = hashlib.sha256(program.encode()).hexdigest()[:32]
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, filelock.Timeout, NotImplementedError):
+            turns.mkdir(mode=0o700, exist_ok=True)
+            lock = filelock.FileLock(
+                turns / name, timeout=LONGEST_TURN_S, poll_interval=0.01
+            )
+            stack.enter_context(lock)
+        yield
+        with contextlib.suppress(OSError):
+            (turns / name).unlink(missing_ok=True)
 
 
 def _machine() -> str:

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shoal.backends.base import Data
 from shoal.backends.jax_parts import (
@@ -44,8 +45,9 @@ class Gradient:
         """The state with weights in the shapes of the variables."""
         if not state.is_flat:
             return state
-        # Copies: programs overwrite them, and the vector may be the engine's.
-        weights = [jnp.array(w) for w in cut(state.weights, wide(self._parts.layout))]
+        # A copy: programs overwrite it, and the vector may be the engine's.
+        vector = np.array(state.weights)
+        weights = jax.device_put(cut(vector, wide(self._parts.layout)))
         return state._replace(weights=weights)
 
     def fold(self, state: State) -> State:

@@ -1,9 +1,7 @@
-"""How a process opens the model and the data it was given."""
+"""How a worker opens the model and the data it was given."""
 
 from __future__ import annotations
 
-import socket
-import sys
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -11,13 +9,9 @@ from typing import Any
 from shoal.backends import BACKENDS
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data import ArraySource
-from shoal.engine.server import Server, ServerSpec
 from shoal.launchers.shared import map_inherited
 from shoal.models.inspection import prepare
 from shoal.models.travel import unpack
-
-UNUSED = ("matplotlib", "pandas", "requests", "IPython")
-"""What Keras imports if it can and no worker needs: a third of its import time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +48,3 @@ class OpenMapped:
     def __call__(self) -> ArraySource:
         """Maps the arrays; nothing is copied."""
         return ArraySource.from_blob(map_inherited(self.descriptor))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeInherited:
-    """A server's spec and the inherited socket it listens on."""
-
-    spec: ServerSpec
-    descriptor: int
-
-
-def serve(given: ServeInherited) -> None:
-    """Runs a server process until its run is over, then ends the process."""
-    listener = socket.socket(fileno=given.descriptor)
-    Server(given.spec, listener).run()
-    sys.exit(0)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from shoal.launchers.base import Exit, Role
-from shoal.launchers.cores import shares_of_cores
+from shoal.launchers.base import Exit, Preload, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
 
@@ -27,15 +26,13 @@ class Cast:
     Args:
         workers: How many.
         threads: Compute threads of each.
-        preload: Modules they import while they wait.
-        without: Modules they do without meanwhile; see `Role`.
+        preload: What they import while they wait.
         environment: Variables of each.
     """
 
     workers: int
     threads: int
-    preload: tuple[str, ...]
-    without: tuple[str, ...] = ()
+    preload: Preload
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -67,21 +64,18 @@ class Stage:
 
     def start_server(self) -> str:
         """Starts a server process, the first or one after another was lost."""
-        role = Role(target="shoal.engine.opening:serve", name="server")
+        role = Role(target="shoal.engine.serving:serve", name="server")
         self.server = self._launcher.start(role)
         return self.server
 
     def _start(self, hint: int) -> str:
         cast = self.cast
-        cores = shares_of_cores(cast.workers, cast.threads)
         role = Role(
             target="shoal.engine.worker:work",
             name=f"worker-{hint}",
             preload=cast.preload,
-            without=cast.without,
             environment=cast.environment,
             threads=cast.threads,
-            cores=cores[hint] if hint < len(cores) else (),
         )
         return self._launcher.start(role)
 

@@ -14,29 +14,39 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preload:
+    """What a process imports before it knows its work.
+
+    Args:
+        modules: By name.
+        without: Modules that those import if they can and nobody needs; they count as
+            not installed until everything is imported.
+        later: Modules that those import and few need; they are loaded when first used.
+    """
+
+    modules: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Role:
     """A process to start.
 
     Args:
         target: "module:function" that takes the one argument sent by `give`.
         name: For logs and messages, such as "worker-0".
-        preload: Modules to import while the argument is still being made.
-        without: Modules that those import if they can and a worker does not need;
-            they count as not installed until everything is preloaded.
+        preload: What to import while the argument is still being made.
         environment: Variables on top of the launcher's own.
         threads: Compute threads of the process.
-        cores: The only ones it may run on, empty for any; ignored where processes
-            cannot be bound to cores.
         log: Where its output goes; None for a file without a name.
     """
 
     target: str
     name: str
-    preload: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
+    preload: Preload = Preload()
     environment: Mapping[str, str] | None = None
     threads: int = 1
-    cores: tuple[int, ...] = ()
     log: Path | None = None
 
 

@@ -1,9 +1,13 @@
-"""Which cores each worker of this machine has to itself."""
+"""Which cores each worker of this machine has to itself, and since when."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
+
+TASKS = Path("/proc/self/task")
 
 
 def shares_of_cores(
@@ -35,3 +39,17 @@ def shares_of_cores(
     if workers * threads != len(cores):
         return [()] * workers
     return [tuple(cores[n * threads : (n + 1) * threads]) for n in range(workers)]
+
+
+def bind(cores: Sequence[int]) -> None:
+    """Keeps all threads of this process, and those to come, to some cores.
+
+    Args:
+        cores: Their numbers; with none of them, or where the system knows no such
+            thing, nothing is done.
+    """
+    if not cores or not TASKS.is_dir():
+        return
+    for task in TASKS.iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended, or the cores have
+            os.sched_setaffinity(int(task.name), cores)

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -88,13 +88,10 @@ class ProcessLauncher(Launcher):
             # Ctrl-C in a terminal reaches the whole group; ours is not in it.
             start_new_session=True,
         )
-        if role.cores and hasattr(os, "sched_setaffinity"):
-            with contextlib.suppress(OSError):  # it is gone, or these cores are
-                os.sched_setaffinity(process.pid, role.cores)
         child = self._children[token] = _Child(role=role, process=process, log=log)
         self._send(
             child,
-            {"preload": role.preload, "without": role.without, "target": role.target},
+            {**asdict(role.preload), "target": role.target},
         )
         return token
 

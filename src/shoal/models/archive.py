@@ -13,14 +13,13 @@ import io
 import sys
 import types
 import warnings
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast, final
 
-import numpy as np
-
+from shoal.models.fresh import all_zero
 from shoal.models.state import ModelState
 
 
@@ -69,7 +68,7 @@ class Archive:
     def open(self) -> Any:
         """Makes the model, not compiled."""
         scope: AbstractContextManager[None] = (
-            _no_random_initializers() if self.is_plain else nullcontext()
+            all_zero() if self.is_plain else nullcontext()
         )
         with warnings.catch_warnings(), scope:
             warnings.simplefilter("ignore")
@@ -209,30 +208,3 @@ def _find(module: str, name: str, key: str, known: Mapping[str, Any]) -> Any:
     if registered is not None:
         return registered
     return getattr(sys.modules.get(module), name, None)
-
-
-@contextmanager
-def _no_random_initializers() -> Generator[None]:
-    """Starts new variables at zero: their values follow, and drawing them is slow.
-
-    On JAX each shape compiles its own random program, half a second for a small
-    model. Only for models of Keras' own classes, which read no fresh weight.
-    """
-    base = import_module("keras.src.backend.common").KerasVariable
-    original = base.__dict__.get("_initialize_with_initializer")
-    if original is None:
-        yield
-        return
-
-    def initialize(self: Any, initializer: Any) -> None:
-        if _is_keras(type(initializer).__module__):
-            zeros = np.zeros(self._shape, np.dtype(self._dtype))
-            self._initialize(self._convert_to_tensor(zeros))
-        else:
-            original(self, initializer)
-
-    base._initialize_with_initializer = initialize
-    try:
-        yield
-    finally:
-        base._initialize_with_initializer = original

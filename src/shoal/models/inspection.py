@@ -11,6 +11,7 @@ import numpy as np
 from shoal.errors import ConfigError, DataError
 from shoal.facts import ModelFacts
 from shoal.models.directions import metric_directions
+from shoal.models.fresh import plain_constants
 from shoal.models.losses import (
     has_masks,
     has_own_loss,
@@ -71,7 +72,8 @@ def prepare(model: Any, sample: Any) -> None:
     _forget_old_metrics(model)
     x, y, weights = import_module("keras").utils.unpack_x_y_sample_weight(sample)
     try:
-        build_metrics(model, x=x, y=y, sample_weight=weights)
+        with plain_constants():
+            build_metrics(model, x=x, y=y, sample_weight=weights)
     except Exception as error:
         raise DataError(
             f"the model {model.name!r} cannot take the data: "
@@ -80,7 +82,8 @@ def prepare(model: Any, sample: Any) -> None:
             "Give arrays of the shapes that model.fit would take."
         ) from error
     if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+        with plain_constants():
+            model.optimizer.build(model.trainable_variables)
 
 
 def _forget_old_metrics(model: Any) -> None:

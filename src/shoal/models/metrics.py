@@ -96,6 +96,17 @@ class MetricStates:
         states = sum(entry.initial.size for entry in self.entries)
         return states + (len(self.logs) + 1 if self.logs else 0)
 
+    @cached_property
+    def loss_at(self) -> tuple[int, ...]:
+        """Places in the vector that are not finite when the loss is not."""
+        found: list[int] = []
+        start = 0
+        for entry in self.entries:
+            if entry.name.startswith("loss/"):
+                found += range(start, start + entry.initial.size)
+            start += entry.initial.size
+        return (*found, *(start + i for i, n in enumerate(self.logs) if n == "loss"))
+
     def to_vector(self, values: Sequence[Any]) -> StateVector:
         """Flattens the values of the metric variables and takes off the initial ones.
 

@@ -17,12 +17,10 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.backends import BACKENDS
 from shoal.clusters.local import read_machine
 from shoal.data import ArraySource, trees
 from shoal.data.arrays import Column
 from shoal.data.blob import read_blob
-from shoal.engine.opening import UNUSED
 from shoal.errors import WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
 from shoal.launchers.base import Exit, Role
@@ -46,6 +44,7 @@ from shoal.training.score_chunks import (
     evaluate_chunk,
     predict_chunk,
 )
+from shoal.training.staging import preload_for
 
 POLL_S = 0.02
 MOST_LOSSES = 3
@@ -267,14 +266,11 @@ class _Crew:
             board.close()
 
     def _start(self, launcher: ProcessLauncher, number: int, first: int) -> None:
-        module = BACKENDS.get(
-            import_module("keras").backend.backend(), "keras"
-        ).partition(":")[0]
+        backend = import_module("keras").backend.backend()
         role = Role(
             target="shoal.training.score_chunks:score",
             name=f"worker-{number}",
-            preload=("shoal.training.score_chunks", module),
-            without=UNUSED,
+            preload=preload_for(backend, "shoal.training.score_chunks"),
             threads=self.job.threads,
         )
         launcher.give(launcher.start(role), replace(self.task, first=first))

@@ -11,25 +11,29 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from shoal.backends import BACKENDS
+from shoal.backends import BACKENDS, LATER, UNUSED
 from shoal.backends.compile_cache import cache_variables
 from shoal.clusters.local import read_machine
-from shoal.engine.opening import UNUSED
 from shoal.engine.stage import Cast, Stage
+from shoal.launchers.base import Preload
 from shoal.plan.request import MOST_AUTO_WORKERS
 from shoal.plan.variables import environment
 from shoal.strategies.base import Strategy
 from shoal.training.interruption import undisturbed
 
 
+def preload_for(backend: str, module: str) -> Preload:
+    """What processes import that will run a module with a backend of Keras."""
+    compute = BACKENDS.get(backend, "keras").partition(":")[0]
+    return Preload(modules=(module, compute), without=UNUSED, later=LATER)
+
+
 def cast_of(backend: str, workers: int, threads: int) -> Cast:
     """What workers of a backend need before they know their part."""
-    module = BACKENDS.get(backend, "keras").partition(":")[0]
     return Cast(
         workers=workers,
         threads=threads,
-        preload=("shoal.engine.opening", module),
-        without=UNUSED,
+        preload=preload_for(backend, "shoal.engine.opening"),
         environment=cache_variables(backend, environment().cache),
     )
 

@@ -1,0 +1,74 @@
+"""What new variables begin with, made without a program of the backend's.
+
+On JAX each shape and value compiles a program of its own: a second for a small model
+and its optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+Constant = Callable[[Any], float | None]
+
+
+@contextmanager
+def all_zero() -> Generator[None]:
+    """Starts variables at zero: their values follow.
+
+    Only for models of Keras' own classes, which read no fresh weight.
+    """
+    with _constants(_zero_for_keras):
+        yield
+
+
+@contextmanager
+def plain_constants() -> Generator[None]:
+    """Starts variables that begin with a constant, as those of optimizers do."""
+    with _constants(_constant_of):
+        yield
+
+
+@contextmanager
+def _constants(constant: Constant) -> Generator[None]:
+    """Replaces initializers for which `constant` gives a value."""
+    base = import_module("keras.src.backend.common").KerasVariable
+    original = base.__dict__.get("_initialize_with_initializer")
+    if original is None:
+        yield
+        return
+
+    def initialize(self: Any, initializer: Any) -> None:
+        value = constant(initializer)
+        if value is None:
+            original(self, initializer)
+        else:
+            filled = np.full(self._shape, value, np.dtype(self._dtype))
+            # Told the dtype, JAX copies the array and compiles nothing.
+            self._initialize(self._convert_to_tensor(filled, dtype=self._dtype))
+
+    base._initialize_with_initializer = initialize
+    try:
+        yield
+    finally:
+        base._initialize_with_initializer = original
+
+
+def _zero_for_keras(initializer: Any) -> float | None:
+    is_keras = type(initializer).__module__.partition(".")[0] == "keras"
+    return 0.0 if is_keras else None
+
+
+def _constant_of(initializer: Any) -> float | None:
+    kinds = import_module("keras").initializers
+    kind = type(initializer)
+    if kind is kinds.Zeros:
+        return 0.0
+    if kind is kinds.Ones:
+        return 1.0
+    value = initializer.value if kind is kinds.Constant else None
+    return value if isinstance(value, (int, float)) else None
