@@ -17,6 +17,7 @@ from shoal.cli import backend
 from shoal.cli.script import load_problem
 from shoal.errors import ConfigError
 from shoal.strategies import registry
+from shoal.training.comparison import COLUMNS
 
 Shoal = Callable[..., Result]
 
@@ -213,11 +214,56 @@ def test_a_script_that_is_not_there(tmp_path: Path, script):
 def test_an_error_of_the_script_is_shown_without_traceback(shoal: Shoal, script):
     path = script("1 / 0")
     done = shoal("compare", path)
-    assert done.exit_code == 1
-    assert done.stderr.startswith("ZeroDivisionError: ")
-    assert "shoal --debug" in done.stderr
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"ConfigError: make of {path} raised ZeroDivisionError: division by zero "
+        f"({path}:5, in make: `return 1 / 0`). "
+        "Expected it to run and to give (make_model, x, y). "
+        "Mend it; the same command after `shoal --debug` shows the whole traceback.\n"
+    )
     debugged = shoal("--debug", "compare", path)
-    assert isinstance(debugged.exception, ZeroDivisionError)
+    assert isinstance(debugged.exception, ConfigError)
+    assert isinstance(debugged.exception.__cause__, ZeroDivisionError)
+
+
+def test_an_error_names_the_last_line_of_the_users(script):
+    """Of a file beside the script, and not of the library that raised."""
+    path = script("__import__('beside_that_fails').read()")
+    beside = path.parent / "beside_that_fails.py"
+    beside.write_text("import json\n\ndef read():\n    return json.loads('{')\n")
+    try:
+        with pytest.raises(ConfigError, match="raised JSONDecodeError") as caught:
+            load_problem(str(path))
+    finally:
+        sys.modules.pop("beside_that_fails", None)
+    assert f"({beside}:4, in read: `return json.loads('{{')`)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nowhere", "broken.py:1, in <module>: `import nowhere`)"),
+        ("def make(:", "SyntaxError: invalid syntax (broken.py, line 1)"),
+    ],
+)
+def test_a_script_that_cannot_be_loaded(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    try:
+        with pytest.raises(ConfigError, match=r"^loading ") as caught:
+            load_problem(str(path))
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules.pop("broken"))
+    assert words in str(caught.value)
+
+
+def test_help_of_compare_defines_the_columns(shoal: Shoal):
+    words = " ".join(shoal("compare", "--help").stdout.split())
+    for name, meaning in COLUMNS.items():
+        assert f"- {name}: {meaning}" in words
 
 
 def test_demo(shoal: Shoal, monkeypatch: pytest.MonkeyPatch):

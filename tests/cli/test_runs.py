@@ -115,7 +115,26 @@ def test_logs(shoal: Shoal, make_run: MakeRun):
     run = make_run()
     assert shoal("runs", "logs", run.id).stdout == "[0] zero\n[0] null\n[1] one\n"
     assert shoal("runs", "logs", run.id, "--rank", 1).stdout == "one\n"
+    assert shoal("runs", "logs", run.id).stderr == ""
     assert shoal("runs", "logs", run.id, "-f").stdout == "[0] zero\n[0] null\n[1] one\n"
+
+
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+def test_logs_of_workers_that_wrote_nothing(
+    follow: tuple[str, ...], shoal: Shoal, tmp_path: Path
+):
+    with create(tmp_path / "shoal-runs", "quiet") as run:
+        run.event("run_started", strategy="aeasgd", workers=1, rows=1, epochs=1)
+        log = run.log_path(0)
+        assert log is not None
+        log.write_text("")
+        run.finish("finished")
+    done = shoal("runs", "logs", run.id, *follow)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"No worker of run {run.id!r} has written anything.\n"
+    done = shoal("runs", "logs", run.id, "--rank", 0, *follow)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"Worker 0 of run {run.id!r} has written nothing.\n"
 
 
 def test_logs_of_an_unknown_rank(shoal: Shoal, make_run: MakeRun):

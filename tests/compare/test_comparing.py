@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 import shoal
-from shoal.errors import ConfigError, ShoalWarning
+from shoal.errors import ConfigError, DataError, ShoalWarning
 from shoal.strategies import get
 from shoal.training import comparing
 from shoal.training.comparing import Task, spell
-from shoal.training.comparison import Comparison, Entry, Point
+from shoal.training.comparison import COLUMNS, Comparison, Entry, Point
 from shoal.training.f1 import f1_of
 from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
 
@@ -220,6 +220,11 @@ def test_a_misspelled_strategy_is_refused_before_anything_trains() -> None:
         shoal.compare(never, x, y, strategies=["local_sgd", "eagsd"])
 
 
+def test_every_column_is_defined() -> None:
+    (row,) = _two().rows
+    assert row.keys() - {"accuracy"} == COLUMNS.keys() - {"loss, accuracy, ..."}
+
+
 def test_spelling_is_read_back() -> None:
     for text in ("adag", "aeasgd:period=20,beta=0.5", "eamsgd:momentum=0.5"):
         assert get(spell(get(text))) == get(text)
@@ -249,3 +254,11 @@ def _two() -> Comparison:
         samples_per_s=10.0, points=(point,),
     )  # fmt: skip
     return Comparison(entries=(plain,))
+
+
+def test_batches_are_refused_before_anybody_trains() -> None:
+    def made() -> Any:
+        raise AssertionError("nothing may be made")
+
+    with pytest.raises(DataError, match="x is a generator"):
+        shoal.compare(made, (row for row in [1.0]), strategies=["aeasgd"])

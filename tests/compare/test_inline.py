@@ -11,6 +11,7 @@ import pytest
 
 import shoal
 from shoal.engine.observer import EpochEnd, Observer, Record, Sums
+from shoal.engine.restart import Restart
 from shoal.errors import PlanError
 from shoal.training.arguments import Arguments, read
 from shoal.training.inline import InlineCluster
@@ -19,6 +20,9 @@ from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
 
 class Watch(Observer):
     """Counts the samples of each worker."""
+
+    def on_checkpoint(self, found: Restart) -> None:
+        """Keeps none."""
 
     def on_turn(self) -> None:
         """Nothing is missed in here."""

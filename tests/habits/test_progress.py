@@ -7,12 +7,14 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from shoal.engine.observer import Record
 from shoal.facts import DataFacts, MachineFacts, ModelFacts
 from shoal.plan import Plan, Request, resolve
 from shoal.strategies import get
-from shoal.training.progress import Progress
+from shoal.training.progress import Progress, line_of
 
 
 def make_plan(strategy: str = "aeasgd", epochs: int = 3, gpus: int = 0) -> Plan:
@@ -113,12 +115,51 @@ def test_a_notebook_has_a_live_line_without_codes(
     assert seen == [*EVENTS, LAST]
 
 
-def test_a_narrow_terminal_does_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("columns", "middle"),
+    [
+        (99, "   25%  500 samples/s  loss 0.5  mae 0.25  2 workers  staleness 1.0"),
+        (80, "   25%  500 samples/s  loss 0.5  mae 0.25  2 workers"),
+        (66, "   25%  500 samples/s  loss 0.5  mae 0.25"),
+        (60, "   25%  500 samples/s  loss 0.5"),
+        (50, "   25%  loss 0.5"),
+        (30, "   25%"),
+        (21, ""),
+    ],
+)
+def test_a_narrow_terminal_keeps_the_time_left(
+    columns: int, middle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stdout", stream := Terminal())
-    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("COLUMNS", str(columns))
     progress = Progress(make_plan(), 1)
-    progress.update([record(1.0)], {"loss": 0.5})
-    assert len(stream.getvalue().removeprefix("\r\x1b[K")) == 29
+    progress.update([record(1.0)], {"loss": 0.5, "mae": 0.25})
+    shown = stream.getvalue().removeprefix("\r\x1b[K")
+    assert shown == f"Epoch 1/3{middle}  0:02 left"
+    assert len(shown) < columns
+
+
+@given(
+    some.lists(some.tuples(some.integers(0, 5), some.text(min_size=1, max_size=9))),
+    some.integers(1, 60),
+)
+def test_of_the_fields_that_do_not_fit_the_lightest_go(
+    fields: list[tuple[int, str]], columns: int
+) -> None:
+    fields = [*fields, (9, "left")]
+    line = line_of(fields, columns)
+    assert len(line) <= columns
+    assert line.endswith("left"[:columns])
+    if line == line_of(fields):
+        return
+    # What is left of a line that was too long: all the heavier ones, in order.
+    ranked = sorted(range(len(fields)), key=lambda n: (-fields[n][0], n))
+    lines = [
+        "  ".join(fields[n][1] for n in sorted(ranked[:kept]))
+        for kept in range(1, len(fields) + 1)
+    ]
+    fitting = [text for text in lines if len(text) <= columns]
+    assert line == max(fitting, key=len, default="left"[:columns])
 
 
 @pytest.mark.parametrize(

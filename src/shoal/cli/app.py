@@ -21,7 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("strategies")(strategies.show_strategies)
-app.command("compare")(compare.show_comparison)
+app.command("compare", help=compare.HELP)(compare.show_comparison)
 app.command("demo")(demo.show_demo)
 app.add_typer(runs.app, name="runs")
 

@@ -11,7 +11,15 @@ from shoal import strategies
 from shoal.cli.script import load_problem
 from shoal.cli.tables import show_json, show_records
 from shoal.runs.folder import is_place
-from shoal.training.comparison import check_picture
+from shoal.training.comparison import COLUMNS, check_picture
+
+HELP = "\n\n".join(
+    [
+        "Trains a model with several strategies on the same samples; prints one table.",
+        "Its columns:",
+        *(f"- {name}: {meaning}" for name, meaning in COLUMNS.items()),
+    ]
+)
 
 
 def show_comparison(  # noqa: PLR0913 - one argument for each option
@@ -42,7 +50,7 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
     plot: Annotated[Path | None, typer.Option(help="Picture to draw.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Trains a model with several strategies on the same samples; prints one table."""
+    """Trains a model with several strategies on the same samples; see `HELP`."""
     # Misspelled strategies are refused before the script loads its data.
     chosen = [strategies.get(text) for text in strategy or ["single", "all_reduce"]]
     if plot:

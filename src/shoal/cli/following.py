@@ -21,6 +21,7 @@ def print_logs(folder: Folder, rank: int | None) -> None:
     Args:
         folder: The run folder.
         rank: Only this worker, without prefix; None: all, each line behind its rank.
+            That there is nothing is said on standard error.
 
     Raises:
         ConfigError: There is no log of that worker.
@@ -32,8 +33,10 @@ def print_logs(folder: Folder, rank: int | None) -> None:
             f"Expected one of: {', '.join(map(str, ranks)) or 'none so far'}. "
             "Leave --rank out to see all."
         )
-    for line in _new_lines(folder, rank, {}, is_last=True):
+    offsets: dict[int, int] = {}
+    for line in _new_lines(folder, rank, offsets, is_last=True):
         typer.echo(line)
+    _note_silence(folder, rank, offsets)
 
 
 def follow_logs(folder: Folder, rank: int | None, *, poll_s: float = POLL_S) -> None:
@@ -54,10 +57,20 @@ def follow_logs(folder: Folder, rank: int | None, *, poll_s: float = POLL_S) -> 
             for line in _new_lines(folder, rank, offsets, is_last=is_last):
                 typer.echo(line)
             if is_last:
+                _note_silence(folder, rank, offsets)
                 return
             pause.wait(poll_s)
     except KeyboardInterrupt:
         return
+
+
+def _note_silence(folder: Folder, rank: int | None, offsets: dict[int, int]) -> None:
+    """Says that nothing was there to be read, where that is so."""
+    if any(offsets.values()):
+        return
+    who = "No worker" if rank is None else f"Worker {rank}"
+    what = "anything" if rank is None else "nothing"
+    typer.echo(f"{who} of run {folder.name!r} has written {what}.", err=True)
 
 
 def _ranks(folder: Folder) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,9 @@ import cloudpickle
 
 from shoal.errors import ConfigError
 from shoal.registry import did_you_mean
+
+INSTALLED = {Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).parents[1]}
+"""Folders whose files are nobody's script, wherever the script lies."""
 
 
 @final
@@ -44,15 +49,21 @@ def load_problem(target: str) -> Problem:
         target: A file and one of its functions, "make" when none is named.
 
     Raises:
-        ConfigError: The file or function is not there, or gives something else.
+        ConfigError: The file or function is not there, raises, or gives something
+            else.
     """
-    path, _, name = target.rpartition(":") if ".py:" in target else (target, "", "make")
-    module = _load(Path(path))
+    file, _, name = target.rpartition(":") if ".py:" in target else (target, "", "make")
+    path = Path(file)
+    module = _load(path)
     function = getattr(module, name, None)
     if not callable(function):
         known = [k for k, v in vars(module).items() if callable(v) and k[0] != "_"]
         raise ConfigError(did_you_mean(f"function of {path}", name, known))
-    return _problem(function(), target)
+    try:
+        made = function()
+    except Exception as error:  # whatever the user's code raises
+        raise _raised(f"{name} of {path}", path, error) from error
+    return _problem(made, target)
 
 
 def _load(path: Path) -> ModuleType:
@@ -71,8 +82,36 @@ def _load(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     # Workers do not have this file on their path: what it defines travels whole.
     cloudpickle.register_pickle_by_value(module)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _raised(f"loading {path}", path, error) from error
     return module
+
+
+def _raised(what: str, path: Path, error: Exception) -> ConfigError:
+    """Says which line of the user's raised, of this file or of one beside it."""
+    home = path.resolve().parent
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if _is_beside(Path(f.filename), home)]
+    at = ""
+    if own:
+        frame = own[-1]
+        at = f" ({frame.filename}:{frame.lineno}, in {frame.name}: `{frame.line}`)"
+    return ConfigError(
+        f"{what} raised {type(error).__name__}: {error}{at}. "
+        "Expected it to run and to give (make_model, x, y). "
+        "Mend it; the same command after `shoal --debug` shows the whole traceback."
+    )
+
+
+def _is_beside(file: Path, home: Path) -> bool:
+    """Whether a file is the user's own: in a folder, and not installed there."""
+    found = file.resolve()
+    is_installed = not INSTALLED.isdisjoint(found.parents) or bool(
+        {"site-packages", "dist-packages"} & set(found.parts)
+    )
+    return found.is_file() and found.is_relative_to(home) and not is_installed
 
 
 def _problem(made: object, target: str) -> Problem:

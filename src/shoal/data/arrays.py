@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data import trees
+from shoal.data.streams import refuse_streams
 from shoal.errors import DataError
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -107,6 +108,7 @@ def _to_numpy(value: Any, name: str, floatx: str, where: str) -> Array:
         return np.expand_dims(value.to_numpy(), axis=-1)
     if hasattr(value, "__array__"):
         return np.asarray(value)
+    refuse_streams(value, name, where)
     raise DataError(
         f"{name} is a {type(value).__name__} ({where}). Expected arrays: NumPy, "
         "JAX, pandas, or nested dicts, lists and tuples of them. "

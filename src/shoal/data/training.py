@@ -10,6 +10,7 @@ from typing import Any
 from shoal.data import trees
 from shoal.data.arrays import FIT, Column, check_lengths, named_columns
 from shoal.data.sources import ArraySource, default_floatx
+from shoal.data.streams import refuse_streams
 from shoal.data.weights import check_class_weight, class_weights, weights_per_output
 from shoal.errors import ConfigError, DataError
 
@@ -89,6 +90,8 @@ def weighted_source(
         array([1., 9.], dtype=float32)
     """
     x, y, weights = data
+    # First, because it may hold the targets that what follows would miss.
+    refuse_streams(x, "x", where)
     kind = floatx or default_floatx()
     if weights is not None:
         weights = weights_per_output(y, weights, where)

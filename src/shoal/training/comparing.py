@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 
+from shoal.data.streams import refuse_streams
 from shoal.errors import ConfigError
 from shoal.plan.request import plain, read_workers
 from shoal.strategies import Single, Strategy, get
@@ -84,7 +85,10 @@ def compare(
     Raises:
         ConfigError: There is nothing to compare, a strategy is unknown, or a number of
             workers is none.
+        DataError: Data comes as batches, one after another.
     """
+    refuse_streams(task.x, "x", "data of compare")
+    refuse_streams(task.y, "y", "data of compare")
     chosen = [s for s in map(get, strategies) if not isinstance(s, Single)]
     counts = _listed(workers)
     drawn = list(seeds) if isinstance(seeds, Iterable) else list(range(plain(seeds)))
@@ -244,7 +248,7 @@ def _points(
 
 
 def _rate(points: Sequence[Point], seconds: float) -> float:
-    """Samples a second; the first epoch, with start and compilation, is left out."""
+    """Samples a second, as `COLUMNS` of a comparison says it."""
     if not points:
         return 0.0
     first, last = points[0], points[-1]

@@ -14,6 +14,21 @@ from shoal.errors import ConfigError
 from shoal.strategies import Single
 from shoal.training.tables import table_of_records
 
+COLUMNS = {
+    "strategy": "as in --strategy; single is plain Keras, the baseline.",
+    "workers": "processes that trained.",
+    "seed": "of the model and of the order of samples.",
+    "loss, accuracy, ...": "the trained model's own metrics, on validation_data; "
+    "without it, on the training data.",
+    "seconds": "from the call of the training to its return, start-up and compilation "
+    "included; judging the model afterwards is not.",
+    "samples_per_s": "samples trained on, divided by the time from the end of the "
+    "first epoch to the end of the last, validation included. With one epoch they are "
+    "divided by seconds, so start-up and compilation count.",
+    "ratio": "samples_per_s, divided by that of single with the same seed.",
+}
+"""What the columns of the table mean; the command line's help says the same."""
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +49,15 @@ class Point:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One training.
+    """One training; `COLUMNS` says what each number means.
 
     Args:
         strategy: As on the command line; `single` is plain Keras.
         workers: That trained.
         seed: Of the model and of the order of samples.
         metrics: Of the trained model, on the data it was judged on.
-        seconds: From call to return, start and compilation included.
-        samples_per_s: After the first epoch; of all where there is only one.
+        seconds: From call to return.
+        samples_per_s: Which time it is divided by is in `COLUMNS`.
         points: One for each epoch.
     """
 
@@ -78,7 +93,7 @@ class Comparison:
     def rows(self) -> list[dict[str, Any]]:
         """One mapping for each training: what `table` shows and `to_json` writes.
 
-        `ratio` is its samples_per_s to that of `single` with the same seed.
+        `COLUMNS` says what each key means.
         """
         base = {e.seed: e.samples_per_s for e in self.entries if _is_plain(e)}
         return [

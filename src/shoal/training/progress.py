@@ -1,7 +1,8 @@
 """What a user sees while a run goes on: one live line an epoch, and what went wrong.
 
 A live line needs a terminal or a notebook; elsewhere, in logs, every epoch is one
-line when it is over.
+line when it is over. Where a terminal is too narrow for a live line, the least
+important of it is left out; the time left stays longest.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, TextIO, final
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO, TypeAlias, final
 
 from shoal.engine.observer import Record
 from shoal.plan import Plan
@@ -20,6 +21,10 @@ ERASE = "\r\x1b[K"
 PACE_S = 0.1  # between two looks of a live line
 RECENT = 32  # exchanges whose staleness is shown
 NARROW = 20  # a terminal that says it has fewer columns than this does not know
+GAP = "  "
+
+Field: TypeAlias = tuple[int, str]
+"""A part of the live line, after its weight: of the lightest a narrow line has none."""
 
 
 @final
@@ -35,16 +40,16 @@ class Display:
         self._shown = 0
         self._at = 0.0
 
-    def show(self, text: str) -> None:
-        """Puts a text on the line that may change."""
+    def show(self, fields: Sequence[Field]) -> None:
+        """Puts fields on the line that may change, as many as there is room for."""
         stream = sys.stdout
         now = time.monotonic()
         if not self._is_live or not can_change(stream) or now - self._at < PACE_S:
             return
         self._at = now
+        columns = shutil.get_terminal_size().columns if stream.isatty() else 0
+        text = line_of(fields, columns - 1 if columns >= NARROW else None)
         if stream.isatty():
-            columns = shutil.get_terminal_size().columns
-            text = text[: columns - 1] if columns >= NARROW else text
             _write(stream, ERASE + text)
         else:  # a notebook: no codes, so an older, longer text is painted over
             _write(stream, "\r" + text.ljust(self._shown))
@@ -66,6 +71,31 @@ class Display:
 def can_change(stream: TextIO) -> bool:
     """Whether a line of a stream can be written again: a terminal or a notebook."""
     return stream.isatty() or type(stream).__module__.startswith("ipykernel")
+
+
+def line_of(fields: Sequence[Field], columns: int | None = None) -> str:
+    """Joins fields; leaves out the lightest, of equals the last, until they fit.
+
+    Args:
+        fields: In the order they are read.
+        columns: Width of the line; None for any.
+
+    Example:
+        >>> fields = [(2, "Epoch 1/3"), (0, "2 workers"), (1, "25%"), (3, "0:02 left")]
+        >>> line_of(fields)
+        'Epoch 1/3  2 workers  25%  0:02 left'
+        >>> line_of(fields, 30)
+        'Epoch 1/3  25%  0:02 left'
+    """
+    kept = list(fields)
+    while columns is not None and len(kept) > 1 and len(_joined(kept)) > columns:
+        lightest = min(weight for weight, _ in kept)
+        del kept[max(n for n, (weight, _) in enumerate(kept) if weight == lightest)]
+    return _joined(kept)[:columns]
+
+
+def _joined(fields: Sequence[Field]) -> str:
+    return GAP.join(text for _, text in fields)
 
 
 def _write(stream: TextIO, text: str) -> None:
@@ -132,7 +162,7 @@ class Progress:
         self._begin(epoch)
         if not self._share.records and not self._is_silent:
             workers = f"{self._plan.workers} worker{'s'[: self._plan.workers > 1]}"
-            self._display.show(f"{self._title()}  starting {workers}")
+            self._display.show([(1, self._title()), (0, f"starting {workers}")])
 
     def update(self, records: list[Record], logs: Mapping[str, Any]) -> None:
         """Brings the line up to date with exchanges of the epoch it shows."""
@@ -144,24 +174,23 @@ class Progress:
             before = self._span[0] if self._span else start
             self._span = (min(before, start), record.t)
         if not self._is_silent:
-            self._display.show(self._live_text(logs))
+            self._display.show(self._live_fields(logs))
 
-    def _live_text(self, logs: Mapping[str, Any]) -> str:
+    def _live_fields(self, logs: Mapping[str, Any]) -> list[Field]:
         done = min(1.0, self._samples / max(1, self._rows))
         rate, left = self._rate(), max(0, self._rows - self._samples)
         staleness = sum(self._recent) / max(1, len(self._recent))
         alive = len(self._alive) or self._plan.workers
-        return "  ".join(
-            [
-                self._title(),
-                f"{done:4.0%}",
-                f"{rate:,.0f} samples/s",
-                _numbers(logs),
-                f"{alive} worker{'s'[: alive > 1]}",
-                f"staleness {staleness:.1f}",
-                f"{_minutes(left / rate) if rate else '?'} left",
-            ]
-        )
+        # The first metric, the loss, outlives the speed; the others do not.
+        return [
+            (6, self._title()),
+            (5, f"{done:4.0%}"),
+            (3, f"{rate:,.0f} samples/s"),
+            *((2 if place else 4, t) for place, t in enumerate(_numbers(logs))),
+            (1, f"{alive} worker{'s'[: alive > 1]}"),
+            (0, f"staleness {staleness:.1f}"),
+            (7, f"{_minutes(left / rate) if rate else '?'} left"),
+        ]
 
     def epoch_end(self, rows: int, logs: Mapping[str, Any]) -> None:
         """Ends the line, with all metrics of the epoch."""
@@ -169,7 +198,7 @@ class Progress:
         parts = [self._title(), f"{rows:,} samples", f"{seconds:.1f} s"]
         if seconds > 0:
             parts.append(f"{rows / seconds:,.0f} samples/s")
-        self.say("  ".join([*parts, _numbers(logs)]))
+        self.say(GAP.join([*parts, *_numbers(logs)]))
 
     def advice(self) -> str | None:
         """What would have been faster, when most of the time went to exchanges."""
@@ -228,10 +257,10 @@ class ExchangeShare:
         return self._exchange_s / max(1e-9, self._busy_s + self._exchange_s)
 
 
-def _numbers(logs: Mapping[str, Any]) -> str:
+def _numbers(logs: Mapping[str, Any]) -> list[str]:
     """Metrics, the loss first."""
     names = sorted(logs, key=lambda name: (name != "loss", name.startswith("val_")))
-    return "  ".join(f"{n} {logs[n]:.4g}" for n in names if _is_number(logs[n]))
+    return [f"{n} {logs[n]:.4g}" for n in names if _is_number(logs[n])]
 
 
 def _is_number(value: object) -> bool:

@@ -1,0 +1,80 @@
+"""Data that comes batch by batch: how it is recognised, and what is said about it.
+
+Workers ask for rows by number, which generators, `tf.data.Dataset`, `PyDataset` and
+`DataLoader` cannot give. This file goes by names alone, so that no library is
+imported for those without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import GeneratorType
+from typing import Any, TypeAlias
+
+from shoal.data import trees
+from shoal.errors import DataError
+
+Sort: TypeAlias = tuple[str, str, str]
+"""What it is called, how one pass of x is read, which function of NumPy joins it."""
+
+FROM_START, BY_NUMBER = "{x}", "({x}[i] for i in range(len({x})))"
+UP_TO = "itertools.islice({x}, batches)"  # generators for Keras have no end
+
+LIBRARIES: dict[tuple[str, str], Sort] = {
+    ("tensorflow", "DatasetV2"): ("a tf.data.Dataset", FROM_START, "concatenate"),
+    ("keras", "PyDataset"): ("a keras PyDataset", BY_NUMBER, "concatenate"),
+    ("torch", "DataLoader"): ("a torch DataLoader", FROM_START, "concatenate"),
+    ("torch", "IterableDataset"): ("a torch IterableDataset", FROM_START, "stack"),
+    ("torch", "Dataset"): ("a torch Dataset", BY_NUMBER, "stack"),
+}
+
+
+def refuse_streams(tree: trees.Tree, name: str, where: str) -> None:
+    """Refuses what gives batches one after another, and says how to make it arrays.
+
+    Args:
+        tree: What a user gave as an array, or as a nesting of arrays.
+        name: What the user calls it, for messages: "x".
+        where: What it was given to, for messages.
+
+    Raises:
+        DataError: It is such data, or has such data in it.
+
+    Example:
+        >>> refuse_streams([1.0, 2.0], "x", "data of fit")
+        >>> refuse_streams(zip([1.0], [2.0]), "x", "data of fit")
+        Traceback (most recent call last):
+        shoal.errors.DataError: x is an iterator (data of fit), which is not ...
+    """
+    for path, leaf in trees.named_leaves(tree, name):
+        found = _sort_of(leaf)
+        if found is not None:
+            raise DataError(
+                f"{path} is {found[0]} ({where}), which is not supported yet. "
+                "Expected arrays: NumPy, JAX, pandas, or nested dicts, lists and "
+                f"tuples of them. {_advice(name.partition('[')[0], found)}"
+            )
+
+
+def _sort_of(value: Any) -> Sort | None:
+    for cls in type(value).__mro__:
+        found = LIBRARIES.get((cls.__module__.partition(".")[0], cls.__name__))
+        if found:
+            return found
+    if isinstance(value, GeneratorType):
+        return "a generator", UP_TO, "concatenate"
+    if isinstance(value, Iterator):
+        return "an iterator", UP_TO, "concatenate"
+    return None
+
+
+def _advice(name: str, sort: Sort) -> str:
+    """How one pass becomes arrays; x usually comes with its targets."""
+    _, form, join = sort
+    whole = form.format(x=name)
+    if name != "x":
+        return f"Collect one pass with NumPy, as np.{join}(list({whole}))."
+    return (
+        f"Collect one pass with NumPy: xs, ys = zip(*{whole}), then pass "
+        f"np.{join}(xs) as x and np.{join}(ys) as y."
+    )
