@@ -19,7 +19,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
-	matrix bench compare simulate constraints clean
+	matrix bench compare simulate soak chaos fuzz kills constraints clean
 
 help: $(STAMP)
 	@echo "make demo      train on real data, kill a worker, see the picture"
@@ -28,6 +28,10 @@ help: $(STAMP)
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make matrix | bench | compare   what takes longer"
 	@echo "make simulate  100,000 random schedules of failing runs"
+	@echo "make soak      100 runs in one process: does anything stay behind?"
+	@echo "make chaos     kill and stop processes of runs on real data; needs SHOAL_DATA"
+	@echo "make kills     kill the process that trains, and go on with its run; 20 times"
+	@echo "make fuzz      a million wrong frames at a server that trains meanwhile"
 	@echo "make venv | constraints | coverage | clean"
 
 venv: $(STAMP)
@@ -83,7 +87,7 @@ matrix: $(STAMP)
 		else echo "== $$name is not installed, left out"; fi; \
 	done
 
-bench compare simulate: $(STAMP)
+bench compare simulate soak chaos fuzz kills: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
 
 # Takes the versions of this .venv as the ones CI installs.

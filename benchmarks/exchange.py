@@ -18,9 +18,9 @@ import numpy as np
 from shoal.engine.bulk import Sizes
 from shoal.engine.ledger import Piece
 from shoal.engine.member import Member, Seat
-from shoal.engine.opening import ServeInherited
 from shoal.engine.sequencer import Rules
 from shoal.engine.server import ServerSpec
+from shoal.engine.serving import ServeInherited
 from shoal.engine.wire import Link
 from shoal.launchers.base import Role
 from shoal.launchers.process import ProcessLauncher
@@ -45,7 +45,7 @@ def measure(megabytes: float, strategy: str, rounds: int) -> dict[str, float]:
     )  # fmt: skip
     try:
         server = launcher.start(
-            Role(target="shoal.engine.opening:serve", name="server")
+            Role(target="shoal.engine.serving:serve", name="server")
         )
         launcher.give(server, ServeInherited(spec=spec, descriptor=listener.fileno()))
         address = listener.getsockname()

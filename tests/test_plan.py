@@ -284,6 +284,23 @@ def test_explain_says_what_will_happen():
     assert "note" not in text
 
 
+@pytest.mark.parametrize(
+    ("epochs", "initial_epoch", "words"),
+    [
+        (3, 0, "epochs     3 epochs, 10,000 samples each, 30,000 in all"),
+        (1, 0, "epochs     1 epoch, 10,000 samples each, 10,000 in all"),
+        (5, 2, "epochs     epochs 3 to 5 of 5, 10,000 samples each, 30,000 in all"),
+        (5, 4, "epochs     epoch 5 of 5, 10,000 samples each, 10,000 in all"),
+        (2, 2, "epochs     0 epochs, 10,000 samples each, 0 in all"),
+    ],
+)
+def test_explain_counts_epochs_as_progress_does(
+    epochs: int, initial_epoch: int, words: str
+):
+    found = plan(epochs=epochs, initial_epoch=initial_epoch).explain()
+    assert f"  {words}\n" in found
+
+
 def test_explain_names_the_faster_alternative_on_cpu():
     text = plan(workers=2).explain()
     assert "every step" in text

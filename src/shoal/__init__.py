@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.api import fit as fit
     from shoal.api import plan as plan
     from shoal.api import predict as predict
+    from shoal.api import resume as resume
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,11 +32,12 @@ __all__ = [
     "fit",
     "plan",
     "predict",
+    "resume",
     "strategies",
     "testing",
 ]
 
-_FUNCTIONS = frozenset({"compare", "evaluate", "fit", "plan", "predict"})
+_FUNCTIONS = frozenset({"compare", "evaluate", "fit", "plan", "predict", "resume"})
 
 
 class _Package(ModuleType):

@@ -1,4 +1,8 @@
-"""The public verbs. This is the only module that composes the others."""
+"""The public verbs, and what they promise. What they do is in `training`.
+
+Little is imported before it is needed: `fit` starts the processes of a run first, and
+loads the rest of the house while those load theirs.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,23 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.data.order import Shuffle
-from shoal.data.training import weighted_source
 from shoal.data.trees import Tree
-from shoal.engine.stage import Stage
 from shoal.errors import ShoalWarning
-from shoal.models.inspection import find_model
-from shoal.plan import Plan, environment
 from shoal.plan.request import Workers
-from shoal.runs.base import Run
-from shoal.runs.store import start
 from shoal.strategies import Strategy, get
-from shoal.training import comparing, inline, scoring
-from shoal.training.arguments import Arguments, Ready, keep_random_state, read
-from shoal.training.comparison import Comparison, check_picture
-from shoal.training.ensemble import train_members
-from shoal.training.fitting import Outcome, announce, train
 from shoal.training.interruption import CtrlC
 from shoal.training.staging import early_stage
 
-__all__ = ["compare", "evaluate", "fit", "plan", "predict"]
+if TYPE_CHECKING:
+    from shoal.plan import Plan
+    from shoal.runs.base import Run
+    from shoal.training import comparing
+    from shoal.training.comparison import Comparison
+
+__all__ = ["compare", "evaluate", "fit", "plan", "predict", "resume"]
 
 History: TypeAlias = Any
 """`keras.callbacks.History` with `run`; see `fit`."""
@@ -63,6 +61,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     deterministic: bool = False,
     epoch_barrier: bool = True,
     max_restarts: int = 3,
+    on_nan: str | None = None,
+    checkpoint_every: float | str | bool | None = None,
     threads: int | None = None,
     seed: int | None = None,
     custom_objects: Mapping[str, Any] | None = None,
@@ -111,6 +111,12 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait for callbacks between epochs.
         max_restarts: Replacements of lost workers before the run stops.
+        on_nan: What follows when weights, gradients or the loss of a worker turn NaN
+            or infinite: "stop" the run; "skip" what that worker learnt from these
+            samples (of "all_reduce": that step); "rollback" to the last checkpoint,
+            and leave them out. Default None warns, once a worker, and goes on as Keras.
+        checkpoint_every: Seconds, or "N samples", from which `resume` can go on; False
+            for never. Default None: 30 s. The end of an epoch makes one anyway.
         threads: Compute threads of a worker; default None shares the cores.
         seed: Of the order of samples; default None honours
             `keras.utils.set_random_seed`.
@@ -124,6 +130,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         ConfigError, PlanError, DataError: Something does not fit; nothing was done.
         WorkerFailed: Code of the model raised on a worker.
         WorkerLost: Workers died more often than `max_restarts` allows.
+        NotFinite: Numbers turned NaN or infinite, and `on_nan` does not go on.
         KeyboardInterrupt: After Ctrl-C; `model` has the weights so far.
 
     Example:
@@ -137,11 +144,73 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         >>> history.run.summary().samples_committed
         1024
     """
-    arguments = Arguments(**locals())
+    arguments = locals()
     began = time.monotonic()
     ctrl_c, chosen = CtrlC(), get(strategy)
     with ctrl_c.noticed(), early_stage(chosen, cluster, workers, threads) as stage:
-        return _perform(read(arguments), began, _Means(stage=stage, heed=ctrl_c.heed))
+        from shoal.training.performing import Means, perform
+
+        return perform(arguments, Means(began=began, stage=stage, heed=ctrl_c.heed))
+
+
+def resume(  # noqa: PLR0913 - what fit has, where it may differ
+    run: str | os.PathLike[str] | Run,
+    x: Tree = None,
+    y: Tree = None,
+    *,
+    sample_weight: Tree = None,
+    validation_data: Any = None,
+    workers: Workers | None = None,
+    callbacks: Any = None,
+    verbose: int | str | None = None,
+    force: bool = False,
+) -> History:
+    """Goes on with a run that was broken off, from its last checkpoint to its end.
+
+    Works in a new process, after a crash of everything. Each sample of each epoch
+    counts once, as if nothing had happened; the history has all epochs. A run folder
+    is as trusted as a program: only go on with runs of your own.
+
+    Args:
+        run: Id of a run, the beginning of one, or path or URL of its folder.
+        x: Inputs, as `fit` was given them; only for runs whose samples were too many
+            to be kept (1 GiB).
+        y: Targets, as `fit` was given them.
+        sample_weight: Weights of samples, as `fit` was given them.
+        validation_data: As `fit` was given it.
+        workers: Processes, as for `fit`; default None: as before.
+        callbacks: In place of those of the run; default None: as before. They remember
+            what they did.
+        verbose: As for `fit`; default None: as before.
+        force: Go on although the run seems to be running, on a machine that cannot
+            be seen from here for example. Its old process can save nothing more.
+
+    Returns:
+        Keras' history, as `fit` does; `history.model` is the trained model.
+
+    Raises:
+        ConfigError: There is no such run, or it has finished, or it is running.
+        CheckpointError: What it needs was not kept, or is damaged.
+        WorkerFailed, WorkerLost: See `fit`.
+
+    Example:
+        >>> import shoal
+        >>> shoal.resume("2026-11-21-no-such-run")
+        Traceback (most recent call last):
+        shoal.errors.ConfigError: no run '2026-11-21-no-such-run' in ...
+    """
+    from shoal.training.resuming import Call
+    from shoal.training.resuming import resume as go_on
+
+    ctrl_c = CtrlC()
+    with ctrl_c.noticed():
+        return go_on(
+            Call(
+                run=run, x=x, y=y, sample_weight=sample_weight,
+                validation_data=validation_data, workers=workers,
+                callbacks=callbacks, verbose=verbose, force=force, heed=ctrl_c.heed,
+            )
+        )  # fmt: skip
 
 
 def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
@@ -167,11 +236,13 @@ def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
         >>> shoal.plan(model, x, x, strategy="aeasgd", workers=2).exchanges_per_epoch
         10.0
     """
+    from shoal.training.arguments import Arguments, keep_random_state, read
+
     with keep_random_state():
         return read(Arguments.of(model=model, x=x, y=y, **arguments)).plan
 
 
-plan.__signature__ = inspect.signature(fit).replace(return_annotation=Plan)  # type: ignore[attr-defined]
+plan.__signature__ = inspect.signature(fit).replace(return_annotation="Plan")  # type: ignore[attr-defined]
 
 
 def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
@@ -219,6 +290,10 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         >>> shoal.evaluate(model, np.zeros((4, 1)), np.ones((4, 1)), return_dict=True)
         {'loss': 1.0}
     """
+    from shoal.data.training import weighted_source
+    from shoal.models.inspection import find_model
+    from shoal.training import scoring
+
     model, factory = find_model(model)
     where = "data of evaluate"
     source = weighted_source((x, y, sample_weight), None, where=where)
@@ -264,6 +339,10 @@ def predict(
         >>> shoal.predict(model, np.array([[1.0, 2.0]]))
         array([[1., 2.]], dtype=float32)
     """
+    from shoal.data.training import weighted_source
+    from shoal.models.inspection import find_model
+    from shoal.training import scoring
+
     model, factory = find_model(model)
     source = weighted_source((x, None, None), None, where="data of predict")
     asked = scoring.Asked(
@@ -332,6 +411,9 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         >>> [(row["strategy"], row["workers"]) for row in found.rows]
         [('single', 1), ('local_sgd', 2)]
     """
+    from shoal.training import comparing
+    from shoal.training.comparison import check_picture
+
     if picture is not None:
         check_picture(picture)
     task = comparing.Task(
@@ -355,55 +437,3 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
             text = f"the picture cannot be drawn: {type(error).__name__}: {error}"
             warnings.warn(text, ShoalWarning, stacklevel=2)
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Means:
-    """What `fit` has at hand before it knows what to do with it."""
-
-    stage: Stage | None
-    heed: Callable[[], None]
-
-
-def _perform(ready: Ready, began: float, means: _Means) -> History:
-    """Does what the arguments of `fit` say, and records it."""
-    plan_, model, run = ready.plan, ready.work.model, ready.arguments.run
-    with start(run, name=model.name, root=environment().runs) as record:
-        before_s = time.monotonic() - began
-        record.write_plan(plan_.to_json())
-        announce(plan_, record)
-        started = time.monotonic()
-        try:
-            for text in plan_.warnings:
-                record.event("warning", text=text)
-                warnings.warn(text, ShoalWarning, stacklevel=3)
-            outcome = _train(ready, record, means)
-        except BaseException as error:
-            _record_end(record, model, error)
-            raise
-        record.save_model(model, "last")
-        report = {"total_s": round(time.monotonic() - began, 3)}
-        if outcome.first_step is not None:
-            startup_s = before_s + outcome.first_step - started
-            report["startup_s"] = round(startup_s, 3)
-        record.finish("finished", report)
-    outcome.history.run = record
-    return outcome.history
-
-
-def _train(ready: Ready, record: Run, means: _Means) -> Outcome:
-    if ready.plan.strategy.is_independent:
-        return train_members(ready, record)
-    if ready.plan.cluster == "inline":
-        return inline.train(ready.plan, ready.work, record, ready.habits())
-    habits = replace(ready.habits(), on_turn=means.heed)
-    return train(ready.plan, ready.work, record, habits, means.stage)
-
-
-def _record_end(record: Run, model: Any, error: BaseException) -> None:
-    """Records why a run ended early; what was interrupted keeps its weights."""
-    if isinstance(error, KeyboardInterrupt):
-        record.save_model(model, "last")
-        record.finish("interrupted", {"reason": "KeyboardInterrupt"})
-    else:
-        record.finish("failed", {"reason": f"{type(error).__name__}: {error}"})

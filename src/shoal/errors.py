@@ -10,9 +10,11 @@ ShoalError
 │   └── CredentialsError           the provider does not know us
 ├── WorkerError                    a training process failed
 │   ├── WorkerLost                 it died or stopped answering, restarts used up
-│   └── WorkerFailed               user code raised on it; carries its traceback
+│   ├── WorkerFailed               user code raised on it; carries its traceback
+│   └── NotFinite                  its weights or its loss turned NaN or infinite
 ├── ExchangeTimeout                a peer did not answer in time
 └── CheckpointError                a checkpoint cannot be written or read
+    └── ModelNotSaved              trained, but the storage did not take the model
 ```
 
 Messages have three sentences: what happened and where; what was expected; what to do.
@@ -86,12 +88,54 @@ class WorkerFailed(WorkerError):
     """User code raised on a worker; `traceback` is the worker's."""
 
 
+class NotFinite(WorkerError):
+    """Numbers of a worker turned NaN or infinite, and `on_nan` said to stop.
+
+    Args:
+        message: The three sentences.
+        rank: Rank of the worker.
+        step: The first step it may have happened in, of the worker's own.
+        epoch: Counted from 0, as for callbacks.
+        samples: (start, stop) ranges of the epoch's order it was busy with.
+        rows: Numbers of rows, of the data as given, that hold NaN or infinity; at
+            most the first eight.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        step: int,
+        epoch: int,
+        samples: tuple[tuple[int, int], ...],
+        rows: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message, rank=rank, step=step)
+        self.epoch, self.samples, self.rows = epoch, samples, rows
+
+
 class ExchangeTimeout(ShoalError):
     """A peer did not answer in time."""
 
 
 class CheckpointError(ShoalError):
     """A checkpoint cannot be written, or none can be read."""
+
+
+class ModelNotSaved(CheckpointError):
+    """The run ended well, but its storage did not take the trained model.
+
+    The model object that was given to `fit` holds the trained weights.
+
+    Args:
+        message: The three sentences.
+        history: What `fit` would have returned.
+    """
+
+    def __init__(self, message: str, *, history: object) -> None:
+        super().__init__(message)
+        self.history = history
 
 
 class ShoalWarning(UserWarning):

@@ -21,6 +21,8 @@ from shoal.errors import PlanError
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 """One contiguous 1-D float32 array."""
+Sums: TypeAlias = npt.NDArray[np.float64]
+"""Metric states summed over all samples of an epoch that are committed so far."""
 
 FLOATS = ("float32", "bfloat16", "float16")
 

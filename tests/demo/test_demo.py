@@ -15,6 +15,8 @@ from shoal.demo.contest import Result, Settings, first_exchange
 from shoal.demo.flights import Flights, load_flights
 from shoal.demo.main import run_demo, table, told, verdict
 from shoal.demo.picture import draw
+from shoal.demo.resumed import Resumed
+from shoal.demo.resumed import told as told_of_resume
 from shoal.errors import ConfigError
 from shoal.runs.store import create
 
@@ -135,6 +137,20 @@ def test_verdict_on_another_loser():
     assert verdict([PLAIN, FAST, result("shoal downpour", 900)]).endswith("0.90 times.")
 
 
+RESUMED = Resumed(
+    strategy="aeasgd", killed_at=6.0, saved=400, seconds=9.0, accuracy=0.8,
+    curve=[(5.0, 0.5), (9.0, 0.4)], committed=1000, expected=1000, run="a-run",
+)  # fmt: skip
+
+
+def test_told_of_the_run_that_went_on():
+    text = told_of_resume(RESUMED)
+    assert "samples committed 1,000 of 1,000, 9.0 s more" in text
+    assert "last checkpoint (400 samples)" in text
+    early = told_of_resume(replace(RESUMED, killed_at=None))
+    assert "over before its process could be killed" in early
+
+
 def test_told_of_the_kill():
     killed = replace(FAST, killed_at=4.25, replaced_s=2.5)
     text = told(killed, FAST)
@@ -157,7 +173,8 @@ def test_table_has_a_row_for_everyone():
 def test_picture(killed_at: float | None, replaced_s: float | None, tmp_path: Path):
     pytest.importorskip("matplotlib")
     killed = replace(FAST, killed_at=killed_at, replaced_s=replaced_s)
-    draw([PLAIN, FAST, SLOW], FAST, killed, tmp_path / "demo.png")
+    resumed = replace(RESUMED, killed_at=killed_at)
+    draw([PLAIN, FAST, SLOW], FAST, killed, resumed, tmp_path / "demo.png")
     content = (tmp_path / "demo.png").read_bytes()
     assert content.startswith(PNG)
     assert len(content) > 10_000

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import shoal
+from shoal.engine import pulse
 from shoal.engine.worker import WATCH, Moment
 from shoal.errors import ClusterError, WorkerFailed, WorkerLost
 from shoal.runs.events import read_events
@@ -115,6 +116,53 @@ def test_a_killed_server_is_replaced(strategy: str, batch: int) -> None:
     told = kinds(history)
     assert [told.count(k) for k in ("server_lost", "server_replaced")] == [1, 1]
     assert told.count("worker_lost") == 0
+
+
+class StopServer(KillServer):
+    """Stops the server of a run: its connections stay, and nothing comes of them."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if self.seen == self.batch:
+            children = psutil.Process().children()
+            min(children, key=lambda child: child.create_time()).suspend()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["aeasgd", "all_reduce"])
+def test_a_server_that_hangs_is_found_and_replaced(strategy: str) -> None:
+    history = fit(strategy, epochs=6, callbacks=[StopServer(12)])
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * 6
+    events = list(read_events(Folder.at(history.run.url)))
+    [lost] = [event for event in events if event["kind"] == "server_lost"]
+    assert "hung: it answered nothing for more than" in lost["reason"]
+    assert kinds(history).count("server_replaced") == 1
+
+
+class StopStart(keras.callbacks.Callback):
+    """Stops a worker that has not been told yet what it will do: the youngest."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        children = psutil.Process().children()
+        max(children, key=lambda child: (child.create_time(), child.pid)).suspend()
+
+
+@pytest.mark.process
+def test_a_worker_that_hangs_before_it_joined_is_found_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others of a gang wait for it."""
+    monkeypatch.setattr(pulse, "START_TIMES", 1.0)
+    history = fit("all_reduce", callbacks=[StopStart()])
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
+    [lost] = [
+        event
+        for event in read_events(Folder.at(history.run.url))
+        if event["kind"] == "worker_lost"
+    ]
+    assert "hung: not ready after" in lost["reason"]
 
 
 @pytest.mark.process

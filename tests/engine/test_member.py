@@ -85,7 +85,7 @@ def test_without_a_slot_vectors_go_through_the_socket(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "no room":
-        monkeypatch.setattr(Slot, "make", lambda _: None)
+        monkeypatch.setattr(Slot, "make", lambda *_: None)
     else:
         attach = Slot.attach
         monkeypatch.setattr(Slot, "attach", lambda p, s, m: attach(p + "x", s, m))

@@ -17,16 +17,17 @@ from shoal.engine.recovery import (
 )
 
 
-def loss(living: int) -> Loss:
-    return Loss(name="worker-1", reason="killed by SIGKILL", living=living)
+def loss(living: int, failures: int = 0) -> Loss:
+    reason = "killed by SIGKILL"
+    return Loss(name="worker-1", reason=reason, living=living, failures=failures)
 
 
 @pytest.mark.parametrize(
-    ("restarts", "after_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (3, 4.0), (9, 30.0)]
+    ("failures", "after_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (3, 4.0), (9, 30.0)]
 )
-def test_restarts_wait_longer_each_time(restarts: int, after_s: float) -> None:
+def test_a_place_that_fails_again_waits_longer(failures: int, after_s: float) -> None:
     policy = RecoveryPolicy(max_restarts=10)
-    assert decide(loss(1), policy, restarts) == Restart(after_s)
+    assert decide(loss(1, failures), policy, restarts=9) == Restart(after_s)
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,13 @@ def test_without_restarts_left(living: int, least: int, decision) -> None:
     assert decide(loss(living), policy, 3) == decision
 
 
-@given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 2000))
-def test_no_run_goes_on_without_workers(living, most, least, restarts) -> None:
+@given(
+    st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 2000),
+    st.integers(0, 2000),
+)  # fmt: skip
+def test_no_run_goes_on_without_workers(living, most, least, restarts, failures):
     policy = RecoveryPolicy(max_restarts=most, min_workers=least)
-    decision = decide(loss(living), policy, restarts)
+    decision = decide(loss(living, failures), policy, restarts)
     if isinstance(decision, Restart):
         assert restarts < most
         assert 0 <= decision.after_s <= LONGEST_DELAY_S

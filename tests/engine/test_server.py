@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from shoal.engine import connections as module
+from shoal.engine.channel import Channel
 from shoal.engine.member import Fenced, Member, Seat
 from shoal.engine.server import Server
-from shoal.engine.wire import HEADER, MAGIC, Channel, Link, pack_head
+from shoal.engine.wire import HEADER, MAGIC, Link, pack_head
 from shoal.errors import ClusterError
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Setup

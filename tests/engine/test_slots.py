@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.engine import slots
-from shoal.engine.slots import Slot, slot_folders
+from shoal.engine.slots import Slot, slot_folders, sweep, tag_of
 
 CHILD = """
 import sys
@@ -120,3 +120,24 @@ def test_shared_memory_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slot_folders()[0] == Path("/dev/shm")
     monkeypatch.setattr(slots.Path, "is_dir", lambda _: False)
     assert len(slot_folders()) == 1
+
+
+def test_what_a_killed_server_left_is_swept_and_nothing_else() -> None:
+    ours, theirs = tag_of(b"our secret"), tag_of(b"their secret")
+    left, others = Slot.make(64, ours), Slot.make(64, theirs)
+    assert left is not None
+    assert others is not None
+    [mine, foreign] = [left[0].path, others[0].path]
+    assert mine is not None
+    assert foreign is not None
+    sweep(ours)
+    assert not mine.exists()
+    assert foreign.exists()
+    left[0].close()
+    others[0].close()
+
+
+def test_a_tag_tells_nothing_of_the_secret() -> None:
+    assert tag_of(b"a") != tag_of(b"b")
+    assert tag_of(b"a") == tag_of(b"a")
+    assert b"a".hex() != tag_of(b"a")[:2]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from shoal.engine.recovery import RecoveryPolicy
+import pytest
+
+from shoal.engine import staff as module
+from shoal.engine.pulse import start_limit_s
+from shoal.engine.recovery import SETTLED_S, RecoveryPolicy
 from shoal.engine.staff import Staff
 from shoal.launchers.base import Exit
 
@@ -29,3 +33,109 @@ def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
     assert found is not None
     assert found.name == "s"
     assert told == []
+
+
+# ------------------------------------------------ who starts late, or never
+
+
+class Stand:
+    """A stage without processes, and a clock that only moves when it is told to."""
+
+    server = "s"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 2) -> None:
+        self.now, self.made, self.told = 1000.0, 0, list[tuple[str, Any]]()
+        self.ended: dict[str, Exit] = {}
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        policy, observer = RecoveryPolicy(max_restarts=99), SimpleNamespace()
+        observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
+        stage: Any = self
+        watcher: Any = observer
+        spec: Any = None
+        self.staff = Staff(stage, policy, lambda _: None, watcher, lambda _: None)
+        self.staff.give(workers, lambda hint, token: spec)
+
+    def worker(self, hint: int) -> str:
+        self.made += 1
+        return f"w{self.made}"
+
+    def give(self, *_: object) -> None: ...
+
+    def stop(self, token: str) -> None:
+        reason = "killed by SIGKILL"
+        self.ended[token] = Exit(name=token, code=-9, reason=reason)
+
+    def poll(self) -> dict[str, Exit]:
+        ended, self.ended = self.ended, {}
+        return ended
+
+    def works(self, token: str, rank: int) -> None:
+        self.staff.joined(token, rank, {})
+        self.staff.ready(rank)
+
+    def watch(self, seconds: float) -> None:
+        """Looks ten times a second."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.1
+            self.staff.watch()
+
+    def reasons(self) -> list[str]:
+        return [fields["reason"] for kind, fields in self.told if kind == "worker_lost"]
+
+
+def test_a_worker_that_never_starts_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As soon as others have shown how long a start takes; before, nobody knows."""
+    stand = Stand(monkeypatch)
+    stand.watch(100.0)
+    assert stand.reasons() == []
+    stand.works("w1", 0)
+    stand.watch(start_limit_s(100.0) - 102.0)
+    assert stand.reasons() == []
+    stand.watch(4.0)
+    [reason] = stand.reasons()
+    assert reason.startswith("hung: not ready after 40")
+    assert stand.made == 3
+
+
+def test_a_worker_that_joined_and_never_works_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand = Stand(monkeypatch)
+    stand.watch(2.0)
+    stand.works("w1", 0)
+    stand.staff.joined("w2", 1, {})
+    stand.watch(20.0)
+    assert [reason.partition(":")[0] for reason in stand.reasons()] == ["hung"]
+
+
+def test_nobody_is_given_up_for_what_was_not_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A callback took an hour; the worker may have said so meanwhile."""
+    stand = Stand(monkeypatch)
+    stand.watch(2.0)
+    stand.works("w1", 0)
+    stand.now += 3600.0
+    stand.watch(1.0)
+    stand.works("w2", 1)
+    stand.watch(100.0)
+    assert stand.reasons() == []
+
+
+def test_a_place_waits_longer_until_its_process_has_worked_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand = Stand(monkeypatch, workers=1)
+    waits = list[float]()
+    for life_s in (1.0, 1.0, 1.0, 1.0, SETTLED_S + 1.0):
+        stand.works(f"w{stand.made}", 0)
+        stand.watch(life_s)
+        made, died = stand.made, stand.now
+        stand.stop(f"w{made}")
+        while stand.made == made:
+            stand.watch(0.1)
+        waits.append(round(stand.now - died))
+    assert waits == [0, 1, 2, 4, 0]

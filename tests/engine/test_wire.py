@@ -11,21 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import hypothesis.strategies as st
+import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
-from shoal.engine import wire
+from shoal.engine import channel as module
+from shoal.engine.channel import STRANGER_HEAD_BYTES, Channel
+from shoal.engine.greeting import ANSWER_BYTES, HELLO_BYTES, Caller
 from shoal.engine.wire import (
     HEADER,
     MAGIC,
     MAX_HEAD_BYTES,
-    NONCE_BYTES,
-    PROOF_BYTES,
     BadFrame,
-    Channel,
     Link,
     pack_head,
-    proof,
     unpack_head,
     unpack_header,
 )
@@ -59,16 +58,20 @@ def pair(limit: int = LIMIT) -> Iterator[tuple[socket.socket, Channel]]:
         caller = socket.create_connection(listener.getsockname(), timeout=20)
         accepted, _ = listener.accept()
     channel = Channel(accepted, SECRET, max_body_bytes=limit)
-    channel.flush()
     with caller:
         yield caller, channel
     channel.close()
 
 
-def greet(caller: socket.socket, secret: bytes = SECRET) -> bytes:
-    theirs, mine = exactly(caller, NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
-    caller.sendall(mine + proof(secret, b"caller", theirs, mine))
-    return proof(secret, b"server", mine, theirs)
+def greet(caller: socket.socket, channel: Channel) -> None:
+    """Proves the secret as a worker does that has said what it is."""
+    talk = Caller(SECRET)
+    caller.sendall(talk.hello)
+    wait_readable(channel.socket)
+    assert channel.read() == []
+    caller.sendall(talk.prove(exactly(caller, ANSWER_BYTES)))
+    read_greeting(channel)
+    channel.admit()
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:
@@ -102,54 +105,61 @@ def read_greeting(channel: Channel) -> None:
 class TestGreeting:
     def test_both_prove_the_secret(self) -> None:
         with pair() as (caller, channel):
-            expected = greet(caller)
-            read_greeting(channel)
-            assert exactly(caller, PROOF_BYTES) == expected
+            greet(caller, channel)
+            assert channel.is_proven
+            assert channel.is_commander
 
     def test_a_wrong_secret_gets_nothing_and_is_not_parsed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def parse(_: object) -> None:
+        def parse(*_: object) -> None:
             raise AssertionError("parsed")
 
         with pair() as (caller, channel):
-            monkeypatch.setattr(wire, "unpack_header", parse)
-            monkeypatch.setattr(wire, "unpack_head", parse)
-            greet(caller, b"x" * 32)
-            caller.sendall(pack_head({"kind": "join"}, 0))
+            monkeypatch.setattr(module, "unpack_header", parse)
+            monkeypatch.setattr(module, "unpack_head", parse)
+            caller.sendall(Caller(b"x" * 32).hello + pack_head({"kind": "join"}, 0))
             with pytest.raises(BadFrame, match="does not know this run's secret"):
                 frames(channel)
             assert not channel.is_proven
             channel.close()
-            # Nothing came but the nonce; what we sent unread resets the connection.
+            # What we sent unread resets the connection.
             with suppress(ConnectionResetError):
                 assert caller.recv(1) == b""
 
-    def test_nonces_are_fresh(self) -> None:
-        with pair() as (one, _), pair() as (two, _):
-            assert exactly(one, NONCE_BYTES) != exactly(two, NONCE_BYTES)
-
     def test_a_recorded_greeting_is_of_no_use(self) -> None:
+        talk = Caller(SECRET)
         with pair() as (caller, channel):
-            theirs, mine = exactly(caller, NONCE_BYTES), bytes(NONCE_BYTES)
-            recorded = mine + proof(SECRET, b"caller", theirs, mine)
+            caller.sendall(talk.hello)
+            wait_readable(channel.socket)
+            channel.read()
+            recorded = talk.prove(exactly(caller, ANSWER_BYTES))
             caller.sendall(recorded)
             read_greeting(channel)
         with pair() as (caller, channel):
-            caller.sendall(recorded)
-            wait_readable(channel.socket)
-            with pytest.raises(BadFrame):
-                channel.read()
+            caller.sendall(talk.hello + recorded + pack_head({"kind": "join"}, 0))
+            with pytest.raises(BadFrame, match="does not know this run's secret"):
+                frames(channel)
+            assert not channel.is_proven
 
-    def test_a_callers_proof_reflected_is_no_servers_proof(self) -> None:
-        one, two = bytes(32), b"1" * 32
-        assert proof(SECRET, b"caller", one, two) != proof(SECRET, b"server", one, two)
+    @settings(max_examples=200, deadline=None)
+    @given(st.binary(max_size=3 * HELLO_BYTES))
+    def test_whatever_comes_first_there_is_no_answer(self, data: bytes) -> None:
+        """And it is over as soon as there is enough to see that it is no greeting."""
+        with pair() as (caller, channel):
+            caller.sendall(data)
+            caller.shutdown(socket.SHUT_WR)
+            with pytest.raises((BadFrame, ConnectionResetError)):
+                frames(channel)
+            assert not channel.has_output
+            channel.close()
+            with suppress(ConnectionResetError):
+                assert caller.recv(1) == b""
 
     def test_a_server_without_the_secret_is_left(self) -> None:
         def serve(connection: socket.socket) -> None:
-            connection.sendall(bytes(NONCE_BYTES))
-            exactly(connection, NONCE_BYTES + PROOF_BYTES)
-            connection.sendall(bytes(PROOF_BYTES))
+            exactly(connection, HELLO_BYTES)
+            connection.sendall(bytes(ANSWER_BYTES))
 
         with (
             listening(serve) as address,
@@ -160,7 +170,7 @@ class TestGreeting:
     def test_a_server_that_hangs_up_in_the_greeting(self) -> None:
         with (
             listening(lambda connection: connection.sendall(b"short")) as address,
-            pytest.raises(ConnectionResetError),
+            pytest.raises(ConnectionResetError, match="hung up in the greeting"),
         ):
             Link(address, SECRET)
 
@@ -176,8 +186,7 @@ class TestFrames:
     def test_arrive_whole_in_pieces_of_any_size(self, body: bytes) -> None:
         text = pack_head({"kind": "push"}, len(body)) + body
         with pair() as (caller, channel):
-            greet(caller)
-            read_greeting(channel)
+            greet(caller, channel)
             for at in range(0, len(text), 7):
                 caller.sendall(text[at : at + 7])
             assert frames(channel) == [({"kind": "push"}, body)]
@@ -185,8 +194,7 @@ class TestFrames:
     def test_bodies_that_fit_go_where_they_belong(self) -> None:
         inbox = bytearray(4)
         with pair() as (caller, channel):
-            greet(caller)
-            read_greeting(channel)
+            greet(caller, channel)
             channel.inbox = memoryview(inbox)
             caller.sendall(pack_head({"kind": "a"}, 4) + b"1234")
             caller.sendall(pack_head({"kind": "b"}, 4) + b"5678")
@@ -213,16 +221,66 @@ class TestFrames:
     )
     def test_a_bad_one_is_named(self, frame: bytes, reason: str) -> None:
         with pair() as (caller, channel):
-            greet(caller)
-            read_greeting(channel)
+            greet(caller, channel)
             caller.sendall(frame)
             with pytest.raises(BadFrame, match=reason):
                 frames(channel)
 
+    @pytest.mark.parametrize(
+        ("sizes", "is_taken"),
+        [((STRANGER_HEAD_BYTES, 0), True), ((STRANGER_HEAD_BYTES + 1, 0), False),
+         ((20, 1), False)],
+    )  # fmt: skip
+    def test_who_has_not_said_what_it_is_has_little_to_say(
+        self, sizes: tuple[int, int], is_taken: bool
+    ) -> None:
+        with pair() as (caller, channel):
+            greet(caller, channel)
+            channel._is_admitted = False
+            caller.sendall(HEADER.pack(MAGIC, *sizes))
+            wait_readable(channel.socket)
+            if is_taken:
+                assert channel.read() == []
+            else:
+                with pytest.raises(BadFrame, match="too large"):
+                    channel.read()
+
+    def test_what_is_announced_takes_no_memory_until_it_comes(self) -> None:
+        process, huge = psutil.Process(), 1 << 30
+        with pair(limit=huge) as (caller, channel):
+            greet(caller, channel)
+            before = process.memory_info().rss
+            caller.sendall(pack_head({"kind": "push"}, huge) + b"x")
+            wait_readable(channel.socket)
+            assert channel.read() == []
+            assert channel._stage == "body"
+            assert process.memory_info().rss - before < huge // 8
+
+    def test_others_have_their_turn_beside_one_that_never_stops(self) -> None:
+        frame = pack_head({"kind": "need"}, 0)
+        with pair() as (caller, channel):
+            greet(caller, channel)
+            caller.sendall(frame * 1000)
+            found = [len(frames(channel))]
+            while sum(found) < 1000:
+                found.append(len(frames(channel)))
+            assert max(found) == module.TURN_FRAMES
+
+    @pytest.mark.parametrize("size", [1, 60, 100, 101, 5000])
+    def test_a_turn_that_ends_with_a_frame_still_gives_it(
+        self, size: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was left until more came, which never did: the worker waits."""
+        monkeypatch.setattr(module, "TURN_BYTES", size)
+        with pair() as (caller, channel):
+            greet(caller, channel)
+            for _ in range(3):
+                caller.sendall(pack_head({"kind": "push"}, 100) + bytes(100))
+                assert frames(channel) == [({"kind": "push"}, bytes(100))]
+
     def test_a_cut_one_is_a_lost_connection(self) -> None:
         with pair() as (caller, channel):
-            greet(caller)
-            read_greeting(channel)
+            greet(caller, channel)
             caller.sendall(pack_head({"kind": "push"}, 10) + b"123")
             caller.shutdown(socket.SHUT_WR)
             with pytest.raises(ConnectionResetError):
@@ -231,8 +289,7 @@ class TestFrames:
     def test_last_words_are_heard(self) -> None:
         # A worker that told why it failed and hung up at once was not understood.
         with pair() as (caller, channel):
-            greet(caller)
-            read_greeting(channel)
+            greet(caller, channel)
             caller.sendall(pack_head({"kind": "failed"}, 0))
             caller.shutdown(socket.SHUT_WR)
             assert frames(channel) == [({"kind": "failed"}, b"")]
@@ -242,9 +299,7 @@ class TestFrames:
     def test_what_the_socket_does_not_take_waits(self) -> None:
         body = secrets.token_bytes(8 << 20)
         with pair() as (caller, channel):
-            expected = greet(caller)
-            read_greeting(channel)
-            assert exactly(caller, PROOF_BYTES) == expected
+            greet(caller, channel)
             channel.send({"kind": "reply"}, body[:100], memoryview(body)[100:])
             assert channel.has_output
             received = bytearray()
@@ -276,7 +331,7 @@ class TestFrames:
 def echo(connection: socket.socket) -> None:
     """The server's side of a greeting, then every frame back as it came."""
     channel = Channel(connection, SECRET, max_body_bytes=LIMIT)
-    channel.flush()
+    channel.admit()
     with suppress(ConnectionResetError):
         while True:
             wait_readable(connection)

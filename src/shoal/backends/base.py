@@ -116,7 +116,23 @@ class Backend(ABC):
 
     @abstractmethod
     def restore(self, blob: bytes) -> None:
-        """The inverse of `snapshot`; takes all but the random state."""
+        """The inverse of `snapshot`, of any worker: seeds stay this one's own."""
+
+    @abstractmethod
+    def skip(self) -> None:
+        """Takes note of a step of a gang that this worker has no rows of."""
+
+    @abstractmethod
+    def keep(self) -> tuple[Any, ...]:
+        """Returns all state as it is now, to go back to until the next call.
+
+        The parts are the backend's own. A vector that was given to `load` is not
+        copied.
+        """
+
+    @abstractmethod
+    def revert(self, kept: tuple[Any, ...]) -> None:
+        """Goes back to what `keep` returned; sums of metrics start again."""
 
     @abstractmethod
     def fork(self, rank: int) -> tuple[Any, ...]:

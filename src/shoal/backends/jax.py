@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, final
 
@@ -12,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
+from shoal.backends.compile_cache import turn
+from shoal.backends.jax_fixed import Fixed, reseeded
 from shoal.backends.jax_gradient import Gradient
+from shoal.backends.jax_keep import Copies, Kept
 from shoal.backends.jax_parts import Array, Parts, State
 from shoal.backends.jax_window import Window
 from shoal.vectors import Vector
@@ -30,11 +34,14 @@ class JaxBackend(Backend):
         self.statistics_layout = parts.statistics_layout
         self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
+        self._copies = Copies()
+        fixed = [reseeded(v.value, spec.rank_seed) for v in parts.fixed]
+        self._fixed = Fixed(fixed)
         momentum = self.layout.size if spec.local_momentum else 0
         self.state = State(
             weights=self.layout.gather(parts.trainable),
             statistics=self.statistics_layout.gather(parts.beside),
-            fixed=[_reseeded(v.value, spec.rank_seed) for v in parts.fixed],
+            fixed=fixed,
             slots=[v.value for v in parts.optimizer.variables],
             velocity=jnp.zeros(momentum, jnp.float32),
         )
@@ -67,17 +74,25 @@ class JaxBackend(Backend):
         """Returns the sum of gradients of one step and its mass."""
         rows = jax.tree.leaves(data)[0].shape[0]
         parted = self._gradient.unfold(self.state).parted()
+        before = [] if self._fixed.is_measured else [*map(np.array, parted[1].fixed)]
         with _random_numbers(self._spec):
             self.state, (gradient, mass, grown) = self._gradient.sum(
                 *parted, data, np.float32(gang_rows / rows)
             )
         self._count(grown)
+        if not self._fixed.is_measured:
+            self._fixed.measure(before, self.state.fixed)
         return np.asarray(gradient), float(mass)
+
+    def skip(self) -> None:
+        """Random numbers go on as if this worker had taken the step."""
+        self.state = self.state._replace(fixed=self._fixed.skip(self.state.fixed))
 
     def apply(self, mean: Vector, clock: Clock) -> None:
         """Takes the optimizer step, and waits for it: `mean` may change then."""
         parted = self._gradient.unfold(self.state).parted()
-        self.state = self._gradient.apply(*parted, mean, _clock(clock))
+        with _random_numbers(self._spec):
+            self.state = self._gradient.apply(*parted, mean, _clock(clock))
         jax.block_until_ready(self.state.weights)
 
     def _count(self, grown: Array) -> None:
@@ -105,8 +120,12 @@ class JaxBackend(Backend):
             self.state.slots[at] = jnp.asarray(value, old.dtype)
 
     def snapshot(self) -> bytes:
-        """Returns the optimizer's variables as raw bytes, in its own order."""
-        return b"".join(np.asarray(v).tobytes() for v in self.state.slots)
+        """Returns the optimizer's variables as raw bytes, in its own order, and more.
+
+        The driver's model has the same optimizer, and reads no further.
+        """
+        slots = b"".join(np.asarray(v).tobytes() for v in self.state.slots)
+        return slots + self._fixed.pack(self.state.fixed)
 
     def restore(self, blob: bytes) -> None:
         """Sets the optimizer's variables from a snapshot."""
@@ -116,11 +135,23 @@ class JaxBackend(Backend):
             array = np.frombuffer(blob, value.dtype, count, at).reshape(value.shape)
             self.state.slots[place] = jnp.array(array)
             at += array.nbytes
+        if len(blob) > at:
+            fixed = self._fixed.unpack(memoryview(blob)[at:])
+            self.state = self.state._replace(fixed=fixed)
+
+    def keep(self) -> tuple[Any, ...]:
+        """Copies what programs are donated; all else they leave as it is."""
+        return self._copies.keep(self.state)
+
+    def revert(self, kept: tuple[Any, ...]) -> None:
+        """Goes back to a state that was kept."""
+        self.state = self._copies.restored(Kept(*kept))
+        self._sums[:] = 0.0
 
     def fork(self, rank: int) -> tuple[Any, ...]:
         """Returns what worker `rank` would begin with."""
         # Copies: what a worker's program is given, it may overwrite.
-        fixed = [jnp.array(_reseeded(v.value, rank)) for v in self._parts.fixed]
+        fixed = [jnp.array(reseeded(v.value, rank)) for v in self._parts.fixed]
         slots = [jnp.array(v) for v in self.state.slots]
         velocity = jnp.zeros_like(self.state.velocity)
         state = self.state._replace(fixed=fixed, slots=slots, velocity=velocity)
@@ -144,14 +175,28 @@ class JaxBackend(Backend):
         programs = self._gradient
         mean = np.zeros(self.layout.size, np.float32)
         parted = programs.unfold(self.state).parted()
-        programs.sum.lower(*parted, data, np.float32(1)).compile()
-        programs.apply.lower(*parted, mean, _clock(Clock())).compile()
+        _compile(
+            programs.sum.lower(*parted, data, np.float32(1)),
+            programs.apply.lower(*parted, mean, _clock(Clock())),
+        )
 
     def _compile_window(self, data: Data) -> None:
         rows = jax.tree.leaves(data)[0].shape[0]
         staged = self._staged(data, max(1, rows // self._spec.batch_size))
         parted, clock = self.state.parted(), _clock(Clock())
-        self._window.run.lower(*parted, staged, np.int32(1), clock).compile()
+        _compile(self._window.run.lower(*parted, staged, np.int32(1), clock))
+
+
+def _compile(*programs: jax.stages.Lowered) -> None:
+    """Compiles programs, or loads those that another process has compiled."""
+    folder: Any = jax.config.jax_compilation_cache_dir  # pyright: ignore
+
+    def compile_one(program: jax.stages.Lowered) -> None:
+        with turn(folder, program.as_text()):
+            program.compile()
+
+    with ThreadPoolExecutor(len(programs)) as threads:
+        list(threads.map(compile_one, programs))
 
 
 def _random_numbers(spec: ComputeSpec) -> Any:
@@ -176,14 +221,3 @@ def _stage(array: Any, steps: int, size: int, limit: int) -> Any:
 
 def _clock(clock: Clock) -> npt.NDArray[np.float32]:
     return np.array([clock.start, clock.pace], np.float32)
-
-
-def _reseeded(value: Any, rank: int) -> Any:
-    """Mixes the rank into random state; rank 0 keeps Keras' own."""
-    is_seed = "uint32" in str(value.dtype) and tuple(value.shape) == (2,)
-    if not is_seed or not rank:
-        return value
-    seed = np.asarray(value).copy()
-    words = np.random.SeedSequence([int(seed[0]), rank])
-    seed[0] = words.generate_state(1)[0]
-    return jnp.asarray(seed)

@@ -14,13 +14,19 @@ KERAS_DEFAULT = "tensorflow"
 """What Keras takes unless told otherwise, and writes into its own keras.json."""
 
 
-def choose_backend() -> None:
+def choose_backend(wanted: str = "") -> None:
     """Sets KERAS_BACKEND to an installed backend that can train.
 
     A choice of the user's is left alone: the variable, or another name than Keras'
     own default in keras.json. So is a Keras that is loaded already.
+
+    Args:
+        wanted: The one that is needed, "" for any.
     """
     if "keras" in sys.modules or os.environ.get("KERAS_BACKEND"):
+        return
+    if wanted:
+        os.environ["KERAS_BACKEND"] = wanted
         return
     configured = _configured()
     if configured != KERAS_DEFAULT and find_spec(configured):

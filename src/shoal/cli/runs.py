@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import time
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
+from shoal.cli.backend import choose_backend
 from shoal.cli.following import follow_logs, print_logs
 from shoal.cli.tables import format_seconds, show_json, show_records, show_table
 from shoal.errors import ConfigError
-from shoal.plan.variables import environment
+from shoal.plan.variables import environment, read_workers
 from shoal.runs.catalogue import (
+    backend_of,
     find_run,
     list_runs,
     prune,
@@ -106,6 +109,38 @@ def show_logs(
         follow_logs(folder, rank)
     else:
         print_logs(folder, rank)
+
+
+@app.command("resume")
+def resume_run(
+    context: typer.Context,
+    run: RunId,
+    workers: Annotated[
+        str | None, typer.Option(help="A number, min-max or auto; default as before.")
+    ] = None,
+    verbose: Annotated[
+        int | None, typer.Option(min=0, max=2, help="As for fit; default as before.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a run that seems to be running.")
+    ] = False,
+    root: Root = None,
+) -> None:
+    """Goes on with a run that was broken off, from its last checkpoint to its end.
+
+    The folder of a run is as trusted as a program: resume only runs of your own.
+    """
+    folder = find_run(run, _root(context, root))
+    choose_backend(backend_of(folder))
+    import_module("shoal").resume(
+        folder.url,
+        workers=None if workers is None else read_workers("--workers", workers),
+        verbose=verbose,
+        force=force,
+    )
+    summary = read_summary(folder)
+    typer.echo(f"{summary.id}: {summary.status}, {_samples(summary)} samples")
+    typer.echo(f"model: {folder.url}/models/last.keras")
 
 
 @app.command("rm")

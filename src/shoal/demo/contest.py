@@ -135,13 +135,13 @@ def train_plainly(
     )
     # Keras goes on computing while this callback runs, as it would without it.
     callback.async_safe = True
-    model.fit(*_rows(flights, settings), callbacks=[callback], **_arguments(settings))
+    model.fit(*rows(flights, settings), callbacks=[callback], **request(settings))
     seconds = watch.elapsed()
     first = watch.first or 0.0
     return Result(
         who="keras.Model.fit",
         workers=1,
-        accuracy=_accuracy(model, flights),
+        accuracy=accuracy(model, flights),
         seconds=seconds,
         seconds_after=watch.curve[-1][0] - first,
         samples_after=settings.samples - settings.batch_size * steps_per_execution,
@@ -171,8 +171,8 @@ def train_with_shoal(
     goal = settings.kill_at * settings.samples if is_killed else float("inf")
     with Killer(run, goal, watch.elapsed) as killer:
         fit(
-            model, *_rows(flights, settings), strategy=strategy, workers=workers,
-            callbacks=[callback], run=run, **_arguments(settings),
+            model, *rows(flights, settings), strategy=strategy, workers=workers,
+            callbacks=[callback], run=run, **request(settings),
         )  # fmt: skip
     seconds = watch.elapsed()
     summary = run.summary()
@@ -181,7 +181,7 @@ def train_with_shoal(
     return Result(
         who=f"shoal {strategy}{', one worker killed' if is_killed else ''}",
         workers=workers,
-        accuracy=_accuracy(model, flights),
+        accuracy=accuracy(model, flights),
         seconds=seconds,
         seconds_after=watch.curve[-1][0] - (first_at - watch.began_at),
         samples_after=settings.samples - first_samples,
@@ -230,11 +230,12 @@ def first_exchange(run: StoredRun) -> tuple[float, int]:
     return time.time(), 0
 
 
-def _rows(flights: Flights, settings: Settings) -> tuple[Any, Any]:
+def rows(flights: Flights, settings: Settings) -> tuple[Any, Any]:
+    """Returns what all contenders learn from."""
     return flights.x[: settings.rows], flights.y[: settings.rows]
 
 
-def _arguments(settings: Settings) -> dict[str, Any]:
+def request(settings: Settings) -> dict[str, Any]:
     """What `fit` is given, by Keras' names for both."""
     return {
         "batch_size": settings.batch_size,
@@ -244,7 +245,8 @@ def _arguments(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _accuracy(model: Any, flights: Flights) -> float:
+def accuracy(model: Any, flights: Flights) -> float:
+    """Returns the share of flights that a model tells right."""
     found = model.evaluate(
         flights.x_test, flights.y_test, batch_size=1024, verbose=0, return_dict=True
     )

@@ -1,6 +1,6 @@
-"""The demo: who is fastest on the same samples, and what a killed worker costs.
+"""The demo: who is fastest on the same samples, and what a killed process costs.
 
-This file decides the two acts, the table, and what is said about them. What is
+This file decides the acts, the table, and what is said about them. What is
 said follows from what was measured: on some machines plain Keras wins.
 """
 
@@ -22,6 +22,9 @@ from shoal.demo.contest import (
 )
 from shoal.demo.flights import Flights, load_flights
 from shoal.demo.picture import draw
+from shoal.demo.resumed import kill_and_resume
+from shoal.demo.resumed import told as told_of_resume
+from shoal.plan import environment
 
 STRATEGIES = ("aeasgd", "downpour", "all_reduce")
 
@@ -34,7 +37,7 @@ def run_demo(
     root: str | None = None,
     console: Console | None = None,
 ) -> list[Result]:
-    """Trains on real data against plain Keras, kills a worker, draws a picture.
+    """Trains on real data against plain Keras, kills processes, draws a picture.
 
     Args:
         out: Path of the PNG.
@@ -61,9 +64,16 @@ def run_demo(
             is_killed=True, root=root,
         )  # fmt: skip
     console.print(told(killed, again), "")
-    draw(contest, again, killed, out)
+    with console.status(f"{STRATEGIES[0]} again, and everything is killed"):
+        resumed = kill_and_resume(
+            flights, settings, strategy=STRATEGIES[0], workers=workers,
+            root=root or environment().runs,
+        )  # fmt: skip
+    console.print(told_of_resume(resumed), "")
+    draw(contest, again, killed, resumed, out)
     results = [*contest, killed]
     console.print(f"Picture: {Path(out).resolve()}", soft_wrap=True, markup=False)
+    console.print(f"Run that went on: {resumed.run}", soft_wrap=True, markup=False)
     for result in results:
         if result.run:
             text = f"Run of {result.who}: {result.run}"

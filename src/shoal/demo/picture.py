@@ -1,4 +1,4 @@
-"""The picture of the demo: loss against time, and the moment a worker was killed."""
+"""The picture of the demo: loss against time, and the moments of the kills."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any
 
 from shoal.demo.contest import Result
+from shoal.demo.resumed import Resumed
 
 # Told apart by the colour-blind as well (Okabe and Ito, 2008).
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7")
@@ -18,21 +19,23 @@ def draw(
     contest: Sequence[Result],
     undisturbed: Result,
     killed: Result,
+    resumed: Resumed,
     out: str | PathLike[str],
 ) -> None:
-    """Writes the picture: the contest on the left, the kill on the right.
+    """Writes the picture: the contest, a killed worker, a run that went on.
 
     Args:
         contest: The contenders of act 1, plain Keras first.
         undisturbed: The run of act 1 that act 2 repeats.
         killed: The run in which a worker was killed.
+        resumed: The run of which everything was killed.
         out: Path of the PNG.
     """
     # A Figure of its own: pyplot would keep it, and look for a display.
     figure: Any = import_module("matplotlib.figure").Figure(
-        figsize=(11, 4.4), layout="constrained"
+        figsize=(15, 4.4), layout="constrained"
     )
-    left, right = figure.subplots(1, 2, sharey=True)
+    left, right, last = figure.subplots(1, 3, sharey=True)
     for result, colour in zip(contest, COLOURS, strict=False):
         _curve(left, result, colour)
     left.set_title("The same samples, the same model")
@@ -42,8 +45,12 @@ def draw(
         _mark(right, killed, killed.killed_at)
     right.set_title("One worker killed with SIGKILL")
     left.set_ylabel("training loss of the epoch")
-    for axes in (left, right):
-        axes.set_xlabel("seconds since the call of fit")
+    if resumed.curve:
+        _resumed(last, resumed)
+    last.set_title("Everything killed, and gone on with")
+    for axes in (left, right, last):
+        since = "start of the run" if axes is last else "call of fit"
+        axes.set_xlabel(f"seconds since the {since}")
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=9)
@@ -55,6 +62,15 @@ def _curve(axes: Any, result: Result, colour: str) -> None:
     seconds, loss = zip(*result.curve, strict=True)
     label = f"{result.who}: {result.accuracy:.1%}"
     axes.plot(seconds, loss, "o-", markersize=3, color=colour, label=label)
+
+
+def _resumed(axes: Any, resumed: Resumed) -> None:
+    seconds, loss = zip(*resumed.curve, strict=True)
+    label = f"shoal {resumed.strategy}, resumed: {resumed.accuracy:.1%}"
+    axes.plot(seconds, loss, "o-", markersize=3, color=COLOURS[1], label=label)
+    if resumed.killed_at is not None:
+        text = f"killed, {resumed.saved:,} samples saved"
+        axes.axvline(resumed.killed_at, color=KILL_COLOUR, linewidth=1.5, label=text)
 
 
 def _mark(axes: Any, killed: Result, at: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.engine.connections import Peer
-from shoal.engine.observer import Sums
+from shoal.vectors import Sums
 
 SMALL_METRICS = 16  # numbers of metric state that ride with every record
 

@@ -1,24 +1,31 @@
 """The server's sockets: one thread, one selector, every peer non-blocking.
 
 This file decides who is listened to and when somebody counts as gone; what is
-said lies with `server.py`.
+said lies with `server.py`. Strangers, who have not said yet what they are, wait
+behind a door of their own and get a small part of the server's time.
 """
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
+import ssl
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from shoal.engine.bulk import Bulk
+from shoal.engine.channel import Channel
 from shoal.engine.patience import Patience
+from shoal.engine.porch import Porch
 from shoal.engine.slots import Slot
-from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Channel, Head
+from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head
 
 MAX_CONNECTIONS = 4096
+MAX_STRANGERS = 256
+MOST_REASON = 300  # letters of what is said of a peer that is gone
 
 
 @dataclass
@@ -72,6 +79,7 @@ class Connections:
         secret: Of the run.
         max_body_bytes: Larger frames are refused.
         listener: Whom to tell.
+        context: Of TLS, None for none.
     """
 
     def __init__(
@@ -80,32 +88,59 @@ class Connections:
         secret: bytes,
         max_body_bytes: int,
         listener: Listener,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self._socket, self._secret, self._limit = socket_, secret, max_body_bytes
-        self._listener = listener
+        self._listener, self._context = listener, context
         self._peers: dict[int, Peer] = {}
+        self._strangers: dict[int, Peer] = {}
         self._lost: list[tuple[Peer, str]] = []
+        self._eager: list[Peer] = []
         socket_.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(socket_, selectors.EVENT_READ, None)
+        self._porch = Porch(self._selector)
+        self._porch.selector.register(socket_, selectors.EVENT_READ, None)
 
     def serve(self, timeout_s: float) -> None:
-        """Hears whoever speaks, for at most `timeout_s` if nobody does."""
-        for key, mask in self._selector.select(timeout_s):
+        """Hears whoever speaks, for at most `timeout_s` if nobody does.
+
+        Strangers come last, and only while they have not used up their time.
+        """
+        eager, self._eager = self._eager, []
+        wait_s = 0.0 if eager else self._porch.wait_s(timeout_s)
+        found = self._selector.select(wait_s)
+        for peer in eager:
+            if self._peers.get(peer.channel.socket.fileno()) is peer:
+                self._hear(peer, selectors.EVENT_READ)
+        for key, mask in found:
             peer: Peer | None = key.data
-            if peer is None:
+            if peer is not None and self._peers.get(key.fd) is peer:
+                self._hear(peer, mask)
+        for key, mask in self._porch.visit():
+            if key.data is None:
                 self._accept()
-            elif self._peers.get(key.fd) is peer:
-                self._attend(peer, mask)
-            while self._lost:
-                self.drop(*self._lost.pop(0))
+            elif self._strangers.get(key.fd) is key.data:
+                self._hear(key.data, mask)
+        self._drop_lost()
+
+    def _hear(self, peer: Peer, mask: int) -> None:
+        self._attend(peer, mask)
+        self._drop_lost()
+
+    def _drop_lost(self) -> None:
+        while self._lost:
+            self.drop(*self._lost.pop(0))
 
     def drop_strangers(self) -> None:
-        """Closes connections that did not prove in time that they know the secret."""
+        """Closes connections that did not prove in time that they know the secret.
+
+        Nor may those that did be silent about what they are.
+        """
         late = time.monotonic() - GREETING_TIMEOUT_S
-        for peer in list(self._peers.values()):
-            if not peer.channel.is_proven and peer.channel.accepted < late:
-                self.drop(peer, "no proof of the secret in time")
+        for peer in list(self._strangers.values()):
+            if peer.channel.since < late:
+                what = "word" if peer.channel.is_proven else "proof of the secret"
+                self.drop(peer, f"no {what} in time")
 
     def send(self, peer: Peer, head: Head, *body: memoryview | bytes) -> None:
         """Sends one frame, or finds that its peer is gone.
@@ -124,54 +159,97 @@ class Connections:
     def drop(self, peer: Peer, reason: str) -> None:
         """Closes one connection and says so."""
         connection = peer.channel.socket
-        if self._peers.pop(connection.fileno(), None) is None:
+        descriptor = connection.fileno()
+        if self._peers.pop(descriptor, None) is None:
             return
-        self._selector.unregister(connection)
+        self._selector_of(peer).unregister(connection)
+        self._strangers.pop(descriptor, None)
         peer.channel.close()
         for bulk in (peer.bulk, peer.offer):
             if bulk is not None:
                 bulk.close()
         peer.bulk = peer.offer = None
-        self._listener.on_gone(peer, reason)
+        self._listener.on_gone(peer, reason[:MOST_REASON])
 
     def close(self) -> None:
         """Closes everything, and gives every slot back."""
         for peer in list(self._peers.values()):
             peer.role = "dismissed"
             self.drop(peer, "the run is over")
+        self._porch.close()
         self._selector.close()
         self._socket.close()
+
+    def _selector_of(self, peer: Peer) -> selectors.BaseSelector:
+        is_stranger = peer.channel.socket.fileno() in self._strangers
+        return self._porch.selector if is_stranger else self._selector
 
     def _accept(self) -> None:
         try:
             connection, address = self._socket.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._make_room(len(self._strangers) - 1)
             return
-        if len(self._peers) >= MAX_CONNECTIONS:
+        self._make_room(MAX_STRANGERS - 1)
+        try:
+            if len(self._peers) >= MAX_CONNECTIONS:
+                raise ConnectionRefusedError("too many connections")
+            channel = Channel(
+                connection,
+                self._secret,
+                max_body_bytes=self._limit,
+                context=self._context,
+            )
+        except OSError:
             connection.close()
             return
-        channel = Channel(connection, self._secret, max_body_bytes=self._limit)
         peer = Peer(channel=channel, name=str(address))
-        self._peers[connection.fileno()] = peer
+        descriptor = channel.socket.fileno()
+        self._peers[descriptor] = self._strangers[descriptor] = peer
+        self._porch.selector.register(channel.socket, selectors.EVENT_READ, peer)
+
+    def _make_room(self, most: int) -> None:
+        """Drops the stranger that waits longest; one that knows the secret, last.
+
+        Who belongs to the run greets at once, so it is seldom the oldest.
+        """
+        while len(self._strangers) > max(0, most):
+            waiting = list(self._strangers.values())
+            unproven = [peer for peer in waiting if not peer.channel.is_proven]
+            self.drop((unproven or waiting)[0], "too many callers without proof")
+
+    def _admit(self, peer: Peer) -> None:
+        """A stranger has said what it is."""
+        connection = peer.channel.socket
+        self._porch.selector.unregister(connection)
+        del self._strangers[connection.fileno()]
         self._selector.register(connection, selectors.EVENT_READ, peer)
-        self._send_rest(peer)
+        peer.channel.admit()
 
     def _attend(self, peer: Peer, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
                 peer.channel.flush()
-            if mask & selectors.EVENT_READ:
+            if mask & selectors.EVENT_READ or peer.channel.is_shaking_hands:
                 for head, body in peer.channel.read():
                     self._listener.on_frame(peer, head, body)
+                    if peer.role and peer.channel.socket.fileno() in self._strangers:
+                        self._admit(peer)
         except BadFrame as error:
             self.drop(peer, f"bad frame: {error}")
         except OSError as error:
             self.drop(peer, str(error) or "connection lost")
         else:
+            if peer.channel.has_input:
+                self._eager.append(peer)
             self._send_rest(peer)
 
     def _send_rest(self, peer: Peer) -> None:
-        """Watches for room in the socket only while something waits."""
+        """Watches for room in the socket only while something waits.
+
+        A worker that does not read its answers is not heard until it does.
+        """
         connection = peer.channel.socket
         if connection.fileno() < 0:
             return
@@ -181,7 +259,10 @@ class Connections:
             self._lost.append((peer, str(error) or "connection lost"))
             return
         wanted = selectors.EVENT_READ
+        if peer.channel.is_congested and peer.role != "controller":
+            wanted = 0
         if peer.channel.has_output:
             wanted |= selectors.EVENT_WRITE
-        if self._selector.get_key(connection).events != wanted:
-            self._selector.modify(connection, wanted, peer)
+        selector = self._selector_of(peer)
+        if selector.get_key(connection).events != wanted:
+            selector.modify(connection, wanted, peer)

@@ -15,27 +15,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shoal.engine import recovery
+from shoal.engine import finite, recovery
+from shoal.engine.ledger import Piece
 from shoal.engine.observer import (
     EpochsInOrder,
     Observer,
     Rescue,
 )
-from shoal.engine.opening import ServeInherited
+from shoal.engine.pulse import Pulse, Silent, hear
 from shoal.engine.reports import fields, read_center, read_epoch, read_records
 from shoal.engine.restart import read_restart
 from shoal.engine.server import ServerSpec
+from shoal.engine.serving import ServeInherited
+from shoal.engine.slots import sweep, tag_of
 from shoal.engine.staff import Staff
 from shoal.engine.stage import Stage
 from shoal.engine.wire import Head, Link
 from shoal.engine.worker import WorkerSpec
-from shoal.errors import ClusterError, ExchangeTimeout, ShoalError, WorkerFailed
+from shoal.errors import (
+    ClusterError,
+    DataError,
+    ExchangeTimeout,
+    ShoalError,
+    WorkerFailed,
+)
 from shoal.launchers.base import Exit
+from shoal.plan.often import Often
 from shoal.vectors import Vector
 
-CHECKPOINT_S = 30.0
 POLL_S = 0.1
 GRACE_S = 2.0
+GREETING_S = 60.0  # for a server's start, where no start of a worker was measured
 STATE_TIMEOUT_S = 20.0
 CENTER_TIMEOUT_S = 2.0
 RESCUE_S = 0.8  # for each question after Ctrl-C
@@ -52,6 +62,7 @@ class Job:
         first_epoch: The epoch the run starts with.
         epochs: The epoch it ends before.
         log: Path of a worker's log, None to keep none.
+        often: Between checkpoints.
     """
 
     workers: int
@@ -59,6 +70,7 @@ class Job:
     first_epoch: int
     epochs: int
     log: Callable[[int], Path | None]
+    often: Often
 
 
 class ServerGone(ClusterError):
@@ -82,11 +94,15 @@ class Controller:
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
         self._staff = Staff(stage, job.policy, job.log, observer, self._expect)
         self._is_halted = False
+        self._void: tuple[Piece, ...] = ()
+        self._void_rows: tuple[int, ...] = ()
+        self._rollbacks = 0
         self._parts: Callable[[int, str], WorkerSpec] | None = None
         self._server: ServerSpec | None = None
         self._opened = job.first_epoch
-        self._checkpointed = time.monotonic()
+        self._checkpointed, self._samples = time.monotonic(), 0
         self._backlog: deque[tuple[Head, memoryview]] = deque()
+        self._pulse = Pulse()
 
     def __enter__(self) -> Controller:
         return self
@@ -108,23 +124,40 @@ class Controller:
     def _begin(
         self, server: ServerSpec, make_spec: Callable[[int, str], WorkerSpec]
     ) -> None:
-        stage = self._stage
+        stage, began = self._stage, time.monotonic()
         descriptor = stage.listener.fileno()
         stage.give(stage.server, ServeInherited(spec=server, descriptor=descriptor))
         self._staff.give(self._job.workers, make_spec)
         self._link = self._connect(server.secret)
+        startup_s = time.monotonic() - began
+        self._pulse = Pulse.of(startup_s, server.sizes.slot_bytes, self._job.workers)
         self._command("control")
 
     def _connect(self, secret: bytes) -> Link:
         """Connects to the server; its socket listens already, it answers when up."""
         try:
-            return Link(self._stage.address, secret, meanwhile=self._watch)
+            limit_s = min(GREETING_S, self._staff.start_limit_s)
+            return self._call(secret, limit_s, self._watch)
         except (OSError, ExchangeTimeout) as error:
-            raise ClusterError(
+            raise ServerGone(
                 f"the server of the run did not start: {error}. "
                 "A server process on this machine was expected to answer. "
                 "See whether memory is free."
             ) from None
+
+    def _call(
+        self, secret: bytes, limit_s: float, meanwhile: Callable[[], None]
+    ) -> Link:
+        address, server = self._stage.address, self._server
+        identity = None if server is None else server.identity
+        certificate = None if identity is None else identity.certificate
+        return Link(
+            address,
+            secret,
+            certificate=certificate,
+            timeout_s=limit_s,
+            meanwhile=meanwhile,
+        )
 
     # ------------------------------------------------------------ following
 
@@ -162,17 +195,19 @@ class Controller:
                 return
         raise error
 
-    def _replace_server(self, error: ServerGone) -> None:
+    def _replace_server(self, error: ServerGone, event: str = "server_lost") -> None:
         """Starts another server where the last checkpoint left the run."""
         server, make_spec = self._server, self._parts
         if server is None or make_spec is None:
             raise error
         began = time.monotonic()
-        self._observer.on_event("server_lost", reason=str(error).partition(". ")[0])
+        self._observer.on_event(event, reason=str(error).partition(". ")[0])
         if self._link is not None:
             self._link.close()
         self._backlog.clear()
         self._staff.recall()
+        self._stage.stop(self._stage.server)  # it may only hang
+        sweep(tag_of(server.secret))
         self._stage.start_server()
         if server.restart is None:
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
@@ -198,12 +233,12 @@ class Controller:
                 self._hear(*message)
         if not self._epochs.are_over:
             self._watch()
-            if time.monotonic() - self._checkpointed > CHECKPOINT_S:
+            if self._job.often.is_due(self._samples, self._checkpointed):
                 self._checkpoint()
 
     def _checkpoint(self) -> None:
         """Asks for all that another server would need; it comes when it is ready."""
-        self._checkpointed = time.monotonic()
+        self._checkpointed, self._samples = time.monotonic(), 0
         self._command("checkpoint")
 
     def _receive(self, timeout_s: float) -> tuple[Head, memoryview] | None:
@@ -212,7 +247,9 @@ class Controller:
         if link is None:
             raise RuntimeError("the controller has no server yet; call `give` first")
         try:
-            return link.receive() if link.has_input(timeout_s) else None
+            return hear(link, self._pulse, timeout_s)
+        except Silent as silent:
+            self._lost_server(why=str(silent))
         except OSError:
             self._lost_server()
 
@@ -221,11 +258,12 @@ class Controller:
         if gone is not None:
             self._lost_server(gone)
 
-    def _lost_server(self, gone: Exit | None = None) -> NoReturn:
+    def _lost_server(self, gone: Exit | None = None, why: str = "") -> NoReturn:
         until = time.monotonic() + GRACE_S
-        while gone is None and time.monotonic() < until:
+        while gone is None and not why and time.monotonic() < until:
             gone = self._stage.poll().get(self._stage.server)
-        why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
+        if not why:
+            why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
         raise ServerGone(
             f"the server of the run is gone: {why.strip()}. "
             "It was expected to live as long as the run, and no replacement was left. "
@@ -252,6 +290,8 @@ class Controller:
             self._staff.ready(head["rank"])
         elif kind == "failed":
             self._failed(head)
+        elif kind == "not_finite":
+            self._not_finite(head)
         elif kind == "broken":
             raise ClusterError(head["reason"])
         elif kind not in ("center", "optimizer"):  # answers that came too late
@@ -264,7 +304,9 @@ class Controller:
 
     def _keep_restart(self, head: Head, body: memoryview) -> None:
         if self._server is not None:
-            self._server = replace(self._server, restart=read_restart(head, body))
+            restart = read_restart(head, body)
+            self._server = replace(self._server, restart=restart)
+            self._observer.on_checkpoint(restart)
 
     def _keep_lineage(self, lineage: int) -> None:
         """A server after this one begins above every lineage there was."""
@@ -273,15 +315,44 @@ class Controller:
             self._server = replace(self._server, restart=restart)
 
     def _keep_records(self, head: Head, body: memoryview) -> None:
-        self._observer.on_records(*read_records(head, body))
+        records, sums = read_records(head, body)
+        self._samples += sum(record.samples for record in records)
+        self._observer.on_records(records, sums)
         self._tell_learning_rate()
         wants_stop = self._observer.wants_stop
         if wants_stop and not self._is_halted and not self._epochs.are_over:
             self._is_halted = True
             self._command("halt")
 
+    def _not_finite(self, head: Head) -> None:
+        """Numbers of a worker are NaN or infinite: tells, and goes on as chosen.
+
+        Raises:
+            NotFinite: The run is not to go on.
+        """
+        self._observer.on_event("not_finite", **fields(head))
+        is_rolled_back = head["reaction"] == "rollback"
+        is_over = is_rolled_back and self._rollbacks >= finite.MOST_ROLLBACKS
+        if is_over or head["reaction"] == "stop":
+            raise finite.error_of(head)
+        self._observer.on_event("warning", text=finite.what_follows(head))
+        parts = self._parts
+        if is_rolled_back and parts is not None:
+            epoch, ranges = int(head["epoch"]), head["ranges"]
+            void = (*self._void, *(Piece(epoch, int(a), int(b)) for a, b in ranges))
+            rows = (*self._void_rows, *head["rows"])
+            self._rollbacks += 1
+            self._void, self._void_rows = void, rows
+            self._parts = lambda hint, token: replace(
+                parts(hint, token), void=void, void_rows=rows
+            )
+            self._replace_server(ServerGone(finite.describe(head)), "rolling_back")
+
     def _failed(self, head: Head) -> None:
         where = f"worker {head['rank']} at step {head['step']:,}"
+        if head.get("is_data"):
+            text = str(head["error"]).removeprefix("DataError: ")
+            raise DataError(f"{where}: {text}.\n\n{head['traceback']}")
         raise WorkerFailed(
             f"{where} raised {head['error']}. "
             "Code of the model, its layers, loss or metrics must run on workers as "
@@ -348,24 +419,27 @@ class Controller:
             return None  # the next turn finds it gone as well
         return None if found is None else read_center(*found)[:2]
 
-    def rescue(self) -> Rescue | None:
+    def rescue(self, patience_s: float = RESCUE_S) -> Rescue | None:
         """After Ctrl-C: what can be had of the run within two questions.
 
         Over a new connection, as the old one may have been cut within a frame.
+
+        Args:
+            patience_s: For each answer.
         """
         if self._link is None:
             return None
         self._staff.dismiss()
         with contextlib.suppress(OSError, ShoalError):
             # The old link stays open: a server without a controller ends.
-            address, old = self._stage.address, self._link
-            self._link = Link(address, self._secret, timeout_s=RESCUE_S)
+            old = self._link
+            self._link = self._call(self._secret, patience_s, lambda: None)
             self._command("control")
-            found = self._ask("center", "center", RESCUE_S)
+            found = self._ask("center", "center", patience_s)
             old.close()
             if found is None:
                 return None
-            state = self._ask("state", "optimizer", RESCUE_S)
+            state = self._ask("state", "optimizer", patience_s)
             vector, statistics, _ = read_center(*found)
             return Rescue(
                 vector=vector,
@@ -403,6 +477,7 @@ class Controller:
     def close(self) -> None:
         """Ends every process; safe to repeat."""
         self._stage.end(0.0)
+        sweep(tag_of(self._secret))
         if self._link is not None:
             self._link.close()
             self._link = None

@@ -50,15 +50,27 @@ def _vector(size: int) -> Vector:
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """Who a worker says it is when it joins."""
+    """Who a worker says it is when it joins.
+
+    Args:
+        address: Of the server.
+        secret: What `worker_secret` made of the run's.
+        sizes: Of the vectors.
+        hint: The rank it wishes for.
+        token: Names its process to the controller.
+        node: Its machine.
+        wants_slot: Vectors through shared memory, where both are on one machine.
+        certificate: Of the server, None where it does not use TLS.
+    """
 
     address: tuple[str, int]
-    secret: bytes
+    secret: bytes = field(repr=False)
     sizes: Sizes
     hint: int
     token: str
     node: str = "localhost"
     wants_slot: bool = True
+    certificate: bytes | None = None
 
 
 @dataclass
@@ -72,6 +84,7 @@ class Progress:
     learning_rate: float | None = None
     is_done: bool = False
     wants_snapshot: bool = False
+    doubt: int = 0
     pieces: deque[Piece] = field(default_factory=deque[Piece])
 
 
@@ -90,7 +103,7 @@ class Member:
         self.strategy, self.sizes = strategy, seat.sizes
         self.progress, self.times = Progress(), Times()
         self._sequence = 0
-        self._link = Link(seat.address, seat.secret)
+        self._link = Link(seat.address, seat.secret, certificate=seat.certificate)
         try:
             self._join(seat)
         except BaseException:
@@ -137,6 +150,7 @@ class Member:
         progress.clock, progress.workers = head["clock"], head["workers"]
         progress.learning_rate = head["lr"]
         progress.is_done = kind == "done"
+        progress.doubt = int(head.get("doubt", 0))
         progress.wants_snapshot = bool(head.get("publish"))
         if kind == "repeat":
             progress.pieces.clear()  # it tells of all there are
@@ -179,12 +193,26 @@ class Member:
         return head, blob
 
     def push_weights(
-        self, local: Vector, statistics: Vector, pieces: list[Piece], steps: int
+        self,
+        local: Vector,
+        statistics: Vector,
+        pieces: list[Piece],
+        steps: int,
+        learnt: int | None = None,
     ) -> None:
-        """Sends what was learnt from `pieces`; `self.local` is then the next start."""
+        """Sends what was learnt from `pieces`; `self.local` is then the next start.
+
+        Args:
+            local: Weights.
+            statistics: Their statistics.
+            pieces: Whose samples are done.
+            steps: That were taken.
+            learnt: Samples of `pieces` that something was learnt from, None for all.
+        """
         began = time.perf_counter()
         push_into(self.strategy, self.bulk.message, local, self.anchor, steps)
-        head = self._send(statistics, pieces, steps, float(sum(p.rows for p in pieces)))
+        samples = sum(p.rows for p in pieces) if learnt is None else learnt
+        head = self._send(statistics, pieces, steps, float(samples))
         # Fresh memory for the result: the program may still read the old one.
         out = self._spare.pop(0)
         if head["body"] == "reply":
@@ -199,24 +227,42 @@ class Member:
         self.times.exchange_s += time.perf_counter() - began
 
     def push_gradient(
-        self, gradient: Vector, statistics: Vector, pieces: list[Piece], mass: float
+        self,
+        gradient: Vector,
+        statistics: Vector,
+        pieces: list[Piece],
+        mass: float,
+        doubt: int = 0,
     ) -> Vector:
-        """Sends a sum of gradients; returns the mean of all workers, a view."""
+        """Sends a sum of gradients; returns the mean of all workers, a view.
+
+        Args:
+            gradient: The sum.
+            statistics: Beside it.
+            pieces: Whose samples it is of.
+            mass: What it weighs.
+            doubt: See `guard`; the answer has the highest of all workers.
+        """
         began = time.perf_counter()
         self.bulk.message[:] = gradient
-        self._send(statistics, pieces, 1, mass)
+        self._send(statistics, pieces, 1, mass, doubt)
         self.times.exchange_s += time.perf_counter() - began
         return self.bulk.reply
 
     def _send(
-        self, statistics: Vector, pieces: list[Piece], steps: int, samples: float
+        self,
+        statistics: Vector,
+        pieces: list[Piece],
+        steps: int,
+        samples: float,
+        doubt: int = 0,
     ) -> Head:
         self.bulk.message_statistics[:] = statistics
         self._sequence += 1
         self._link.send(
             {"kind": "push", "lineage": self.progress.lineage,
              "sequence": self._sequence, "pieces": pieces, "steps": steps,
-             "samples": samples, "times": self.times.take()},
+             "samples": samples, "doubt": doubt, "times": self.times.take()},
             self.bulk.inline_up,
         )  # fmt: skip
         return self._answer()[0]
@@ -227,6 +273,10 @@ class Member:
         self.bulk.message_statistics[:] = statistics
         self._link.send({"kind": "snapshot"}, self.bulk.inline_up, blob)
         self._answer()
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Tells the controller of something that is no failure yet."""
+        self._link.send({"kind": kind, **fields})
 
     def fail(self, **report: Any) -> None:
         """Tells the controller that user code raised."""

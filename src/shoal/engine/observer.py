@@ -7,13 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
-import numpy as np
-import numpy.typing as npt
-
+from shoal.engine.restart import Restart
+from shoal.vectors import Sums as Sums
 from shoal.vectors import Vector
-
-Sums = npt.NDArray[np.float64]
-"""Metric states summed over all samples of an epoch that are committed so far."""
 
 
 class Record(NamedTuple):
@@ -110,6 +106,13 @@ class Observer(ABC):
     @abstractmethod
     def on_turn(self) -> None:
         """Called several times a second while the controller follows the run."""
+
+    @abstractmethod
+    def on_checkpoint(self, found: Restart) -> None:
+        """All that another server would need has come.
+
+        It holds all epochs that this has been told the end of, perhaps one more.
+        """
 
     @property
     @abstractmethod

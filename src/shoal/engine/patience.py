@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FLOOR_S = 5.0  # for what no step has shown yet: a slow disk, a busy machine
-TIMES = 10.0  # longest silences that are still believed
+TIMES = 4.0  # longest silences that are still believed
 PAUSE_S = 1.0  # the server itself did not run for so long: nobody is to blame
 
 
@@ -54,7 +54,7 @@ class Patience:
 
         Example:
             >>> Patience(startup_s=2.0, longest_s=0.5).limit_s
-            12.0
+            9.0
         """
         if not self.startup_s:
             return float("inf")

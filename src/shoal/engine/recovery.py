@@ -8,6 +8,7 @@ from typing import TypeAlias
 FIRST_DELAY_S = 0.0
 LATER_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
+SETTLED_S = 30.0  # work that shows that a process was not lost for what it is
 MOST_DOUBLINGS = 16
 
 
@@ -32,11 +33,14 @@ class Loss:
         name: Of the process, such as "worker-2".
         reason: Why it ended.
         living: Workers that are left.
+        failures: Processes before it in the same place that were lost before they had
+            worked for long, one after the other.
     """
 
     name: str
     reason: str
     living: int
+    failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,15 +82,18 @@ def decide(loss: Loss, policy: RecoveryPolicy, restarts: int) -> Decision:
         >>> gone = Loss(name="worker-1", reason="killed by SIGKILL", living=1)
         >>> decide(gone, RecoveryPolicy(max_restarts=1), restarts=0)
         Restart(after_s=0.0)
+        >>> again = Loss(name="worker-1", reason="left", living=1, failures=3)
+        >>> decide(again, RecoveryPolicy(max_restarts=9), restarts=3)
+        Restart(after_s=4.0)
         >>> decide(gone, RecoveryPolicy(max_restarts=1), restarts=1)
         Shrink(workers=1)
         >>> decide(gone, RecoveryPolicy(max_restarts=1, min_workers=2), restarts=1)
         Abort(reason='worker-1 killed by SIGKILL; 1 of 1 restarts used')
     """
     if restarts < policy.max_restarts:
-        doublings = min(restarts, MOST_DOUBLINGS) - 1
+        doublings = min(loss.failures, MOST_DOUBLINGS) - 1
         later = min(LONGEST_DELAY_S, LATER_DELAY_S * 2.0**doublings)
-        return Restart(FIRST_DELAY_S if restarts == 0 else later)
+        return Restart(FIRST_DELAY_S if loss.failures == 0 else later)
     if loss.living >= max(1, policy.min_workers):
         return Shrink(loss.living)
     spent = f"{restarts} of {policy.max_restarts} restarts used"

@@ -14,11 +14,12 @@ import time
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from shoal.engine.bulk import Bulk, Sizes
 from shoal.engine.center import Center
+from shoal.engine.complaints import COMPLAINTS, read_doubt
 from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.ledger import Piece
 from shoal.engine.patience import PAUSE_S
@@ -36,8 +37,11 @@ from shoal.engine.sequencer import (
     Rules,
     Sequencer,
 )
-from shoal.engine.slots import Slot
+from shoal.engine.slots import Slot, tag_of
+from shoal.engine.strangers import Strangers
+from shoal.engine.tls import Identity, server_context
 from shoal.engine.wire import BadFrame, Head
+from shoal.engine.words import failure, hint_of, names
 from shoal.strategies.base import Facts, Strategy
 from shoal.vectors import Vector
 
@@ -59,9 +63,10 @@ class ServerSpec:
         statistics: Initial statistics.
         learning_rate: Where the driver's optimizer stands, None for a schedule.
         restart: What an earlier server left, None for the first.
+        identity: For TLS, None for none.
     """
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     strategy: Strategy
     rules: Rules
     sizes: Sizes
@@ -69,6 +74,7 @@ class ServerSpec:
     statistics: Vector
     learning_rate: float | None = None
     restart: Restart | None = None
+    identity: Identity | None = None
 
 
 @final
@@ -93,12 +99,14 @@ class Server(Listener):
         self._blob = b"" if restart is None else restart.blob
         self._is_state_wanted = self._is_center_wanted = False
         self._is_whole_wanted = False
-        self._published = 0
+        self._published = self._doubt = 0
         self._saved = (self.center.vector.copy(), self.center.statistics.copy())
         self._workers: dict[int, Peer] = {}
+        self._strangers = Strangers()
         self._is_running = True
         limit = (1 << 16) + 16 * (spec.sizes.slot_bytes + (1 << 20))
-        self._connections = Connections(socket_, spec.secret, limit, self)
+        tls = None if spec.identity is None else server_context(spec.identity)
+        self._connections = Connections(socket_, spec.secret, limit, self, tls)
         self._reporter = Reporter(self._connections, spec.sizes.metrics)
         if restart is not None:
             restart.fill(self.center, self._reporter.accounts)
@@ -123,6 +131,7 @@ class Server(Listener):
         if self._reporter.is_due:
             self._reporter.flush()
             self._connections.drop_strangers()
+            self._tell_of_strangers()
             self._drop_hung(before)
 
     def _drop_hung(self, before: float) -> None:
@@ -161,10 +170,14 @@ class Server(Listener):
                  "reason": reason, "rows": rows, "is_hung": peer.is_hung}
             )  # fmt: skip
             self._carry_out(self.sequencer.leave(peer.rank, peer.incarnation))
-        elif not peer.channel.is_proven and self._is_running:
-            self._reporter.tell(
-                {"kind": "stranger", "peer": peer.name, "reason": reason}
-            )
+        elif not peer.role and self._is_running:
+            self._strangers.note(peer.name, reason)
+            self._tell_of_strangers()
+
+    def _tell_of_strangers(self) -> None:
+        found = self._strangers.take(time.monotonic())
+        if found is not None:
+            self._reporter.tell(found)
 
     # ------------------------------------------------------------- messages
 
@@ -178,10 +191,10 @@ class Server(Listener):
             }[peer.role]
             receive(peer, head, body)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise BadFrame(f"{head.get('kind')}: {error!r}") from error
+            raise BadFrame(f"{head['kind']!r:.40}: {error!r:.200}") from error
 
     def _greet(self, peer: Peer, head: Head, _body: memoryview) -> None:
-        if head["kind"] == "control":
+        if head["kind"] == "control" and peer.channel.is_commander:
             peer.role = "controller"
             self._reporter.attach(peer)
             if self.spec.restart is not None:
@@ -189,7 +202,7 @@ class Server(Listener):
         elif head["kind"] == "join":
             self._welcome(peer, head)
         else:
-            raise BadFrame(f"first frame is {head['kind']!r}")
+            raise BadFrame(f"first frame is {head['kind']!r:.40}")
 
     def _welcome(self, peer: Peer, head: Head) -> None:
         sizes = self.spec.sizes
@@ -197,13 +210,15 @@ class Server(Listener):
             self._connections.send(
                 peer, {"kind": "refused", "reason": "another model layout"}
             )
-            self._reporter.tell({"kind": "mismatch", "node": str(head["node"])})
+            self._reporter.tell({"kind": "mismatch", "node": names(head)["node"]})
             return
-        member = self.sequencer.join(int(head["hint"]))
+        known = names(head)
+        member = self.sequencer.join(hint_of(head))
         peer.role, peer.head = "worker", head
         peer.rank, peer.incarnation = member.rank, member.incarnation
         self._workers[member.rank] = peer
-        made = Slot.make(sizes.slot_bytes) if head["wants_slot"] else None
+        tag = tag_of(self.spec.secret)
+        made = Slot.make(sizes.slot_bytes, tag) if head["wants_slot"] else None
         offer = None
         if made is not None:
             peer.offer = made[0]
@@ -217,7 +232,7 @@ class Server(Listener):
         peer.patience.answered(time.monotonic())
         self._reporter.tell(
             {"kind": "joined", "rank": member.rank, "incarnation": member.incarnation,
-             "pid": head["pid"], "node": head["node"], "token": head["token"]}
+             **known}
         )  # fmt: skip
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
@@ -240,9 +255,13 @@ class Server(Listener):
         elif kind == "snapshot":
             self._publish(peer, body)
         elif kind == "failed":
-            self._reporter.tell({**head, "rank": rank, "incarnation": incarnation})
+            said = {"kind": kind, **failure(head)}
+            self._reporter.tell({**said, "rank": rank, "incarnation": incarnation})
+        elif kind in COMPLAINTS:
+            said = {"kind": kind, **COMPLAINTS[kind](head)}
+            self._reporter.tell({**said, "rank": rank, "incarnation": incarnation})
         else:
-            raise BadFrame(f"unknown message {kind!r}")
+            raise BadFrame(f"unknown message {kind!r:.40}")
 
     def _settle(self, peer: Peer, *, is_shared: bool) -> None:
         """The worker has mapped its slot or cannot; the name is not needed again."""
@@ -261,7 +280,11 @@ class Server(Listener):
         peer.the_bulk()
         times = [float(seconds) for seconds in head["times"]]
         compute_s, data_s, wait_s, exchange_s = times
-        peer.head = {**head, "times": [compute_s, data_s, wait_s, exchange_s]}
+        peer.head = {
+            **head,
+            "times": [compute_s, data_s, wait_s, exchange_s],
+            "doubt": read_doubt(head),
+        }
         samples, steps = float(head["samples"]), int(head["steps"])
         if steps < 1 or not (math.isfinite(samples) and samples >= 0):
             raise ValueError(f"{steps} steps of {samples} samples")
@@ -291,10 +314,12 @@ class Server(Listener):
             self._saved = (self.center.vector.copy(), self.center.statistics.copy())
             self._reporter.accounts.save()
             self._published = self.sequencer.version
+        # First of all the ledger of this moment is saved: it goes with the center.
+        later = self.sequencer.published(peer.rank, peer.incarnation)
         self._send_center()
         if self._is_state_wanted:
             self._send_state()
-        self._carry_out(self.sequencer.published(peer.rank, peer.incarnation))
+        self._carry_out(later)
         self._connections.send(peer, {"kind": "stored", **self._state()})
         peer.patience.answered(time.monotonic())
 
@@ -362,6 +387,8 @@ class Server(Listener):
                 merge.facts,
                 write,
             )
+        doubts = [int(self._workers[rank].head["doubt"]) for rank in merge.facts]
+        self._doubt = max(doubts, default=0)
         self._note(merge.facts)
 
     def _note(self, found: dict[int, Facts]) -> None:
@@ -385,7 +412,7 @@ class Server(Listener):
         peer = self._workers[answer.rank]
         peer.patience.answered(time.monotonic())
         head = {"kind": answer.kind, "body": answer.body, **self._state()}
-        head["pieces"] = answer.pieces
+        head["pieces"], head["doubt"] = answer.pieces, self._doubt
         head["publish"] = answer.kind == "publish" or self.sequencer.asked(answer.rank)
         if answer.body == "none":
             self._connections.send(peer, head)
@@ -419,16 +446,23 @@ class Server(Listener):
             self._carry_out(self.sequencer.halt())
         elif kind == "learning_rate":
             self._learning_rate = head["value"]
-        elif kind == "center":
+        elif kind == "finish":
+            self._carry_out(self.sequencer.finish())
+        elif kind == "stop":
+            self._is_running = False
+        else:
+            self._inform(kind)
+
+    def _inform(self, kind: str) -> None:
+        """The controller wants to know something."""
+        if kind == "center":
             self._give_center()
         elif kind == "state":
             self._give_state()
         elif kind == "checkpoint":
             self._give_center(is_whole=True)
-        elif kind == "finish":
-            self._carry_out(self.sequencer.finish())
-        elif kind == "stop":
-            self._is_running = False
+        elif kind == "ping":
+            self._reporter.tell({"kind": "pong"})
         else:
             raise BadFrame(f"unknown command {kind!r}")
 

@@ -1,13 +1,15 @@
 """Bulk memory between processes of one host: a mapped file, unlinked once shared.
 
 The server makes the file, the worker maps it and says so, the server unlinks it
-at once. From then on no name is left that a crash could leave behind. Python
-before 3.13 unlinks shared memory that a child merely attached, so files are
-mapped by hand.
+at once. From then on no name is left that a crash could leave behind; names of a
+server that dies before carry the tag of their run, and whoever ends the run sweeps
+them. Python before 3.13 unlinks shared memory that a child merely attached, so files
+are mapped by hand.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import secrets
@@ -28,6 +30,20 @@ def slot_folders() -> list[Path]:
     return [shared, *folders] if shared.is_dir() else folders
 
 
+def tag_of(secret: bytes) -> str:
+    """Names a run in the names of its slots, and tells nothing of its secret."""
+    return hashlib.sha256(b"slots" + secret).hexdigest()[:12]
+
+
+def sweep(tag: str) -> None:
+    """Removes the names that a server of a run left when it was killed."""
+    for folder in slot_folders():
+        # Not by a glob: each would leave its pattern, compiled, in Python's caches.
+        for path in folder.iterdir():
+            if path.name.startswith(f"{PREFIX}{tag}-"):
+                path.unlink(missing_ok=True)
+
+
 class Slot:
     """A mapped file of `size` usable bytes behind a secret mark.
 
@@ -41,12 +57,17 @@ class Slot:
         self.bytes = memoryview(memory)[_MARK_BYTES : _MARK_BYTES + size]
 
     @classmethod
-    def make(cls, size: int) -> tuple[Slot, str] | None:
-        """Makes a slot and its mark; None where no folder has room for it."""
+    def make(cls, size: int, tag: str = "") -> tuple[Slot, str] | None:
+        """Makes a slot and its mark; None where no folder has room for it.
+
+        Args:
+            size: Bytes.
+            tag: Of the run.
+        """
         mark = secrets.token_hex(_MARK_BYTES // 2)
         for folder in slot_folders():
             try:
-                handle, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+                handle, name = tempfile.mkstemp(prefix=f"{PREFIX}{tag}-", dir=folder)
             except OSError:
                 continue
             try:

@@ -13,6 +13,8 @@ from typing import Any, final
 
 from shoal.engine import recovery
 from shoal.engine.observer import Observer
+from shoal.engine.patience import PAUSE_S
+from shoal.engine.pulse import start_limit_s
 from shoal.engine.stage import Stage
 from shoal.engine.worker import WorkerSpec
 from shoal.errors import WorkerLost
@@ -28,10 +30,12 @@ class Hand:
     Args:
         hint: The rank it was started for.
         token: Names the process.
-        started: Monotonic seconds.
+        started: Monotonic seconds; later where nobody could hear of it meanwhile.
         rank: What the server gave it, -1 before.
         reason: Why the server dropped its connection, empty before.
         replaces: Monotonic seconds of the loss it makes good, 0 for none.
+        ends_at: Monotonic seconds when its process is ended, 0 for never.
+        works_since: Monotonic seconds when it had compiled, 0 before.
     """
 
     hint: int
@@ -41,6 +45,7 @@ class Hand:
     reason: str = ""
     replaces: float = 0.0
     ends_at: float = 0.0
+    works_since: float = 0.0
 
 
 @final
@@ -69,7 +74,15 @@ class Staff:
         self._hands: dict[str, Hand] = {}
         self._due: list[tuple[float, Hand]] = []
         self._restarts = 0
+        self._failures: dict[int, int] = {}
+        self._longest_start_s = 0.0
+        self._watched = time.monotonic()
         self._is_dismissed = False
+
+    @property
+    def start_limit_s(self) -> float:
+        """Seconds a process may take to start: a worker, or a server, which is less."""
+        return start_limit_s(self._longest_start_s)
 
     def give(self, workers: int, make_spec: Callable[[int, str], WorkerSpec]) -> None:
         """Sends every worker its part."""
@@ -99,9 +112,14 @@ class Staff:
 
     def ready(self, rank: int) -> None:
         """A worker has compiled its model."""
+        now = time.monotonic()
         for hand in self._hands.values():
-            if hand.rank == rank and hand.replaces:
-                seconds = round(time.monotonic() - hand.replaces, 3)
+            if hand.rank != rank or hand.works_since:
+                continue
+            hand.works_since = now
+            self._longest_start_s = max(self._longest_start_s, now - hand.started)
+            if hand.replaces:
+                seconds = round(now - hand.replaces, 3)
                 self._observer.on_event("worker_replaced", rank=rank, seconds=seconds)
                 hand.replaces = 0.0
 
@@ -110,7 +128,7 @@ class Staff:
         grace_s = 0.0 if is_hung else LAST_WORDS_S
         for hand in self._hands.values():
             if hand.rank == rank and not hand.ends_at:
-                hand.reason = reason
+                hand.reason = f"lost its connection: {reason}"
                 hand.ends_at = time.monotonic() + grace_s
 
     def watch(self) -> Exit | None:
@@ -122,6 +140,7 @@ class Staff:
             WorkerLost: Too many are gone.
         """
         now = time.monotonic()
+        self._end_hung(now)
         for hand in self._hands.values():
             if hand.ends_at and hand.ends_at <= now:
                 self._stage.stop(hand.token)
@@ -136,6 +155,19 @@ class Staff:
             self._due.remove(due)
             self._start(due[1].hint, replaces=due[1].replaces)
         return None
+
+    def _end_hung(self, now: float) -> None:
+        """Gives up processes that do not start; the server never heard of some."""
+        pause_s, self._watched = now - self._watched, now
+        limit_s = self.start_limit_s
+        for hand in self._hands.values():
+            if hand.works_since or hand.ends_at:
+                continue
+            if pause_s > PAUSE_S:  # it may have said so, and nobody listened
+                hand.started += pause_s
+            elif now - hand.started > limit_s:
+                hand.reason = f"hung: not ready after {limit_s:.1f} s"
+                hand.ends_at = now
 
     def take_restart(self) -> bool:
         """Spends one of the replacements that the policy allows, if one is left."""
@@ -159,12 +191,16 @@ class Staff:
     def _lost(self, hand: Hand, gone: Exit) -> None:
         now = time.monotonic()
         was_ended = bool(hand.ends_at) and hand.ends_at <= now
-        reason = f"lost its connection: {hand.reason}" if was_ended else gone.reason
+        reason = hand.reason if was_ended else gone.reason
+        is_settled = hand.works_since and now - hand.works_since > recovery.SETTLED_S
+        failures = 0 if is_settled else self._failures.get(hand.hint, 0)
+        self._failures[hand.hint] = failures + 1
         self._observer.on_event("worker_lost", rank=hand.hint, reason=reason)
         loss = recovery.Loss(
             name=gone.name,
             reason=reason,
             living=len(self._hands) + len(self._due),
+            failures=failures,
         )
         match recovery.decide(loss, self._policy, self._restarts):
             case recovery.Restart(after_s):

@@ -9,29 +9,26 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec
 from shoal.data.order import Order
+from shoal.engine.complaints import SURE, VOID
+from shoal.engine.finite import WARN, Reaction
+from shoal.engine.guard import Guard, Harmed
 from shoal.engine.ledger import Piece
 from shoal.engine.member import Fenced, Member, Seat
-from shoal.errors import ExchangeTimeout, PlanError
+from shoal.engine.reading import Reader, Retry, Rows
+from shoal.errors import DataError, ExchangeTimeout, PlanError
+from shoal.launchers.cores import bind
 from shoal.strategies.base import Strategy
+from shoal.vectors import Vector
 
 SAMPLE_ROWS = 4
 MOST_TEXT = 1 << 16  # characters of an error that travel
-
-
-class Rows(Protocol):
-    """What a worker needs of a data source."""
-
-    def take(self, indices: npt.NDArray[np.int64]) -> Any:
-        """Returns the rows as a pytree for `train_step`."""
-        ...
 
 
 class Moment(NamedTuple):
@@ -60,7 +57,14 @@ class WorkerSpec:
         open_source: Opens the data.
         is_gang: Exchange gradients every step.
         clock_start: Where the optimizer began, in steps of the user's batch size.
+        cores: The only ones it may run on from its first step; empty for any. To
+            compile, a worker may use them all: the others wait for its programs.
         watch: Called before each push; None outside of tests.
+        reaction: To numbers that are not finite.
+        loss_at: Places of the loss among the sums of metrics.
+        void: Samples that count and are not trained on, as they did harm before.
+        void_rows: The same, by the numbers of rows of the data, in any epoch.
+        retry: What follows when the source raises.
     """
 
     seat: Seat
@@ -71,7 +75,13 @@ class WorkerSpec:
     open_source: Callable[[], Rows]
     is_gang: bool
     clock_start: float = 0.0
+    cores: tuple[int, ...] = ()
     watch: Watch | None = None
+    reaction: Reaction = WARN
+    loss_at: tuple[int, ...] = ()
+    void: tuple[Piece, ...] = ()
+    void_rows: tuple[int, ...] = ()
+    retry: Retry = field(default_factory=Retry)
 
 
 def work(spec: WorkerSpec) -> None:
@@ -99,6 +109,7 @@ def work(spec: WorkerSpec) -> None:
                 traceback=text[-MOST_TEXT:],
                 error=f"{type(error).__name__}: {error}"[:MOST_TEXT],
                 step=0 if worker is None else worker.steps,
+                is_data=isinstance(error, DataError),
             )
     finally:
         member.leave()
@@ -116,13 +127,22 @@ class Worker:
         self._spec, self._member = spec, member
         self.steps = 0
         compute = replace(spec.compute, rank_seed=member.rank)
-        self._source = spec.open_source()
-        sample = self._source.take(np.arange(SAMPLE_ROWS) % spec.order.rows)
+        source = spec.open_source()
+        self._reader = Reader(source, spec.order, spec.retry, member.tell)
+        sample = self._reader.first(np.arange(SAMPLE_ROWS) % spec.order.rows)
         self._backend = spec.open_backend(compute, sample)
         self._check_layout()
         self._compute = compute
         self._rate: float | None = None
         self._backend.load(member.local, member.statistics)
+        self._guard = Guard(
+            spec.reaction,
+            member,
+            self._backend,
+            self._reader,
+            loss_at=spec.loss_at,
+            batch_size=compute.batch_size,
+        )
 
     def _check_layout(self) -> None:
         """The model as it was opened here must have the driver's vectors."""
@@ -141,17 +161,24 @@ class Worker:
     def run(self) -> None:
         """Compiles, then works until the server says that the run is done."""
         self._warm_up()
+        bind(self._spec.cores)
         member = self._member
         blob = member.ready()
         self._start_over(blob or member.optimizer)
         turn = self._gang_step if self._spec.is_gang else self._window
-        while not member.progress.is_done:
+        with contextlib.suppress(Harmed):
+            while not member.progress.is_done:
+                if member.progress.wants_snapshot:
+                    self._publish()
+                elif member.progress.pieces:
+                    turn()
+                else:
+                    self._wait()
+        while not member.progress.is_done:  # of no more use, but for its weights
             if member.progress.wants_snapshot:
                 self._publish()
-            elif member.progress.pieces:
-                turn()
             else:
-                self._wait()
+                member.need()
 
     def _warm_up(self) -> None:
         compute, order = self._compute, self._spec.order
@@ -159,7 +186,7 @@ class Worker:
         count = min(rows, order.rows_of(0))
         if count > compute.batch_size:
             count -= count % compute.batch_size
-        data = self._source.take(np.arange(count))
+        data = self._reader.first(np.arange(count))
         self._backend.warm_up(data, is_gradient=self._spec.is_gang)
 
     def _start_over(self, blob: bytes) -> None:
@@ -176,7 +203,8 @@ class Worker:
         if head["kind"] == "merged":
             # The clock is that of before the step, as for those that pushed to it.
             self._backend.set_statistics(member.statistics)
-            self._backend.apply(member.bulk.reply, clock)
+            self._backend.skip()
+            self._apply(member.bulk.reply, clock, None, SURE)
         elif head.get("body") in ("center", "snapshot"):
             self._start_over(blob)
 
@@ -200,47 +228,61 @@ class Worker:
     def _window(self) -> None:
         """Up to `window` local steps, then one exchange."""
         member, backend, times = self._member, self._backend, self._member.times
-        clock, pieces, steps = self._clock(), list[Piece](), 0
+        clock, pieces, steps, learnt = self._clock(), list[Piece](), 0, 0
         size = self._compute.batch_size
+        self._guard.begin_window()
         while steps < self._compute.window and member.progress.pieces:
             most = self._compute.window - steps
             batches = next_batches(member.progress.pieces, size, most, pieces)
             if not batches:
                 break
-            began = time.perf_counter()
-            data = self._take(batches)
             rows = sum(p.rows for p in batches)
             count = max(1, rows // size)
-            read = time.perf_counter()
             start = clock.start + steps * clock.pace
-            backend.run(data, count, replace(clock, start=start))
-            backend.take_metrics(member.bulk.metrics, add=steps > 0)
-            times.data_s += read - began
-            times.compute_s += time.perf_counter() - read
+            if not steps:
+                member.bulk.metrics[:] = 0.0
+            if not self._is_void(batches):
+                began = time.perf_counter()
+                data = self._reader.pieces(batches)
+                read = time.perf_counter()
+                backend.run(data, count, replace(clock, start=start))
+                backend.take_metrics(member.bulk.metrics, add=True)
+                times.data_s += read - began
+                times.compute_s += time.perf_counter() - read
+                learnt += rows
             pieces += batches
             steps += count
             self.steps += count
             if rows % size:
                 break  # the short batch ends the window, as it ends the epoch
+        if self._guard.is_harmed(pieces, (self.steps - steps + 1, self.steps)):
+            learnt = 0
         vector, statistics = backend.read()
         self._look()
-        member.push_weights(vector, statistics, pieces, steps)
+        member.push_weights(vector, statistics, pieces, steps, learnt)
         backend.load(member.local, member.statistics)
 
-    def _take(self, pieces: list[Piece]) -> Any:
-        """Reads the rows of pieces, in order."""
-        order = self._spec.order
-        parts = [order.indices(p.epoch, p.start, p.stop) for p in pieces]
-        indices = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return self._source.take(indices)
+    def _is_void(self, pieces: Sequence[Piece]) -> bool:
+        """Whether some of the samples are not to be trained on again."""
+        rows = self._spec.void_rows
+        if rows and np.isin(self._reader.indices(pieces), rows).any():
+            return True
+        return any(
+            p.epoch == v.epoch and p.start < v.stop and v.start < p.stop
+            for v in self._spec.void
+            for p in pieces
+        )
 
     def _gang_step(self) -> None:
         """One gradient, averaged over all workers, applied by each."""
         member, backend, times = self._member, self._backend, self._member.times
         clock = self._clock()
-        began = time.perf_counter()
         piece = member.progress.pieces.popleft()
-        data = self._take([piece])
+        if self._is_void([piece]):
+            self._pass(piece, clock)
+            return
+        began = time.perf_counter()
+        data = self._reader.pieces([piece])
         read = time.perf_counter()
         gradient, mass = backend.gradient(data, piece.gang)
         backend.take_metrics(member.bulk.metrics, add=False)
@@ -248,10 +290,34 @@ class Worker:
         times.data_s += read - began
         times.compute_s += time.perf_counter() - read
         self.steps += 1
+        doubt = self._guard.doubt(gradient, statistics)
+        if doubt:
+            statistics = self._guard.cleaned(statistics)
         self._look()
-        mean = member.push_gradient(gradient, statistics, [piece], mass)
+        told = doubt if self._guard.is_shared else SURE
+        mean = member.push_gradient(gradient, statistics, [piece], mass, told)
         backend.set_statistics(member.statistics)
-        backend.apply(mean, clock)
+        self._apply(mean, clock, piece, doubt)
+
+    def _pass(self, piece: Piece, clock: Clock) -> None:
+        """A step of the gang whose samples are left out, by all of it."""
+        member, nothing = self._member, np.zeros(self._backend.layout.size, np.float32)
+        member.bulk.metrics[:] = 0.0
+        self.steps += 1
+        self._backend.skip()
+        statistics = self._backend.statistics()
+        mean = member.push_gradient(nothing, statistics, [piece], 0.0, VOID)
+        self._backend.set_statistics(member.statistics)
+        self._apply(mean, clock, piece, VOID)
+
+    def _apply(
+        self, mean: Vector, clock: Clock, piece: Piece | None, doubt: int
+    ) -> None:
+        """The gang's step, as it came or with care."""
+        if doubt or self._member.progress.doubt:
+            self._guard.apply(mean, clock, piece, self.steps, doubt)
+        else:
+            self._backend.apply(mean, clock)
 
     def _look(self) -> None:
         """Lets a test end this worker when its leases are worked on, not committed."""

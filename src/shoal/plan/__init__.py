@@ -68,6 +68,8 @@ class Plan:
         seed: Of shuffling.
         monitor: Metric by which the best model is kept.
         warnings: One line each.
+        on_nan: "stop", "skip" or "rollback" where numbers turn NaN or infinite; None
+            warns and goes on.
     """
 
     strategy: Strategy
@@ -96,6 +98,7 @@ class Plan:
     machine: MachineFacts = field(default_factory=lambda: MachineFacts(cores=1))
     monitor: Monitor = field(default_factory=Monitor)
     warnings: tuple[str, ...] = ()
+    on_nan: str | None = None
 
     @property
     def is_gang(self) -> bool:
@@ -167,8 +170,8 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
                  f"of {data.kind}; {kept}"),
         ("step", f"{plan.worker_batch_size:,} samples of a worker, "
                  f"{plan.gang_batch_size:,} of all workers together"),
-        ("epochs", f"{plan.initial_epoch} to {plan.epochs}, {plan.rows:,} samples "
-                   f"each, {plan.samples_expected:,} in all"),
+        ("epochs", f"{_epochs(plan.initial_epoch, plan.epochs)}, {plan.rows:,} "
+                   f"samples each, {plan.samples_expected:,} in all"),
         ("exchange", f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker "
                      "and epoch"),
         ("repeatable", _repeatable(plan)),
@@ -176,6 +179,8 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
         ("lost", f"a worker is replaced, up to {_count(plan.max_restarts, 'time')}; "
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
+    if plan.on_nan is not None:
+        found.append(("nan", _not_finite(plan)))
     if plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0:
         found.append((
             "note",
@@ -183,6 +188,19 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
             "exchanges every 10 steps and is faster, on a curve of its own",
         ))  # fmt: skip
     return found + [("note", text) for text in metric_notes(model)]
+
+
+def _epochs(initial: int, end: int) -> str:
+    """Epochs as people count them, from 1.
+
+    Example:
+        >>> _epochs(0, 3), _epochs(2, 5), _epochs(4, 5)
+        ('3 epochs', 'epochs 3 to 5 of 5', 'epoch 5 of 5')
+    """
+    if initial == 0 or initial >= end:
+        return _count(max(0, end - initial), "epoch")
+    which = f"epoch {end}" if end - initial == 1 else f"epochs {initial + 1} to {end}"
+    return f"{which} of {end}"
 
 
 def _repeatable(plan: Plan) -> str:
@@ -194,6 +212,17 @@ def _repeatable(plan: Plan) -> str:
     if plan.deterministic:
         return f"yes, bit for bit, with seed {plan.seed}"
     return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
+
+
+def _not_finite(plan: Plan) -> str:
+    """What follows where numbers turn NaN or infinite."""
+    window = f"window of {_count(plan.strategy.period, 'step')}"
+    part = "step" if plan.is_gang else window
+    return {
+        "stop": "the run stops; the model keeps the last good center",
+        "skip": f"nothing is learnt from that {part}; its samples count",
+        "rollback": "back to the last checkpoint, and on without those samples",
+    }[str(plan.on_nan)]
 
 
 def _count(number: int, noun: str) -> str:
@@ -250,6 +279,7 @@ def resolve(
         deterministic=request.deterministic,
         epoch_barrier=request.epoch_barrier,
         max_restarts=request.max_restarts,
+        on_nan=request.on_nan,
         model=model,
         data=data,
         steps_per_epoch=request.steps_per_epoch,

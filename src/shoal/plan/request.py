@@ -24,6 +24,7 @@ LOWEST = {
     "steps_per_epoch": 1, "max_restarts": 0, "threads": 1,
 }  # fmt: skip
 """Arguments that are whole numbers, and the least they may be."""
+ON_NAN = ("stop", "skip", "rollback")
 
 
 @final
@@ -48,6 +49,7 @@ class Request:
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait at the end of an epoch for callbacks.
         max_restarts: Replacements of lost workers before the run stops.
+        on_nan: One of `ON_NAN`; None warns and goes on.
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
         validation_freq: Epochs between validations, or the epochs, as `read_freq`.
@@ -72,6 +74,7 @@ class Request:
     deterministic: bool = False
     epoch_barrier: bool = True
     max_restarts: int = 3
+    on_nan: str | None = None
     threads: int | None = None
     monitor: str | None = None
     validation_freq: int | tuple[int, ...] = 1
@@ -126,6 +129,11 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
         raise ConfigError(
             f"shuffle={request.shuffle!r} cannot be used. "
             "Expected True, False or 'batch'. Leave it out to shuffle."
+        )
+    if request.on_nan is not None and request.on_nan not in ON_NAN:
+        raise ConfigError(
+            f"on_nan={request.on_nan!r} cannot be used. Expected 'stop', 'skip', "
+            "'rollback' or None. Leave it out to be warned and go on."
         )
     if data.rows < 1:
         raise PlanError(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import final
 
 from shoal.errors import ConfigError
+from shoal.facts import DEFAULT_ROOT
 from shoal.plan.request import Workers
-from shoal.runs.catalogue import DEFAULT_ROOT
 
 DEFAULT_CACHE = "~/.cache/shoal"
 
@@ -58,21 +58,34 @@ def environment(variables: Mapping[str, str] | None = None) -> Environment:
     cache = texts.get("cache", DEFAULT_CACHE)
     return Environment(
         runs=texts.get("runs", DEFAULT_ROOT),
-        workers=None if workers is None else _workers_from(workers),
+        workers=None if workers is None else read_workers("SHOAL_WORKERS", workers),
         data=texts.get("data"),
         verbose=None if verbose is None else _verbose_from(verbose),
         cache=None if cache == "off" else cache,
     )
 
 
-def _workers_from(text: str) -> Workers:
+def read_workers(name: str, text: str) -> Workers:
+    """Reads a number of workers.
+
+    Args:
+        name: Of the variable or option that says so.
+        text: A number, min-max or auto.
+
+    Raises:
+        ConfigError: It is something else.
+
+    Example:
+        >>> read_workers("--workers", "2-4")
+        (2, 4)
+    """
     parts = [part.strip() for part in text.split("-")]
     if text == "auto":
         return text
     if len(parts) > 2 or not all(part.isdecimal() for part in parts):
         raise ConfigError(
-            f"SHOAL_WORKERS={text!r} cannot be read. "
-            "Expected a number, min-max or auto. Correct or unset the variable."
+            f"{name}={text!r} cannot be read. "
+            "Expected a number, min-max or auto. Correct it or leave it out."
         )
     numbers = [int(part) for part in parts]
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])

@@ -62,7 +62,7 @@ class Run(ABC):
             kind: One word for what happened, such as "worker_lost".
             **fields: Values of JSON or NumPy; others are recorded as text.
         """
-        if kind == "run_started":
+        if kind in ("run_started", "run_resumed"):
             fields = {**this_process(), **fields}
         with self._lock:
             line = encode({**fields, **self._stamp(kind)})

@@ -13,9 +13,6 @@ from shoal.runs.events import FOLDER, read_events
 from shoal.runs.folder import Folder, is_place
 from shoal.runs.summary import RunSummary, is_process_alive, summarise
 
-DEFAULT_ROOT = "./shoal-runs"
-"""Where runs are kept when neither an argument nor $SHOAL_RUNS says."""
-
 
 def run_ids(root: str | os.PathLike[str]) -> list[str]:
     """Returns the names of all run folders under a root, oldest first by name."""
@@ -96,6 +93,14 @@ def find_run(reference: str, root: str | os.PathLike[str]) -> Folder:
         f"no run {reference!r} in {Folder.at(root).url}. {hint} "
         "See all of them with: shoal runs."
     )
+
+
+def backend_of(folder: Folder) -> str:
+    """The Keras backend a run was planned for, "" where its plan cannot be read."""
+    try:
+        return str(json.loads(folder.read("plan.json")).get("backend") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> str:

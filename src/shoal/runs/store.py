@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, final
 
 from shoal.errors import ConfigError
+from shoal.facts import DEFAULT_ROOT
 from shoal.runs.base import Run as Run
 from shoal.runs.base import Which, this_process
-from shoal.runs.catalogue import DEFAULT_ROOT, find_run
+from shoal.runs.catalogue import find_run
 from shoal.runs.claim import claim
 from shoal.runs.events import VERSION, Event, encode, read_events
 from shoal.runs.folder import Folder, is_place
@@ -33,7 +34,14 @@ MODELS = "models"
 SCALARS = "tensorboard"
 
 PROMPT_KINDS = frozenset(
-    {"run_started", "epoch_ended", "warning", "worker_lost", "run_finished"}
+    {
+        "run_started",
+        "run_resumed",
+        "epoch_ended",
+        "warning",
+        "worker_lost",
+        "run_finished",
+    }
 )
 """Events that whoever follows the run from elsewhere should see at once."""
 
@@ -72,6 +80,8 @@ class StoredRun(Run):
         self._staging: tempfile.TemporaryDirectory[str] | None = None
         # Begun with the first event: reading a run must leave no trace in it.
         self._segments: Segments | None = None
+        self.model_error: Exception | None = None
+        """Why the last model could not be saved; an OSError is the storage's."""
         self._is_closed = False
         self._lost = 0
         self._said: set[str] = set()
@@ -120,6 +130,7 @@ class StoredRun(Run):
             finally:
                 partial.unlink(missing_ok=True)
         except Exception as error:  # whatever code of the user the model runs
+            self.model_error = error
             self._say(f"{which} model", error)
             return None
 
@@ -190,7 +201,11 @@ class StoredRun(Run):
     def _save(self, model: Any, which: Which, partial: Path) -> str:
         model.save(partial)
         name = f"{MODELS}/{which}.keras"
-        self.folder.put(partial, name)
+        try:
+            self.folder.put(partial, name)
+        except Exception as error:  # whatever a file system of fsspec raises
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        self.model_error = None
         return self.folder.child(name).url
 
     def _header(self, number: int) -> bytes:

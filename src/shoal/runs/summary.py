@@ -23,7 +23,7 @@ IsAlive: TypeAlias = Callable[[str, int, float], bool]
 SPENT = ("compute_s", "data_s", "wait_s", "exchange_s")
 """What a worker's time goes to."""
 
-WRITER_KINDS = ("run_created", "run_started", "segment")
+WRITER_KINDS = ("run_created", "run_started", "run_resumed", "segment")
 """Events that name the process which writes them, and not some worker."""
 
 LIST_FIELDS = {"id", "name", "status", "strategy", "workers", "started", "seconds"}
@@ -58,7 +58,7 @@ class RunSummary(BaseModel):
         warnings: One line each.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     id: str = ""
     name: str = ""
@@ -242,6 +242,10 @@ class Fold:
         nested = cast(Mapping[str, Any], plan) if isinstance(plan, Mapping) else {}
         self._plan = {**nested, **event}
         self._final = None  # a resumed run starts again
+
+    def _on_run_resumed(self, event: Mapping[str, Any]) -> None:
+        self._plan["workers"] = event.get("workers", self._plan.get("workers"))
+        self._final = self._held = None
 
     def _on_run_finished(self, event: Mapping[str, Any]) -> None:
         report = cast(Mapping[str, Any], event.get("report") or {})

@@ -22,11 +22,15 @@ import numpy as np
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order, steps
 from shoal.engine.bulk import Sizes
+from shoal.engine.finite import WARN, Reaction, error_of
+from shoal.engine.greeting import worker_secret
 from shoal.engine.member import Seat
 from shoal.engine.observer import EpochEnd, Record
+from shoal.engine.reading import Retry
 from shoal.engine.reports import read_epoch, read_records
 from shoal.engine.sequencer import Rules
 from shoal.engine.server import Server, ServerSpec
+from shoal.engine.tls import make_identity
 from shoal.engine.wire import Head, Link
 from shoal.engine.worker import Rows, Watch, WorkerSpec, work
 from shoal.errors import ClusterError, WorkerFailed
@@ -58,9 +62,12 @@ class Setup:
             a backend does not mind.
         has_barrier: An epoch waits for the one before.
         wants_slot: Vectors through shared memory, else through the socket.
+        has_tls: The server encrypts, as between hosts.
         watch: `shoal.testing.faults`; workers that "leave" are replaced.
         late: Samples after which one more worker joins, for each.
         compute: Further fields of `ComputeSpec`.
+        reaction: To numbers that are not finite.
+        retry: What follows when the source raises.
     """
 
     strategy: Strategy
@@ -76,9 +83,12 @@ class Setup:
     worker_batch_size: int = 0
     has_barrier: bool = True
     wants_slot: bool = True
+    has_tls: bool = False
     watch: Watch | None = None
     late: Sequence[int] = ()
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
+    reaction: Reaction = WARN
+    retry: Retry = field(default_factory=Retry)
 
     @classmethod
     def linear(
@@ -150,6 +160,7 @@ def train(setup: Setup) -> Outcome:
 
     Raises:
         WorkerFailed: Code on a worker raised; its traceback is in the message.
+        NotFinite: Numbers on a worker are not finite, and `reaction` is to stop.
         ExchangeTimeout: Nothing happened for a long time: the run is stuck.
     """
     period = setup.strategy.period
@@ -183,6 +194,8 @@ class Cluster:
             metrics=setup.metrics,
             digest="inline",
         )
+        identity = make_identity() if setup.has_tls else None
+        self.certificate = None if identity is None else identity.certificate
         listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.address: tuple[str, int] = listener.getsockname()
         spec = ServerSpec(
@@ -192,11 +205,12 @@ class Cluster:
             sizes=self.sizes,
             vector=setup.vector,
             statistics=setup.statistics,
+            identity=identity,
         )
         self.server = Server(spec, listener)
         self._threads = [threading.Thread(target=self.server.run, name="shoal-server")]
         self._threads[0].start()
-        self._link = Link(self.address, self.secret)
+        self._link = Link(self.address, self.secret, certificate=self.certificate)
         self.command("control")
         self._events: list[Head] = []
         self._records: list[Record] = []
@@ -236,11 +250,12 @@ class Cluster:
         setup = self._setup
         seat = Seat(
             address=self.address,
-            secret=self.secret,
+            secret=worker_secret(self.secret),
             sizes=self.sizes,
             hint=hint,
             token="",
             wants_slot=setup.wants_slot,
+            certificate=self.certificate,
         )
         spec = WorkerSpec(
             seat=seat,
@@ -256,6 +271,9 @@ class Cluster:
             open_source=lambda: setup.source,
             is_gang=setup.is_gang,
             watch=setup.watch,
+            reaction=setup.reaction,
+            loss_at=(0,),
+            retry=setup.retry,
         )
         thread = threading.Thread(
             target=_work, args=(spec,), name=f"shoal-worker-{hint}"
@@ -281,6 +299,8 @@ class Cluster:
             raise ClusterError(head["reason"])
         elif kind == "failed":
             raise WorkerFailed(head["error"], traceback=head["traceback"])
+        elif kind == "not_finite" and head["reaction"] == "stop":
+            raise error_of(head)
         else:
             self._events.append(head)
             if kind == "left" and not is_over:

@@ -119,6 +119,18 @@ class LinearBackend(Backend):
         """Sets the number of steps taken."""
         self.steps = int.from_bytes(blob, "little")
 
+    def skip(self) -> None:
+        """Draws nothing."""
+
+    def keep(self) -> tuple[Any, ...]:
+        """Returns all state; nothing is changed in place."""
+        return self._weights, self._statistics, self._velocity, self.steps
+
+    def revert(self, kept: tuple[Any, ...]) -> None:
+        """Goes back to a state that was kept."""
+        self._weights, self._statistics, self._velocity, self.steps = kept
+        self._sums[:] = 0.0
+
     def fork(self, rank: int) -> tuple[Any, ...]:
         """Returns a copy of all state."""
         del rank

@@ -23,6 +23,7 @@ from shoal.errors import ConfigError, PlanError
 from shoal.facts import DataFacts
 from shoal.models.inspection import SAMPLE_ROWS, find_model, prepare, read_model
 from shoal.plan import Plan, Request, environment, resolve
+from shoal.plan.often import Often, read_often
 from shoal.plan.request import Workers
 from shoal.plan.validation import read_freq
 from shoal.registry import did_you_mean
@@ -67,6 +68,8 @@ class Arguments:
     deterministic: bool = False
     epoch_barrier: bool = True
     max_restarts: int = 3
+    on_nan: str | None = None
+    checkpoint_every: float | str | bool | None = None
     threads: int | None = None
     seed: int | None = None
     custom_objects: Mapping[str, Any] | None = None
@@ -92,17 +95,21 @@ class Ready:
 
     Args:
         plan: What will happen.
+        request: What the plan came from.
         work: The model, built, and its data.
         validation: None without validation data.
         arguments: As given; `callbacks` and `validation_freq` are left.
         verbose: 0, 1, 2 or "auto", as Keras means it.
+        often: Between checkpoints, None for none.
     """
 
     plan: Plan
+    request: Request
     work: Work
     validation: Validation | None
     arguments: Arguments
     verbose: int | str
+    often: Often | None
 
     def habits(self) -> Habits:
         """The part of the arguments that concerns this process."""
@@ -113,6 +120,7 @@ class Ready:
             validation_freq=read_freq(self.arguments.validation_freq),
             verbose=self.verbose,
             echo=self.arguments.echo,
+            often=self.often or Often(),
         )
 
 
@@ -125,7 +133,10 @@ def read(arguments: Arguments) -> Ready:
         DataError: An array is missing, or does not fit the model.
     """
     strategy = get(arguments.strategy)
-    request = _request(arguments, strategy)
+    request, often = (
+        _request(arguments, strategy),
+        read_often(arguments.checkpoint_every),
+    )
     _check_kinds(arguments)
     model, factory = find_model(arguments.model)
     source, held = training_data(
@@ -158,6 +169,8 @@ def read(arguments: Arguments) -> Ready:
     )
     return Ready(
         plan=plan,
+        request=request,
+        often=often,
         validation=read_validation(
             model,
             held,
@@ -183,7 +196,7 @@ def keep_random_state() -> Iterator[None]:
 
 def _request(arguments: Arguments, strategy: Strategy) -> Request:
     """The part of the arguments that decides what will happen."""
-    _check_inline(arguments.cluster, strategy)
+    _check_inline(arguments, strategy)
     workers = arguments.workers
     asked = environment().workers
     if workers == "auto" and asked is not None:
@@ -206,6 +219,7 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         deterministic=arguments.deterministic,
         epoch_barrier=arguments.epoch_barrier,
         max_restarts=arguments.max_restarts,
+        on_nan=arguments.on_nan,
         threads=arguments.threads,
         monitor=arguments.monitor,
         validation_freq=read_freq(arguments.validation_freq),
@@ -213,15 +227,23 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
     )
 
 
-def _check_inline(cluster: str, strategy: Strategy) -> None:
-    """Refuses models without an exchange, whose workers have no turns to take."""
-    if cluster == "inline" and strategy.is_independent:
+def _check_inline(arguments: Arguments, strategy: Strategy) -> None:
+    """Refuses what workers that take turns in one process cannot do."""
+    if arguments.cluster != "inline":
+        return
+    if arguments.on_nan is not None:
+        raise PlanError(
+            f"on_nan={arguments.on_nan!r} with cluster='inline'. Expected workers that "
+            "are processes, which can stop or step back one by one. "
+            "Leave one of the two out."
+        )
+    if strategy.is_independent:
         raise PlanError(
             f"{strategy.name} does not run on cluster='inline'. "
             "Expected a strategy whose workers exchange something. "
             "Leave cluster out to train the models on processes."
         )
-    if cluster == "inline" and WATCH.get() is not None:
+    if WATCH.get() is not None:
         raise PlanError(
             "shoal.testing.faults with cluster='inline'. Expected workers that are "
             "processes, which can fail one by one. Leave cluster out."

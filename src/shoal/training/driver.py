@@ -15,11 +15,15 @@ from typing import Any, final
 import numpy as np
 
 from shoal.engine.observer import EpochEnd, Observer, Record, Rescue, Sums
+from shoal.engine.restart import Restart
 from shoal.models.inspection import learning_rate_of
 from shoal.models.metrics import MetricStates
 from shoal.plan import Plan
+from shoal.plan.often import Often
 from shoal.runs.base import Run
+from shoal.training.callback_state import give_back, states_of
 from shoal.training.hooks import BatchHooks, steps_of
+from shoal.training.past import Diary, Past
 from shoal.training.progress import Progress
 from shoal.training.user_model import UserModel
 from shoal.vectors import Vector
@@ -37,6 +41,9 @@ class Habits:
         verbose: 0, 1, 2 or "auto", as given.
         echo: Print what workers print.
         on_turn: Called while the run is followed; it may raise.
+        often: Between checkpoints.
+        keep: Keeps a checkpoint, None to keep none.
+        past: Of a run that goes on, None for one that begins.
     """
 
     callbacks: Any = None
@@ -45,6 +52,9 @@ class Habits:
     verbose: int | str = 0
     echo: bool = False
     on_turn: Callable[[], None] = lambda: None
+    often: Often = field(default_factory=Often)
+    keep: Callable[[Past], None] | None = None
+    past: Past | None = None
 
 
 @dataclass
@@ -107,6 +117,28 @@ class Driver(Observer):
         self._model.stop_training = False
         self.callbacks.on_train_begin()
         self._user.remember()
+        if self._habits.past is not None:
+            self._go_on(self._habits.past)
+
+    def _go_on(self, past: Past) -> None:
+        """Takes over what an earlier process knew of this run."""
+        diary, arrays = past.diary, past.restart.arrays
+        self._user.remember(arrays["vector"], arrays["statistics"])
+        self._user.learning_rate = diary.learning_rate
+        self._best = diary.best
+        self._epoch = _Epoch(number=diary.epoch)
+        give_back(self.callbacks.callbacks, diary.callbacks)
+        history = self._history
+        history.history = {name: list(v) for name, v in diary.history.items()}
+        history.epoch = list(diary.epochs)
+        self._model.history = history
+        self._model.stop_training = diary.is_stopped
+
+    @property
+    def _history(self) -> Any:
+        """Keras' own callback."""
+        kind = import_module("keras").callbacks.History
+        return next(c for c in self.callbacks.callbacks if isinstance(c, kind))
 
     def end(self, optimizer_state: bytes | None = None) -> Any:
         """After everything has trained; returns the history.
@@ -141,10 +173,22 @@ class Driver(Observer):
         self._run.event("interrupted", samples=samples)
         expected = self._plan.samples_expected
         look = f" See `shoal runs show {self._run.id}`." if self._run.url else ""
+        can_resume = self._habits.keep is not None
+        resume = f", or `shoal runs resume {self._run.id}`" if can_resume else ""
         return (
             f"Interrupted: the model holds {samples:,} of {expected:,} samples; call "
-            f"fit again to go on from there.{look}"
+            f"fit again to go on from there{resume}.{look}"
         )
+
+    def salvage(self, rescue: Rescue | None) -> None:
+        """After numbers that are not finite: the model takes the last good center."""
+        if rescue is None or not np.isfinite(rescue.vector).all():
+            return
+        self.adopt(rescue.vector, rescue.statistics)
+        # In a gang, of before the step; elsewhere perhaps that of the worker's harm.
+        if rescue.optimizer_state is not None and self._plan.is_gang:
+            self._user.restore_optimizer(rescue.optimizer_state)
+        self._user.finalize(rescue.clock)
 
     def abandon(self) -> None:
         """After an error, whoever raised it: leaves terminal and threads as before."""
@@ -199,6 +243,22 @@ class Driver(Observer):
             self._committed = Counter({int(e): n for e, n in counts.items()})
         self._run.event(kind, **fields)
         self._progress.event(kind, fields)
+
+    def on_checkpoint(self, found: Restart) -> None:
+        """Keeps what the server says together with what only this process knows."""
+        if self._habits.keep is None:
+            return
+        history = self._history
+        diary = Diary(
+            epoch=self._epoch.number + self._epoch.is_over,
+            history=history.history,
+            epochs=list(history.epoch),
+            best=self._best,
+            learning_rate=self.learning_rate,
+            is_stopped=self.wants_stop,
+            callbacks=states_of(self.callbacks.callbacks),
+        )
+        self._habits.keep(Past(restart=found, diary=diary))
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Begins an epoch for callbacks, before workers do."""

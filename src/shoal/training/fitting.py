@@ -15,13 +15,18 @@ from shoal.backends.base import ComputeSpec
 from shoal.data import ArraySource
 from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
+from shoal.engine.finite import reaction_to
+from shoal.engine.greeting import worker_secret
 from shoal.engine.member import Seat
 from shoal.engine.opening import OpenBackend, OpenMapped
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.server import ServerSpec
 from shoal.engine.stage import Stage
+from shoal.engine.tls import identity_for
 from shoal.engine.worker import WATCH, WorkerSpec
+from shoal.errors import NotFinite
+from shoal.launchers.cores import shares_of_cores
 from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import learning_rate_of, step_variable
 from shoal.models.metrics import MetricStates
@@ -30,10 +35,12 @@ from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.training.driver import Driver, Habits
 from shoal.training.interruption import undisturbed
+from shoal.training.past import Past
 from shoal.training.staging import cast_of
 from shoal.vectors import Layout, exchanged_variables, statistic_variables
 
 SECRET_BYTES = 32
+SALVAGE_S = 10.0  # for a gang's weights, which one of its workers has to send
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,18 +102,18 @@ def train(
             starts some.
 
     Raises:
-        WorkerFailed, WorkerLost, ClusterError: See `shoal.errors`.
+        WorkerFailed, WorkerLost, NotFinite, ClusterError: See `shoal.errors`.
         KeyboardInterrupt: After Ctrl-C; the model holds the center so far.
     """
     driver = Driver(work.model, plan, run, habits)
-    plan = begin(driver, plan, work, run)
-    if habits.callbacks or not work.packed:
+    plan = begin(driver, plan, work, run, habits.past)
+    if not work.packed or (habits.callbacks and habits.past is None):
         # A callback may have loaded other weights when training began.
         work = work.with_packed()
     cast = cast_of(plan.backend, plan.workers, plan.threads)
     own = stage is None
     stage = stage or Stage(cast, work.shared)
-    controller = Controller(_job(plan, run), driver, stage)
+    controller = Controller(_job(plan, run, habits), driver, stage)
     driver.fetch_center = controller.center
     try:
         stage.recast(cast)
@@ -114,12 +121,18 @@ def train(
             stage.echo(driver.echo)
         if work.shared is None:
             write_data(work.source, stage.blob)
-        _give(controller, plan, work, stage)
+        _give(controller, plan, work, stage, habits.past)
         driver.rehearse()
         controller.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
         _rescue(driver, controller, is_told=habits.verbose != 0)
+        raise
+    except NotFinite:
+        try:
+            driver.salvage(controller.rescue(SALVAGE_S))
+        finally:
+            driver.abandon()
         raise
     except BaseException:
         driver.abandon()
@@ -167,10 +180,17 @@ def write_data(source: ArraySource, blob: SharedBlob) -> None:
         source.write_blob(memory)
 
 
-def begin(driver: Driver, plan: Plan, work: Work, run: Run) -> Plan:
-    """Lets callbacks begin; one of them may have restored a later epoch."""
+def begin(
+    driver: Driver, plan: Plan, work: Work, run: Run, past: Past | None = None
+) -> Plan:
+    """Lets callbacks begin; one of them may have restored a later epoch.
+
+    Not when the run itself goes on: it knows better where it stood.
+    """
     work.model._initial_epoch = None
     driver.begin()
+    if past is not None:
+        return plan
     epoch = work.model._initial_epoch
     if not epoch or epoch == plan.initial_epoch:
         return plan
@@ -180,15 +200,17 @@ def begin(driver: Driver, plan: Plan, work: Work, run: Run) -> Plan:
     return plan
 
 
-def _job(plan: Plan, run: Run) -> Job:
+def _job(plan: Plan, run: Run, habits: Habits) -> Job:
+    past = habits.past
     return Job(
         workers=plan.workers,
         policy=RecoveryPolicy(
             max_restarts=plan.max_restarts, min_workers=plan.min_workers
         ),
-        first_epoch=plan.initial_epoch,
+        first_epoch=plan.initial_epoch if past is None else past.diary.epoch,
         epochs=plan.epochs,
         log=run.log_path,
+        often=habits.often,
     )
 
 
@@ -224,18 +246,22 @@ def compute_spec(plan: Plan) -> ComputeSpec:
     )
 
 
-def _give(controller: Controller, plan: Plan, work: Work, stage: Stage) -> None:
+def _give(
+    controller: Controller, plan: Plan, work: Work, stage: Stage, past: Past | None
+) -> None:
     """Sends everyone their part."""
     model = work.model
     weights, statistics = exchanged_variables(model), statistic_variables(model)
     layout, beside = Layout.of(weights), Layout.of(statistics)
+    states = MetricStates.of(model, logs=plan.model.step_logs)
     sizes = Sizes(
         vector=layout.size,
         statistics=beside.size,
-        metrics=MetricStates.of(model, logs=plan.model.step_logs).size,
+        metrics=states.size,
         digest=layout.digest + beside.digest,
     )
     secret = secrets.token_bytes(SECRET_BYTES)
+    identity = identity_for(stage.address[0])
     server = ServerSpec(
         secret=secret,
         strategy=plan.strategy,
@@ -244,18 +270,22 @@ def _give(controller: Controller, plan: Plan, work: Work, stage: Stage) -> None:
         vector=layout.gather(weights),
         statistics=beside.gather(statistics),
         learning_rate=learning_rate_of(model),
+        restart=None if past is None else past.restart,
+        identity=identity,
     )
     compute = compute_spec(plan)
+    cores = shares_of_cores(plan.workers, plan.threads)
     open_backend = OpenBackend(name=plan.backend, model=work.packed)
     began = float(int(step_variable(model).numpy()))
 
     def make(hint: int, token: str) -> WorkerSpec:
         seat = Seat(
             address=stage.address,
-            secret=secret,
+            secret=worker_secret(secret),
             sizes=sizes,
             hint=hint,
             token=token,
+            certificate=None if identity is None else identity.certificate,
         )
         return WorkerSpec(
             seat=seat,
@@ -266,7 +296,10 @@ def _give(controller: Controller, plan: Plan, work: Work, stage: Stage) -> None:
             open_source=OpenMapped(descriptor=stage.blob.descriptor),
             is_gang=plan.is_gang,
             clock_start=began,
+            cores=cores[hint] if hint < len(cores) else (),
             watch=WATCH.get(),
+            reaction=reaction_to(plan.on_nan),
+            loss_at=states.loss_at,
         )
 
     controller.give(server, make)

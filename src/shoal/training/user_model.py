@@ -13,7 +13,11 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.models.inspection import inner_optimizer, step_variable
+from shoal.models.inspection import (
+    inner_optimizer,
+    learning_rate_of,
+    step_variable,
+)
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
 
@@ -73,6 +77,16 @@ class UserModel:
             at += array.nbytes
             if variable is not kept:
                 variable.assign(array.reshape(value.shape))
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The optimizer's; None under a schedule. None sets nothing."""
+        return learning_rate_of(self._model)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float | None) -> None:
+        if value is not None and self.learning_rate is not None:
+            self._optimizer.learning_rate = value
 
     def count_steps(self, ticks: int) -> None:
         """Sets the step count to where plain Keras would be after so many steps."""

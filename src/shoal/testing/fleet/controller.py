@@ -126,7 +126,12 @@ class SimController:
         self.hands.discard(number)
         if self.is_over:
             return
-        loss = recovery.Loss(name="worker", reason="died", living=self.expected)
+        loss = recovery.Loss(
+            name="worker",
+            reason="died",
+            living=self.expected,
+            failures=self.restarts,
+        )
         policy = self._scenario.policy
         match recovery.decide(loss, policy, self.restarts):
             case recovery.Restart(after_s):

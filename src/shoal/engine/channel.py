@@ -1,0 +1,258 @@
+"""The side of a connection that was called: non-blocking, driven by a selector.
+
+This file decides in which order bytes become a greeting and frames, and how many of
+them are taken before others have their turn.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections import deque
+from typing import final
+
+import numpy as np
+
+from shoal.engine import tls
+from shoal.engine.greeting import HELLO_BYTES, TAG_BYTES, Callee, NoProof
+from shoal.engine.wire import (
+    HEADER,
+    BadFrame,
+    Head,
+    configure,
+    pack_head,
+    unpack_head,
+    unpack_header,
+)
+
+STRANGER_HEAD_BYTES = 1 << 14  # of a peer that has not said what it is
+TURN_BYTES = 8 << 20  # taken from one peer before others are heard
+TURN_FRAMES = 64
+MOST_WAITING = 64  # parts of frames; whoever does not read them is not heard either
+
+# What a socket says that can do no more now.
+LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def _memory(size: int) -> memoryview:
+    """Bytes that take room only when they come: a peer may announce what it likes."""
+    if size <= STRANGER_HEAD_BYTES:
+        return memoryview(bytearray(size))
+    return np.empty(size, np.uint8).data
+
+
+@final
+class Channel:
+    """One accepted connection.
+
+    Args:
+        connection: It is owned from now on.
+        secret: The run's.
+        max_body_bytes: Larger frames are refused, once `admit` was called.
+        context: Of TLS, None for none.
+
+    Raises:
+        OSError: The caller has hung up already.
+
+    Attributes:
+        since: Monotonic seconds when it was accepted or had proved the secret.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        secret: bytes,
+        *,
+        max_body_bytes: int,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        connection.setblocking(False)
+        configure(connection)
+        self._tls: ssl.SSLSocket | None = None
+        if context is not None:
+            connection = self._tls = tls.wrap_callee(connection, context)
+        self.socket = connection
+        self.since = time.monotonic()
+        self.is_proven = False
+        self._limit, self._is_admitted = max_body_bytes, False
+        self._callee = Callee(secret)
+        self._out: deque[memoryview] = deque()
+        self._head: Head | None = None
+        self._body_bytes = 0
+        self._wants_write = False
+        self._stage, self._wanted, self._filled = "", memoryview(b""), 0
+        self._expect("hello" if context is None else "handshake", _memory(HELLO_BYTES))
+        self.inbox: memoryview | None = None
+        """Where bodies go when they fit; otherwise into fresh memory."""
+
+    @property
+    def is_commander(self) -> bool:
+        """Whether it proved the run's secret itself, as a controller does."""
+        return self.is_proven and self._callee.is_commander
+
+    def admit(self) -> None:
+        """It has said what it is: from now on it may send as much as its kind does."""
+        self._is_admitted = True
+
+    @property
+    def is_shaking_hands(self) -> bool:
+        """Whether TLS is not set up yet."""
+        return self._stage == "handshake"
+
+    # ---------------------------------------------------------------- sending
+
+    @property
+    def has_output(self) -> bool:
+        """Whether bytes wait until the socket takes them."""
+        if self.is_shaking_hands:
+            return self._wants_write
+        return bool(self._out)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether it asks, and does not read what it is answered."""
+        return len(self._out) > MOST_WAITING
+
+    @property
+    def has_input(self) -> bool:
+        """Whether bytes wait here that no selector knows of."""
+        return self._tls is not None and self._tls.pending() > 0
+
+    def send(self, head: Head, *body: memoryview | bytes) -> None:
+        """Queues one frame and sends what the socket takes now.
+
+        Body memory must stay unchanged until it is sent: workers ask and wait,
+        so theirs is free again when they speak next.
+        """
+        parts = [memoryview(p).cast("B") for p in body if len(p)]
+        self._out.append(memoryview(pack_head(head, sum(len(part) for part in parts))))
+        self._out.extend(parts)
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what the socket takes now."""
+        if self.is_shaking_hands:
+            return
+        while self._out:
+            try:
+                sent = self.socket.send(self._out[0])
+            except LATER:
+                return
+            if sent < len(self._out[0]):
+                self._out[0] = self._out[0][sent:]
+            else:
+                self._out.popleft()
+
+    # -------------------------------------------------------------- receiving
+
+    def read(self) -> list[tuple[Head, memoryview]]:
+        """Takes what the socket has, within limits; returns the complete frames.
+
+        Raises:
+            ConnectionResetError: The peer is gone.
+            BadFrame: The peer is not one of ours.
+        """
+        frames: list[tuple[Head, memoryview]] = []
+        if self.is_shaking_hands and not self._shake_hands():
+            return frames
+        taken = 0
+        while len(frames) < TURN_FRAMES:
+            if self._filled < len(self._wanted):
+                if taken >= TURN_BYTES:  # never with a whole part in hand: what
+                    return frames  # is left lies in the socket, and wakes us
+                got = self._receive()
+                if got is None:
+                    return frames
+                if got == 0:
+                    if frames:  # its last words count; the next read finds the end
+                        return frames
+                    raise ConnectionResetError("the peer closed the connection")
+                self._filled += got
+                taken += got
+                continue
+            frame = self._advance()
+            if frame is not None:
+                frames.append(frame)
+                if self.inbox is not None and len(frame[1]):
+                    return frames  # the next body would overwrite this one
+        return frames
+
+    def _receive(self) -> int | None:
+        """Bytes that came, 0 at the end, None for none yet."""
+        try:
+            return self.socket.recv_into(self._wanted[self._filled :])
+        except LATER:
+            return None
+        except OSError:
+            return 0
+
+    def _shake_hands(self) -> bool:
+        """Goes on with the handshake of TLS; whether it is over."""
+        if self._tls is None:
+            raise RuntimeError("a handshake without TLS")
+        self._wants_write = False
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            self._wants_write = True
+            return False
+        except ssl.SSLError as error:
+            raise BadFrame(f"no TLS of this run: {error.reason or error}") from None
+        self._expect("hello", self._wanted)
+        return True
+
+    def _expect(self, stage: str, target: memoryview) -> None:
+        self._stage, self._wanted, self._filled = stage, target, 0
+
+    def _advance(self) -> tuple[Head, memoryview] | None:
+        """One stage further; a frame when it was the last."""
+        data = self._wanted
+        if self._stage == "hello":
+            self._answer(bytes(data))
+        elif self._stage == "proof":
+            self._check(bytes(data))
+        elif self._stage == "header":
+            self._read_header(bytes(data))
+        elif self._stage == "head":
+            self._head = unpack_head(bytes(data))
+            fits = self.inbox is not None and self._body_bytes <= len(self.inbox)
+            body = self.inbox[: self._body_bytes] if fits and self.inbox else None
+            self._expect("body", body or _memory(self._body_bytes))
+        elif self._head is not None:
+            frame = self._head, data
+            self._expect("header", _memory(HEADER.size))
+            return frame
+        return None
+
+    def _read_header(self, data: bytes) -> None:
+        """Who has not said what it is has little to say."""
+        if self._is_admitted:
+            sizes = unpack_header(data, self._limit)
+        else:
+            sizes = unpack_header(data, 0, STRANGER_HEAD_BYTES)
+        head_bytes, self._body_bytes = sizes
+        self._expect("head", _memory(head_bytes))
+
+    def _answer(self, hello: bytes) -> None:
+        try:
+            answer = self._callee.answer(hello)
+        except NoProof as error:
+            raise BadFrame(str(error)) from None
+        self._out.append(memoryview(answer))
+        self.flush()
+        self._expect("proof", _memory(TAG_BYTES))
+
+    def _check(self, proof: bytes) -> None:
+        try:
+            self._callee.check(proof)
+        except NoProof as error:
+            raise BadFrame(str(error)) from None
+        self.is_proven, self.since = True, time.monotonic()
+        self._expect("header", _memory(HEADER.size))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.socket.close()

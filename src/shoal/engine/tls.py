@@ -1,0 +1,153 @@
+"""Encryption between hosts: one key and one certificate, made for one run.
+
+Both ends hold exactly that certificate, so no authority and no name is asked. The key
+stays with the server; workers and controller are given the certificate. Who may speak
+is decided by the greeting, which takes place inside.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import secrets
+import socket
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+NAME = "shoal"
+# An exact certificate needs no clock, and clocks of two hosts need not agree.
+_FIRST_DAY = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_LAST_DAY = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a server shows and what it proves that with.
+
+    Args:
+        certificate: DER, for everybody.
+        key: PEM, PKCS #8, encrypted with `password`; for servers only.
+        password: Of the key, so that a file it passes through is of no use.
+    """
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    password: bytes = field(repr=False)
+
+
+def make_identity() -> Identity:
+    """Makes a key and a certificate that says no more than that it has this key.
+
+    Raises:
+        ConfigError: The package that makes them is not installed.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise ConfigError(
+            f"no certificate can be made for this run: {error}. "
+            "The package cryptography was expected, as the run's server listens where "
+            "other hosts reach it. Install it: pip install 'shoal[cluster]'"
+        ) from None
+    key: ec.EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_FIRST_DAY)
+        .not_valid_after(_LAST_DAY)
+        .sign(key, hashes.SHA256())
+    )
+    password = secrets.token_hex(32).encode()
+    return Identity(
+        certificate=certificate.public_bytes(serialization.Encoding.DER),
+        key=key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(password),
+        ),
+        password=password,
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address.
+
+    Example:
+        >>> [is_loopback(h) for h in ("127.0.0.1", "::1", "localhost", "10.0.0.7")]
+        [True, True, True, False]
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def identity_for(host: str) -> Identity | None:
+    """The identity of a server that listens there; None where nobody can listen in."""
+    return None if is_loopback(host) else make_identity()
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """The server's end. It asks callers for no certificate: they prove the secret."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Tickets would be records that make a socket readable and carry nothing.
+    context.num_tickets = 0
+    certificate = ssl.DER_cert_to_PEM_cert(identity.certificate).encode()
+    # OpenSSL reads keys from files only; this one is encrypted and gone at once.
+    with tempfile.TemporaryDirectory(prefix="shoal-tls-") as folder:
+        file = Path(folder, "identity.pem")
+        file.touch(0o600)
+        file.write_bytes(identity.key + certificate)
+        context.load_cert_chain(file, password=identity.password)
+    return context
+
+
+def client_context(certificate: bytes) -> ssl.SSLContext:
+    """A caller's end: takes this certificate and no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=certificate)
+    return context
+
+
+def wrap_caller(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
+    """A caller's socket with TLS on it, before the handshake."""
+    context = client_context(certificate)
+    return context.wrap_socket(connection, do_handshake_on_connect=False)
+
+
+def wrap_callee(connection: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """A server's socket with TLS on it, before the handshake.
+
+    Raises:
+        OSError: The caller has hung up.
+    """
+    return context.wrap_socket(
+        connection, server_side=True, do_handshake_on_connect=False
+    )
+
+
+def is_pinned(connection: ssl.SSLSocket, certificate: bytes) -> bool:
+    """Whether the other end has shown exactly this certificate."""
+    shown = connection.getpeercert(binary_form=True)
+    return shown is not None and secrets.compare_digest(shown, certificate)

@@ -1,0 +1,158 @@
+"""What a run is made of, kept beside it until it has ended well: `resume` needs it.
+
+This file decides what is kept and how it is read again: the model as it was sent to
+workers, the samples as workers see them, the request and the callbacks. A run folder
+is as trusted as a program: reading it runs code.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import cloudpickle
+import numpy as np
+
+from shoal.data import ArraySource
+from shoal.errors import CheckpointError
+from shoal.plan import Plan, Request
+from shoal.runs.checkpoint_files import (
+    Damage,
+    Part,
+    check_size,
+    read_part,
+    read_whole,
+    write_part,
+    write_whole,
+)
+from shoal.runs.folder import Folder
+from shoal.training.callback_state import pack_callbacks, unpack_callbacks
+from shoal.training.validation import Validation
+
+INPUTS = "inputs"
+INDEX = "inputs.pickle"
+MOST_DATA_BYTES = 1 << 30
+FORMAT = 1
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """All that a run began with.
+
+    Args:
+        plan: Of the run.
+        request: It came from, with the seed that was drawn.
+        packed: The model as `travel.pack` made it.
+        source: The samples; None where they are too many to be kept.
+        validation: What the model is validated on.
+        callbacks: None where they could not be kept.
+        settings: Other arguments of `fit`, by name.
+        scoring: Batch size and steps of a validation.
+    """
+
+    plan: Plan
+    request: Request
+    packed: bytes
+    source: ArraySource | None
+    validation: Validation | None
+    callbacks: Sequence[Any] | None
+    settings: dict[str, Any]
+    scoring: tuple[int, int | None] = (0, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Index:
+    """What is written last; a run without it cannot be resumed."""
+
+    format: int
+    inputs: Inputs
+    callbacks: bytes | None
+    data: Part | None
+    held: Part | None
+
+
+def write_inputs(folder: Folder, inputs: Inputs) -> None:
+    """Keeps them; whole when this returns.
+
+    Args:
+        folder: Of the run.
+        inputs: To keep. Samples beyond 1 GiB are left out.
+
+    Raises:
+        OSError: The storage is full or away.
+        CheckpointError: Something of the user's cannot be pickled.
+    """
+    place = folder.child(INPUTS)
+    source, validation = inputs.source, inputs.validation
+    data = held = None
+    if source is not None and source.size_bytes <= MOST_DATA_BYTES:
+        data = write_part(place, "data.bin", memoryview(source.to_blob()))
+    if validation is not None and validation.source.size_bytes <= MOST_DATA_BYTES:
+        content = memoryview(validation.source.to_blob())
+        held = write_part(place, "validation.bin", content)
+    index = _Index(
+        format=FORMAT,
+        inputs=replace(inputs, source=None, validation=None, callbacks=None),
+        callbacks=pack_callbacks(inputs.callbacks or []),
+        data=data,
+        held=held,
+    )
+    try:
+        content = cloudpickle.dumps(index)
+    except Exception as error:  # whatever __reduce__ of the user's raises
+        raise CheckpointError(
+            f"this run cannot be resumed: {type(error).__name__}: {error}. "
+            "Expected a strategy and arguments that can be pickled. "
+            "Training goes on; keep the model with a ModelCheckpoint callback."
+        ) from error
+    write_whole(place, INDEX, content)
+
+
+def read_inputs(folder: Folder) -> Inputs:
+    """Reads what `write_inputs` kept.
+
+    Raises:
+        CheckpointError: It was not kept, or is damaged.
+        OSError: The storage is away.
+    """
+    place = folder.child(INPUTS)
+    if not place.exists(INDEX):
+        raise CheckpointError(
+            f"the run {folder.name!r} cannot be resumed: what it began with is not in "
+            f"{place.url}. Expected a run that was broken off, by fit on processes, "
+            "with checkpoints. Start it again with fit."
+        )
+    try:
+        index: _Index = pickle.loads(read_whole(place, INDEX))
+        data = None if index.data is None else _read(place, index.data)
+        held = None if index.held is None else _read(place, index.held)
+    except OSError:
+        raise
+    except Exception as error:  # a class that is gone, or bytes that are others
+        raise CheckpointError(
+            f"what the run {folder.name!r} began with cannot be read from "
+            f"{place.url} ({type(error).__name__}: {error}). Expected the files as "
+            "they were written, and every module they name. "
+            "Put the modules on PYTHONPATH, or start the run again."
+        ) from error
+    validation = None
+    if held is not None:
+        batch_size, steps = index.inputs.scoring
+        validation = Validation(source=held, batch_size=batch_size, steps=steps)
+    callbacks = None if index.callbacks is None else unpack_callbacks(index.callbacks)
+    return replace(
+        index.inputs, source=data, validation=validation, callbacks=callbacks
+    )
+
+
+def _read(place: Folder, part: Part) -> ArraySource:
+    try:
+        check_size(place, part)
+        content = np.empty(part.size_bytes, np.uint8)
+        read_part(place, part, content.data)
+    except Damage as damage:
+        raise ValueError(str(damage)) from damage
+    return ArraySource.from_blob(content.data)

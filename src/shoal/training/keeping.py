@@ -1,0 +1,181 @@
+"""Writes checkpoints aside while a run trains, and takes them away in the end.
+
+One thread writes what is newest; what comes while it writes waits, and only the last
+of it. Storage that fails costs checkpoints, not training.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import final
+
+from shoal.errors import CheckpointError
+from shoal.runs.checkpoints import Checkpoint, CheckpointStore
+from shoal.runs.folder import Folder
+from shoal.training.inputs import INPUTS
+
+CHECKPOINTS = "checkpoints"
+LONGEST_END_S = 30.0
+
+Write = Callable[[], None]
+
+
+class CannotBegin(Exception):
+    """This run cannot be resumed, and trains all the same."""
+
+
+@final
+class Keeper:
+    """The checkpoints of a run that trains.
+
+    Args:
+        folder: Of the run.
+        warn: Told one line when checkpoints begin to fail, and when they succeed again.
+        first: Number of the first checkpoint.
+        store: Opened already, None to open one.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        warn: Callable[[str], None],
+        *,
+        first: int = 0,
+        store: CheckpointStore | None = None,
+    ) -> None:
+        self._folder, self._warn = folder, warn
+        self._number = first
+        self._store = store
+        self._began = self._saved = time.monotonic()
+        self._is_failing = False
+        self._refusal: CheckpointError | None = None
+        self._before: Write | None = None
+        self._newest: Checkpoint | None = None
+        self._is_over = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(
+            target=self._work, name="shoal-checkpoints", daemon=True
+        )
+        self._thread.start()
+
+    def begin(self, write: Write) -> None:
+        """Has what never changes written before the first checkpoint.
+
+        Args:
+            write: Writes it; called in the thread, again after an `OSError`.
+        """
+        with self._change:
+            self._before = write
+            self._change.notify_all()
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Has a checkpoint written soon, unless a newer one comes first.
+
+        Args:
+            checkpoint: Its number does not matter. Its arrays must not change.
+
+        Raises:
+            CheckpointError: Another process goes on with this run.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        with self._change:
+            self._newest = checkpoint
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Waits a while for what is to be written, and ends. Safe to repeat."""
+        with self._change:
+            self._is_over = True
+            self._change.notify_all()
+        self._thread.join(LONGEST_END_S)
+
+    def discard(self) -> None:
+        """Ends, and removes what was written: the run has ended well."""
+        with self._change:
+            self._before = self._newest = None
+        self.close()
+        for name in (CHECKPOINTS, INPUTS):
+            folder = self._folder.child(name)
+            try:
+                if folder.exists():
+                    folder.remove()
+            except Exception as error:  # whatever a file system of fsspec raises
+                self._warn(
+                    f"{folder.url} cannot be removed ({type(error).__name__}: {error})."
+                    " It is not needed any more. Remove it by hand."
+                )
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                while not (self._before or self._newest or self._is_over):
+                    self._change.wait()
+                before, newest = self._before, self._newest
+                self._newest = None
+            if before is None and newest is None:
+                return
+            try:
+                self._begin(before)
+                self._save(newest)
+            except CannotBegin as error:
+                self._warn(str(error))
+                return
+            except CheckpointError as error:
+                self._refusal = error
+                self._warn(str(error))
+                return
+            except Exception as error:  # whatever a file system of fsspec raises
+                self._failed(error)
+                if self._is_over:
+                    return
+                self._wait_for_another(newest)
+
+    def _begin(self, before: Write | None) -> None:
+        if before is None:
+            return
+        try:
+            before()
+        except CheckpointError as error:
+            raise CannotBegin(str(error)) from error
+        with self._change:
+            self._before = None
+
+    def _save(self, newest: Checkpoint | None) -> None:
+        if newest is not None:
+            if self._store is None:
+                store = CheckpointStore(
+                    self._folder.child(CHECKPOINTS), complain=self._warn
+                )
+                self._store = store.open()
+            self._store.save(replace(newest, number=self._number))
+            self._number += 1
+        self._saved = time.monotonic()
+        if self._is_failing:
+            self._is_failing = False
+            self._warn(f"checkpoints are written to {self._folder.url} again")
+
+    def _wait_for_another(self, newest: Checkpoint | None) -> None:
+        """Tries again with the next checkpoint, or with this one in the end."""
+        with self._change:
+            while not (self._newest or self._is_over):
+                self._change.wait()
+            self._newest = self._newest or newest
+
+    def _failed(self, error: Exception) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            age = time.monotonic() - self._saved
+            last = (
+                f"the last good one is {age:.0f} s old"
+                if self._saved > self._began
+                else "there is none yet"
+            )
+            self._warn(
+                f"no checkpoint can be written to {self._folder.url} "
+                f"({type(error).__name__}: {error}); {last}. Training goes on, and "
+                "each checkpoint to come tries again."
+            )

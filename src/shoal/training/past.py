@@ -1,0 +1,83 @@
+"""What a run that goes on has behind it, and how that becomes a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from shoal.engine.restart import Restart
+from shoal.runs.checkpoints import Checkpoint
+
+OPTIMIZER, CALLBACKS = "optimizer", "callbacks"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Diary:
+    """What the user's process knows of a run, beside what the server does.
+
+    Args:
+        epoch: The next one that callbacks will hear the end of.
+        history: Name -> a number an epoch.
+        epochs: Of the numbers in `history`.
+        best: Score of the best model, None before there is one.
+        learning_rate: Of the optimizer, None under a schedule.
+        is_stopped: A callback wants the run to end with this epoch.
+        callbacks: What `states_of` returned.
+    """
+
+    epoch: int
+    history: dict[str, list[Any]]
+    epochs: list[int]
+    best: float | None
+    learning_rate: float | None
+    is_stopped: bool
+    callbacks: bytes
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """Where a run stood: on the server, and in the user's process."""
+
+    restart: Restart
+    diary: Diary
+
+    def to_checkpoint(self) -> Checkpoint:
+        """Returns this as plain values."""
+        restart, diary = self.restart, self.diary
+        numbers = {
+            name: [np.asarray(value).tolist() for value in values]
+            for name, values in diary.history.items()
+        }
+        return Checkpoint(
+            number=0,
+            document={
+                "sequencer": restart.sequencer,
+                "diary": {
+                    "epoch": diary.epoch,
+                    "history": numbers,
+                    "epochs": diary.epochs,
+                    "best": diary.best,
+                    "learning_rate": diary.learning_rate,
+                    "is_stopped": diary.is_stopped,
+                },
+            },
+            arrays=restart.arrays,
+            blobs={OPTIMIZER: restart.blob, CALLBACKS: diary.callbacks},
+        )
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Past:
+        """The inverse of `to_checkpoint`."""
+        restart = Restart(
+            sequencer=dict(checkpoint.document["sequencer"]),
+            arrays=dict(checkpoint.arrays),
+            blob=checkpoint.blobs[OPTIMIZER],
+        )
+        diary = Diary(
+            callbacks=checkpoint.blobs[CALLBACKS], **checkpoint.document["diary"]
+        )
+        return cls(restart=restart, diary=diary)

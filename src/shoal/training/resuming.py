@@ -1,0 +1,186 @@
+"""Goes on with a run that was broken off, in another process.
+
+This file decides which runs can be gone on with, and what of the call beats what the
+run began with: the number of workers, the callbacks, what is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+from shoal.clusters.local import read_machine
+from shoal.data import training_data
+from shoal.errors import CheckpointError, ConfigError, PlanError
+from shoal.models.inspection import SAMPLE_ROWS, prepare
+from shoal.models.travel import unpack
+from shoal.plan import Plan, environment, resolve
+from shoal.plan.often import Often, read_often
+from shoal.plan.request import Workers
+from shoal.plan.validation import read_freq
+from shoal.runs.base import Run
+from shoal.runs.checkpoints import CheckpointStore
+from shoal.runs.store import StoredRun, open_run
+from shoal.training.driver import Habits
+from shoal.training.fitting import Outcome, Work, train
+from shoal.training.inputs import Inputs, read_inputs
+from shoal.training.keeping import CHECKPOINTS, Keeper
+from shoal.training.past import Past
+from shoal.training.performing import follow, keeping, warner
+from shoal.training.validation import Validation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The arguments of `shoal.resume`; see there."""
+
+    run: str | os.PathLike[str] | Run
+    x: Any = None
+    y: Any = None
+    sample_weight: Any = None
+    validation_data: Any = None
+    workers: Workers | None = None
+    callbacks: Any = None
+    verbose: int | str | None = None
+    force: bool = False
+    heed: Callable[[], None] = lambda: None
+
+
+def resume(call: Call) -> Any:
+    """Goes on with a run to its end; returns the history, with all its epochs.
+
+    Raises:
+        ConfigError: There is no such run, or it is running, or it has finished.
+        CheckpointError: It cannot be read.
+        PlanError: It cannot go on here, or with so many workers.
+    """
+    began = time.monotonic()
+    with _open(call.run) as record:
+        _check_status(record, force=call.force)
+        inputs = read_inputs(record.folder)
+        _check_backend(inputs.plan.backend)
+        warn = warner(record)
+        store = CheckpointStore(record.folder.child(CHECKPOINTS), complain=warn)
+        store.open()  # from here on, whoever else writes for this run is refused
+        found = store.latest(warn)
+        past = None if found is None else Past.of(found)
+        inputs = _with_data(inputs, call)
+        plan, work = _prepare(inputs, call)
+        habits = _habits(inputs, call, work.model, warn)
+        epoch = plan.initial_epoch if past is None else past.diary.epoch
+        record.event("run_resumed", workers=plan.workers, epoch=epoch)
+        number = 0 if found is None else found.number + 1
+        keeper = Keeper(record.folder, warn, first=number, store=store)
+
+        def go_on() -> Outcome:
+            with keeping(keeper, replace(habits, past=past)) as (_, kept):
+                return train(plan, work, record, kept)
+
+        return follow(record, work.model, began, go_on)
+
+
+def _open(run: str | os.PathLike[str] | Run) -> StoredRun:
+    if isinstance(run, Run):
+        return open_run(run.url)
+    return open_run(os.fspath(run), environment().runs)
+
+
+def _check_status(record: StoredRun, *, force: bool) -> None:
+    status = record.summary().status
+    if status == "running" and not force:
+        raise ConfigError(
+            f"run {record.id!r} is running, or its machine cannot be seen from here. "
+            "Expected one that was broken off. Wait for its end; or, if you know that "
+            "it is gone, pass force=True (--force): it can save nothing from then on."
+        )
+    if status == "finished":
+        raise ConfigError(
+            f"run {record.id!r} has finished. Expected one that was broken off. "
+            f"Load {record.url}/models/last.keras and call fit to train it further."
+        )
+
+
+def _check_backend(wanted: str) -> None:
+    backend = import_module("keras").backend.backend()
+    if backend != wanted:
+        raise PlanError(
+            f"the run was trained with KERAS_BACKEND={wanted}, and this process has "
+            f"{backend!r}. Expected the same. "
+            f"Set KERAS_BACKEND={wanted} before Keras is imported."
+        )
+
+
+def _with_data(inputs: Inputs, call: Call) -> Inputs:
+    """The samples: as they were kept, or as they are given again."""
+    has_validation = (
+        inputs.validation is not None or not inputs.plan.data.validation_rows
+    )
+    if inputs.source is not None and has_validation:
+        return inputs
+    if call.x is None:
+        raise CheckpointError(
+            "the samples of this run were too many to be kept with it. "
+            "Expected them again, as fit was given them. "
+            "Call shoal.resume(run, x, y, ...) in Python."
+        )
+    settings = inputs.settings
+    source, held = training_data(
+        call.x,
+        call.y,
+        call.sample_weight,
+        class_weight=settings["class_weight"],
+        validation_split=settings["validation_split"],
+        validation_data=call.validation_data,
+    )
+    validation = inputs.validation
+    if held is not None:
+        batch_size, steps = inputs.scoring
+        validation = Validation(source=held, batch_size=batch_size, steps=steps)
+    return replace(inputs, source=source, validation=validation)
+
+
+def _prepare(inputs: Inputs, call: Call) -> tuple[Plan, Work]:
+    """The plan and the model as they were, on the machine as it is."""
+    source = inputs.source
+    if source is None:
+        raise CheckpointError("the run has no samples. Pass them to resume.")
+    model = unpack(inputs.packed)
+    prepare(model, source.take(slice(0, SAMPLE_ROWS)))
+    before = inputs.plan
+    # Told "auto", the machine of today might give another number.
+    workers = before.workers if call.workers is None else call.workers
+    request = replace(inputs.request, workers=workers)
+    data = replace(before.data, rows=len(source), size_bytes=source.size_bytes)
+    plan = resolve(request, before.model, data, read_machine())
+    if plan.data_rows != before.data_rows:
+        raise PlanError(
+            f"the run was trained on {before.data_rows:,} samples, and resume got "
+            f"{plan.data_rows:,}. Expected the same samples in the same order. "
+            "Pass what fit was given."
+        )
+    return plan, Work(model=model, source=source, packed=inputs.packed)
+
+
+def _habits(
+    inputs: Inputs, call: Call, model: Any, warn: Callable[[str], None]
+) -> Habits:
+    callbacks = inputs.callbacks if call.callbacks is None else call.callbacks
+    if callbacks is None:
+        warn(
+            "the callbacks of this run could not be pickled, and it goes on without "
+            "them. Pass them to resume as callbacks=[...]."
+        )
+    settings, validation = inputs.settings, inputs.validation
+    return Habits(
+        callbacks=callbacks or [],
+        validate=None if validation is None else validation.of(model),
+        validation_freq=read_freq(settings["validation_freq"]),
+        verbose=settings["verbose"] if call.verbose is None else call.verbose,
+        echo=settings["echo"],
+        on_turn=call.heed,
+        often=read_often(settings["checkpoint_every"]) or Often(),
+    )

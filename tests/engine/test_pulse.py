@@ -1,0 +1,179 @@
+"""How long a server may be silent, and what is heard of it meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.engine.channel import Channel
+from shoal.engine.patience import FLOOR_S, PAUSE_S, TIMES
+from shoal.engine.pulse import PING_S, Pulse, Silent, hear, start_limit_s
+from shoal.engine.wire import HEADER, MAGIC, Link, pack_head
+from shoal.errors import ExchangeTimeout
+
+SECRET = b"s" * 32
+
+
+def asked_until(pulse: Pulse, now: float, until: float) -> bool:
+    """Looks ten times a second; whether the server counts as silent by then."""
+    while now < until:
+        if pulse.look(now):
+            pulse.ask(now)
+        if pulse.is_over(now):
+            return True
+        now += 0.1
+    return False
+
+
+def test_a_server_that_never_answers_is_silent_after_its_limit() -> None:
+    pulse = Pulse(startup_s=1.0, looked=100.0, answered=100.0)
+    assert not asked_until(pulse, 100.0, 100.0 + pulse.limit_s)
+    assert asked_until(pulse, 100.0 + pulse.limit_s, 100.0 + pulse.limit_s + 2 * PING_S)
+
+
+@given(st.lists(st.floats(0.0, 3.0), max_size=20), st.floats(0.0, 10.0))
+def test_what_it_once_took_it_may_take_again_and_longer(
+    took: list[float], start: float
+):
+    pulse, now = Pulse(startup_s=start), 50.0
+    for seconds in took:
+        pulse.look(now)
+        pulse.ask(now)
+        now += seconds
+        assert not pulse.is_over(now)
+        pulse.answer(now)
+    assert pulse.limit_s >= FLOOR_S + start + 0.99 * TIMES * max(took, default=0.0)
+
+
+def test_nothing_is_held_against_it_while_nobody_looked() -> None:
+    """A callback took an hour, or the machine was asleep."""
+    pulse = Pulse(looked=10.0)
+    assert pulse.look(10.1)
+    pulse.ask(10.1)
+    assert not pulse.look(3600.0)
+    assert not pulse.is_over(3600.0)
+    assert not pulse.look(3600.0 + PAUSE_S / 2)
+    assert pulse.is_over(3600.0 + pulse.limit_s + PAUSE_S)
+
+
+def test_one_question_at_a_time() -> None:
+    pulse = Pulse(looked=10.0)
+    assert pulse.look(10.1)
+    pulse.ask(10.1)
+    assert not pulse.look(10.9)
+    pulse.answer(11.0)
+    assert not pulse.look(11.0 + 0.9 * PING_S)
+    assert pulse.look(11.0 + PING_S)
+
+
+def test_large_models_and_many_workers_are_given_time() -> None:
+    small = Pulse.of(1.0, slot_bytes=1 << 20, workers=3)
+    large = Pulse.of(1.0, slot_bytes=8 << 30, workers=3)
+    assert small.limit_s < FLOOR_S + 1.1
+    assert large.limit_s > FLOOR_S + 60
+
+
+def test_nobody_is_late_before_a_start_was_measured() -> None:
+    assert start_limit_s(0.0) == float("inf")
+    assert FLOOR_S < start_limit_s(0.1) < start_limit_s(10.0) < float("inf")
+
+
+# ------------------------------------------------------------- on a real socket
+
+
+class Peer:
+    """Who answers a link by hand."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            made: list[Link] = []
+            address = listener.getsockname()
+            caller = threading.Thread(target=lambda: made.append(Link(address, SECRET)))
+            caller.start()
+            self.channel = Channel(listener.accept()[0], SECRET, max_body_bytes=1 << 20)
+            self.channel.flush()
+            while not self.channel.is_proven:
+                self.channel.read()
+                self.channel.flush()
+            caller.join()
+        self.link = made[0]
+
+    def heard(self) -> str:
+        frames = self.channel.read()
+        while not frames:
+            frames = self.channel.read()
+        return frames[0][0]["kind"]
+
+    def close(self) -> None:
+        self.link.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def peer():
+    made = Peer()
+    yield made
+    made.close()
+
+
+def expired() -> Pulse:
+    """A server of which an answer is due since long ago."""
+    now = time.monotonic()
+    return Pulse(asked=now - 3600, looked=now)
+
+
+def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
+    pulse = Pulse.of(0.1, 8, 1)
+    assert hear(peer.link, pulse, 0.0) is None
+    assert peer.heard() == "ping"
+    assert pulse.asked is not None
+    peer.channel.send({"kind": "pong"})
+    assert hear(peer.link, pulse, 20.0) is None
+    assert pulse.asked is None
+    peer.channel.send({"kind": "records"})
+    found = hear(peer.link, pulse, 20.0)
+    assert found is not None
+    assert found[0]["kind"] == "records"
+
+
+def test_silence_is_found(peer: Peer) -> None:
+    with pytest.raises(Silent, match=r"hung: it answered nothing for more than 5.0 s"):
+        hear(peer.link, expired(), 0.0)
+
+
+def test_whatever_waits_to_be_read_comes_first(peer: Peer) -> None:
+    pulse = expired()
+    peer.channel.send({"kind": "pong"})
+    assert hear(peer.link, pulse, 20.0) is None
+    assert pulse.asked is None
+
+
+HALVES: dict[str, Callable[[], bytes]] = {
+    "half a header": lambda: HEADER.pack(MAGIC, 20, 100)[:7],
+    "a header": lambda: HEADER.pack(MAGIC, 20, 100),
+    "a body": lambda: pack_head({"kind": "restart"}, 100) + bytes(50),
+}
+
+
+@pytest.mark.parametrize("what", HALVES)
+def test_a_frame_that_stops_half_way_is_silence(what: str, peer: Peer) -> None:
+    pulse = Pulse.of(0.1, 8, 1)
+    pulse.work_s = 0.01 - FLOOR_S - pulse.startup_s  # so that the test need not wait
+    peer.channel.socket.sendall(HALVES[what]())
+    with pytest.raises(Silent):
+        hear(peer.link, pulse, 20.0)
+
+
+def test_a_limit_for_one_frame_is_none_for_the_next(peer: Peer) -> None:
+    peer.channel.send({"kind": "center"}, b"1234")
+    head, body = peer.link.receive(stall_s=20.0)
+    assert (head["kind"], bytes(body)) == ("center", b"1234")
+    assert peer.link._socket.gettimeout() is None
+    with pytest.raises(ExchangeTimeout):
+        peer.link.receive(timeout_s=0.01)

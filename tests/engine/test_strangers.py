@@ -1,0 +1,313 @@
+"""Callers without the secret: few at a time, for a short time, at little cost."""
+
+from __future__ import annotations
+
+import errno
+import select
+import selectors
+import socket
+import time
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+from shoal.engine import connections as module
+from shoal.engine import porch
+from shoal.engine.channel import MOST_WAITING, TURN_FRAMES
+from shoal.engine.greeting import ANSWER_BYTES, Caller, worker_secret
+from shoal.engine.porch import SAVED_S, SHARE, Porch
+from shoal.engine.strangers import EVERY_S, Strangers
+from shoal.engine.wire import Link, pack_head
+from shoal.engine.words import MOST_NAME, failure, hint_of, names
+from shoal.strategies import get
+from shoal.testing.inline import Cluster, Setup
+from shoal.testing.problems import LeastSquares
+
+PROBLEM = LeastSquares.seeded(rows=64)
+
+
+def setup(**fields: Any) -> Setup:
+    fields = {"workers": 2, "epochs": 2, **fields}
+    return Setup.linear(PROBLEM, get("aeasgd"), **fields)
+
+
+def runs_well(cluster: Cluster) -> list[dict[str, Any]]:
+    outcome = cluster.run()
+    assert [end.rows for end in outcome.epochs] == [64, 64]
+    return outcome.events
+
+
+def shut_out(connection: socket.socket) -> bytes:
+    connection.settimeout(20)
+    heard = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            heard += part
+    return heard
+
+
+def joining(cluster: Cluster) -> dict[str, Any]:
+    """What a worker says first."""
+    sizes = cluster.sizes
+    return {
+        "kind": "join", "digest": sizes.digest, "metrics": sizes.metrics, "hint": 9,
+        "token": "", "node": "", "pid": 1, "wants_slot": False,
+    }  # fmt: skip
+
+
+def greeted(cluster: Cluster, buffer: int = 1 << 16) -> socket.socket:
+    """A connection that has proved the secret and says nothing else."""
+    connection = socket.socket()
+    connection.settimeout(20)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.connect(cluster.address)
+    talk = Caller(worker_secret(cluster.secret))
+    connection.sendall(talk.hello)
+    answer = b""
+    while len(answer) < ANSWER_BYTES:
+        answer += connection.recv(ANSWER_BYTES - len(answer))
+    connection.sendall(talk.prove(answer))
+    return connection
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_too_many_that_say_nothing_make_room_for_those_that_belong_here(
+    has_tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_STRANGERS", 4)
+    with Cluster(setup(has_tls=has_tls)) as cluster, ExitStack() as stack:
+        slow = [
+            stack.enter_context(socket.create_connection(cluster.address))
+            for _ in range(40)
+        ]
+        events = runs_well(cluster)
+        assert all(shut_out(connection) == b"" for connection in slow[:30])
+        assert len(cluster.server._connections._strangers) <= 4
+    assert "too many callers without proof" in {e.get("reason") for e in events}
+
+
+def test_who_knows_the_secret_is_the_last_to_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_STRANGERS", 3)
+    with Cluster(setup()) as cluster, ExitStack() as stack:
+        known = stack.enter_context(greeted(cluster))
+        others = [
+            stack.enter_context(socket.create_connection(cluster.address))
+            for _ in range(10)
+        ]
+        for connection in others[:8]:
+            shut_out(connection)
+        join = joining(cluster)
+        known.sendall(pack_head(join, 0))
+        assert known.recv(1)
+        known.close()
+        events = runs_well(cluster)
+    assert events[0]["kind"] == "stranger"
+
+
+def test_who_proves_the_secret_and_says_no_more_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Cluster(setup()) as cluster:
+        connection = greeted(cluster)
+        monkeypatch.setattr(module, "GREETING_TIMEOUT_S", 0.0)
+        assert shut_out(connection) == b""
+        connection.close()
+        monkeypatch.undo()
+        runs_well(cluster)
+
+
+def test_a_worker_is_no_controller() -> None:
+    """With what workers are given nobody ends a run, or reads the center by order."""
+    with Cluster(setup()) as cluster:
+        link = Link(cluster.address, worker_secret(cluster.secret))
+        link.send({"kind": "control"})
+        link.send({"kind": "stop"})
+        with pytest.raises(ConnectionResetError):
+            link.receive(timeout_s=20)
+        link.close()
+        runs_well(cluster)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"token": []}, {"token": "x" * 257}, {"node": {"a": 1}}, {"pid": "one"},
+     {"pid": -1}, {"hint": "first"}, {"hint": None}, {"metrics": []}],
+    ids=str,
+)  # fmt: skip
+def test_words_of_the_wrong_kind_never_reach_the_controller(
+    change: dict[str, Any],
+) -> None:
+    with Cluster(setup()) as cluster:
+        join = {**joining(cluster), **change}
+        link = Link(cluster.address, worker_secret(cluster.secret))
+        link.send(join)
+        if "metrics" in change:
+            assert link.receive(timeout_s=20)[0]["kind"] == "refused"
+        else:
+            with pytest.raises(ConnectionResetError):
+                link.receive(timeout_s=20)
+        link.close()
+        events = runs_well(cluster)
+    assert [e for e in events if e["kind"] == "joined" and e["rank"] == 9] == []
+
+
+def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever() -> None:
+    """Answers to it would fill the server's memory."""
+    push = {"kind": "push", "lineage": 0, "sequence": 1, "pieces": [], "steps": 1,
+            "samples": 1.0, "times": [0, 0, 0, 0]}  # fmt: skip
+    ask = pack_head(push, 0) * 100
+    with Cluster(setup()) as cluster, ExitStack() as stack:
+        door = cluster.server._connections._socket
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection = stack.enter_context(greeted(cluster, buffer=4096))
+        join = joining(cluster)
+        slot = {"kind": "slot", "is_shared": False}
+        connection.sendall(pack_head(join, 0) + pack_head(slot, 0))
+        assert connection.recv(1)
+        peer = cluster.server._workers[9]
+        connection.setblocking(False)
+        left, refused = b"", 0
+        while refused < 20:  # times that nobody took more of its questions
+            left = left or ask
+            try:
+                left = left[connection.send(left) :]
+            except BlockingIOError:
+                refused += peer.channel.is_congested
+                select.select([], [connection], [], 0.001)
+        assert len(peer.channel._out) <= MOST_WAITING + TURN_FRAMES
+        connection.close()
+        runs_well(cluster)
+
+
+def test_without_descriptors_a_stranger_goes() -> None:
+    """The listening socket stays readable then: nothing may spin or end."""
+    with Cluster(setup()) as cluster:
+        while cluster.server._reporter.controller is None:  # it is no stranger now
+            time.sleep(0)
+        with socket.create_connection(cluster.address) as waiting:
+            connections = cluster.server._connections
+            real = connections._socket
+
+            class Full:
+                def accept(self) -> Any:
+                    connections._socket = real
+                    raise OSError(errno.EMFILE, "no descriptor left")
+
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(real, name)
+
+            while not connections._strangers:
+                time.sleep(0)
+            connections._socket = Full()  # type: ignore[assignment]
+            with socket.create_connection(cluster.address):
+                assert shut_out(waiting) == b""
+        runs_well(cluster)
+
+
+class TestPorch:
+    """The clock is moved, nobody waits."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+        now = {"monotonic": 0.0}
+
+        class Clock:
+            @staticmethod
+            def monotonic() -> float:
+                return now["monotonic"]
+
+        monkeypatch.setattr(porch, "time", Clock)
+        return now
+
+    def test_strangers_get_their_share_and_no_more(
+        self, clock: dict[str, float]
+    ) -> None:
+        house = selectors.DefaultSelector()
+        door = Porch(house)
+        mine, theirs = socket.socketpair()
+        with house, mine, theirs:
+            door.selector.register(mine, selectors.EVENT_READ, None)
+            theirs.sendall(b"x")
+            spent = 0.0
+            for _ in range(10_000):
+                clock["monotonic"] += 0.001
+                door.wait_s(1.0)
+                for _ in door.visit():
+                    clock["monotonic"] += 0.0005
+                    spent += 0.0005
+            assert SHARE * 10 * 0.9 < spent < SHARE * 10 + 2 * SAVED_S
+            door.close()
+
+    def test_a_closed_porch_wakes_nobody_until_it_opens(
+        self, clock: dict[str, float]
+    ) -> None:
+        house = selectors.DefaultSelector()
+        door = Porch(house)
+        mine, theirs = socket.socketpair()
+        with house, mine, theirs:
+            door.selector.register(mine, selectors.EVENT_READ, None)
+            theirs.sendall(b"x")
+            assert house.select(0)
+            for _ in door.visit():
+                clock["monotonic"] += SAVED_S + 0.1
+            assert not house.select(0)
+            assert list(door.visit()) == []
+            earned_s = SHARE * (SAVED_S + 0.1)
+            assert door.wait_s(9.0) == pytest.approx((0.1 - earned_s) / SHARE)
+            clock["monotonic"] += 0.1 / SHARE
+            assert door.wait_s(1.0) == 1.0
+            assert house.select(0)
+            door.close()
+
+    def test_one_visit_is_short_and_everybody_has_a_turn(
+        self, clock: dict[str, float]
+    ) -> None:
+        house = selectors.DefaultSelector()
+        door = Porch(house)
+        with house, ExitStack() as stack:
+            for name in range(10):
+                mine, theirs = socket.socketpair()
+                stack.enter_context(mine)
+                stack.enter_context(theirs)
+                door.selector.register(mine, selectors.EVENT_READ, name)
+                theirs.sendall(b"x")
+            heard: list[int] = []
+            for _ in range(10):
+                clock["monotonic"] += 1.0
+                door.wait_s(1.0)
+                for key, _ in door.visit():
+                    clock["monotonic"] += 2 * porch.SLICE_S
+                    heard.append(key.data)
+            assert len(heard) == 10
+            assert set(heard) == set(range(10))
+            door.close()
+
+
+def test_a_flood_is_told_of_now_and_then() -> None:
+    strangers, told = Strangers(), []
+    for second in range(100):
+        for _ in range(7):
+            strangers.note("somebody", "no proof")
+            found = strangers.take(1000.0 + second)
+            if found is not None:
+                told.append(found["count"])
+    assert len(told) == 100 / EVERY_S
+    assert told[0] == 1
+    assert sum(told) == 7 * 90 + 1
+
+
+def test_what_workers_say_of_themselves() -> None:
+    head = {"pid": 7, "node": "n", "token": "t", "hint": 2, "more": "no"}
+    assert names(head) == {"pid": 7, "node": "n", "token": "t"}
+    assert [hint_of({"hint": h}) for h in (0, -7, 1 << 16, 1 << 90)] == [0, -1, -1, -1]
+    failed = {"kind": "failed", "step": 3, "error": "E", "traceback": "T", "rank": 9}
+    said = {"step": 3, "error": "E", "traceback": "T"}
+    assert failure(failed).items() >= said.items()
+    for wrong in ({"error": 1}, {"step": "x"}, {"traceback": None}, {"step": -1}):
+        with pytest.raises((TypeError, ValueError)):
+            failure({**failed, **wrong})
+    with pytest.raises(ValueError, match="node is no text"):
+        names({**head, "node": "n" * (MOST_NAME + 1)})

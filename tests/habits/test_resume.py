@@ -1,0 +1,123 @@
+"""A run whose process is killed goes on in another one, to the same end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import shoal
+from shoal.cli.app import app
+from shoal.errors import CheckpointError, ConfigError, PlanError
+from shoal.runs.store import open_run
+from tests.habits.resume_case import EPOCHS, ROWS, train
+
+CASE = Path(__file__).with_name("resume_case.py")
+TRAINED = ROWS * 4 // 5  # the rest is for validation
+KEYS = {"accuracy", "loss", "val_accuracy", "val_loss"}
+
+
+def break_off(root: Path, strategy: str, epoch: int, batch: int = 0) -> Path:
+    """Trains in another process until it is killed; returns the folder of the run."""
+    command = [sys.executable, str(CASE), str(root), strategy, str(epoch), str(batch)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    [folder] = root.iterdir()
+    return folder
+
+
+def check_end(history: shoal.api.History, folder: Path) -> None:
+    assert set(history.history) == KEYS
+    assert history.epoch == list(range(EPOCHS))
+    assert {len(values) for values in history.history.values()} == {EPOCHS}
+    found = open_run(str(folder)).summary()
+    assert found.status == "finished"
+    assert found.samples_committed == found.samples_expected == TRAINED * EPOCHS
+    assert found.epochs == EPOCHS
+    left = {path.name for path in folder.iterdir()}
+    assert not left & {"checkpoints", "inputs"}  # nobody needs them any more
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Any:
+    return train(False, "all_reduce")
+
+
+@pytest.mark.parametrize("batch", [0, 25])
+def test_all_reduce_goes_on_bit_for_bit(
+    tmp_path: Path, batch: int, undisturbed: Any
+) -> None:
+    model, told = undisturbed
+    folder = break_off(tmp_path, "all_reduce", 2, batch)
+    history = shoal.resume(folder)
+    check_end(history, folder)
+    assert history.history["loss"] == told.history["loss"]
+    for ours, theirs in zip(
+        history.model.get_weights(), model.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_another_number_of_workers(tmp_path: Path) -> None:
+    folder = break_off(tmp_path, "aeasgd", 1)
+    check_end(shoal.resume(folder, workers=1), folder)
+    assert open_run(str(folder)).summary().workers == 1
+
+
+def test_before_its_first_checkpoint_by_the_command_line(tmp_path: Path) -> None:
+    folder = break_off(tmp_path, "local_sgd", 0)
+    for name in (folder / "checkpoints").glob("*.manifest"):
+        name.unlink()  # as if it had been killed a moment earlier
+    result = CliRunner().invoke(
+        app, ["runs", "--root", str(tmp_path), "resume", folder.name[:12]]
+    )
+    assert result.exit_code == 0, result.output
+    counts = f"{TRAINED * EPOCHS:,} of {TRAINED * EPOCHS:,} committed"
+    assert counts in " ".join(result.output.split())
+    assert (folder / "models" / "last.keras").is_file()
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    folder = break_off(tmp_path, "downpour", 3)
+    newest = max((folder / "checkpoints").glob("*.manifest"))
+    parts = sorted((folder / "checkpoints" / "parts").glob(f"{newest.stem}-*"))
+    content = bytearray(parts[-1].read_bytes())
+    content[0] ^= 1
+    parts[-1].write_bytes(content)
+    with pytest.warns(shoal.errors.ShoalWarning, match="is damaged"):
+        history = shoal.resume(folder)
+    check_end(history, folder)
+
+
+def test_runs_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run 'nothing'"):
+        shoal.resume("nothing")
+    _, history = train(str(tmp_path), "aeasgd")
+    with pytest.raises(ConfigError, match=r"has finished\. .*last\.keras"):
+        shoal.resume(history.run)
+    folder = Path(history.run.url)
+    events = folder / "events"
+    last = max(events.glob("*.jsonl"))
+    lines = last.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["kind"] != "run_finished"]
+    last.write_bytes(b"".join(kept))
+    with pytest.raises(ConfigError, match="is running"):
+        shoal.resume(folder)  # this process wrote it, and lives
+    with pytest.raises(CheckpointError, match="what it began with is not in"):
+        shoal.resume(folder, force=True)
+
+
+def test_a_run_of_another_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = break_off(tmp_path, "aeasgd", 0)
+    monkeypatch.setattr("keras.backend.backend", lambda: "torch")
+    with pytest.raises(PlanError, match="KERAS_BACKEND=jax"):
+        shoal.resume(folder)

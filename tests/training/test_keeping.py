@@ -1,0 +1,145 @@
+"""Checkpoints that are written aside: what fails, what waits, what stays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shoal.errors import CheckpointError
+from shoal.runs.checkpoints import Checkpoint, CheckpointStore
+from shoal.runs.folder import Folder
+from shoal.training.keeping import CHECKPOINTS, Keeper
+
+
+def at(epoch: int) -> Checkpoint:
+    return Checkpoint(
+        number=0, document={"epoch": epoch}, arrays={"vector": np.full(3, epoch)}
+    )
+
+
+def newest(folder: Folder) -> int:
+    found = CheckpointStore(folder.child(CHECKPOINTS)).latest(print)
+    return -1 if found is None else int(found.document["epoch"])
+
+
+class Gate:
+    """What is written first, and lets the writer through when it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.error, self.calls = error, 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self.entered.set()
+        self.open.wait()
+        if self.error is not None and self.calls == 1:
+            raise self.error
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder.at(tmp_path)
+
+
+def test_the_newest_of_those_that_waited_is_kept(
+    folder: Folder, said: list[str]
+) -> None:
+    keeper, gate = Keeper(folder, said.append), Gate()
+    keeper.begin(gate)
+    gate.entered.wait()
+    for epoch in range(5):
+        keeper.keep(at(epoch))
+    gate.open.set()
+    keeper.close()
+    assert newest(folder) == 4
+    assert len(list((Path(folder.path) / CHECKPOINTS).glob("*.manifest"))) == 1
+    assert said == []
+
+
+def test_what_was_to_be_written_is_written_in_the_end(
+    folder: Folder, said: list[str]
+) -> None:
+    keeper = Keeper(folder, said.append)
+    keeper.keep(at(7))
+    keeper.close()
+    keeper.close()
+    assert newest(folder) == 7
+
+
+def test_a_storage_that_fails_is_told_once_and_tried_again(
+    folder: Folder, said: list[str]
+) -> None:
+    keeper, gate = Keeper(folder, said.append), Gate(OSError("disk full"))
+    gate.open.set()
+    keeper.begin(gate)
+    gate.entered.wait()
+    keeper.keep(at(1))
+    keeper.close()
+    assert newest(folder) == 1
+    assert gate.calls == 2
+    [failed, again] = said
+    assert "OSError: disk full" in failed
+    assert "there is none yet" in failed
+    assert "again" in again
+
+
+def test_storage_that_stays_away_costs_no_training(
+    tmp_path: Path, said: list[str]
+) -> None:
+    (tmp_path / CHECKPOINTS).write_text("a file where the folder should be")
+    keeper = Keeper(Folder.at(tmp_path), said.append)
+    for epoch in range(3):
+        keeper.keep(at(epoch))
+    keeper.close()
+    [failed] = said
+    assert "Training goes on" in failed
+
+
+def test_another_process_takes_the_run_over(folder: Folder, said: list[str]) -> None:
+    keeper = Keeper(folder, said.append)
+    keeper.keep(at(1))
+    _until(lambda: newest(folder) == 1)
+    CheckpointStore(folder.child(CHECKPOINTS)).open()
+    keeper.keep(at(2))
+    _until(lambda: bool(said))
+    with pytest.raises(CheckpointError):
+        keeper.keep(at(3))
+    keeper.close()
+    assert newest(folder) == 1
+
+
+def test_a_run_that_cannot_be_resumed_trains_all_the_same(
+    folder: Folder, said: list[str]
+) -> None:
+    keeper, gate = Keeper(folder, said.append), Gate(CheckpointError("no pickle"))
+    gate.open.set()
+    keeper.begin(gate)
+    keeper.close()
+    keeper.keep(at(1))
+    assert said == ["no pickle"]
+    assert newest(folder) == -1
+
+
+def test_nothing_stays_of_a_run_that_ended_well(
+    folder: Folder, said: list[str]
+) -> None:
+    keeper = Keeper(folder, said.append)
+    keeper.keep(at(1))
+    keeper.discard()
+    assert not folder.child(CHECKPOINTS).exists()
+    assert said == []
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        threading.Event().wait(0.005)

@@ -1,0 +1,130 @@
+"""What a run that goes on has behind it, and what its callbacks remember."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from shoal.engine.restart import Restart
+from shoal.errors import ConfigError
+from shoal.plan.often import Often, read_often
+from shoal.runs.checkpoints import CheckpointStore
+from shoal.runs.folder import Folder
+from shoal.training.callback_state import (
+    give_back,
+    pack_callbacks,
+    states_of,
+    unpack_callbacks,
+)
+from shoal.training.past import Diary, Past
+
+
+def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
+    restart = Restart(
+        sequencer={"lineage": 2, "epochs": {"allowed": 1}},
+        arrays={"vector": np.arange(4, dtype="f4"), "statistics": np.zeros(0, "f4"),
+                "sums/3": np.ones(2)},
+        blob=b"optimizer",
+    )  # fmt: skip
+    diary = Diary(
+        epoch=3, history={"loss": [np.float32(0.5), 0.25, float("nan")]},
+        epochs=[0, 1, 2], best=-0.25, learning_rate=0.1, is_stopped=False,
+        callbacks=b"states",
+    )  # fmt: skip
+    store = CheckpointStore(Folder.at(tmp_path)).open()
+    store.save(Past(restart=restart, diary=diary).to_checkpoint())
+    found = store.latest(print)
+    assert found is not None
+    past = Past.of(found)
+    assert past.restart.sequencer == restart.sequencer
+    assert past.restart.blob == restart.blob
+    for name, array in restart.arrays.items():
+        np.testing.assert_array_equal(past.restart.arrays[name], array)
+        assert past.restart.arrays[name].dtype == array.dtype
+    np.testing.assert_equal(past.diary.history, {"loss": [0.5, 0.25, float("nan")]})
+    assert past.diary.epochs == [0, 1, 2]
+    assert (past.diary.best, past.diary.learning_rate) == (-0.25, 0.1)
+
+
+class Own(keras.callbacks.Callback):
+    """Of the user's, with something that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self.lock = threading.Lock()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts to count again."""
+        self.seen = []
+
+
+def test_callbacks_remember_what_those_before_did() -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    before = [keras.callbacks.EarlyStopping(patience=3), Own()]
+    for callback in before:
+        callback.set_model(model)
+        callback.on_train_begin()
+    before[0].wait, before[0].best = 2, 0.5
+    before[1].seen += [4, 5]
+    blob = states_of(before)
+    after = [keras.callbacks.EarlyStopping(patience=3), Own()]
+    for callback in after:
+        callback.on_train_begin()
+    lock = after[1].lock
+    give_back(after, blob)
+    assert (after[0].wait, after[0].best) == (2, 0.5)
+    assert after[1].seen == [4, 5]
+    assert after[1].lock is lock
+    assert after[0]._model is None
+
+
+def test_other_callbacks_stay_as_they_are() -> None:
+    other = keras.callbacks.EarlyStopping(patience=9)
+    give_back([other], states_of([Own()]))
+    assert other.patience == 9
+    assert not hasattr(other, "seen")
+
+
+def test_callbacks_travel_without_their_model() -> None:
+    callback = keras.callbacks.EarlyStopping(patience=4)
+    callback.set_model(keras.Sequential([keras.layers.Dense(1)]))
+    blob = pack_callbacks([callback])
+    assert blob is not None
+    [found] = unpack_callbacks(blob)
+    assert found.patience == 4
+    assert found._model is None
+    assert callback._model is not None
+    assert pack_callbacks([Own()]) is None  # a lock
+
+
+@pytest.mark.parametrize(
+    ("given", "often"),
+    [
+        (None, Often()),
+        (False, None),
+        (5, Often(seconds=5.0)),
+        (0.5, Often(seconds=0.5)),
+        ("1,000 samples", Often(seconds=None, samples=1000)),
+    ],
+)
+def test_checkpoint_every(given: Any, often: Often | None) -> None:
+    assert read_often(given) == often
+
+
+@pytest.mark.parametrize("given", [True, 0, -1, "x", "5", "0 samples", [], 2j])
+def test_checkpoint_every_that_means_nothing(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint_every=.* Expected seconds"):
+        read_often(given)
+
+
+def test_when_a_checkpoint_is_due() -> None:
+    assert Often(seconds=None, samples=10).is_due(10, 0.0)
+    assert not Often(seconds=None, samples=10).is_due(9, 0.0)
+    assert Often(seconds=1.0).is_due(0, float("-inf"))
+    assert not Often(seconds=1.0).is_due(10**9, float("inf"))
