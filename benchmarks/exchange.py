@@ -17,9 +17,9 @@ import numpy as np
 
 from shoal.engine.bulk import Sizes
 from shoal.engine.ledger import Piece
+from shoal.engine.machine import ServerSpec
 from shoal.engine.member import Member, Seat
 from shoal.engine.sequencer import Rules
-from shoal.engine.server import ServerSpec
 from shoal.engine.serving import ServeInherited
 from shoal.engine.wire import Link
 from shoal.launchers.base import Role

@@ -28,7 +28,7 @@ import shoal
 from benchmarks.fuzz_callers import Aim, serve_dummy, serve_orders
 from shoal.engine.controller import Controller
 from shoal.engine.greeting import worker_secret
-from shoal.engine.server import ServerSpec
+from shoal.engine.machine import ServerSpec
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from shoal.training.driver import Driver

@@ -61,6 +61,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     deterministic: bool = False,
     epoch_barrier: bool = True,
     max_restarts: int = 3,
+    standby: int = 0,
+    spares: int = 0,
     on_nan: str | None = None,
     checkpoint_every: float | str | bool | None = None,
     threads: int | None = None,
@@ -111,6 +113,9 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait for callbacks between epochs.
         max_restarts: Replacements of lost workers before the run stops.
+        standby: 1 for a second server that knows all that the first one does, and takes
+            over when that is lost: within seconds, and nothing else happens.
+        spares: Processes that wait, everything imported, for a worker to be lost.
         on_nan: What follows when weights, gradients or the loss of a worker turn NaN
             or infinite: "stop" the run; "skip" what that worker learnt from these
             samples (of "all_reduce": that step); "rollback" to the last checkpoint,

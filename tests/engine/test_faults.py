@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,106 @@ def test_a_killed_server_is_replaced(strategy: str, batch: int) -> None:
     told = kinds(history)
     assert [told.count(k) for k in ("server_lost", "server_replaced")] == [1, 1]
     assert told.count("worker_lost") == 0
+
+
+class KillLeader(keras.callbacks.Callback):
+    """Kills the server as soon as a standby knows what it knows; again and again.
+
+    Training ends when the last standby knows it all, after two epochs.
+
+    Args:
+        times: How often.
+        who: "server" or "standby".
+    """
+
+    def __init__(self, times: int, who: str) -> None:
+        super().__init__()
+        self.times, self.who, self.killed, self.left = times, who, 0, 2
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.times > self.killed < kinds_so_far().count("standby_ready"):
+            self.killed += 1
+            servers_of_this_process()[0 if self.who == "server" else -1].kill()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.left -= kinds_so_far().count("standby_ready") > self.times
+        self.model.stop_training = self.left == 0
+
+
+def kinds_so_far() -> list[str]:
+    [folder] = Path(os.environ["SHOAL_RUNS"]).iterdir()
+    return [event["kind"] for event in read_events(Folder.at(str(folder)))]
+
+
+def servers_of_this_process() -> list[psutil.Process]:
+    """The leader, then its standby: they alone listen, and the leader is older."""
+    children = sorted(psutil.Process().children(), key=lambda c: c.create_time())
+    return [child for child in children if listens(child)]
+
+
+def listens(child: psutil.Process) -> bool:
+    found = child.net_connections(kind="tcp")
+    return any(c.status == psutil.CONN_LISTEN for c in found)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["aeasgd", "all_reduce"])
+def test_a_standby_takes_over(strategy: str) -> None:
+    """Twice: the standby of the standby as well. No worker is lost, nothing goes back."""
+    history = fit(strategy, epochs=9999, callbacks=[KillLeader(2, "server")], standby=1)
+    epochs = len(history.history["loss"])
+    assert summary(history).samples_committed == ROWS * epochs
+    told = kinds(history)
+    assert [told.count(k) for k in ("server_lost", "server_replaced")] == [2, 2]
+    assert not {"worker_lost", "rollback"} & set(told)
+
+
+@pytest.mark.process
+def test_a_standby_that_is_lost_is_replaced() -> None:
+    history = fit(
+        "aeasgd", epochs=9999, callbacks=[KillLeader(1, "standby")], standby=1
+    )
+    epochs = len(history.history["loss"])
+    assert summary(history).samples_committed == ROWS * epochs
+    told = kinds(history)
+    assert told.count("standby_lost") == 1
+    assert told.count("standby_ready") == 2
+    assert not {"worker_lost", "server_lost"} & set(told)
+
+
+class KillWorker(keras.callbacks.Callback):
+    """Kills a worker once a spare process waits; trains on until it is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: set[int] = set()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.waiting:
+            return
+        children = [c for c in psutil.Process().children() if not listens(c)]
+        workers = pids_so_far()
+        if len(children) == 3 and len(workers) == 2:
+            self.waiting = {child.pid for child in children} - set(workers)
+            psutil.Process(workers[0]).kill()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = "worker_replaced" in kinds_so_far()
+
+
+def pids_so_far() -> list[int]:
+    [folder] = Path(os.environ["SHOAL_RUNS"]).iterdir()
+    events = read_events(Folder.at(str(folder)))
+    return [event["pid"] for event in events if event["kind"] == "worker_started"]
+
+
+@pytest.mark.process
+def test_a_spare_process_takes_the_place_of_a_lost_worker() -> None:
+    killer = KillWorker()
+    history = fit("aeasgd", epochs=9999, callbacks=[killer], spares=1)
+    epochs = len(history.history["loss"])
+    assert summary(history).samples_committed == ROWS * epochs
+    assert pids_so_far()[2:] == list(killer.waiting)
 
 
 class StopServer(KillServer):

@@ -61,7 +61,9 @@ def test_a_push_changes_the_center_and_is_adopted(wants_slot: bool) -> None:
         np.testing.assert_array_equal(member.local, np.ones(PROBLEM.size))
         np.testing.assert_array_equal(member.anchor, member.local)
         push(member, 2.0)
-        np.testing.assert_array_equal(cluster.server.center.vector, member.local)
+        np.testing.assert_array_equal(
+            cluster.server.machine.center.vector, member.local
+        )
         assert member.local.tolist() == [3.0] * PROBLEM.size
         assert member.progress.version == 2
 
@@ -93,7 +95,9 @@ def test_without_a_slot_vectors_go_through_the_socket(
         assert member.bulk.slot is None
         member.ready()
         push(member, 1.0)
-        np.testing.assert_array_equal(cluster.server.center.vector, member.local)
+        np.testing.assert_array_equal(
+            cluster.server.machine.center.vector, member.local
+        )
 
 
 def test_the_old_start_stays_as_it_was_for_the_program_that_reads_it() -> None:
@@ -109,12 +113,12 @@ def test_a_repeat_is_not_applied(name: str, adopted: float) -> None:
     with seated(name) as (member, cluster):
         member.ready()
         pieces = push(member, 1.0)
-        center = cluster.server.center.vector.copy()
+        center = cluster.server.machine.center.vector.copy()
         held = list(member.progress.pieces)
         member._sequence -= 1
         local = np.full(PROBLEM.size, 5.0, np.float32)
         member.push_weights(local, member.statistics, pieces, 1)
-        np.testing.assert_array_equal(cluster.server.center.vector, center)
+        np.testing.assert_array_equal(cluster.server.machine.center.vector, center)
         assert member.local.tolist() == [adopted] * PROBLEM.size
         assert list(member.progress.pieces) == held
 
@@ -155,8 +159,8 @@ def test_a_snapshot_reaches_the_center_and_who_joins(
         until_asked(member)
         weights = np.arange(PROBLEM.size, dtype=np.float32)
         member.publish(weights, np.array([7.0], "f4"), blob)
-        np.testing.assert_array_equal(cluster.server.center.vector, weights)
-        assert cluster.server.center.statistics.tolist() == [7.0]
+        np.testing.assert_array_equal(cluster.server.machine.center.vector, weights)
+        assert cluster.server.machine.center.statistics.tolist() == [7.0]
         joiner = Member(
             Seat(
                 address=cluster.address, secret=cluster.secret, sizes=cluster.sizes,

@@ -130,27 +130,27 @@ def expired() -> Pulse:
 
 def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
     pulse = Pulse.of(0.1, 8, 1)
-    assert hear(peer.link, pulse, 0.0) is None
+    assert hear(peer.link, pulse, 7, 0.0) is None
     assert peer.heard() == "ping"
     assert pulse.asked is not None
     peer.channel.send({"kind": "pong"})
-    assert hear(peer.link, pulse, 20.0) is None
+    assert hear(peer.link, pulse, 7, 20.0) is None
     assert pulse.asked is None
     peer.channel.send({"kind": "records"})
-    found = hear(peer.link, pulse, 20.0)
+    found = hear(peer.link, pulse, 7, 20.0)
     assert found is not None
     assert found[0]["kind"] == "records"
 
 
 def test_silence_is_found(peer: Peer) -> None:
     with pytest.raises(Silent, match=r"hung: it answered nothing for more than 5.0 s"):
-        hear(peer.link, expired(), 0.0)
+        hear(peer.link, expired(), 7, 0.0)
 
 
 def test_whatever_waits_to_be_read_comes_first(peer: Peer) -> None:
     pulse = expired()
     peer.channel.send({"kind": "pong"})
-    assert hear(peer.link, pulse, 20.0) is None
+    assert hear(peer.link, pulse, 7, 20.0) is None
     assert pulse.asked is None
 
 
@@ -167,13 +167,13 @@ def test_a_frame_that_stops_half_way_is_silence(what: str, peer: Peer) -> None:
     pulse.work_s = 0.01 - FLOOR_S - pulse.startup_s  # so that the test need not wait
     peer.channel.socket.sendall(HALVES[what]())
     with pytest.raises(Silent):
-        hear(peer.link, pulse, 20.0)
+        hear(peer.link, pulse, 7, 20.0)
 
 
 def test_a_limit_for_one_frame_is_none_for_the_next(peer: Peer) -> None:
     peer.channel.send({"kind": "center"}, b"1234")
     head, body = peer.link.receive(stall_s=20.0)
     assert (head["kind"], bytes(body)) == ("center", b"1234")
-    assert peer.link._socket.gettimeout() is None
+    assert peer.link.socket.gettimeout() is None
     with pytest.raises(ExchangeTimeout):
         peer.link.receive(timeout_s=0.01)

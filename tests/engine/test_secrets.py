@@ -23,7 +23,7 @@ import shoal
 from shoal.engine import tls
 from shoal.engine.controller import Controller
 from shoal.engine.greeting import worker_secret
-from shoal.engine.server import ServerSpec
+from shoal.engine.machine import ServerSpec
 from shoal.errors import WorkerFailed
 from shoal.runs.store import open_run
 from shoal.testing import faults

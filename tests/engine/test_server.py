@@ -96,21 +96,15 @@ def test_a_caller_that_hangs_up_in_the_greeting() -> None:
 BAD: dict[str, Callable[[Any], Any]] = {
     "an unknown first frame": lambda link: link.send({"kind": "hello"}),
     "a join without fields": lambda link: link.send({"kind": "join"}),
-    "a bad magic": lambda link: link._socket.sendall(b"SHL2" + bytes(12)),
-    "an endless head": lambda link: link._socket.sendall(
-        HEADER.pack(MAGIC, 1 << 30, 0)
-    ),
-    "an endless body": lambda link: link._socket.sendall(
-        HEADER.pack(MAGIC, 2, 1 << 60)
-    ),
+    "a bad magic": lambda link: link.socket.sendall(b"SHL2" + bytes(12)),
+    "an endless head": lambda link: link.socket.sendall(HEADER.pack(MAGIC, 1 << 30, 0)),
+    "an endless body": lambda link: link.socket.sendall(HEADER.pack(MAGIC, 2, 1 << 60)),
     "half a frame": lambda link: (
-        link._socket.sendall(pack_head({"kind": "join"}, 99)),
-        link._socket.shutdown(socket.SHUT_WR),
+        link.socket.sendall(pack_head({"kind": "join"}, 99)),
+        link.socket.shutdown(socket.SHUT_WR),
     ),
-    "no JSON": lambda link: link._socket.sendall(
-        HEADER.pack(MAGIC, 4, 0) + b"\xff" * 4
-    ),
-    "deep JSON": lambda link: link._socket.sendall(
+    "no JSON": lambda link: link.socket.sendall(HEADER.pack(MAGIC, 4, 0) + b"\xff" * 4),
+    "deep JSON": lambda link: link.socket.sendall(
         HEADER.pack(MAGIC, 1 << 16, 0) + b"[" * (1 << 16)
     ),
 }
@@ -121,7 +115,7 @@ def test_a_peer_that_breaks_the_protocol_is_dropped(what: str) -> None:
     with Cluster(setup()) as cluster:
         link = Link(cluster.address, cluster.secret)
         BAD[what](link)
-        shut_out(link._socket)
+        shut_out(link.socket)
         link.close()
         runs_well(cluster)
 
@@ -183,7 +177,7 @@ def test_a_vector_before_the_slot_is_settled_is_a_bad_frame() -> None:
         )  # fmt: skip
         assert link.receive()[0]["kind"] == "welcome"
         link.send(PUSH)
-        shut_out(link._socket)
+        shut_out(link.socket)
         link.close()
         runs_well(cluster)
 
@@ -192,9 +186,8 @@ def test_a_vector_before_the_slot_is_settled_is_a_bad_frame() -> None:
 def test_samples_nobody_was_given_are_refused(pieces: list[list[int]]) -> None:
     with Cluster(setup()) as cluster:
         member = Member(seat(cluster), get("aeasgd"))
-        member._link.send({**PUSH, "pieces": pieces})
         with pytest.raises(Fenced, match="samples it does not hold"):
-            member._answer()
+            member._answer({**PUSH, "pieces": pieces})
         member.leave()
         runs_well(cluster)
 
@@ -246,7 +239,7 @@ def test_a_controller_that_talks_nonsense_ends_the_run(command: dict[str, Any]) 
         link = Link(cluster.address, cluster.secret)
         link.send({"kind": "control"})
         link.send(command)
-        shut_out(link._socket)
+        shut_out(link.socket)
         link.close()
 
 

@@ -309,5 +309,5 @@ def test_what_workers_say_of_themselves() -> None:
     for wrong in ({"error": 1}, {"step": "x"}, {"traceback": None}, {"step": -1}):
         with pytest.raises((TypeError, ValueError)):
             failure({**failed, **wrong})
-    with pytest.raises(ValueError, match="node is no text"):
+    with pytest.raises(ValueError, match="no text"):
         names({**head, "node": "n" * (MOST_NAME + 1)})

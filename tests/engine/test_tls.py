@@ -63,8 +63,8 @@ def test_a_whole_run_is_encrypted_and_counts_exactly(
     name: str, wants_slot: bool
 ) -> None:
     with Cluster(setup(name, wants_slot=wants_slot)) as cluster:
-        assert isinstance(cluster._link._socket, ssl.SSLSocket)
-        assert cluster._link._socket.version() == "TLSv1.3"
+        assert isinstance(cluster._link.socket, ssl.SSLSocket)
+        assert cluster._link.socket.version() == "TLSv1.3"
         runs_well(cluster)
 
 
@@ -92,7 +92,8 @@ def echoing() -> Iterator[Link]:
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     context = tls.server_context(identity)
-    echo.connections = Connections(listener, SECRET, 1 << 26, echo, context)
+    echo.connections = Connections(listener, SECRET, 1 << 26, context)
+    echo.connections.listener = echo
 
     def serve() -> None:
         assert echo.connections is not None
@@ -126,7 +127,7 @@ def test_many_frames_in_one_record_are_all_heard() -> None:
     frames = b"".join(pack_head({"kind": f"{i:03}"}, 0) for i in range(300))
     assert len(frames) < 1 << 14
     with echoing() as link:
-        link._socket.sendall(frames)
+        link.socket.sendall(frames)
         for number in range(300):
             assert link.receive(timeout_s=20)[0] == {"kind": f"{number:03}"}
 

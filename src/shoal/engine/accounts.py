@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, final
 
 import numpy as np
 
-from shoal.engine.connections import Peer
+from shoal.engine.post import Post
 from shoal.vectors import Sums
 
 SMALL_METRICS = 16  # numbers of metric state that ride with every record
@@ -26,18 +25,29 @@ class Accounts:
         self._sums: dict[int, Sums] = {}
         self._saved: dict[int, Sums] = {}
         self._records: list[list[Any]] = []
-        self._began = time.monotonic()
 
-    def note(self, peer: Peer, version: int, staleness: int) -> None:
-        """Enters the push whose head a peer holds, and its metric states."""
-        head = peer.head
+    @property
+    def has_records(self) -> bool:
+        """Whether `take_records` would give some."""
+        return bool(self._records)
+
+    def note(self, post: Post, at: float, version: int, staleness: int) -> None:
+        """Enters a worker's last push and its metric states.
+
+        Args:
+            post: The worker's.
+            at: Seconds of the run.
+            version: Of the center, after it.
+            staleness: As the strategy was told.
+        """
+        head = post.push
         epoch = int(head["pieces"][0][0])
         sums = self._sums.setdefault(epoch, np.zeros(self._size))
-        sums += peer.the_bulk().metrics
+        sums += post.bulk.metrics
         rows = sum(int(piece[2]) - int(piece[1]) for piece in head["pieces"])
         small = sums.tolist() if sums.size <= SMALL_METRICS else None
         self._records.append(
-            [round(time.monotonic() - self._began, 6), peer.rank, epoch, rows,
+            [at, post.rank, epoch, rows,
              int(head["steps"]), version, staleness, *head["times"], small]
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ at a time, so that no vector-sized temporary is ever made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +123,20 @@ class Center:
             for rank in sorted(statistics):
                 mean += statistics[rank] * (facts[rank].samples / total)
             self.statistics[:] = mean
+
+    def freeze(self) -> dict[str, Any]:
+        """Everything but the strategy, as one value; read it before the next change."""
+        return {
+            "vector": self.vector,
+            "statistics": self.statistics,
+            "state": self.state,
+            "samples": self._last_samples,
+        }
+
+    def thaw(self, frozen: dict[str, Any]) -> None:
+        """The inverse of `freeze`."""
+        self.vector, self.statistics = frozen["vector"], frozen["statistics"]
+        self.state, self._last_samples = frozen["state"], frozen["samples"]
 
     def forget(self, rank: int) -> None:
         """A worker is gone: its weight in the running average goes with it."""

@@ -130,6 +130,10 @@ class Channel:
         self._out.extend(parts)
         self.flush()
 
+    def keep_output(self) -> None:
+        """Copies what waits to be sent: whose memory it is may use it again."""
+        self._out = deque(memoryview(bytes(part)) for part in self._out)
+
     def flush(self) -> None:
         """Sends what the socket takes now."""
         if self.is_shaking_hands:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shoal.engine.fields import some, text, whole
 from shoal.engine.wire import Head
 
-MOST_PARTS = 1 << 10  # ranges of samples that are named
 MOST_LETTERS = 1 << 12
-MOST = 1 << 62
 
 SURE, LOSS, NUMBERS, VOID = range(4)
 """What a worker of a gang says of its part of a step: all is well; its loss is not
@@ -46,14 +45,14 @@ def not_finite(head: Head) -> dict[str, Any]:
         True
     """
     names = ("epoch", "step", "last_step", "bad_rows")
-    numbers = {name: _whole(head[name]) for name in names}
-    texts = {name: _text(head[name]) for name in ("reaction", "what")}
-    rows, ranges = _some(head["rows"]), _some(head["ranges"])
-    pairs = [(_whole(start), _whole(stop)) for start, stop in ranges]
+    numbers = {name: whole(head[name]) for name in names}
+    texts = {name: text(head[name], MOST_LETTERS) for name in ("reaction", "what")}
+    rows, ranges = some(head["rows"]), some(head["ranges"])
+    pairs = [(whole(start), whole(stop)) for start, stop in ranges]
     return {
         **texts,
         **numbers,
-        "rows": [_whole(row) for row in rows],
+        "rows": [whole(row) for row in rows],
         "ranges": [list(pair) for pair in pairs],
     }
 
@@ -64,7 +63,7 @@ def data_retry(head: Head) -> dict[str, Any]:
     Raises:
         ValueError: It is not what a worker of ours says.
     """
-    return {"text": _text(head["text"]), "attempt": _whole(head["attempt"])}
+    return {"text": text(head["text"], MOST_LETTERS), "attempt": whole(head["attempt"])}
 
 
 COMPLAINTS: dict[str, Callable[[Head], dict[str, Any]]] = {
@@ -72,22 +71,3 @@ COMPLAINTS: dict[str, Callable[[Head], dict[str, Any]]] = {
     "data_retry": data_retry,
 }
 """Kinds of messages, and who reads them."""
-
-
-def _whole(value: Any) -> int:
-    number = int(value)
-    if not 0 <= number < MOST:
-        raise ValueError("no number of a worker of ours")
-    return number
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MOST_LETTERS:
-        raise ValueError(f"no text of at most {MOST_LETTERS} letters")
-    return value
-
-
-def _some(value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MOST_PARTS:  # pyright: ignore[reportUnknownArgumentType]
-        raise ValueError(f"no list of at most {MOST_PARTS} parts")
-    return value  # pyright: ignore[reportUnknownVariableType]

@@ -13,45 +13,49 @@ import socket
 import ssl
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 from shoal.engine.bulk import Bulk
 from shoal.engine.channel import Channel
-from shoal.engine.patience import Patience
 from shoal.engine.porch import Porch
-from shoal.engine.slots import Slot
 from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head
 
 MAX_CONNECTIONS = 4096
 MAX_STRANGERS = 256
+OURS = ("controller", "standby")  # heard whatever waits for them
 MOST_REASON = 300  # letters of what is said of a peer that is gone
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
-    """One connection and what is known of its other end."""
+    """One connection and what is known of its other end.
+
+    Args:
+        channel: The connection.
+        name: Its address.
+        role: What it said that it is, empty before.
+        rank: Of a worker.
+        incarnation: Of a worker.
+        offer: Shared memory that a worker has not mapped yet.
+        is_settled: A worker has said whether it mapped it.
+        is_hung: It was dropped for its silence.
+    """
 
     channel: Channel
     name: str
     role: str = ""
     rank: int = -1
     incarnation: int = 0
-    bulk: Bulk | None = None
-    offer: Slot | None = None
-    head: Head = field(default_factory=dict[str, Any])
-    patience: Patience = field(default_factory=Patience)
+    offer: Bulk | None = None
+    is_settled: bool = False
     is_hung: bool = False
 
-    def the_bulk(self) -> Bulk:
-        """Where its vectors lie.
-
-        Raises:
-            BadFrame: It has not said yet whether it has mapped its slot.
-        """
-        if self.bulk is None:
-            raise BadFrame("a vector before the slot was settled")
-        return self.bulk
+    @property
+    def is_gone(self) -> bool:
+        """Whether its connection is closed."""
+        return self.channel.socket.fileno() < 0
 
 
 class Listener(ABC):
@@ -78,8 +82,10 @@ class Connections:
         socket_: Bound and listening; it is owned from now on.
         secret: Of the run.
         max_body_bytes: Larger frames are refused.
-        listener: Whom to tell.
         context: Of TLS, None for none.
+
+    Attributes:
+        listener: Whom to tell; it is set before anybody is served.
     """
 
     def __init__(
@@ -87,11 +93,11 @@ class Connections:
         socket_: socket.socket,
         secret: bytes,
         max_body_bytes: int,
-        listener: Listener,
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._socket, self._secret, self._limit = socket_, secret, max_body_bytes
-        self._listener, self._context = listener, context
+        self._context = context
+        self.listener: Listener
         self._peers: dict[int, Peer] = {}
         self._strangers: dict[int, Peer] = {}
         self._lost: list[tuple[Peer, str]] = []
@@ -113,15 +119,25 @@ class Connections:
             if self._peers.get(peer.channel.socket.fileno()) is peer:
                 self._hear(peer, selectors.EVENT_READ)
         for key, mask in found:
-            peer: Peer | None = key.data
-            if peer is not None and self._peers.get(key.fd) is peer:
-                self._hear(peer, mask)
+            if not isinstance(key.data, Peer):
+                if key.data is not None:  # see `watch`; the porch is visited below
+                    key.data()
+            elif self._peers.get(key.fd) is key.data:
+                self._hear(key.data, mask)
         for key, mask in self._porch.visit():
             if key.data is None:
                 self._accept()
             elif self._strangers.get(key.fd) is key.data:
                 self._hear(key.data, mask)
         self._drop_lost()
+
+    def watch(self, socket_: socket.socket, hear: Callable[[], None]) -> None:
+        """Calls `hear` in `serve` whenever a socket of somebody else has input."""
+        self._selector.register(socket_, selectors.EVENT_READ, hear)
+
+    def unwatch(self, socket_: socket.socket) -> None:
+        """The inverse of `watch`."""
+        self._selector.unregister(socket_)
 
     def _hear(self, peer: Peer, mask: int) -> None:
         self._attend(peer, mask)
@@ -165,11 +181,10 @@ class Connections:
         self._selector_of(peer).unregister(connection)
         self._strangers.pop(descriptor, None)
         peer.channel.close()
-        for bulk in (peer.bulk, peer.offer):
-            if bulk is not None:
-                bulk.close()
-        peer.bulk = peer.offer = None
-        self._listener.on_gone(peer, reason[:MOST_REASON])
+        if peer.offer is not None:
+            peer.offer.close()
+            peer.offer = None
+        self.listener.on_gone(peer, reason[:MOST_REASON])
 
     def close(self) -> None:
         """Closes everything, and gives every slot back."""
@@ -233,9 +248,7 @@ class Connections:
                 peer.channel.flush()
             if mask & selectors.EVENT_READ or peer.channel.is_shaking_hands:
                 for head, body in peer.channel.read():
-                    self._listener.on_frame(peer, head, body)
-                    if peer.role and peer.channel.socket.fileno() in self._strangers:
-                        self._admit(peer)
+                    self._deliver(peer, head, body)
         except BadFrame as error:
             self.drop(peer, f"bad frame: {error}")
         except OSError as error:
@@ -244,6 +257,18 @@ class Connections:
             if peer.channel.has_input:
                 self._eager.append(peer)
             self._send_rest(peer)
+
+    def _deliver(self, peer: Peer, head: Head, body: memoryview) -> None:
+        self.listener.on_frame(peer, head, body)
+        if peer.role and peer.channel.socket.fileno() in self._strangers:
+            self._admit(peer)
+
+    def deliver_again(self, peer: Peer, head: Head) -> None:
+        """Another listener is told what a peer said when it called."""
+        try:
+            self._deliver(peer, head, memoryview(b""))
+        except BadFrame as error:
+            self.drop(peer, f"bad frame: {error}")
 
     def _send_rest(self, peer: Peer) -> None:
         """Watches for room in the socket only while something waits.
@@ -259,7 +284,7 @@ class Connections:
             self._lost.append((peer, str(error) or "connection lost"))
             return
         wanted = selectors.EVENT_READ
-        if peer.channel.is_congested and peer.role != "controller":
+        if peer.channel.is_congested and peer.role not in OURS:
             wanted = 0
         if peer.channel.has_output:
             wanted |= selectors.EVENT_WRITE

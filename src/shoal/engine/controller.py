@@ -13,39 +13,26 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from shoal.engine import finite, recovery
-from shoal.engine.ledger import Piece
-from shoal.engine.observer import (
-    EpochsInOrder,
-    Observer,
-    Rescue,
-)
-from shoal.engine.pulse import Pulse, Silent, hear
+from shoal.engine.lineage import Past
+from shoal.engine.machine import ServerSpec
+from shoal.engine.observer import EpochsInOrder, Observer, Rescue
 from shoal.engine.reports import fields, read_center, read_epoch, read_records
 from shoal.engine.restart import read_restart
-from shoal.engine.server import ServerSpec
-from shoal.engine.serving import ServeInherited
-from shoal.engine.slots import sweep, tag_of
+from shoal.engine.servers import GRACE_S, Message, ServerGone, Servers
 from shoal.engine.staff import Staff
 from shoal.engine.stage import Stage
-from shoal.engine.wire import Head, Link
+from shoal.engine.wire import Head
 from shoal.engine.worker import WorkerSpec
-from shoal.errors import (
-    ClusterError,
-    DataError,
-    ExchangeTimeout,
-    ShoalError,
-    WorkerFailed,
-)
-from shoal.launchers.base import Exit
+from shoal.errors import ClusterError, DataError, ShoalError, WorkerFailed
 from shoal.plan.often import Often
 from shoal.vectors import Vector
 
+__all__ = ["Controller", "Job", "ServerGone"]
+
 POLL_S = 0.1
-GRACE_S = 2.0
-GREETING_S = 60.0  # for a server's start, where no start of a worker was measured
 STATE_TIMEOUT_S = 20.0
 CENTER_TIMEOUT_S = 2.0
 RESCUE_S = 0.8  # for each question after Ctrl-C
@@ -63,6 +50,8 @@ class Job:
         epochs: The epoch it ends before.
         log: Path of a worker's log, None to keep none.
         often: Between checkpoints.
+        has_standby: A second server knows all that the first one does.
+        spares: Processes that wait for a worker to be lost.
     """
 
     workers: int
@@ -71,10 +60,8 @@ class Job:
     epochs: int
     log: Callable[[int], Path | None]
     often: Often
-
-
-class ServerGone(ClusterError):
-    """The server of the run is gone; whoever follows the run may start another."""
+    has_standby: bool = False
+    spares: int = 0
 
 
 class Controller:
@@ -88,21 +75,26 @@ class Controller:
 
     def __init__(self, job: Job, observer: Observer, stage: Stage) -> None:
         self._job, self._observer, self._stage = job, observer, stage
-        self._link: Link | None = None
-        self._secret = b""
         self._learning_rate: float | None = None
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
-        self._staff = Staff(stage, job.policy, job.log, observer, self._expect)
+        self._staff = Staff(
+            stage, job.policy, job.log, observer, self._tell_of_staff, job.spares
+        )
+        self._servers = Servers(
+            stage,
+            observer,
+            job.workers,
+            self._staff.living,
+            has_standby=job.has_standby,
+        )
+        self._servers.on_succession = self._repeat
         self._is_halted = False
-        self._void: tuple[Piece, ...] = ()
-        self._void_rows: tuple[int, ...] = ()
-        self._rollbacks = 0
-        self._parts: Callable[[int, str], WorkerSpec] | None = None
-        self._server: ServerSpec | None = None
-        self._opened = job.first_epoch
+        self._past: Past | None = None
+        self._opened: int | None = None
+        self._expected: int | None = None
+        self._asked = ""
         self._checkpointed, self._samples = time.monotonic(), 0
-        self._backlog: deque[tuple[Head, memoryview]] = deque()
-        self._pulse = Pulse()
+        self._backlog: deque[Message] = deque()
 
     def __enter__(self) -> Controller:
         return self
@@ -117,47 +109,13 @@ class Controller:
     ) -> None:
         """Sends everyone their part and connects to the server."""
         self._learning_rate = server.learning_rate
-        self._secret = server.secret
-        self._server, self._parts = server, make_spec
-        self._begin(server, make_spec)
+        self._past = Past(server, make_spec)
+        self._begin(self._past)
 
-    def _begin(
-        self, server: ServerSpec, make_spec: Callable[[int, str], WorkerSpec]
-    ) -> None:
-        stage, began = self._stage, time.monotonic()
-        descriptor = stage.listener.fileno()
-        stage.give(stage.server, ServeInherited(spec=server, descriptor=descriptor))
-        self._staff.give(self._job.workers, make_spec)
-        self._link = self._connect(server.secret)
-        startup_s = time.monotonic() - began
-        self._pulse = Pulse.of(startup_s, server.sizes.slot_bytes, self._job.workers)
-        self._command("control")
-
-    def _connect(self, secret: bytes) -> Link:
-        """Connects to the server; its socket listens already, it answers when up."""
-        try:
-            limit_s = min(GREETING_S, self._staff.start_limit_s)
-            return self._call(secret, limit_s, self._watch)
-        except (OSError, ExchangeTimeout) as error:
-            raise ServerGone(
-                f"the server of the run did not start: {error}. "
-                "A server process on this machine was expected to answer. "
-                "See whether memory is free."
-            ) from None
-
-    def _call(
-        self, secret: bytes, limit_s: float, meanwhile: Callable[[], None]
-    ) -> Link:
-        address, server = self._stage.address, self._server
-        identity = None if server is None else server.identity
-        certificate = None if identity is None else identity.certificate
-        return Link(
-            address,
-            secret,
-            certificate=certificate,
-            timeout_s=limit_s,
-            meanwhile=meanwhile,
-        )
+    def _begin(self, past: Past) -> None:
+        self._servers.start(replace(past.server, learning_rate=self._learning_rate))
+        self._staff.give(self._job.workers, past.worker)
+        self._servers.connect(self._staff.start_limit_s, self._watch)
 
     # ------------------------------------------------------------ following
 
@@ -197,30 +155,33 @@ class Controller:
 
     def _replace_server(self, error: ServerGone, event: str = "server_lost") -> None:
         """Starts another server where the last checkpoint left the run."""
-        server, make_spec = self._server, self._parts
-        if server is None or make_spec is None:
+        past = self._past
+        if past is None:
             raise error
         began = time.monotonic()
         self._observer.on_event(event, reason=str(error).partition(". ")[0])
-        if self._link is not None:
-            self._link.close()
         self._backlog.clear()
         self._staff.recall()
-        self._stage.stop(self._stage.server)  # it may only hang
-        sweep(tag_of(server.secret))
-        self._stage.start_server()
-        if server.restart is None:
+        if past.server.restart is None:
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
-        else:  # a third server must not share the lineage of the second
-            next_lineage = int(server.restart.sequencer["lineage"]) + 1
-            restart = server.restart.at_least(next_lineage)
-            self._server = replace(server, restart=restart)
-        self._begin(replace(server, learning_rate=self._learning_rate), make_spec)
-        self._command("proceed", epoch=self._opened)
+        self._servers.prepare()
+        self._begin(past)
+        past.next_lineage()
+        self._repeat()
+        seconds = round(time.monotonic() - began, 3)
+        self._observer.on_event("server_replaced", seconds=seconds, by="restart")
+
+    def _repeat(self) -> None:
+        """Tells a server what the one before it may have heard, or not."""
+        if self._expected is not None:
+            self._command("expect", workers=self._expected)
+        if self._opened is not None:
+            self._command("proceed", epoch=self._opened)
         if self._is_halted:
             self._command("halt")
-        seconds = round(time.monotonic() - began, 3)
-        self._observer.on_event("server_replaced", seconds=seconds)
+        self._command("learning_rate", value=self._learning_rate)
+        if self._asked:
+            self._command(self._asked)
 
     def _turn(self) -> None:
         """Hears one message, or looks after the processes when there is none."""
@@ -228,7 +189,7 @@ class Controller:
         if self._backlog:
             self._hear(*self._backlog.popleft())
         else:
-            message = self._receive(POLL_S)
+            message = self._servers.receive(POLL_S)
             if message is not None:
                 self._hear(*message)
         if not self._epochs.are_over:
@@ -241,34 +202,8 @@ class Controller:
         self._checkpointed, self._samples = time.monotonic(), 0
         self._command("checkpoint")
 
-    def _receive(self, timeout_s: float) -> tuple[Head, memoryview] | None:
-        """One message of the server, None when none comes in time."""
-        link = self._link
-        if link is None:
-            raise RuntimeError("the controller has no server yet; call `give` first")
-        try:
-            return hear(link, self._pulse, timeout_s)
-        except Silent as silent:
-            self._lost_server(why=str(silent))
-        except OSError:
-            self._lost_server()
-
     def _watch(self) -> None:
-        gone = self._staff.watch()
-        if gone is not None:
-            self._lost_server(gone)
-
-    def _lost_server(self, gone: Exit | None = None, why: str = "") -> NoReturn:
-        until = time.monotonic() + GRACE_S
-        while gone is None and not why and time.monotonic() < until:
-            gone = self._stage.poll().get(self._stage.server)
-        if not why:
-            why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
-        raise ServerGone(
-            f"the server of the run is gone: {why.strip()}. "
-            "It was expected to live as long as the run, and no replacement was left. "
-            "Raise max_restarts; the model holds the center of the last epoch's end."
-        )
+        self._servers.look(self._staff.watch())
 
     def _hear(self, head: Head, body: memoryview) -> None:
         keep = {
@@ -295,24 +230,18 @@ class Controller:
         elif kind == "broken":
             raise ClusterError(head["reason"])
         elif kind not in ("center", "optimizer"):  # answers that came too late
-            if kind == "rollback":
-                self._keep_lineage(head["lineage"])
+            if kind == "rollback" and self._past is not None:
+                self._past.keep_lineage(head["lineage"])
             self._observer.on_event(_EVENTS.get(kind, kind), **fields(head))
             if kind == "left":
                 rank, reason = head["rank"], head["reason"]
                 self._staff.left(rank, reason, is_hung=head["is_hung"])
 
     def _keep_restart(self, head: Head, body: memoryview) -> None:
-        if self._server is not None:
+        if self._past is not None:
             restart = read_restart(head, body)
-            self._server = replace(self._server, restart=restart)
+            self._past.keep(restart)
             self._observer.on_checkpoint(restart)
-
-    def _keep_lineage(self, lineage: int) -> None:
-        """A server after this one begins above every lineage there was."""
-        if self._server is not None and self._server.restart is not None:
-            restart = self._server.restart.at_least(lineage)
-            self._server = replace(self._server, restart=restart)
 
     def _keep_records(self, head: Head, body: memoryview) -> None:
         records, sums = read_records(head, body)
@@ -331,21 +260,13 @@ class Controller:
             NotFinite: The run is not to go on.
         """
         self._observer.on_event("not_finite", **fields(head))
-        is_rolled_back = head["reaction"] == "rollback"
-        is_over = is_rolled_back and self._rollbacks >= finite.MOST_ROLLBACKS
-        if is_over or head["reaction"] == "stop":
+        past, is_rolled_back = self._past, head["reaction"] == "rollback"
+        is_over = past is not None and past.rollbacks >= finite.MOST_ROLLBACKS
+        if head["reaction"] == "stop" or (is_rolled_back and is_over):
             raise finite.error_of(head)
         self._observer.on_event("warning", text=finite.what_follows(head))
-        parts = self._parts
-        if is_rolled_back and parts is not None:
-            epoch, ranges = int(head["epoch"]), head["ranges"]
-            void = (*self._void, *(Piece(epoch, int(a), int(b)) for a, b in ranges))
-            rows = (*self._void_rows, *head["rows"])
-            self._rollbacks += 1
-            self._void, self._void_rows = void, rows
-            self._parts = lambda hint, token: replace(
-                parts(hint, token), void=void, void_rows=rows
-            )
+        if is_rolled_back and past is not None:
+            past.leave_out(int(head["epoch"]), head["ranges"], head["rows"])
             self._replace_server(ServerGone(finite.describe(head)), "rolling_back")
 
     def _failed(self, head: Head) -> None:
@@ -388,27 +309,30 @@ class Controller:
             self._learning_rate = value
             self._command("learning_rate", value=value)
 
-    def _expect(self, workers: int) -> None:
-        self._command("expect", workers=workers)
+    def _tell_of_staff(self, kind: str, **values: Any) -> None:
+        self._expected = values.get("workers", self._expected)
+        self._command(kind, **values)
 
     # ------------------------------------------------------------ questions
 
-    def _ask(
-        self, command: str, kind: str, timeout_s: float
-    ) -> tuple[Head, memoryview] | None:
+    def _ask(self, command: str, kind: str, timeout_s: float) -> Message | None:
         """Asks the server and waits; what else it says meanwhile is heard later."""
+        self._asked = command
         self._command(command)
         until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            message = self._receive(POLL_S)
-            if message is None:
-                self._watch()
-                continue
-            if message[0]["kind"] == kind:
-                return message
-            self._backlog.append(message)
-            if message[0]["kind"] == "failed":
-                break  # the run ends with it
+        try:
+            while time.monotonic() < until:
+                message = self._servers.receive(POLL_S)
+                if message is None:
+                    self._watch()
+                    continue
+                if message[0]["kind"] == kind:
+                    return message
+                self._backlog.append(message)
+                if message[0]["kind"] == "failed":
+                    break  # the run ends with it
+        finally:
+            self._asked = ""
         return None
 
     def center(self) -> tuple[Vector, Vector] | None:
@@ -427,14 +351,11 @@ class Controller:
         Args:
             patience_s: For each answer.
         """
-        if self._link is None:
-            return None
         self._staff.dismiss()
         with contextlib.suppress(OSError, ShoalError):
-            # The old link stays open: a server without a controller ends.
-            old = self._link
-            self._link = self._call(self._secret, patience_s, lambda: None)
-            self._command("control")
+            old = self._servers.call_again(patience_s)
+            if old is None:
+                return None
             found = self._ask("center", "center", patience_s)
             old.close()
             if found is None:
@@ -454,30 +375,18 @@ class Controller:
 
     def _finish(self) -> None:
         """Lets everyone go, and hears what they did until then."""
-        link = self._link
-        with contextlib.suppress(OSError, ExchangeTimeout):
-            if link is not None:
-                link.send({"kind": "finish"})
-                link.send({"kind": "stop"})
-            while link is not None:
-                self._backlog.append(link.receive(timeout_s=GRACE_S))
+        self._command("finish")
+        self._command("stop")
+        self._backlog.extend(self._servers.last_words(GRACE_S))
         for head, body in self._backlog:
             if head["kind"] == "records":
                 self._hear(head, body)
         self._stage.end(GRACE_S)
 
     def _command(self, kind: str, **values: Any) -> None:
-        if self._link is None:
-            return
-        try:
-            self._link.send({"kind": kind, **values})
-        except OSError:
-            self._lost_server()
+        self._servers.command(kind, **values)
 
     def close(self) -> None:
         """Ends every process; safe to repeat."""
         self._stage.end(0.0)
-        sweep(tag_of(self._secret))
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._servers.close()

@@ -19,9 +19,13 @@ from shoal.engine.center import pull_into, push_into
 from shoal.engine.ledger import Piece
 from shoal.engine.slots import Slot
 from shoal.engine.wire import Head, Link
-from shoal.errors import ShoalError
+from shoal.errors import ExchangeTimeout, ShoalError
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
+
+CALL_S = 60.0  # until somebody greets
+TURN_S = 5.0  # the same at one of two addresses
+CALL_PAUSE_S = 0.02
 
 
 class Fenced(ShoalError):
@@ -54,6 +58,7 @@ class Seat:
 
     Args:
         address: Of the server.
+        other: Where a standby listens, or will; None where there is none.
         secret: What `worker_secret` made of the run's.
         sizes: Of the vectors.
         hint: The rank it wishes for.
@@ -68,6 +73,7 @@ class Seat:
     sizes: Sizes
     hint: int
     token: str
+    other: tuple[str, int] | None = None
     node: str = "localhost"
     wants_slot: bool = True
     certificate: bytes | None = None
@@ -102,21 +108,14 @@ class Member:
     def __init__(self, seat: Seat, strategy: Strategy) -> None:
         self.strategy, self.sizes = strategy, seat.sizes
         self.progress, self.times = Progress(), Times()
-        self._sequence = 0
-        self._link = Link(seat.address, seat.secret, certificate=seat.certificate)
-        try:
-            self._join(seat)
-        except BaseException:
-            self._link.close()
-            raise
-
-    def _join(self, seat: Seat) -> None:
-        self._link.send(
+        self._seat, self._sequence, self._question = seat, 0, 0
+        self._addresses = [seat.address] if seat.other is None else [
+            seat.address, seat.other
+        ]  # fmt: skip
+        head, body = self._call(
             {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
-             "hint": seat.hint, "token": seat.token, "node": seat.node,
-             "pid": os.getpid(), "wants_slot": seat.wants_slot}
+             "hint": seat.hint, "node": seat.node, "pid": os.getpid()}
         )  # fmt: skip
-        head, body = self._link.receive()
         self._heed(head)
         self.rank: int = head["rank"]
         self.incarnation: int = head["incarnation"]
@@ -130,6 +129,55 @@ class Member:
         self._adopt(start[:size])
         self.bulk = self._settle(head["slot"])
 
+    def _call(self, head: Head) -> tuple[Head, memoryview]:
+        """Calls whoever leads, and says who this is.
+
+        With two addresses it tries them in turn: a standby tells to call elsewhere, and
+        where a server was lost nobody greets until another one has started.
+
+        Raises:
+            ConnectionError: The server hung up.
+            ExchangeTimeout: Nobody greets at any address.
+            Fenced: This worker is not wanted.
+        """
+        seat = self._seat
+        head |= {"token": seat.token, "wants_slot": seat.wants_slot}
+        has_other, refused = len(self._addresses) > 1, 0
+        until = time.monotonic() + CALL_S
+        while True:
+            try:
+                answer, body = self._call_once(head, TURN_S if has_other else CALL_S)
+                if answer["kind"] != "elsewhere":
+                    break
+                self._link.close()
+            except (ConnectionError, ExchangeTimeout) as error:
+                is_refused = isinstance(error.__context__, ConnectionRefusedError)
+                refused = refused + 1 if is_refused else 0
+                is_over = time.monotonic() > until or refused == len(self._addresses)
+                if is_over or not has_other:  # refused everywhere: the run is over
+                    raise
+            self._addresses.reverse()
+            time.sleep(CALL_PAUSE_S)
+        if answer["kind"] == "refused":
+            self._link.close()
+            raise Fenced(f"the server refused this worker: {answer['reason']}")
+        return answer, body
+
+    def _call_once(self, head: Head, limit_s: float) -> tuple[Head, memoryview]:
+        seat = self._seat
+        self._link = Link(
+            self._addresses[0],
+            seat.secret,
+            certificate=seat.certificate,
+            timeout_s=limit_s,
+        )
+        try:
+            self._link.send(head)
+            return self._link.receive()
+        except BaseException:
+            self._link.close()
+            raise
+
     def _settle(self, offer: dict[str, str] | None) -> Bulk:
         slot = None
         if offer is not None:
@@ -137,6 +185,41 @@ class Member:
             slot = Slot.attach(offer["path"], size, offer["mark"])
         self._link.send({"kind": "slot", "is_shared": slot is not None})
         return Bulk(self.sizes, slot)
+
+    def _ask(
+        self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
+    ) -> tuple[Head, memoryview]:
+        """Asks the server, or the one that took its place, until one answers."""
+        self._question += 1
+        head["question"] = self._question
+        while True:
+            try:
+                vectors = self.bulk.inline_up if has_vectors else b""
+                self._link.send(head, vectors, blob)
+                return self._link.receive(self.bulk.inline_down or None)
+            except ConnectionError as error:
+                self._go_back(error)
+
+    def _go_back(self, error: ConnectionError) -> None:
+        """The server is gone: waits for its standby to lead, and takes its place there.
+
+        The standby knows which question was answered and how.
+
+        Raises:
+            ConnectionError: There is no standby, or it is gone as well.
+        """
+        self._link.close()
+        if len(self._addresses) < 2:
+            raise error
+        self._addresses.reverse()
+        who = {"rank": self.rank, "incarnation": self.incarnation}
+        try:
+            head, _ = self._call({"kind": "rejoin", **who})
+        except ExchangeTimeout:
+            raise error from None
+        before, self.bulk = self.bulk, self._settle(head["slot"])
+        self.bulk.up[:] = before.up
+        before.close()
 
     # ---------------------------------------------------------------- answers
 
@@ -156,19 +239,21 @@ class Member:
             progress.pieces.clear()  # it tells of all there are
         progress.pieces.extend(Piece(*piece) for piece in head.get("pieces", ()))
 
-    def _answer(self) -> tuple[Head, bytes]:
-        """Waits for an answer; bulk data is then in `self.bulk`."""
-        head, body = self._link.receive(self.bulk.inline_down or None)
+    def _answer(
+        self, question: Head, *, has_vectors: bool = False, blob: bytes = b""
+    ) -> tuple[Head, bytes]:
+        """Asks and waits for an answer; bulk data is then in `self.bulk`."""
+        head, body = self._ask(question, has_vectors=has_vectors, blob=blob)
         self._heed(head)
-        blob = b""
+        found = b""
         if head.get("body") == "snapshot":
             inline = len(self.bulk.inline_down)
-            blob = bytes(body[inline:])
+            found = bytes(body[inline:])
             if inline:
                 self.bulk.inline_down[:] = body[:inline]
         if head.get("body", "none") != "none":
             self.statistics[:] = self.bulk.reply_statistics
-        return head, blob
+        return head, found
 
     def _adopt(self, center: Vector) -> None:
         self.local[:] = self.strategy.adopt(center)
@@ -178,16 +263,14 @@ class Member:
 
     def ready(self) -> bytes:
         """Says that the model is compiled; waits for the first data."""
-        self._link.send({"kind": "ready"})
-        return self._after_wait()[1]
+        return self._after_wait("ready")[1]
 
     def need(self) -> tuple[Head, bytes]:
         """Says that there is no data left; waits for more, or for the end."""
-        self._link.send({"kind": "need"})
-        return self._after_wait()
+        return self._after_wait("need")
 
-    def _after_wait(self) -> tuple[Head, bytes]:
-        head, blob = self._answer()
+    def _after_wait(self, kind: str) -> tuple[Head, bytes]:
+        head, blob = self._answer({"kind": kind})
         if head.get("body") in ("center", "snapshot"):
             self._adopt(self.bulk.reply)
         return head, blob
@@ -259,24 +342,22 @@ class Member:
     ) -> Head:
         self.bulk.message_statistics[:] = statistics
         self._sequence += 1
-        self._link.send(
+        return self._answer(
             {"kind": "push", "lineage": self.progress.lineage,
              "sequence": self._sequence, "pieces": pieces, "steps": steps,
              "samples": samples, "doubt": doubt, "times": self.times.take()},
-            self.bulk.inline_up,
-        )  # fmt: skip
-        return self._answer()[0]
+            has_vectors=True,
+        )[0]  # fmt: skip
 
     def publish(self, vector: Vector, statistics: Vector, blob: bytes) -> None:
         """Sends the whole state of a gang member, for joiners and the controller."""
         self.bulk.message[:] = vector
         self.bulk.message_statistics[:] = statistics
-        self._link.send({"kind": "snapshot"}, self.bulk.inline_up, blob)
-        self._answer()
+        self._answer({"kind": "snapshot"}, has_vectors=True, blob=blob)
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Tells the controller of something that is no failure yet."""
-        self._link.send({"kind": kind, **fields})
+        self._ask({"kind": kind, **fields})
 
     def fail(self, **report: Any) -> None:
         """Tells the controller that user code raised."""

@@ -108,7 +108,9 @@ def start_limit_s(longest_s: float) -> float:
     return FLOOR_S + START_TIMES * longest_s if longest_s else float("inf")
 
 
-def hear(link: Link, pulse: Pulse, timeout_s: float) -> tuple[Head, memoryview] | None:
+def hear(
+    link: Link, pulse: Pulse, heard: int, timeout_s: float
+) -> tuple[Head, memoryview] | None:
     """One message of the server, None when none comes in time.
 
     Signs of life are asked for and kept here. Only a server of which nothing is left
@@ -120,7 +122,7 @@ def hear(link: Link, pulse: Pulse, timeout_s: float) -> tuple[Head, memoryview] 
     """
     now = time.monotonic()
     if pulse.look(now):
-        link.send({"kind": "ping"})
+        link.send({"kind": "ping", "heard": heard})
         pulse.ask(now)
     if link.has_input(timeout_s):
         try:

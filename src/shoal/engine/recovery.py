@@ -91,10 +91,20 @@ def decide(loss: Loss, policy: RecoveryPolicy, restarts: int) -> Decision:
         Abort(reason='worker-1 killed by SIGKILL; 1 of 1 restarts used')
     """
     if restarts < policy.max_restarts:
-        doublings = min(loss.failures, MOST_DOUBLINGS) - 1
-        later = min(LONGEST_DELAY_S, LATER_DELAY_S * 2.0**doublings)
+        later = later_delay_s(loss.failures)
         return Restart(FIRST_DELAY_S if loss.failures == 0 else later)
     if loss.living >= max(1, policy.min_workers):
         return Shrink(loss.living)
     spent = f"{restarts} of {policy.max_restarts} restarts used"
     return Abort(f"{loss.name} {loss.reason}; {spent}")
+
+
+def later_delay_s(failures: int) -> float:
+    """Seconds before a process is started once more, after so many failures.
+
+    Example:
+        >>> later_delay_s(1), later_delay_s(3), later_delay_s(99)
+        (1.0, 4.0, 30.0)
+    """
+    doublings = min(failures, MOST_DOUBLINGS) - 1
+    return min(LONGEST_DELAY_S, LATER_DELAY_S * 2.0**doublings)

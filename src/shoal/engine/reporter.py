@@ -1,90 +1,51 @@
-"""What the server tells the controller, in the order in which it happened."""
+"""The server's line to its controller: nothing is lost when another server takes over."""
 
 from __future__ import annotations
 
-import time
+from collections import deque
+from collections.abc import Callable
 from typing import final
 
-from shoal.engine.accounts import Accounts
-from shoal.engine.connections import Connections, Peer
-from shoal.engine.reports import pack_center
+from shoal.engine.connections import Peer
 from shoal.engine.wire import Head
-from shoal.strategies.base import Facts
-from shoal.vectors import Vector
 
-FLUSH_S = 0.1
+Send = Callable[..., None]
 
 
 @final
 class Reporter:
-    """The server's line to its controller.
+    """Keeps reports until there is a controller; a standby's are kept until one heard.
 
-    Args:
-        connections: The controller is one of.
-        metrics: Numbers of metric state.
+    Attributes:
+        controller: Whom to tell, None while nobody is there.
     """
 
-    def __init__(self, connections: Connections, metrics: int) -> None:
+    def __init__(self) -> None:
         self.controller: Peer | None = None
-        self._early: list[tuple[Head, tuple[bytes, ...]]] = []
-        self.accounts = Accounts(metrics)
-        self._connections = connections
-        self._flushed = time.monotonic()
-        self._has_worked = False
+        self._kept: deque[tuple[Head, tuple[bytes, ...]]] = deque()
 
-    def attach(self, controller: Peer) -> None:
-        """Tells a controller from now on, and what happened before there was one."""
-        self.controller = controller
-        early, self._early = self._early, []
-        for head, body in early:
-            self._say(head, *body)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the controller has not heard of exchanges for a while."""
-        return time.monotonic() - self._flushed >= FLUSH_S
-
-    def note(
-        self, found: dict[int, Facts], peers: dict[int, Peer], version: int
-    ) -> None:
-        """Enters what was applied together, and tells of the first at once."""
-        for rank, facts in found.items():
-            self.accounts.note(peers[rank], version, facts.staleness)
-        if not self._has_worked:
-            self._has_worked = True
-            self.flush()
-
-    def flush(self) -> None:
-        """Tells of exchanges since the last time."""
-        self._flushed = time.monotonic()
-        if self.controller is None:
-            return
-        records, sums = self.accounts.take_records()
-        if records:
-            self._say({"kind": "records", "records": records}, sums)
-
-    def tell(self, head: Head, *body: bytes) -> None:
-        """Tells of something, after everything that happened before."""
-        self.flush()
-        self._say(head, *body)
-
-    def show_center(
-        self, head: Head, vector: Vector, statistics: Vector, epoch: int | None = None
-    ) -> None:
-        """Tells what the center is.
+    def say(self, send: Send, head: Head, *body: bytes) -> None:
+        """Tells the controller now, or as soon as there is one.
 
         Args:
-            head: Why it is told.
-            vector: Weights.
-            statistics: Their statistics.
-            epoch: Whose sums of metrics follow, as it is over; None for none.
+            send: Takes a peer, a head and a body.
+            head: Of the report.
+            body: Of the report.
         """
-        self.flush()  # its last records tell of sums that go now
-        sums = None if epoch is None else self.accounts.close(epoch)
-        self._say(head, *pack_center(vector, statistics, sums))
+        if self.controller is None:
+            self._kept.append((head, body))
+        else:
+            send(self.controller, head, *body)
 
-    def _say(self, head: Head, *body: bytes) -> None:
-        if self.controller is not None:
-            self._connections.send(self.controller, head, *body)
-        elif not self._has_worked:  # workers may be faster than their controller
-            self._early.append((head, body))
+    def forget(self, heard: int) -> None:
+        """The controller has heard reports up to this number."""
+        while self._kept and self._kept[0][0].get("number", 0) <= heard:
+            self._kept.popleft()
+
+    def attach(self, send: Send, controller: Peer, heard: int) -> None:
+        """Tells a controller from now on, and first what it has not heard."""
+        self.controller = controller
+        self.forget(heard)
+        kept, self._kept = self._kept, deque()
+        for head, body in kept:
+            send(controller, head, *body)

@@ -145,6 +145,11 @@ class Sequencer:
         return self._epochs.ledger
 
     @property
+    def has_round(self) -> bool:
+        """Whether somebody has pushed to a round that is not closed."""
+        return bool(self._round)
+
+    @property
     def publisher(self) -> int | None:
         """The worker that is asked for its state, and has not sent it yet."""
         return self._publishing.publisher

@@ -6,19 +6,29 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from shoal.engine.server import Server, ServerSpec
+from shoal.engine.machine import ServerSpec
+from shoal.engine.server import Server, open_connections
+from shoal.engine.standby import Standby, StandbySpec
+from shoal.errors import ExchangeTimeout
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeInherited:
-    """A server's spec and the inherited socket it listens on."""
+    """What to serve, or to follow, and the inherited socket it listens on."""
 
-    spec: ServerSpec
+    spec: ServerSpec | StandbySpec
     descriptor: int
 
 
 def serve(given: ServeInherited) -> None:
     """Runs a server process until its run is over, then ends the process."""
     listener = socket.socket(fileno=given.descriptor)
-    Server(given.spec, listener).run()
+    if isinstance(given.spec, ServerSpec):
+        Server(given.spec, open_connections(given.spec, listener)).run()
+        sys.exit(0)
+    try:
+        standby = Standby(given.spec, listener)
+    except (OSError, ExchangeTimeout) as error:
+        sys.exit(f"this standby could not follow its server: {error}")
+    standby.run()
     sys.exit(0)

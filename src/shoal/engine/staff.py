@@ -57,7 +57,9 @@ class Staff:
         policy: What to do when one is gone.
         log: Path of a worker's log, None to keep none.
         observer: Whom to tell.
-        shrink: Called with the number of workers when one will not be replaced.
+        tell: Tells the server which process is "gone", and how many workers to
+            "expect" when one will not be replaced.
+        spares: Processes that wait for a worker to be lost.
     """
 
     def __init__(
@@ -66,14 +68,16 @@ class Staff:
         policy: recovery.RecoveryPolicy,
         log: Callable[[int], Path | None],
         observer: Observer,
-        shrink: Callable[[int], None],
+        tell: Callable[..., None],
+        spares: int = 0,
     ) -> None:
         self._stage, self._policy, self._log = stage, policy, log
-        self._observer, self._shrink = observer, shrink
+        self._observer, self._tell = observer, tell
         self._make_spec: Callable[[int, str], WorkerSpec] | None = None
         self._hands: dict[str, Hand] = {}
+        self._ended: dict[str, Exit] = {}
         self._due: list[tuple[float, Hand]] = []
-        self._restarts = 0
+        self._spares, self._restarts = spares, 0
         self._failures: dict[int, int] = {}
         self._longest_start_s = 0.0
         self._watched = time.monotonic()
@@ -105,6 +109,7 @@ class Staff:
         hand = self._hands.get(token)
         if hand is not None:
             hand.rank = rank
+            hand.reason, hand.ends_at = "", 0.0  # it may have joined before
             startup_s = round(time.monotonic() - hand.started, 3)
             self._observer.on_event(
                 "worker_started", startup_s=startup_s, rank=rank, **facts
@@ -131,8 +136,12 @@ class Staff:
                 hand.reason = f"lost its connection: {reason}"
                 hand.ends_at = time.monotonic() + grace_s
 
-    def watch(self) -> Exit | None:
-        """Looks after processes; returns how the server ended, if it did.
+    def living(self) -> list[str]:
+        """Tokens of all whose process lives, as far as is known."""
+        return [token for token in self._hands if token not in self._ended]
+
+    def watch(self) -> dict[str, Exit]:
+        """Looks after processes; returns those that ended and are no workers.
 
         Workers that ended with their server count as nobody's loss.
 
@@ -145,16 +154,20 @@ class Staff:
             if hand.ends_at and hand.ends_at <= now:
                 self._stage.stop(hand.token)
         exits = self._stage.poll()
-        if self._stage.server in exits:
-            return exits[self._stage.server]
-        for token, gone in exits.items():
-            hand = self._hands.pop(token, None)
-            if hand is not None and not self._is_dismissed:
+        others = {token: exits[token] for token in exits.keys() - self._hands.keys()}
+        self._ended |= {token: exits[token] for token in exits.keys() & self._hands}
+        if others:  # first of all somebody sees to the server
+            return others
+        for token in list(self._ended):
+            gone, hand = self._ended.pop(token), self._hands.pop(token)
+            if not self._is_dismissed:
                 self._lost(hand, gone)
         for due in [d for d in self._due if d[0] <= now]:
             self._due.remove(due)
             self._start(due[1].hint, replaces=due[1].replaces)
-        return None
+        if self._spares and all(hand.works_since for hand in self._hands.values()):
+            self._stage.keep_spares(self._spares)  # they slow nobody's start down
+        return {}
 
     def _end_hung(self, now: float) -> None:
         """Gives up processes that do not start; the server never heard of some."""
@@ -181,6 +194,7 @@ class Staff:
         for token in self._hands:
             self._stage.stop(token)
         self._hands.clear()
+        self._ended.clear()
         self._due.clear()
 
     def dismiss(self) -> None:
@@ -190,6 +204,7 @@ class Staff:
 
     def _lost(self, hand: Hand, gone: Exit) -> None:
         now = time.monotonic()
+        self._tell("gone", token=hand.token)
         was_ended = bool(hand.ends_at) and hand.ends_at <= now
         reason = hand.reason if was_ended else gone.reason
         is_settled = hand.works_since and now - hand.works_since > recovery.SETTLED_S
@@ -208,7 +223,7 @@ class Staff:
                 hand.replaces = now
                 self._due.append((now + after_s, hand))
             case recovery.Shrink(workers):
-                self._shrink(workers)
+                self._tell("expect", workers=workers)
                 text = f"{gone.name} {reason}; going on with {workers} worker(s)"
                 self._observer.on_event("warning", text=text)
             case recovery.Abort(why):

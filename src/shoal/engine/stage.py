@@ -36,6 +36,10 @@ class Cast:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+def _listen() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+
+
 @final
 class Stage:
     """Server and workers that wait for their parts; it owns all they share.
@@ -49,30 +53,69 @@ class Stage:
         self.cast = cast
         self._owns_blob = blob is None
         self.blob = SharedBlob() if blob is None else blob
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-        self.address: tuple[str, int] = self.listener.getsockname()
-        shared = (self.blob.descriptor, self.listener.fileno())
-        self._launcher = ProcessLauncher(shared=shared)
+        self._listeners = [_listen()]
+        self._launcher = ProcessLauncher(shared=(self.blob.descriptor,))
         self._waiting: dict[int, str] = {}
+        self._spares: list[str] = []
+        self._polled: dict[str, Exit] = {}
+        self.server = self.standby = ""
         try:
-            self.server = self.start_server()
+            self.start_server()
             for hint in range(cast.workers):
                 self._waiting[hint] = self._start(hint)
         except BaseException:
             self.close()
             raise
 
-    def start_server(self) -> str:
-        """Starts a server process, the first or one after another was lost."""
-        role = Role(target="shoal.engine.serving:serve", name="server")
-        self.server = self._launcher.start(role)
-        return self.server
+    # ---------------------------------------------------------------- servers
 
-    def _start(self, hint: int) -> str:
+    @property
+    def listener(self) -> socket.socket:
+        """Where whoever leads listens; it outlives every server."""
+        return self._listeners[0]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of the server that leads."""
+        return self.listener.getsockname()
+
+    @property
+    def other_listener(self) -> socket.socket:
+        """Where whoever follows listens."""
+        if len(self._listeners) < 2:
+            self._listeners.append(_listen())
+        return self._listeners[1]
+
+    @property
+    def other_address(self) -> tuple[str, int]:
+        """Of the server that follows, whether there is one now or not."""
+        return self.other_listener.getsockname()
+
+    def start_server(self) -> None:
+        """Starts a server process, the first or one after another was lost."""
+        self.server = self._start_server("server", self.listener)
+
+    def start_standby(self) -> None:
+        """Starts the process of a standby."""
+        self.standby = self._start_server("standby", self.other_listener)
+
+    def _start_server(self, name: str, listener: socket.socket) -> str:
+        target, inherits = "shoal.engine.serving:serve", (listener.fileno(),)
+        return self._launcher.start(Role(target=target, name=name, inherits=inherits))
+
+    def promote(self) -> None:
+        """The standby is the server from now on; there is no standby then."""
+        self.server, self.standby = self.standby, ""
+        self._listeners.reverse()
+
+    # ---------------------------------------------------------------- workers
+
+    def _start(self, hint: int | None) -> str:
+        """Starts a process for a worker; None for whichever is lost first."""
         cast = self.cast
         role = Role(
             target="shoal.engine.worker:work",
-            name=f"worker-{hint}",
+            name="spare" if hint is None else f"worker-{hint}",
             preload=cast.preload,
             environment=cast.environment,
             threads=cast.threads,
@@ -83,14 +126,25 @@ class Stage:
         """The plan has become clear: workers that do not suit it go."""
         if cast == self.cast:
             return
-        for token in self._waiting.values():
+        for token in (*self._waiting.values(), *self._spares):
             self._launcher.stop(token)
-        self._waiting = {}
+        self._waiting, self._spares = {}, []
         self.cast = cast
 
     def worker(self, hint: int) -> str:
-        """Returns a worker's token: one that waits, or a new one."""
-        return self._waiting.pop(hint, "") or self._start(hint)
+        """Returns a worker's token: one that waits, a spare one, or a new one."""
+        if hint in self._waiting:
+            return self._waiting.pop(hint)
+        if not self._spares:
+            return self._start(hint)
+        token = self._spares.pop(0)
+        self._launcher.rename(token, f"worker-{hint}")
+        return token
+
+    def keep_spares(self, count: int) -> None:
+        """Starts processes that wait until there are so many."""
+        while len(self._spares) < count:
+            self._spares.append(self._start(None))
 
     def echo(self, tell: Callable[[str, str], None]) -> None:
         """Tells of each line that a process writes: the name of its role, the line."""
@@ -102,7 +156,14 @@ class Stage:
 
     def poll(self) -> dict[str, Exit]:
         """Returns the processes that ended since the last call, by token."""
-        return self._launcher.poll()
+        found, self._polled = self._polled | self._launcher.poll(), {}
+        self._spares = [token for token in self._spares if token not in found]
+        return found
+
+    def poll_server(self) -> Exit | None:
+        """How the server's process ended; what else ended is told by `poll`."""
+        self._polled |= self._launcher.poll()
+        return self._polled.pop(self.server, None)
 
     def stop(self, token: str, grace_s: float = 0.0) -> None:
         """Ends one process, by force after `grace_s` seconds."""
@@ -115,7 +176,8 @@ class Stage:
     def close(self) -> None:
         """Ends every process and frees all; safe to repeat."""
         self._launcher.close()
-        self.listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._owns_blob:
             self._owns_blob = False
             self.blob.close()

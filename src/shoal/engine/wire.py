@@ -110,7 +110,7 @@ class Link:
         self._place = f"{address[0]}:{address[1]}"
         self._until = time.monotonic() + timeout_s
         try:
-            self._socket = socket.create_connection(address, timeout=timeout_s)
+            self.socket = socket.create_connection(address, timeout=timeout_s)
         except OSError as error:
             raise ExchangeTimeout(
                 f"no server at {self._place}: {error}. "
@@ -118,28 +118,28 @@ class Link:
                 "See the run's log for why it is not there."
             ) from None
         try:
-            configure(self._socket)
+            configure(self.socket)
             if certificate is not None:
                 self._encrypt(certificate)
             self._greet(secret)
-            self._socket.settimeout(None)
+            self.socket.settimeout(None)
         except TimeoutError:
-            self._socket.close()
+            self.socket.close()
             raise ExchangeTimeout(
                 f"whoever listens at {self._place} does not greet. "
                 f"The run's server was expected to within {timeout_s:g} s. "
                 "See the run's log for why it does not."
             ) from None
         except BaseException:
-            self._socket.close()
+            self.socket.close()
             raise
 
     # --------------------------------------------------------------- greeting
 
     def _encrypt(self, certificate: bytes) -> None:
         """Shakes hands; the server may take its time to start."""
-        self._socket.setblocking(False)
-        wrapped = self._socket = tls.wrap_caller(self._socket, certificate)
+        self.socket.setblocking(False)
+        wrapped = self.socket = tls.wrap_caller(self.socket, certificate)
         while True:
             try:
                 wrapped.do_handshake()
@@ -171,12 +171,12 @@ class Link:
 
     def _greet(self, secret: bytes) -> None:
         caller = Caller(secret)
-        self._socket.settimeout(max(0.001, self._until - time.monotonic()))
+        self.socket.settimeout(max(0.001, self._until - time.monotonic()))
         try:
-            self._socket.sendall(caller.hello)
+            self.socket.sendall(caller.hello)
             self._wait()
             proof = caller.prove(self._exactly(ANSWER_BYTES))
-            self._socket.sendall(proof)
+            self.socket.sendall(proof)
         except NoProof as error:
             raise BadFrame(str(error)) from None
         except (ConnectionError, ssl.SSLError) as error:
@@ -202,26 +202,31 @@ class Link:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            got = self._socket.recv_into(view)
+            got = self.socket.recv_into(view)
             if got == 0:
                 raise ConnectionResetError("the peer closed the connection")
             view = view[got:]
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether bytes wait here that no selector knows of."""
+        return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
+
     def has_input(self, timeout_s: float) -> bool:
         """Whether there is something to receive, at most `timeout_s` from now."""
-        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+        if self.has_pending:
             return True
         with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
+            selector.register(self.socket, selectors.EVENT_READ)
             return bool(selector.select(timeout_s))
 
     def send(self, head: Head, *body: memoryview | bytes) -> None:
         """Sends one frame; `body` parts follow each other without copies."""
         parts: Sequence[memoryview | bytes] = [p for p in body if len(p)]
         size = sum(memoryview(p).nbytes for p in parts)
-        self._socket.sendall(pack_head(head, size))
+        self.socket.sendall(pack_head(head, size))
         for part in parts:
-            self._socket.sendall(part)
+            self.socket.sendall(part)
 
     def receive(
         self,
@@ -241,12 +246,12 @@ class Link:
             TimeoutError: Nothing more came within `stall_s`.
             ConnectionResetError: The peer is gone.
         """
-        self._socket.settimeout(timeout_s)
+        self.socket.settimeout(timeout_s)
         try:
             header = self._exactly(HEADER.size)
         except TimeoutError:
             raise ExchangeTimeout(f"no frame came within {timeout_s:g} s") from None
-        self._socket.settimeout(stall_s)
+        self.socket.settimeout(stall_s)
         head_bytes, body_bytes = unpack_header(header, self._max_body_bytes)
         head = unpack_head(self._exactly(head_bytes))
         fits = into is not None and body_bytes <= len(into)
@@ -254,9 +259,9 @@ class Link:
         if body is None:
             body = memoryview(bytearray(body_bytes))
         self._fill(body)
-        self._socket.settimeout(None)
+        self.socket.settimeout(None)
         return head, body
 
     def close(self) -> None:
         """Closes the connection."""
-        self._socket.close()
+        self.socket.close()

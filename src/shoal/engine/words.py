@@ -6,12 +6,18 @@ not too long, or its connection is closed.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+from shoal.engine.complaints import COMPLAINTS, read_doubt
+from shoal.engine.fields import text, whole
+from shoal.engine.ledger import Piece
 from shoal.engine.wire import Head
 
 MAX_HINT = 1 << 16  # a rank that a process may wish for
 MOST_NAME = 256
+MOST_PID = 1 << 32
 MOST_TEXT = 1 << 18
 
 
@@ -26,24 +32,14 @@ def hint_of(head: Head) -> int:
     return hint if 0 <= hint < MAX_HINT else -1
 
 
-def _text(head: Head, key: str, most: int) -> str:
-    value = head[key]
-    if not isinstance(value, str) or len(value) > most:
-        raise ValueError(f"{key} is no text of at most {most} letters")
-    return value
-
-
 def names(head: Head) -> dict[str, Any]:
     """Process, machine and token of a process that joins.
 
     Raises:
         ValueError: They are not what a worker of ours says.
     """
-    pid = head["pid"]
-    if not isinstance(pid, int) or not 0 <= pid < 1 << 32:
-        raise ValueError("pid is no number of a process")
-    found = {key: _text(head, key, MOST_NAME) for key in ("node", "token")}
-    return {"pid": pid, **found}
+    found = {key: text(head[key], MOST_NAME) for key in ("node", "token")}
+    return {"pid": whole(head["pid"], MOST_PID), **found}
 
 
 def failure(head: Head) -> dict[str, Any]:
@@ -52,8 +48,52 @@ def failure(head: Head) -> dict[str, Any]:
     Raises:
         ValueError: It is not what a worker of ours says.
     """
-    step = int(head["step"])
-    if not 0 <= step < 1 << 62:
-        raise ValueError("no number of a step")
-    texts = {key: _text(head, key, MOST_TEXT) for key in ("error", "traceback")}
-    return {"step": step, "is_data": bool(head.get("is_data")), **texts}
+    texts = {key: text(head[key], MOST_TEXT) for key in ("error", "traceback")}
+    return {
+        "step": whole(head["step"]), "is_data": bool(head.get("is_data")), **texts
+    }  # fmt: skip
+
+
+def push(head: Head) -> dict[str, Any]:
+    """What a worker says of what it did.
+
+    Raises:
+        ValueError: It is not what a worker of ours says.
+    """
+    compute_s, data_s, wait_s, exchange_s = map(float, head["times"])
+    samples, steps = float(head["samples"]), int(head["steps"])
+    if steps < 1 or not (math.isfinite(samples) and samples >= 0):
+        raise ValueError(f"{steps} steps of {samples} samples")
+    return {
+        "lineage": int(head["lineage"]),
+        "sequence": int(head["sequence"]),
+        "pieces": [Piece(*map(int, piece)) for piece in head["pieces"]],
+        "steps": steps,
+        "samples": samples,
+        "doubt": read_doubt(head),
+        "times": [compute_s, data_s, wait_s, exchange_s],
+    }
+
+
+def _nothing(_head: Head) -> dict[str, Any]:
+    return {}
+
+
+def _failed(head: Head) -> dict[str, Any]:
+    return {"said": {"kind": "failed", **failure(head)}}
+
+
+def _complaint(head: Head) -> dict[str, Any]:
+    kind = head["kind"]
+    return {"event": "complaint", "said": {"kind": kind, **COMPLAINTS[kind](head)}}
+
+
+WORDS: dict[str, Callable[[Head], dict[str, Any]]] = {
+    "push": push,
+    "need": _nothing,
+    "ready": _nothing,
+    "snapshot": _nothing,
+    "failed": _failed,
+    **dict.fromkeys(COMPLAINTS, _complaint),
+}
+"""What a worker may say once it is seated, and who reads it."""

@@ -40,6 +40,7 @@ class Role:
         environment: Variables on top of the launcher's own.
         threads: Compute threads of the process.
         log: Where its output goes; None for a file without a name.
+        inherits: Descriptors that it shares, and others do not.
     """
 
     target: str
@@ -48,6 +49,7 @@ class Role:
     environment: Mapping[str, str] | None = None
     threads: int = 1
     log: Path | None = None
+    inherits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -84,7 +84,7 @@ class ProcessLauncher(Launcher):
             stdout=log,
             stderr=log,
             env=environment,
-            pass_fds=self._shared,
+            pass_fds=(*self._shared, *role.inherits),
             # Ctrl-C in a terminal reaches the whole group; ours is not in it.
             start_new_session=True,
         )
@@ -140,6 +140,11 @@ class ProcessLauncher(Launcher):
         child.told += len(text) + len(newline)
         for line in text.decode(errors="replace").splitlines():
             self.echo(child.role.name, line)
+
+    def rename(self, token: str, name: str) -> None:
+        """A process plays another role from now on, with what it was started with."""
+        child = self._children[token]
+        child.role = replace(child.role, name=name)
 
     def pid(self, token: str) -> int:
         """The process id of a child."""

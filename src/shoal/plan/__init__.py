@@ -99,6 +99,8 @@ class Plan:
     monitor: Monitor = field(default_factory=Monitor)
     warnings: tuple[str, ...] = ()
     on_nan: str | None = None
+    standby: int = 0
+    spares: int = 0
 
     @property
     def is_gang(self) -> bool:
@@ -280,6 +282,8 @@ def resolve(
         epoch_barrier=request.epoch_barrier,
         max_restarts=request.max_restarts,
         on_nan=request.on_nan,
+        standby=request.standby,
+        spares=request.spares,
         model=model,
         data=data,
         steps_per_epoch=request.steps_per_epoch,

@@ -21,7 +21,7 @@ BATCH_SIZE = 32
 
 LOWEST = {
     "batch_size": 1, "epochs": 0, "initial_epoch": 0, "seed": 0,
-    "steps_per_epoch": 1, "max_restarts": 0, "threads": 1,
+    "steps_per_epoch": 1, "max_restarts": 0, "standby": 0, "spares": 0, "threads": 1,
 }  # fmt: skip
 """Arguments that are whole numbers, and the least they may be."""
 ON_NAN = ("stop", "skip", "rollback")
@@ -49,6 +49,8 @@ class Request:
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait at the end of an epoch for callbacks.
         max_restarts: Replacements of lost workers before the run stops.
+        standby: Servers that follow the one that leads, 0 or 1.
+        spares: Processes that wait, everything imported, for a worker to be lost.
         on_nan: One of `ON_NAN`; None warns and goes on.
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
@@ -74,6 +76,8 @@ class Request:
     deterministic: bool = False
     epoch_barrier: bool = True
     max_restarts: int = 3
+    standby: int = 0
+    spares: int = 0
     on_nan: str | None = None
     threads: int | None = None
     monitor: str | None = None
@@ -123,6 +127,11 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
         value = getattr(request, name)
         if value is not None:
             require_whole(name, value, lowest)
+    if request.standby > 1:
+        raise ConfigError(
+            f"standby={request.standby} cannot be used. Expected 0 or 1: one server "
+            "that follows takes over, and another one follows it. Use standby=1."
+        )
     if not any(request.shuffle is word for word in (True, False)) and (
         request.shuffle != "batch"
     ):

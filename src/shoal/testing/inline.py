@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -24,12 +25,14 @@ from shoal.data.order import Order, steps
 from shoal.engine.bulk import Sizes
 from shoal.engine.finite import WARN, Reaction, error_of
 from shoal.engine.greeting import worker_secret
+from shoal.engine.machine import ServerSpec
 from shoal.engine.member import Seat
 from shoal.engine.observer import EpochEnd, Record
 from shoal.engine.reading import Retry
 from shoal.engine.reports import read_epoch, read_records
 from shoal.engine.sequencer import Rules
-from shoal.engine.server import Server, ServerSpec
+from shoal.engine.server import JOINED_AGAIN, Server, open_connections
+from shoal.engine.standby import Standby, StandbySpec
 from shoal.engine.tls import make_identity
 from shoal.engine.wire import Head, Link
 from shoal.engine.worker import Rows, Watch, WorkerSpec, work
@@ -63,6 +66,7 @@ class Setup:
         has_barrier: An epoch waits for the one before.
         wants_slot: Vectors through shared memory, else through the socket.
         has_tls: The server encrypts, as between hosts.
+        has_standby: A second server follows, and another one when that one leads.
         watch: `shoal.testing.faults`; workers that "leave" are replaced.
         late: Samples after which one more worker joins, for each.
         compute: Further fields of `ComputeSpec`.
@@ -84,6 +88,7 @@ class Setup:
     has_barrier: bool = True
     wants_slot: bool = True
     has_tls: bool = False
+    has_standby: bool = False
     watch: Watch | None = None
     late: Sequence[int] = ()
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -172,10 +177,14 @@ def train(setup: Setup) -> Outcome:
         return cluster.run()
 
 
-def _work(spec: WorkerSpec) -> None:
-    """A worker that comes when the run is over ends its process, or here nothing."""
+def _quietly(target: Callable[[], object]) -> None:
+    """Runs what would end its process in a thread, which ends alone."""
     with contextlib.suppress(SystemExit):
-        work(spec)
+        target()
+
+
+def _listen() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0), backlog=64)
 
 
 @final
@@ -196,9 +205,8 @@ class Cluster:
         )
         identity = make_identity() if setup.has_tls else None
         self.certificate = None if identity is None else identity.certificate
-        listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.address: tuple[str, int] = listener.getsockname()
-        spec = ServerSpec(
+        self._listeners = [_listen(), _listen()]
+        self._spec = ServerSpec(
             secret=self.secret,
             strategy=setup.strategy,
             rules=setup.rules(),
@@ -207,16 +215,66 @@ class Cluster:
             statistics=setup.statistics,
             identity=identity,
         )
-        self.server = Server(spec, listener)
-        self._threads = [threading.Thread(target=self.server.run, name="shoal-server")]
-        self._threads[0].start()
-        self._link = Link(self.address, self.secret, certificate=self.certificate)
+        connections = open_connections(self._spec, self._listeners[0].dup())
+        self.server = Server(self._spec, connections)
+        self._threads: list[threading.Thread] = []
+        self._run("shoal-server", self.server.run)
+        self._hands: list[tuple[str, threading.Thread]] = []
+        self._relief: Link | None = None
+        self._standby: Standby | None = None
+        self._heard = 0
+        self._link = self._call(self.address)
         self.command("control")
         self._events: list[Head] = []
         self._records: list[Record] = []
         self._epochs: dict[int, EpochEnd] = {}
         self._late = sorted(setup.late, reverse=True)
         self._state: bytes | None = None
+        self._asked: list[tuple[str, dict[str, Any]]] = []
+        if setup.has_standby:
+            self._start_standby()
+            while self._relief is None:
+                self._hear(is_over=False)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of the server."""
+        return self._listeners[0].getsockname()
+
+    def _run(self, name: str, target: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(target=_quietly, args=(target,), name=name)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _call(self, address: tuple[str, int]) -> Link:
+        return Link(address, self.secret, certificate=self.certificate)
+
+    # ---------------------------------------------------------------- standby
+
+    def _start_standby(self) -> None:
+        """A server that follows the one that leads."""
+        spec = StandbySpec(server=self._spec, leader=self.address)
+        self._standby = Standby(spec, self._listeners[1].dup())
+        self._run("shoal-standby", self._standby.run)
+
+    def _greet_standby(self) -> None:
+        self._relief = self._call(self._listeners[1].getsockname())
+        self._relief.send({"kind": "control"})
+
+    def _take_over(self) -> None:
+        """The server is gone: its standby leads, and gets a standby of its own."""
+        if self._relief is None or self._standby is None:
+            raise ConnectionResetError("the server is gone, and there is no standby")
+        living = [token for token, thread in self._hands if thread.is_alive()]
+        self._link.close()
+        self._link, self._relief = self._relief, None
+        self._listeners.reverse()
+        self.command("lead", heard=self._heard, living=living)
+        for kind, fields in list(self._asked):
+            self.command(kind, **fields)
+        self.server = self._standby.successor()
+        self._start_standby()
 
     def __enter__(self) -> Cluster:
         return self
@@ -228,10 +286,10 @@ class Cluster:
         """Trains to the end; see `train`."""
         for hint in range(self._setup.workers):
             self.start_worker(hint)
-        self.command("proceed", epoch=0)
+        self._ask("proceed", epoch=0)
         while len(self._epochs) < self._setup.epochs:
             self._hear(is_over=False)
-        self.command("state")
+        self._ask("state")
         while self._state is None:
             self._hear(is_over=True)
         return Outcome(
@@ -243,17 +301,25 @@ class Cluster:
 
     def command(self, kind: str, **fields: Any) -> None:
         """Tells the server something, as the controller would."""
-        self._link.send({"kind": kind, **fields})
+        with contextlib.suppress(OSError if self._setup.has_standby else ()):
+            self._link.send({"kind": kind, **fields})
+
+    def _ask(self, kind: str, **fields: Any) -> None:
+        """The same, and again to whoever takes the server's place."""
+        self._asked = [asked for asked in self._asked if asked[0] != kind]
+        self._asked.append((kind, fields))
+        self.command(kind, heard=self._heard, **fields)
 
     def start_worker(self, hint: int = -1) -> None:
         """Starts one more worker."""
-        setup = self._setup
+        setup, token = self._setup, secrets.token_hex(8)
         seat = Seat(
             address=self.address,
+            other=self._listeners[1].getsockname() if setup.has_standby else None,
             secret=worker_secret(self.secret),
             sizes=self.sizes,
             hint=hint,
-            token="",
+            token=token,
             wants_slot=setup.wants_slot,
             certificate=self.certificate,
         )
@@ -275,17 +341,24 @@ class Cluster:
             loss_at=(0,),
             retry=setup.retry,
         )
-        thread = threading.Thread(
-            target=_work, args=(spec,), name=f"shoal-worker-{hint}"
-        )
-        self._threads.append(thread)
-        thread.start()
+        thread = self._run(f"shoal-worker-{hint}", partial(work, spec))
+        self._hands.append((token, thread))
 
     def _hear(self, *, is_over: bool) -> None:
         """Takes one message of the server."""
-        head, body = self._link.receive(timeout_s=PATIENCE_S)
+        try:
+            head, body = self._link.receive(timeout_s=PATIENCE_S)
+        except ConnectionError:
+            self._take_over()
+            return
         kind = head["kind"]
-        if kind == "records":
+        number = head.pop("number", self._heard)
+        if number not in (self._heard, self._heard + 1):
+            raise AssertionError(f"report {number} after {self._heard}: {head}")
+        self._heard = number
+        if kind == "standby_ready":
+            self._greet_standby()
+        elif kind == "records":
             self._records += read_records(head, body)[0]
             done = sum(record.samples for record in self._records)
             while self._late and self._late[-1] <= done:
@@ -303,18 +376,25 @@ class Cluster:
             raise error_of(head)
         else:
             self._events.append(head)
-            if kind == "left" and not is_over:
+            is_new = kind == "left" and head["reason"] != JOINED_AGAIN
+            if is_new and not is_over:
                 self.start_worker(head["rank"])
 
     def _end_epoch(self, head: Head, body: memoryview) -> None:
         self._epochs[head["epoch"]] = read_epoch(head, body)
         upcoming = head["epoch"] + 1
         if upcoming < self._setup.epochs:
-            self.command("proceed", epoch=upcoming)
+            self._ask("proceed", epoch=upcoming)
 
     def close(self) -> None:
         """Ends every thread; safe to repeat."""
         self._link.close()  # a server without a controller ends, and workers with it
+        if self._relief is not None:
+            self._relief.close()
+        if self._standby is not None:
+            self._standby.stop()
+        for listener in self._listeners:  # or workers would call there for a standby
+            listener.close()
         for thread in self._threads:
             thread.join(PATIENCE_S)
         self._threads.clear()

@@ -17,11 +17,11 @@ from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
 from shoal.engine.finite import reaction_to
 from shoal.engine.greeting import worker_secret
+from shoal.engine.machine import ServerSpec
 from shoal.engine.member import Seat
 from shoal.engine.opening import OpenBackend, OpenMapped
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
-from shoal.engine.server import ServerSpec
 from shoal.engine.stage import Stage
 from shoal.engine.tls import identity_for
 from shoal.engine.worker import WATCH, WorkerSpec
@@ -211,6 +211,8 @@ def _job(plan: Plan, run: Run, habits: Habits) -> Job:
         epochs=plan.epochs,
         log=run.log_path,
         often=habits.often,
+        has_standby=plan.standby > 0,
+        spares=plan.spares,
     )
 
 
@@ -285,6 +287,7 @@ def _give(
             sizes=sizes,
             hint=hint,
             token=token,
+            other=stage.other_address if plan.standby else None,
             certificate=None if identity is None else identity.certificate,
         )
         return WorkerSpec(

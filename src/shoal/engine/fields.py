@@ -1,0 +1,46 @@
+"""Numbers, texts and lists of a worker's words, before they are believed. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST = 1 << 62
+MOST_PARTS = 1 << 10
+
+
+def whole(value: Any, most: int = MOST) -> int:
+    """A number that counts something.
+
+    Raises:
+        ValueError: It is negative, or `most` or more.
+
+    Example:
+        >>> whole(3.0), whole("7")
+        (3, 7)
+    """
+    number = int(value)
+    if not 0 <= number < most:
+        raise ValueError(f"no number from 0 to {most}")
+    return number
+
+
+def text(value: Any, most: int) -> str:
+    """A text of at most `most` letters.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(value, str) or len(value) > most:
+        raise ValueError(f"no text of at most {most} letters")
+    return value
+
+
+def some(value: Any, most: int = MOST_PARTS) -> list[Any]:
+    """A list of at most `most` parts.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(value, list) or len(value) > most:  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError(f"no list of at most {most} parts")
+    return value  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,490 @@
+"""What a server keeps of a run and does with it: events in, answers and reports out.
+
+The same events in the same order make the same machine, bit for bit, wherever it runs:
+that is what a standby server lives on. So there is no socket in here, and no clock that
+decides anything. What is decided lies in `sequencer.py`, what is computed in
+`center.py`; this file carries the one out on the other.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final
+
+from shoal.engine.accounts import Accounts
+from shoal.engine.bulk import Bulk, Sizes
+from shoal.engine.center import Center
+from shoal.engine.instructions import (
+    Answer,
+    Apply,
+    EpochDone,
+    Instruction,
+    Merge,
+    Push,
+    Refuse,
+    Rollback,
+    Rules,
+)
+from shoal.engine.ledger import Piece
+from shoal.engine.post import Post
+from shoal.engine.reports import pack_center
+from shoal.engine.restart import Restart, pack_restart
+from shoal.engine.sequencer import Sequencer
+from shoal.engine.tls import Identity
+from shoal.engine.wire import Head
+from shoal.strategies.base import Facts, Strategy
+from shoal.vectors import Vector
+
+
+class StrategyFailed(Exception):
+    """The strategy's own code raised; its text is for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec:
+    """What a server process is given.
+
+    Args:
+        secret: Of the run, 32 bytes.
+        strategy: Whose arithmetic runs.
+        rules: Of the sequencer.
+        sizes: Of the vectors.
+        vector: Initial weights.
+        statistics: Initial statistics.
+        learning_rate: Where the driver's optimizer stands, None for a schedule.
+        restart: What an earlier server left, None for the first.
+        identity: For TLS, None for none.
+    """
+
+    secret: bytes = field(repr=False)
+    strategy: Strategy
+    rules: Rules
+    sizes: Sizes
+    vector: Vector
+    statistics: Vector
+    learning_rate: float | None = None
+    restart: Restart | None = None
+    identity: Identity | None = None
+
+
+class Outlet(Protocol):
+    """Where answers and reports go."""
+
+    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+        """A worker is answered; vectors that go along are in its bulk."""
+
+    def report(self, head: Head, *body: bytes) -> None:
+        """The controller is told; `head["number"]` counts what it was told."""
+
+
+@final
+class Machine:
+    """A run, as its server knows it.
+
+    Args:
+        spec: What to serve.
+        outlet: Where answers and reports go.
+    """
+
+    def __init__(self, spec: ServerSpec, outlet: Outlet) -> None:
+        self.spec, self.outlet = spec, outlet
+        self.posts: dict[int, Post] = {}
+        self.at = 0.0
+        """Seconds of the run at the last event."""
+        self.told = 0
+        restart = spec.restart
+        self.sequencer = (
+            Sequencer(spec.rules)
+            if restart is None
+            else restart.open_sequencer(spec.rules)
+        )
+        self.center = Center(spec.strategy, spec.vector, spec.statistics)
+        self.accounts = Accounts(spec.sizes.metrics)
+        self.learning_rate = spec.learning_rate
+        self.blob = b"" if restart is None else restart.blob
+        self._is_state_wanted = self._is_center_wanted = False
+        self._is_whole_wanted = self._has_worked = False
+        self._published = self._doubt = 0
+        if restart is not None:
+            restart.fill(self.center, self.accounts)
+            self._published = self.sequencer.version
+        self._saved = (self.center.vector.copy(), self.center.statistics.copy())
+        if restart is not None:
+            self._tell_rollback(self.sequencer.lineage)
+
+    # ------------------------------------------------------------ replicas
+
+    _PLAIN = (
+        "at", "told", "sequencer", "accounts", "learning_rate", "blob",
+        "_is_state_wanted", "_is_center_wanted", "_is_whole_wanted", "_has_worked",
+        "_published", "_doubt", "_saved",
+    )  # fmt: skip
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no message lies here that was received and not applied yet."""
+        return not self.sequencer.has_round
+
+    def freeze(self) -> bytes:
+        """Everything that `spec` does not tell, as one value.
+
+        It is for a process that holds the run's secret itself, as a pickle: never
+        `thaw` what comes from anybody else.
+        """
+        return pickle.dumps(
+            {
+                "plain": {name: getattr(self, name) for name in self._PLAIN},
+                "center": self.center.freeze(),
+                "posts": [post.freeze() for post in self.posts.values()],
+            }
+        )
+
+    def thaw(self, frozen: bytes | memoryview) -> None:
+        """Becomes what another machine of the same spec was when it was frozen."""
+        found = pickle.loads(frozen)
+        for name, value in found["plain"].items():
+            setattr(self, name, value)
+        self.center.thaw(found["center"])
+        posts = [Post.thaw(self.spec.sizes, frozen) for frozen in found["posts"]]
+        self.posts = {post.rank: post for post in posts}
+
+    # -------------------------------------------------------------- events
+
+    def handle(self, event: Head, blob: bytes | memoryview = b"") -> None:
+        """Takes one event; whoever calls has seen that its fields make sense.
+
+        Args:
+            event: Its name is at "event", seconds of the run are at "at". The vectors
+                of a worker's message lie in the bulk of its post.
+            blob: An optimizer's state, of a "snapshot".
+
+        Raises:
+            StrategyFailed: The strategy's own code raised.
+        """
+        self.at = event["at"]
+        name = event["event"]
+        if name == "join":
+            self._join(event)
+        elif name == "command":
+            self._obey(event)
+        elif name == "flush":
+            self._flush()
+        else:
+            post = self.posts.get(event["rank"])
+            if post is not None and post.incarnation == event["incarnation"]:
+                self._hear(post, name, event, blob)
+
+    def _join(self, event: Head) -> None:
+        member = self.sequencer.join(event["hint"])
+        rank, incarnation = member.rank, member.incarnation
+        post = Post(
+            rank=rank,
+            incarnation=incarnation,
+            token=event["known"]["token"],
+            bulk=Bulk(self.spec.sizes, None),
+        )
+        self.posts[rank] = post
+        post.patience.answered(time.monotonic())
+        self.tell(
+            {"kind": "joined", "rank": rank, "incarnation": incarnation,
+             **event["known"]}
+        )  # fmt: skip
+
+    def _hear(
+        self, post: Post, name: str, event: Head, blob: bytes | memoryview
+    ) -> None:
+        """A worker says something, or is gone."""
+        rank, incarnation = who = post.rank, post.incarnation
+        if name == "leave":
+            self._leave(post, event)
+            return
+        post.patience.heard(time.monotonic(), is_ready=name == "ready")
+        if name in ("failed", "complaint"):
+            said = {"rank": rank, "incarnation": incarnation, **event["said"]}
+            self.tell(said)
+        if name == "failed":
+            return
+        post.question, post.answer = event["question"], None
+        if name == "push":
+            self._push(post, event)
+        elif name == "need":
+            self._carry_out(self.sequencer.need(*who))
+        elif name == "ready":
+            self.tell({"kind": "ready", "rank": rank, "incarnation": incarnation})
+            self._carry_out(self.sequencer.ready(*who))
+        elif name == "snapshot":
+            self._publish(post, bytes(blob))
+        elif name == "complaint":
+            self._say(post, {"kind": "noted"})
+
+    def _leave(self, post: Post, event: Head) -> None:
+        rank, incarnation = post.rank, post.incarnation
+        del self.posts[rank]
+        self.center.forget(rank)
+        self.tell(
+            {"kind": "left", "rank": rank, "incarnation": incarnation,
+             "reason": event["reason"], "is_hung": event["is_hung"],
+             "rows": self.sequencer.ledger.held_rows(rank)}
+        )  # fmt: skip
+        self._carry_out(self.sequencer.leave(rank, incarnation))
+
+    def _push(self, post: Post, event: Head) -> None:
+        post.push = event
+        push = Push(
+            rank=post.rank,
+            incarnation=post.incarnation,
+            lineage=event["lineage"],
+            sequence=event["sequence"],
+            pieces=tuple(Piece(*piece) for piece in event["pieces"]),
+            steps=event["steps"],
+            samples=event["samples"],
+        )
+        self._carry_out(self.sequencer.push(push))
+
+    def _publish(self, post: Post, blob: bytes) -> None:
+        """A gang member's whole state becomes the center."""
+        self.blob = blob
+        if self.spec.rules.is_gang:
+            self.center.vector[:] = post.bulk.message
+            self.center.statistics[:] = post.bulk.message_statistics
+            self._saved = (self.center.vector.copy(), self.center.statistics.copy())
+            self.accounts.save()
+            self._published = self.sequencer.version
+        # First of all the ledger of this moment is saved: it goes with the center.
+        later = self.sequencer.published(post.rank, post.incarnation)
+        self._send_center()
+        if self._is_state_wanted:
+            self._send_state()
+        self._carry_out(later)
+        self._say(post, {"kind": "stored"})
+
+    # --------------------------------------------------------- instructions
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for place, instruction in enumerate(instructions):
+            match instruction:
+                case Apply(rank, facts):
+                    self._apply(self.posts[rank], facts)
+                case Merge(facts):
+                    self._merge(facts, instructions[place + 1 :])
+                case Answer():
+                    self._answer(instruction)
+                case Refuse(rank, incarnation, reason):
+                    post = self.posts.get(rank)
+                    if post is not None and post.incarnation == incarnation:
+                        self._say(post, {"kind": "refused", "reason": reason})
+                case EpochDone(epoch):
+                    self._end_epoch(epoch)
+                case Rollback(lineage):
+                    self.center.vector[:], self.center.statistics[:] = self._saved
+                    self.accounts.restore()
+                    self._tell_rollback(lineage)
+
+    def _tell_rollback(self, lineage: int) -> None:
+        """What was counted since the snapshot is not committed any more."""
+        ledger = self.sequencer.ledger
+        committed = {str(e): ledger.committed(e) for e in ledger.epochs}
+        self.tell(
+            {"kind": "rollback", "lineage": lineage, "clock": self.sequencer.clock,
+             "committed": committed}
+        )  # fmt: skip
+
+    def _apply(self, post: Post, facts: Facts) -> None:
+        bulk = post.bulk
+        with self._strategy_at_work():
+            self.center.apply(
+                post.rank, bulk.message, bulk.message_statistics, facts, bulk.reply
+            )
+        self._note({post.rank: facts})
+
+    def _merge(self, facts: dict[int, Facts], later: list[Instruction]) -> None:
+        bulks = {rank: self.posts[rank].bulk for rank in facts}
+        targets = [
+            self.posts[answer.rank].bulk
+            for answer in later
+            if isinstance(answer, Answer) and answer.body == "reply"
+        ]
+
+        def write(rank: int, part: slice, values: Vector) -> None:
+            for bulk in targets if rank < 0 else [bulks[rank]]:
+                bulk.reply[part] = values
+
+        with self._strategy_at_work():
+            self.center.merge(
+                {rank: bulk.message for rank, bulk in bulks.items()},
+                {rank: bulk.message_statistics for rank, bulk in bulks.items()},
+                facts,
+                write,
+            )
+        doubts = [self.posts[rank].push["doubt"] for rank in facts]
+        self._doubt = max(doubts, default=0)
+        self._note(facts)
+
+    def _note(self, found: dict[int, Facts]) -> None:
+        """Enters what was applied together, and tells of the first at once."""
+        version = self.sequencer.version
+        for rank, facts in found.items():
+            self.accounts.note(self.posts[rank], self.at, version, facts.staleness)
+        if not self._has_worked:
+            self._has_worked = True
+            self._flush()
+
+    @contextmanager
+    def _strategy_at_work(self) -> Generator[None]:
+        """Its samples are committed: an error in here ends the run, no worker."""
+        try:
+            yield
+        except Exception as error:
+            name = self.spec.strategy.name
+            raise StrategyFailed(
+                f"strategy {name!r} raised {type(error).__name__}: {error} on the "
+                "server. Its arithmetic must take every message of its own workers. "
+                "Correct the strategy, with the laws of shoal.testing perhaps; its "
+                f"traceback:\n{traceback.format_exc()}"
+            ) from error
+
+    def _answer(self, answer: Answer) -> None:
+        post, bulk = self.posts[answer.rank], self.posts[answer.rank].bulk
+        head: Head = {"kind": answer.kind, "body": answer.body}
+        head["pieces"], head["doubt"] = answer.pieces, self._doubt
+        head["publish"] = answer.kind == "publish" or self.sequencer.asked(answer.rank)
+        if answer.body != "none":
+            if answer.body != "reply":
+                bulk.reply[:] = self.center.vector
+            bulk.reply_statistics[:] = self.center.statistics
+        self._say(post, head, self.blob if answer.body == "snapshot" else b"")
+
+    def _say(self, post: Post, head: Head, blob: bytes = b"") -> None:
+        """Answers a worker; the next word is its own."""
+        post.patience.answered(time.monotonic())
+        head = {**head, **self.state()}
+        post.answer = head, blob
+        self.outlet.answer(post, head, blob)
+
+    def state(self) -> Head:
+        """What every answer tells."""
+        return {
+            "version": self.sequencer.version,
+            "lineage": self.sequencer.lineage,
+            "clock": self.sequencer.clock,
+            "workers": max(1, len(self.posts)),
+            "lr": self.learning_rate,
+        }
+
+    # ------------------------------------------------------------ controller
+
+    def _obey(self, command: Head) -> None:
+        kind = command["kind"]
+        if kind == "proceed":
+            self._carry_out(self.sequencer.proceed(int(command["epoch"])))
+        elif kind == "expect":
+            self._carry_out(self.sequencer.expect(int(command["workers"])))
+        elif kind == "halt":
+            self._carry_out(self.sequencer.halt())
+        elif kind == "learning_rate":
+            self.learning_rate = command["value"]
+        elif kind == "finish":
+            self._carry_out(self.sequencer.finish())
+        elif kind == "center":
+            self._give_center()
+        elif kind == "state":
+            self._give_state()
+        elif kind == "checkpoint":
+            self._give_center(is_whole=True)
+        else:
+            raise ValueError(f"unknown command {kind!r}")
+
+    def _give_center(self, *, is_whole: bool = False) -> None:
+        """Tells the controller the center; in a gang some worker publishes it first.
+
+        Args:
+            is_whole: With all that another server would need to go on.
+        """
+        self._is_whole_wanted |= is_whole
+        self._is_center_wanted |= not is_whole
+        has_ready = any(m.is_ready for m in self.sequencer.members.values())
+        is_old = self._published != self.sequencer.version
+        if self.spec.rules.is_gang and has_ready and is_old:
+            self._carry_out(self.sequencer.ask())
+        else:
+            self._send_center()
+
+    def _send_center(self) -> None:
+        """Tells the controller what it waits for, if it does."""
+        if self._is_whole_wanted:
+            self._is_whole_wanted = False
+            head, body = pack_restart(
+                self.sequencer, self.center, self.accounts, self.blob
+            )
+            self.tell(head, *body)
+        if not self._is_center_wanted:
+            return
+        self._is_center_wanted = False
+        ledger = self.sequencer.ledger
+        samples = sum(ledger.committed(epoch) for epoch in ledger.epochs)
+        self._show_center({"kind": "center", "samples": samples})
+
+    def _give_state(self) -> None:
+        """The controller wants one worker's optimizer state, at the end of a run."""
+        self._is_state_wanted = True
+        if self.spec.rules.is_gang and self.blob:
+            self._send_state()
+        else:
+            self._carry_out(self.sequencer.ask())
+
+    def _send_state(self) -> None:
+        self._is_state_wanted = False
+        self.tell({"kind": "optimizer"}, self.blob)
+
+    def _end_epoch(self, epoch: int) -> None:
+        rows = self.sequencer.ledger.committed(epoch)
+        self._show_center({"kind": "epoch", "epoch": epoch, "rows": rows}, epoch)
+
+    def _show_center(self, head: Head, epoch: int | None = None) -> None:
+        """Tells what the center is.
+
+        Args:
+            head: Why it is told.
+            epoch: Whose sums of metrics follow, as it is over; None for none.
+        """
+        self._flush()  # its last records tell of sums that go now
+        center, sizes = self.center, self.spec.sizes
+        lengths = {"size": sizes.vector, "statistics": sizes.statistics}
+        sums = None if epoch is None else self.accounts.close(epoch)
+        body = pack_center(center.vector, center.statistics, sums)
+        self._report({**head, **self.state(), **lengths}, *body)
+
+    # --------------------------------------------------------------- reports
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there are exchanges that the controller was not told of."""
+        return self.accounts.has_records
+
+    def tell(self, head: Head, *body: bytes) -> None:
+        """Tells the controller, after everything that happened before."""
+        self._flush()
+        self._report(head, *body)
+
+    def _flush(self) -> None:
+        """Tells of exchanges since the last time."""
+        records, sums = self.accounts.take_records()
+        if records:
+            self._report({"kind": "records", "records": records}, sums)
+
+    def _report(self, head: Head, *body: bytes) -> None:
+        self.told += 1
+        self.outlet.report({**head, "number": self.told}, *body)
+
+
+def describe(machine: Machine) -> dict[str, Any]:
+    """What two machines that took the same events agree on, to compare them."""
+    found = pickle.loads(machine.freeze())
+    for post in found["posts"]:
+        del post["patience"]  # the only thing a clock has a say in
+    return found

@@ -1,0 +1,140 @@
+"""A server's standby, as the server sees it.
+
+Every event goes to the standby before anybody hears what followed from it. So whatever
+a worker or the controller was told, the standby knows; should the server die, what the
+standby does not know, nobody knows.
+
+A server that loses its standby cannot tell whether the controller has made the standby
+its successor. So it says nothing more until the controller lets it go on alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import final
+
+from shoal.engine.connections import Connections, Peer
+from shoal.engine.patience import TIMES
+from shoal.engine.post import Post
+from shoal.engine.wire import Head
+
+FLOOR_S = 2.0  # it has nothing to do but to listen; another one is soon started
+
+
+@final
+class Mirror:
+    """Sends events to the standby, and holds back what is said until they are there.
+
+    Args:
+        connections: Of the server.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self.peer: Peer | None = None
+        self._connections = connections
+        self._is_unsure = False
+        self._sent = self._known = 0
+        self._asked: float | None = None
+        self._longest_s = 0.0
+        self._held: deque[tuple[int, Peer, Head, tuple[memoryview | bytes, ...]]]
+        self._held = deque()
+
+    # --------------------------------------------------------------- standby
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a standby would be taken now."""
+        return self.peer is None and not self._is_unsure
+
+    def begin(self, peer: Peer, frozen: bytes) -> None:
+        """A standby takes part from now on.
+
+        Args:
+            peer: Its connection.
+            frozen: What it does not know yet.
+        """
+        self.peer, self._sent, self._known = peer, 0, 0
+        self._longest_s = 0.0
+        self._post({"kind": "frozen"}, frozen)
+
+    def log(self, event: Head, post: Post | None, blob: bytes | memoryview) -> None:
+        """An event is about to be handled.
+
+        Args:
+            event: What happens.
+            post: Of whoever sends a message with vectors, else None.
+            blob: That goes along.
+        """
+        if self.peer is not None:
+            vectors = b"" if post is None else post.bulk.up
+            self._post({"kind": "event", "event": event}, vectors, blob)
+
+    def note(self, heard: int) -> None:
+        """The controller has heard reports up to this number."""
+        if self.peer is not None:
+            self._connections.send(self.peer, {"kind": "heard", "number": heard})
+
+    def _post(self, head: Head, *body: memoryview | bytes) -> None:
+        peer = self.peer
+        if peer is None:
+            return
+        self._sent += 1
+        if self._asked is None:
+            self._asked = time.monotonic()
+        self._connections.send(peer, head, *body)
+        peer.channel.keep_output()  # its vectors may change before they are sent
+
+    def acknowledge(self, number: int) -> None:
+        """The standby has events up to this number.
+
+        Raises:
+            ValueError: It cannot.
+        """
+        if not self._known <= number <= self._sent:
+            raise ValueError(f"event {number} of {self._sent}")
+        now = time.monotonic()
+        if self._asked is not None:
+            self._longest_s = max(self._longest_s, now - self._asked)
+        self._known = number
+        self._asked = now if number < self._sent else None
+        self._release()
+
+    def overdue(self) -> str:
+        """Why the standby counts as hung, empty if it does not."""
+        limit_s = FLOOR_S + TIMES * self._longest_s
+        if self._asked is None or time.monotonic() - self._asked <= limit_s:
+            return ""
+        return f"hung: took no event for more than {limit_s:.1f} s"
+
+    def forgive(self, pause_s: float) -> None:
+        """The server itself did not run for so long."""
+        if self._asked is not None:
+            self._asked += pause_s
+
+    def lost(self) -> None:
+        """The standby is gone, or leads another half of a run that was cut in two."""
+        self.peer, self._asked, self._is_unsure = None, None, True
+
+    def go_alone(self) -> None:
+        """The controller knows that the standby is gone."""
+        if self._is_unsure:
+            self._is_unsure = False
+            self._known = self._sent
+            self._release()
+
+    # --------------------------------------------------------------- sending
+
+    def send(self, peer: Peer, head: Head, *body: memoryview | bytes) -> None:
+        """Sends a frame once the standby knows all that led to it."""
+        is_known = self._known == self._sent and not self._is_unsure
+        if is_known and not self._held:
+            self._connections.send(peer, head, *body)
+        else:
+            self._held.append((self._sent, peer, head, body))
+
+    def _release(self) -> None:
+        while self._held and self._held[0][0] <= self._known:
+            _, peer, head, body = self._held.popleft()
+            if not peer.is_gone:
+                self._connections.send(peer, head, *body)

@@ -1,0 +1,320 @@
+"""The server of a run, whichever process that is, and the standby that follows it.
+
+This file starts them, speaks with the one that leads, and makes the other one lead when
+it is lost. It alone decides who leads: it ends the old leader before it names another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from shoal.engine.machine import ServerSpec
+from shoal.engine.observer import Observer
+from shoal.engine.pulse import Pulse, Silent, hear
+from shoal.engine.recovery import FIRST_DELAY_S, later_delay_s
+from shoal.engine.serving import ServeInherited
+from shoal.engine.slots import sweep, tag_of
+from shoal.engine.stage import Stage
+from shoal.engine.standby import StandbySpec
+from shoal.engine.wire import Head, Link
+from shoal.errors import ClusterError, ExchangeTimeout, ShoalError
+from shoal.launchers.base import Exit
+
+GRACE_S = 2.0
+GREETING_S = 60.0  # for a server's start, where no start of a worker was measured
+RELIEF_S = 2.0  # for the greeting of a standby that is known to be up
+
+Message = tuple[Head, memoryview]
+Living = Callable[[], Sequence[str]]
+
+
+class ServerGone(ClusterError):
+    """The server of the run is gone; whoever follows the run may start another."""
+
+
+@final
+class Servers:
+    """Speaks with the server of a run.
+
+    Args:
+        stage: Where its process is.
+        observer: Whom to tell.
+        workers: Of the run.
+        has_standby: Whether a standby follows it.
+        living: Gives the tokens of all workers whose process lives.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        observer: Observer,
+        workers: int,
+        living: Living,
+        *,
+        has_standby: bool,
+    ) -> None:
+        self._stage, self._observer = stage, observer
+        self._workers, self._living = workers, living
+        self._has_standby = has_standby
+        self._spec: ServerSpec | None = None
+        self._link: Link | None = None
+        self._relief: Link | None = None
+        self._pulse = Pulse()
+        self._heard = 0
+        self._standby_due: float | None = None
+        self._standby_failures = 0
+        self._lost_at = 0.0
+        self.on_succession: Callable[[], None] = lambda: None
+        """Called when another process leads: what the old one was told last may be
+        lost."""
+
+    @property
+    def tag(self) -> str:
+        """Names this run's shared memory."""
+        return tag_of(b"" if self._spec is None else self._spec.secret)
+
+    # -------------------------------------------------------------- starting
+
+    def start(self, spec: ServerSpec) -> None:
+        """Gives the process of the server its part."""
+        self._spec, self._heard = spec, 0
+        stage = self._stage
+        given = ServeInherited(spec=spec, descriptor=stage.listener.fileno())
+        stage.give(stage.server, given)
+
+    def connect(self, limit_s: float, meanwhile: Callable[[], None]) -> None:
+        """Connects to the server; its socket listens already, it answers when up.
+
+        Args:
+            limit_s: For its start.
+            meanwhile: Called now and then; it may raise.
+
+        Raises:
+            ServerGone: It does not start.
+        """
+        began = time.monotonic()
+        try:
+            self._link = self._call(min(GREETING_S, limit_s), meanwhile)
+        except (OSError, ExchangeTimeout) as error:
+            raise ServerGone(
+                f"the server of the run did not start: {error}. "
+                "A server process on this machine was expected to answer. "
+                "See whether memory is free."
+            ) from None
+        self._begin_pulse(time.monotonic() - began)
+        self.command("control")
+        if self._has_standby:
+            self._standby_due = time.monotonic()
+
+    def _begin_pulse(self, startup_s: float) -> None:
+        size = 0 if self._spec is None else self._spec.sizes.slot_bytes
+        self._pulse = Pulse.of(startup_s, size, self._workers)
+
+    def _call(
+        self, limit_s: float, meanwhile: Callable[[], None], *, is_leader: bool = True
+    ) -> Link:
+        spec, stage = self._spec, self._stage
+        if spec is None:
+            raise RuntimeError("there is no server yet; call `start` first")
+        return Link(
+            stage.address if is_leader else stage.other_address,
+            spec.secret,
+            certificate=None if spec.identity is None else spec.identity.certificate,
+            timeout_s=limit_s,
+            meanwhile=meanwhile,
+        )
+
+    def call_again(self, limit_s: float) -> Link | None:
+        """Calls the server anew; returns the old connection, to be closed later.
+
+        A server without a controller ends.
+
+        Raises:
+            OSError: It does not answer.
+            ExchangeTimeout: The same.
+        """
+        old, self._link = self._link, self._call(limit_s, lambda: None)
+        self.command("control")
+        return old
+
+    # -------------------------------------------------------------- speaking
+
+    def command(self, kind: str, **values: Any) -> None:
+        """Tells the server something; that it is gone shows when it is heard next."""
+        if self._link is not None:
+            self._send(self._link, {"kind": kind, "heard": self._heard, **values})
+
+    def _send(self, link: Link, head: Head) -> bool:
+        try:
+            link.send(head)
+        except OSError:
+            return False
+        return True
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """One message of the server, None when none comes in time.
+
+        Raises:
+            ServerGone: It is lost, and there is no standby.
+        """
+        link = self._link
+        if link is None:
+            raise RuntimeError("there is no server yet; call `connect` first")
+        try:
+            message = hear(link, self._pulse, self._heard, timeout_s)
+        except Silent as silent:
+            self.lost(why=str(silent))
+            return None
+        except OSError:
+            self.lost()
+            return None
+        if message is None:
+            return None
+        kind = message[0]["kind"]
+        self._heard = message[0].get("number", self._heard)
+        if kind == "standby_ready":
+            self._greet_standby()
+        elif kind == "standby_left":
+            self._lose_standby(message[0]["reason"])
+        elif kind == "leads":
+            seconds = round(time.monotonic() - self._lost_at, 3)
+            self._observer.on_event("server_replaced", seconds=seconds, by="standby")
+        else:
+            return message
+        return None
+
+    def last_words(self, timeout_s: float) -> list[Message]:
+        """What the server says until it ends."""
+        found: list[Message] = []
+        try:
+            while self._link is not None:
+                found.append(self._link.receive(timeout_s=timeout_s))
+        except (OSError, ExchangeTimeout):
+            pass
+        return found
+
+    # ---------------------------------------------------------------- losses
+
+    def look(self, exits: dict[str, Exit]) -> None:
+        """Looks after the processes of server and standby.
+
+        Args:
+            exits: Of processes that ended and are no workers.
+
+        Raises:
+            ServerGone: The server is lost, and there is no standby.
+        """
+        if self._stage.standby in exits:
+            self._lose_standby(exits[self._stage.standby].reason)
+        if self._stage.server in exits:
+            self.lost(exits[self._stage.server])
+        if self._standby_due is not None and time.monotonic() >= self._standby_due:
+            self._start_standby()
+
+    def lost(self, gone: Exit | None = None, why: str = "") -> None:
+        """The server is gone: its standby leads from now on.
+
+        Raises:
+            ServerGone: There is none.
+        """
+        until = time.monotonic() + GRACE_S
+        self._lost_at = time.monotonic()
+        if self._relief is not None:
+            self._stage.stop(self._stage.server)  # it may only hang
+        while gone is None and not why and time.monotonic() < until:
+            gone = self._stage.poll_server()
+        if not why:
+            why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
+        if self._succeed(why):
+            return
+        raise ServerGone(
+            f"the server of the run is gone: {why.strip()}. "
+            "It was expected to live as long as the run, and no replacement was left. "
+            "Raise max_restarts; the model holds the center of the last epoch's end."
+        )
+
+    def _succeed(self, why: str) -> bool:
+        """Makes the standby lead; False if it cannot."""
+        relief, self._relief = self._relief, None
+        if relief is None:
+            return False
+        if self._link is not None:
+            self._link.close()
+        sweep(self.tag)
+        lead = {"kind": "lead", "heard": self._heard, "living": self._living()}
+        if not self._send(relief, lead):
+            relief.close()
+            return False
+        self._observer.on_event("server_lost", reason=why.partition("\n")[0])
+        self._link = relief
+        self._stage.promote()
+        self._begin_pulse(self._pulse.startup_s)
+        self._standby_due = time.monotonic()
+        self.on_succession()
+        return True
+
+    def prepare(self) -> None:
+        """Starts another server's process; whoever served or followed before ends."""
+        for link in (self._link, self._relief):
+            if link is not None:
+                link.close()
+        self._link = self._relief = self._standby_due = None
+        stage = self._stage
+        stage.stop(stage.server)  # it may only hang
+        if stage.standby:
+            stage.stop(stage.standby)
+            stage.standby = ""
+        sweep(self.tag)
+        stage.start_server()
+
+    # --------------------------------------------------------------- standby
+
+    def _start_standby(self) -> None:
+        self._standby_due = None
+        stage, spec = self._stage, self._spec
+        if spec is not None:
+            stage.start_standby()
+            server = replace(spec, restart=None)  # the leader tells what there is
+            part = StandbySpec(server=server, leader=stage.address)
+            descriptor = stage.other_listener.fileno()
+            stage.give(stage.standby, ServeInherited(spec=part, descriptor=descriptor))
+
+    def _greet_standby(self) -> None:
+        """It knows all that the server does; from now on it may be made to lead."""
+        try:
+            self._relief = self._call(RELIEF_S, lambda: None, is_leader=False)
+            self._relief.send({"kind": "control"})
+        except (OSError, ShoalError) as error:
+            self._lose_standby(str(error))
+            return
+        self._standby_failures = 0
+        self._observer.on_event("standby_ready")
+
+    def _lose_standby(self, reason: str) -> None:
+        """The server goes on alone, until another standby has started."""
+        stage = self._stage
+        if self._relief is not None:
+            self._relief.close()
+            self._relief = None
+        if not stage.standby:
+            return
+        stage.stop(stage.standby)
+        stage.standby = ""
+        self.command("alone")
+        self._observer.on_event("standby_lost", reason=reason)
+        failures, self._standby_failures = self._standby_failures, (
+            self._standby_failures + 1
+        )  # fmt: skip
+        delay_s = later_delay_s(failures) if failures else FIRST_DELAY_S
+        self._standby_due = time.monotonic() + delay_s
+
+    def close(self) -> None:
+        """Closes the connections and frees what a killed server left."""
+        for link in (self._relief, self._link):
+            if link is not None:
+                link.close()
+        self._link = self._relief = None
+        sweep(self.tag)

@@ -1,0 +1,192 @@
+"""A server that follows another one, and takes over when the controller says so.
+
+It never decides by itself that the other is lost: two servers that both lead would be
+worse than none. Until it leads, it answers no worker that is in the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import dataclass
+from queue import Queue
+from typing import final
+
+from shoal.engine.connections import Listener, Peer
+from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
+from shoal.engine.post import Post
+from shoal.engine.reporter import Reporter
+from shoal.engine.server import FLUSH_S, Server, open_connections
+from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head, Link
+
+LONGEST_STALL_S = 30.0  # within a frame of a server that is about to be killed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandbySpec:
+    """What a standby's process is given.
+
+    Args:
+        server: What it will serve.
+        leader: Address of the server that it follows.
+    """
+
+    server: ServerSpec
+    leader: tuple[str, int]
+
+
+@final
+class Standby(Listener):
+    """Takes the leader's events, until it leads or is not needed any more.
+
+    Args:
+        spec: Of the run.
+        socket_: Bound and listening; it is owned from now on.
+
+    Raises:
+        ExchangeTimeout: The leader does not greet.
+        OSError: The leader is gone.
+    """
+
+    def __init__(self, spec: StandbySpec, socket_: socket.socket) -> None:
+        self._spec = spec.server
+        self._connections = open_connections(spec.server, socket_)
+        self._connections.listener = self
+        self._machine = Machine(spec.server, self)
+        self._reporter = Reporter()
+        self._callers: list[tuple[Peer, Head]] = []
+        self._controller: Peer | None = None
+        self._lead: Head | None = None
+        self._number, self._lost_at = 0, 0.0
+        self._is_running = True
+        self._server: Queue[Server] = Queue()
+        identity = spec.server.identity
+        certificate = None if identity is None else identity.certificate
+        try:
+            self._link = Link(spec.leader, spec.server.secret, certificate=certificate)
+            self._link.send({"kind": "standby"})
+        except BaseException:
+            self._connections.close()
+            raise
+        self._connections.watch(self._link.socket, self._follow)
+
+    def run(self) -> None:
+        """Follows, then leads if it is told to, to the end of the run."""
+        try:
+            while self._is_running and self._lead is None:
+                self._connections.serve(FLUSH_S)
+                self._connections.drop_strangers()
+                if self._is_left_alone:
+                    self._is_running = False
+        except StrategyFailed:
+            self._is_running = False  # the leader found the same, and tells
+        if self._lead is None or not self._is_running:
+            self._link.close()
+            self._connections.close()
+        else:
+            self._take_over(self._lead)
+
+    @property
+    def _is_left_alone(self) -> bool:
+        """Whether both leader and controller are gone."""
+        if self._controller is not None or not self._lost_at:
+            return False
+        return time.monotonic() - self._lost_at > GREETING_TIMEOUT_S
+
+    def _take_over(self, lead: Head) -> None:
+        with contextlib.suppress(OSError, BadFrame):
+            while not self._lost_at and self._link.has_input(0.0):
+                self._follow()
+        self._leave_leader()
+        succeeds = self._machine, self._reporter
+        server = Server(self._spec, self._connections, succeeds)
+        self._server.put(server)
+        server.follow_up(self._controller, lead, self._callers)
+        server.run()
+
+    def stop(self) -> None:
+        """Ends it soon, if it does not lead; for whoever runs it in a thread."""
+        self._is_running = False
+
+    def successor(self) -> Server:
+        """Waits until this leads; for whoever runs it in a thread."""
+        return self._server.get()
+
+    # ---------------------------------------------------------------- leader
+
+    def _follow(self) -> None:
+        """Takes what the leader says, as long as bytes of it wait here."""
+        self._take_frame()
+        while not self._lost_at and self._link.has_pending:
+            self._take_frame()
+
+    def _take_frame(self) -> None:
+        """Every event is acknowledged before it is handled."""
+        try:
+            head, body = self._link.receive(stall_s=LONGEST_STALL_S)
+            if head["kind"] == "heard":
+                self._reporter.forget(head["number"])
+                return
+            self._number += 1
+            self._link.send({"kind": "took", "number": self._number})
+        except OSError:
+            self._leave_leader()
+            return
+        if head["kind"] == "frozen":
+            self._machine.thaw(body)
+        else:
+            self._take(head["event"], body)
+
+    def _take(self, event: Head, body: memoryview) -> None:
+        blob = body
+        if event["event"] in ("push", "snapshot"):
+            post = self._machine.posts.get(event["rank"])
+            if post is not None:
+                post.bulk.up[:] = body[: len(post.bulk.up)]
+                blob = body[len(post.bulk.up) :]
+        # What the leader could not carry out, it cannot either.
+        with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
+            self._machine.handle(event, blob)
+
+    def _leave_leader(self) -> None:
+        if not self._lost_at:
+            self._lost_at = time.monotonic()
+            self._connections.unwatch(self._link.socket)
+            self._link.close()
+
+    # ----------------------------------------------------------------- peers
+
+    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+        """The leader answers; the post keeps it."""
+
+    def report(self, head: Head, *body: bytes) -> None:
+        """Kept until the controller has heard it of the leader."""
+        self._reporter.say(_say_nothing, head, *body)
+
+    def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
+        """Workers that lost the leader wait; new ones are sent to it."""
+        kind = head["kind"]
+        if peer.role == "controller":
+            if self._lead is not None:
+                self._callers.append((peer, head))
+            elif kind == "lead":
+                self._lead = head
+        elif kind == "control" and peer.channel.is_commander:
+            peer.role, self._controller = "controller", peer
+        elif kind == "rejoin":
+            peer.role = "caller"
+            self._callers.append((peer, head))
+        elif kind == "join":
+            self._connections.send(peer, {"kind": "elsewhere"})
+        else:
+            raise BadFrame(f"{kind!r:.40} to a standby")
+
+    def on_gone(self, peer: Peer, reason: str) -> None:
+        """Without a controller there is nobody who could need it."""
+        if peer is self._controller:
+            self._controller, self._is_running = None, False
+
+
+def _say_nothing(*_: object) -> None:
+    raise RuntimeError("a standby that has a controller to tell")

@@ -1,0 +1,117 @@
+"""A standby: whoever leads may die at any moment, and nobody notices but the clock."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.engine.server import JOINED_AGAIN, Server
+from shoal.strategies import get
+from shoal.testing.inline import Cluster, Outcome, Setup
+from shoal.testing.problems import LeastSquares
+
+PROBLEM = LeastSquares.seeded(rows=96)
+EPOCHS = 3
+
+
+def kill(server: Server, at: int, where: str) -> None:
+    """Lets a server die at one of its events, as if its process was killed.
+
+    Args:
+        server: Whose.
+        at: Number of the event, from now on.
+        where: "before" anybody knows of it, when the standby "knows" of it, or
+            "after" it was handled, with all answers that do not wait sent.
+    """
+    count = 0
+    handle, log = server.machine.handle, server._mirror.log
+
+    def die() -> None:
+        server.close = server._connections.close  # type: ignore[method-assign]
+        raise SystemExit  # which a thread ends with quietly
+
+    def logged(*given: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == at and where == "before":
+            die()
+        log(*given)
+
+    def handled(*given: Any) -> None:
+        if count == at and where == "knows":
+            die()
+        handle(*given)
+        if count == at and where == "after":
+            die()
+
+    server._mirror.log = logged  # type: ignore[method-assign]
+    server.machine.handle = handled  # type: ignore[method-assign]
+
+
+def setup(name: str, **fields: Any) -> Setup:
+    fields = {"workers": 3, "epochs": EPOCHS, "has_standby": True, **fields}
+    return Setup.linear(PROBLEM, get(name), **fields)
+
+
+def train(given: Setup, *kills: tuple[int, str]) -> Outcome:
+    with Cluster(given) as cluster:
+        left = list(kills)
+        kill(cluster.server, *left.pop(0))
+        take_over = cluster._take_over
+
+        def again() -> None:
+            take_over()
+            if left:
+                kill(cluster.server, *left.pop(0))
+
+        cluster._take_over = again  # type: ignore[method-assign]
+        return cluster.run()
+
+
+def is_exact(outcome: Outcome) -> None:
+    """Every sample of every epoch was committed once, and told of once."""
+    assert [end.rows for end in outcome.epochs] == [PROBLEM.rows] * EPOCHS
+    assert [end.metrics[1] for end in outcome.epochs] == [PROBLEM.rows] * EPOCHS
+    for epoch in range(EPOCHS):
+        told = [r.samples for r in outcome.records if r.epoch == epoch]
+        assert sum(told) == PROBLEM.rows
+    versions = [record.version for record in outcome.records]
+    assert versions == sorted(versions)
+    assert "rollback" not in {event["kind"] for event in outcome.events}
+    left = {e["reason"] for e in outcome.events if e["kind"] == "left"}
+    assert left <= {JOINED_AGAIN}  # who had not heard yet that it had a place
+
+
+NAMES = ["aeasgd", "downpour", "local_sgd", "all_reduce"]
+WHERE = ["before", "knows", "after"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("where", WHERE)
+def test_killing_the_server_costs_nothing(name: str, where: str) -> None:
+    draw = random.Random(f"{name} {where}")
+    for _ in range(3):
+        given = setup(name, wants_slot=draw.random() < 0.5)
+        is_exact(train(given, (draw.randint(1, 40), where)))
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "all_reduce"])
+@pytest.mark.parametrize("where", WHERE)
+def test_weights_are_what_they_would_have_been(name: str, where: str) -> None:
+    """Rounds repeat bit for bit; so they show whether anything was lost or doubled."""
+    with Cluster(setup(name, has_standby=False)) as cluster:
+        calm = cluster.run()
+    for at in (3, 11, 23):
+        wild = train(setup(name), (at, where))
+        is_exact(wild)
+        for one, other in zip(calm.epochs, wild.epochs, strict=True):
+            np.testing.assert_array_equal(one.vector, other.vector)
+            np.testing.assert_array_equal(one.metrics, other.metrics)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_server_after_the_other(name: str) -> None:
+    is_exact(train(setup(name), (9, "after"), (12, "before"), (7, "knows")))
