@@ -162,7 +162,7 @@ def listens(child: psutil.Process) -> bool:
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", ["aeasgd", "all_reduce"])
 def test_a_standby_takes_over(strategy: str) -> None:
-    """Twice: the standby of the standby as well. No worker is lost, nothing goes back."""
+    """Twice: the standby's standby as well. No worker is lost, nothing goes back."""
     history = fit(strategy, epochs=9999, callbacks=[KillLeader(2, "server")], standby=1)
     epochs = len(history.history["loss"])
     assert summary(history).samples_committed == ROWS * epochs

@@ -1,4 +1,4 @@
-"""The server's line to its controller: nothing is lost when another server takes over."""
+"""The server's line to its controller, which no change of servers breaks."""
 
 from __future__ import annotations
 

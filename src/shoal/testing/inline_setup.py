@@ -1,0 +1,137 @@
+"""What a cluster in one process trains, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+
+from shoal.backends.base import Backend, ComputeSpec
+from shoal.data.order import Order
+from shoal.engine.finite import WARN, Reaction
+from shoal.engine.observer import EpochEnd, Record
+from shoal.engine.reading import Retry
+from shoal.engine.sequencer import Rules
+from shoal.engine.wire import Head
+from shoal.engine.worker import Rows, Watch
+from shoal.strategies.base import Strategy
+from shoal.testing.linear import LinearBackend, LinearRows
+from shoal.testing.problems import LeastSquares
+from shoal.vectors import Vector
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is trained, and how.
+
+    Args:
+        strategy: How workers agree; a period of 0 is an epoch.
+        source: Of samples.
+        order: Of samples.
+        open_backend: As in `WorkerSpec`.
+        vector: Initial weights.
+        statistics: Initial statistics.
+        metrics: Numbers of metric state.
+        workers: Threads that train.
+        epochs: Passes.
+        batch_size: Rows of a step: of each worker, or of a gang.
+        worker_batch_size: Rows of a worker's full share of a gang's step; 0 where
+            a backend does not mind.
+        has_barrier: An epoch waits for the one before.
+        wants_slot: Vectors through shared memory, else through the socket.
+        has_tls: The server encrypts, as between hosts.
+        has_standby: A second server follows, and another one when that one leads.
+        watch: `shoal.testing.faults`; workers that "leave" are replaced.
+        late: Samples after which one more worker joins, for each.
+        compute: Further fields of `ComputeSpec`.
+        reaction: To numbers that are not finite.
+        retry: What follows when the source raises.
+    """
+
+    strategy: Strategy
+    source: Rows
+    order: Order
+    open_backend: Callable[[ComputeSpec, Any], Backend]
+    vector: Vector
+    statistics: Vector
+    metrics: int
+    workers: int = 1
+    epochs: int = 1
+    batch_size: int = 8
+    worker_batch_size: int = 0
+    has_barrier: bool = True
+    wants_slot: bool = True
+    has_tls: bool = False
+    has_standby: bool = False
+    watch: Watch | None = None
+    late: Sequence[int] = ()
+    compute: dict[str, Any] = field(default_factory=dict[str, Any])
+    reaction: Reaction = WARN
+    retry: Retry = field(default_factory=Retry)
+
+    @classmethod
+    def linear(
+        cls, problem: LeastSquares, strategy: Strategy, rate: float = 0.1, **others: Any
+    ) -> Setup:
+        """Least squares by SGD; samples in the order of the problem's rows."""
+        return cls(
+            strategy=strategy,
+            source=LinearRows(problem),
+            order=Order(rows=problem.rows, shuffle=False),
+            open_backend=lambda spec, _: LinearBackend(problem.size, spec, rate),
+            vector=np.zeros(problem.size, np.float32),
+            statistics=np.zeros(1, np.float32),
+            metrics=2,
+            **others,
+        )
+
+    @property
+    def is_gang(self) -> bool:
+        """Whether gradients are exchanged."""
+        return self.strategy.exchanges == "gradients"
+
+    def rules(self) -> Rules:
+        """The sequencer's part."""
+        order = self.order
+        return Rules(
+            epoch_rows=tuple(map(order.rows_of, range(order.epochs_per_pass))),
+            first_epoch=0,
+            epochs=self.epochs,
+            workers=self.workers,
+            batch=self.batch_size,
+            window=self.strategy.period,
+            is_rounds=not self.strategy.is_asynchronous,
+            is_gang=self.is_gang,
+            is_elastic="conserves" in self.strategy.promises,
+            has_barrier=self.has_barrier,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of it.
+
+    Args:
+        epochs: Complete ones, in order, each with the center.
+        records: Every exchange the server told of.
+        events: Everything else it said.
+        optimizer_state: Of one worker.
+    """
+
+    epochs: list[EpochEnd]
+    records: list[Record]
+    events: list[Head]
+    optimizer_state: bytes
+
+    @property
+    def vector(self) -> Vector:
+        """The center at the end."""
+        return self.epochs[-1].vector
+
+    def of_kind(self, kind: str) -> list[Head]:
+        """Events of one kind."""
+        return [event for event in self.events if event["kind"] == kind]
