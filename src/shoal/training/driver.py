@@ -21,7 +21,7 @@ from shoal.models.metrics import MetricStates
 from shoal.plan import Plan
 from shoal.plan.often import Often
 from shoal.runs.base import Run
-from shoal.training.callback_state import give_back, states_of
+from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
 from shoal.training.hooks import BatchHooks, steps_of
 from shoal.training.past import Diary, Past
 from shoal.training.progress import Progress
@@ -103,6 +103,9 @@ class Driver(Observer):
             steps=steps_of(rows, plan.batch_size),
         )
         self._hooks = BatchHooks(self.callbacks, plan.batch_size)
+        # Twice: the best weights of `EarlyStopping` are a model, and then some.
+        most_bytes = max(MOST_BYTES, 2 * plan.message_bytes)
+        self._callback_states = CallbackStates(self._warn, most_bytes)
 
     def follow(self, plan: Plan) -> None:
         """Takes the plan of the run, or another one before its first epoch."""
@@ -256,7 +259,7 @@ class Driver(Observer):
             best=self._best,
             learning_rate=self.learning_rate,
             is_stopped=self.wants_stop,
-            callbacks=states_of(self.callbacks.callbacks),
+            callbacks=self._callback_states.take(self.callbacks.callbacks),
         )
         self._habits.keep(Past(restart=found, diary=diary))
 
@@ -347,7 +350,10 @@ class Driver(Observer):
                 "a callback changed the model's weights while it trains; workers go on "
                 "with their own, and the next center replaces the change"
             )
-            self.on_event("warning", text=text)
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        self.on_event("warning", text=text)
 
     def _keep_best(self, logs: dict[str, float]) -> None:
         monitor = self._plan.monitor
