@@ -150,8 +150,7 @@ class Driver(Observer):
             optimizer_state: Of the worker that was asked, None to keep what the last
                 epoch brought.
         """
-        if optimizer_state is not None:
-            self._user.restore_optimizer(optimizer_state)
+        self._restore_optimizer(optimizer_state)
         self._count_overrun()
         self._user.finalize(self._ticks())
         self.callbacks.on_train_end(logs=self._epoch.logs)
@@ -170,8 +169,7 @@ class Driver(Observer):
         if rescue is not None:
             self.adopt(rescue.vector, rescue.statistics)
             ticks, samples = rescue.clock, rescue.samples
-            if rescue.optimizer_state is not None:
-                self._user.restore_optimizer(rescue.optimizer_state)
+            self._restore_optimizer(rescue.optimizer_state)
         self._user.finalize(ticks)
         self._run.event("interrupted", samples=samples)
         expected = self._plan.samples_expected
@@ -189,8 +187,8 @@ class Driver(Observer):
             return
         self.adopt(rescue.vector, rescue.statistics)
         # In a gang, of before the step; elsewhere perhaps that of the worker's harm.
-        if rescue.optimizer_state is not None and self._plan.is_gang:
-            self._user.restore_optimizer(rescue.optimizer_state)
+        if self._plan.is_gang:
+            self._restore_optimizer(rescue.optimizer_state)
         self._user.finalize(rescue.clock)
 
     def abandon(self) -> None:
@@ -215,6 +213,12 @@ class Driver(Observer):
     def adopt(self, vector: Vector, statistics: Vector) -> None:
         """Puts a center into the user's model."""
         self._user.adopt(vector, statistics)
+
+    def _restore_optimizer(self, blob: bytes | None) -> None:
+        """Puts a worker's optimizer state into the user's model, if there is one."""
+        wrong = None if blob is None else self._user.restore_optimizer(blob)
+        if wrong is not None:
+            self._warn(f"{wrong}; the model keeps an older one")
 
     def _ticks(self) -> int:
         """Steps that plain Keras would have counted by the end of this epoch."""
@@ -320,8 +324,7 @@ class Driver(Observer):
     def on_epoch(self, end: EpochEnd) -> None:
         """Validates, ends the epoch for callbacks, and keeps the best model."""
         self._user.remember(end.vector, end.statistics)
-        if end.optimizer_state is not None:
-            self._user.restore_optimizer(end.optimizer_state)
+        self._restore_optimizer(end.optimizer_state)
         self._user.count_steps(self._ticks())
         logs = self._states.results(self._model, end.metrics)
         if self._habits.validate is not None and self._validates(end.epoch):
