@@ -118,6 +118,12 @@ def test_a_killed_server_is_replaced(strategy: str, batch: int) -> None:
     assert told.count("worker_lost") == 0
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the limits, what no measurement moves; the measured part stays."""
+    monkeypatch.setattr(pulse, "FLOOR_S", 2.0)
+
+
 class StopServer(KillServer):
     """Stops the server of a run: its connections stay, and nothing comes of them."""
 
@@ -129,6 +135,7 @@ class StopServer(KillServer):
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("strategy", ["aeasgd", "all_reduce"])
 def test_a_server_that_hangs_is_found_and_replaced(strategy: str) -> None:
     history = fit(strategy, epochs=6, callbacks=[StopServer(12)])
@@ -149,6 +156,7 @@ class StopStart(keras.callbacks.Callback):
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("impatient")
 def test_a_worker_that_hangs_before_it_joined_is_found_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
