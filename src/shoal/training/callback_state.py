@@ -19,7 +19,7 @@ import cloudpickle
 OF_THE_RUN = frozenset({"_model", "model", "params"})
 """Attributes that Keras sets when training begins."""
 
-MOST_BYTES = 16 << 20
+MOST_BYTES = 16_000_000
 """Of one attribute: the run waits while it is pickled."""
 
 
