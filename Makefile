@@ -19,7 +19,8 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
-	matrix bench compare simulate soak chaos fuzz kills constraints clean
+	matrix bench compare simulate soak chaos fuzz kills pause \
+	constraints clean
 
 help: $(STAMP)
 	@echo "make demo      train on real data, kill a worker, see the picture"
@@ -31,6 +32,7 @@ help: $(STAMP)
 	@echo "make soak      100 runs in one process: does anything stay behind?"
 	@echo "make chaos     kill and stop processes of runs on real data; needs SHOAL_DATA"
 	@echo "make kills     kill the process that trains, and go on with its run; 20 times"
+	@echo "make pause     what checkpoints cost training"
 	@echo "make fuzz      a million wrong frames at a server that trains meanwhile"
 	@echo "make venv | constraints | coverage | clean"
 
@@ -87,7 +89,7 @@ matrix: $(STAMP)
 		else echo "== $$name is not installed, left out"; fi; \
 	done
 
-bench compare simulate soak chaos fuzz kills: $(STAMP)
+bench compare simulate soak chaos fuzz kills pause: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
 
 # Takes the versions of this .venv as the ones CI installs.

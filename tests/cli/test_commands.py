@@ -239,6 +239,22 @@ def test_an_error_names_the_last_line_of_the_users(script):
     assert f"({beside}:4, in read: `return json.loads('{{')`)" in str(caught.value)
 
 
+def test_an_error_of_make_model_is_the_users_own(shoal: Shoal, script):
+    """It is called late, by `api.compare`, which is not replaced here."""
+    path = script("build, [[1.0], [2.0]], [0.0, 1.0]")
+    with path.open("a") as file:
+        file.write("\ndef build():\n    return [].pop()\n")
+    line = len(path.read_text().splitlines())
+    done = shoal("compare", path)
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"ConfigError: build of {path} raised IndexError: pop from empty list "
+        f"({path}:{line}, in build: `return [].pop()`). "
+        "Expected it to run and to give a compiled model. "
+        "Mend it; the same command after `shoal --debug` shows the whole traceback.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

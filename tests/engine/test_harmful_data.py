@@ -73,6 +73,14 @@ def is_finite(net: Any) -> bool:
     return all(np.isfinite(np.asarray(value)).all() for value in values)
 
 
+def check_whole(net: Any, history: Any) -> None:
+    """Every sample counted once, and nothing of the bad one stayed."""
+    found = history.run.summary()
+    assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
+    assert is_finite(net)
+    assert np.isfinite(history.history["loss"]).all()
+
+
 def check_named(found: list[dict[str, Any]]) -> None:
     for event in found:
         assert event["rows"] == [BAD]
@@ -86,10 +94,7 @@ def check_named(found: list[dict[str, Any]]) -> None:
 def test_skipped_samples_count_once_and_teach_nothing(strategy: str) -> None:
     net = model()
     history = fit(net, strategy, "skip")
-    found = history.run.summary()
-    assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
-    assert is_finite(net)
-    assert np.isfinite(history.history["loss"]).all()
+    check_whole(net, history)
     assert history.history["loss"][-1] < history.history["loss"][0]
     told = events(Path(history.run.url), "not_finite")
     check_named(told)
@@ -137,11 +142,8 @@ def test_a_stopped_run_names_the_chunk_and_keeps_what_was_good(
 def test_a_run_that_is_rolled_back_leaves_the_chunk_out(strategy: str) -> None:
     net = model()
     history = fit(net, strategy, "rollback")
-    found = history.run.summary()
-    assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
-    assert found.workers_lost == 0
-    assert is_finite(net)
-    assert np.isfinite(history.history["loss"]).all()
+    check_whole(net, history)
+    assert history.run.summary().workers_lost == 0
     url = Path(history.run.url)
     # The row is known from then on: once is enough for all epochs.
     assert len(events(url, "rolling_back")) == len(events(url, "not_finite")) == 1

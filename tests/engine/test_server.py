@@ -18,34 +18,8 @@ from shoal.engine.server import Server
 from shoal.engine.wire import HEADER, MAGIC, Link, pack_head
 from shoal.errors import ClusterError
 from shoal.strategies import get
-from shoal.testing.inline import Cluster, Setup
-from shoal.testing.problems import LeastSquares
-
-PROBLEM = LeastSquares.seeded(rows=64)
-
-
-def setup(name: str = "aeasgd", **fields: Any) -> Setup:
-    fields = {"workers": 2, "epochs": 2, **fields}
-    return Setup.linear(PROBLEM, get(name), **fields)
-
-
-def runs_well(cluster: Cluster) -> list[dict[str, Any]]:
-    """Trains on this server to the end; returns what it said beside."""
-    outcome = cluster.run()
-    assert [end.rows for end in outcome.epochs] == [64, 64]
-    assert [end.metrics[1] for end in outcome.epochs] == [64, 64]
-    return outcome.events
-
-
-def shut_out(connection: socket.socket) -> None:
-    """Reads until the server hangs up."""
-    connection.settimeout(20)
-    try:
-        while connection.recv(1 << 16):
-            pass
-    except ConnectionResetError:
-        return
-
+from shoal.testing.inline import Cluster
+from tests.engine.cases import runs_well, setup, shut_out
 
 STRANGERS: dict[str, bytes] = {
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(64),

@@ -84,6 +84,14 @@ class Stand:
         return [fields["reason"] for kind, fields in self.told if kind == "worker_lost"]
 
 
+def begun(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """Two workers, one of which works after 2 s."""
+    stand = Stand(monkeypatch)
+    stand.watch(2.0)
+    stand.works("w1", 0)
+    return stand
+
+
 def test_a_worker_that_never_starts_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -103,9 +111,7 @@ def test_a_worker_that_never_starts_is_replaced(
 def test_a_worker_that_joined_and_never_works_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stand = Stand(monkeypatch)
-    stand.watch(2.0)
-    stand.works("w1", 0)
+    stand = begun(monkeypatch)
     stand.staff.joined("w2", 1, {})
     stand.watch(20.0)
     assert [reason.partition(":")[0] for reason in stand.reasons()] == ["hung"]
@@ -115,9 +121,7 @@ def test_nobody_is_given_up_for_what_was_not_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A callback took an hour; the worker may have said so meanwhile."""
-    stand = Stand(monkeypatch)
-    stand.watch(2.0)
-    stand.works("w1", 0)
+    stand = begun(monkeypatch)
     stand.now += 3600.0
     stand.watch(1.0)
     stand.works("w2", 1)

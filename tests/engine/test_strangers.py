@@ -7,7 +7,8 @@ import select
 import selectors
 import socket
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -20,31 +21,8 @@ from shoal.engine.porch import SAVED_S, SHARE, Porch
 from shoal.engine.strangers import EVERY_S, Strangers
 from shoal.engine.wire import Link, pack_head
 from shoal.engine.words import MOST_NAME, failure, hint_of, names
-from shoal.strategies import get
-from shoal.testing.inline import Cluster, Setup
-from shoal.testing.problems import LeastSquares
-
-PROBLEM = LeastSquares.seeded(rows=64)
-
-
-def setup(**fields: Any) -> Setup:
-    fields = {"workers": 2, "epochs": 2, **fields}
-    return Setup.linear(PROBLEM, get("aeasgd"), **fields)
-
-
-def runs_well(cluster: Cluster) -> list[dict[str, Any]]:
-    outcome = cluster.run()
-    assert [end.rows for end in outcome.epochs] == [64, 64]
-    return outcome.events
-
-
-def shut_out(connection: socket.socket) -> bytes:
-    connection.settimeout(20)
-    heard = b""
-    with suppress(ConnectionResetError):
-        while part := connection.recv(1 << 16):
-            heard += part
-    return heard
+from shoal.testing.inline import Cluster
+from tests.engine.cases import runs_well, setup, shut_out
 
 
 def joining(cluster: Cluster) -> dict[str, Any]:
@@ -207,6 +185,19 @@ def test_without_descriptors_a_stranger_goes() -> None:
         runs_well(cluster)
 
 
+@contextmanager
+def knocked() -> Iterator[tuple[selectors.BaseSelector, Porch]]:
+    """A house, and its porch with somebody who has said something."""
+    house = selectors.DefaultSelector()
+    door = Porch(house)
+    mine, theirs = socket.socketpair()
+    with house, mine, theirs:
+        door.selector.register(mine, selectors.EVENT_READ, None)
+        theirs.sendall(b"x")
+        yield house, door
+        door.close()
+
+
 class TestPorch:
     """The clock is moved, nobody waits."""
 
@@ -225,12 +216,7 @@ class TestPorch:
     def test_strangers_get_their_share_and_no_more(
         self, clock: dict[str, float]
     ) -> None:
-        house = selectors.DefaultSelector()
-        door = Porch(house)
-        mine, theirs = socket.socketpair()
-        with house, mine, theirs:
-            door.selector.register(mine, selectors.EVENT_READ, None)
-            theirs.sendall(b"x")
+        with knocked() as (_, door):
             spent = 0.0
             for _ in range(10_000):
                 clock["monotonic"] += 0.001
@@ -239,17 +225,11 @@ class TestPorch:
                     clock["monotonic"] += 0.0005
                     spent += 0.0005
             assert SHARE * 10 * 0.9 < spent < SHARE * 10 + 2 * SAVED_S
-            door.close()
 
     def test_a_closed_porch_wakes_nobody_until_it_opens(
         self, clock: dict[str, float]
     ) -> None:
-        house = selectors.DefaultSelector()
-        door = Porch(house)
-        mine, theirs = socket.socketpair()
-        with house, mine, theirs:
-            door.selector.register(mine, selectors.EVENT_READ, None)
-            theirs.sendall(b"x")
+        with knocked() as (house, door):
             assert house.select(0)
             for _ in door.visit():
                 clock["monotonic"] += SAVED_S + 0.1
@@ -260,7 +240,6 @@ class TestPorch:
             clock["monotonic"] += 0.1 / SHARE
             assert door.wait_s(1.0) == 1.0
             assert house.select(0)
-            door.close()
 
     def test_one_visit_is_short_and_everybody_has_a_turn(
         self, clock: dict[str, float]

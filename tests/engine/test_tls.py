@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -28,33 +29,13 @@ from shoal.engine.member import Member, Seat
 from shoal.engine.wire import BadFrame, Link, pack_head
 from shoal.errors import ConfigError, ExchangeTimeout
 from shoal.strategies import get
-from shoal.testing.inline import Cluster, Setup
-from shoal.testing.problems import LeastSquares
+from shoal.testing.inline import Cluster
+from tests.engine import cases
+from tests.engine.cases import runs_well, shut_out
 
-PROBLEM = LeastSquares.seeded(rows=64)
 SECRET = b"s" * 32
 
-
-def setup(name: str = "aeasgd", **fields: Any) -> Setup:
-    fields = {"workers": 2, "epochs": 2, "has_tls": True, **fields}
-    return Setup.linear(PROBLEM, get(name), **fields)
-
-
-def runs_well(cluster: Cluster) -> list[dict[str, Any]]:
-    outcome = cluster.run()
-    assert [end.rows for end in outcome.epochs] == [64, 64]
-    assert [end.metrics[1] for end in outcome.epochs] == [64, 64]
-    return outcome.events
-
-
-def shut_out(connection: socket.socket) -> bytes:
-    """Reads until the server hangs up; returns what it said."""
-    connection.settimeout(20)
-    heard = b""
-    with suppress(ConnectionResetError):
-        while part := connection.recv(1 << 16):
-            heard += part
-    return heard
+setup = partial(cases.setup, has_tls=True)
 
 
 @pytest.mark.parametrize("wants_slot", [True, False])

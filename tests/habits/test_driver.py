@@ -211,6 +211,30 @@ def test_weights_that_a_callback_sets_are_not_lost_in_silence(
     assert warning in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("state", [b"", b"\1" * 7, b"\1" * 9999])
+def test_optimizer_state_of_a_wrong_length_is_not_taken(state: bytes) -> None:
+    """Whoever sends it: the run goes on with what the model has."""
+    stage = Stage([])
+    variables = stage.model.optimizer.variables
+    good = [np.full(v.shape, 2, str(v.dtype)) for v in variables]
+    stage.driver.on_epoch_begin(0)
+    stage.push(100)
+    stage.end(state=b"".join(value.tobytes() for value in good))
+    assert not stage.run.summary().warnings
+    before = [np.array(v) for v in variables]
+    assert any((value == 2).all() for value in before)
+    stage.driver.on_epoch_begin(1)
+    stage.push(100, epoch=1, first=2)
+    stage.end(epoch=1, state=state)
+    [warning] = stage.run.summary().warnings
+    assert f"a worker sent {len(state):,} bytes of optimizer state, not " in warning
+    assert "the model keeps an older one" in warning
+    for variable, value in zip(variables, before, strict=True):
+        if variable is not stage.model.optimizer.iterations:
+            np.testing.assert_array_equal(np.array(variable), value)
+    stage.driver.end(state)
+
+
 def test_what_ctrl_c_leaves() -> None:
     stage = Stage([])
     stage.driver.on_epoch_begin(0)

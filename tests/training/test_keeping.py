@@ -41,6 +41,14 @@ class Gate:
             raise self.error
 
 
+def failing(folder: Folder, said: list[str], error: Exception) -> tuple[Keeper, Gate]:
+    """A keeper that cannot write what comes first, at the first time."""
+    keeper, gate = Keeper(folder, said.append), Gate(error)
+    gate.open.set()
+    keeper.begin(gate)
+    return keeper, gate
+
+
 @pytest.fixture
 def said() -> list[str]:
     return []
@@ -79,9 +87,7 @@ def test_what_was_to_be_written_is_written_in_the_end(
 def test_a_storage_that_fails_is_told_once_and_tried_again(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper, gate = Keeper(folder, said.append), Gate(OSError("disk full"))
-    gate.open.set()
-    keeper.begin(gate)
+    keeper, gate = failing(folder, said, OSError("disk full"))
     gate.entered.wait()
     keeper.keep(at(1))
     keeper.close()
@@ -121,9 +127,7 @@ def test_another_process_takes_the_run_over(folder: Folder, said: list[str]) -> 
 def test_a_run_that_cannot_be_resumed_trains_all_the_same(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper, gate = Keeper(folder, said.append), Gate(CheckpointError("no pickle"))
-    gate.open.set()
-    keeper.begin(gate)
+    keeper, _ = failing(folder, said, CheckpointError("no pickle"))
     keeper.close()
     keeper.keep(at(1))
     assert said == ["no pickle"]

@@ -16,9 +16,9 @@ from shoal.plan.often import Often, read_often
 from shoal.runs.checkpoints import CheckpointStore
 from shoal.runs.folder import Folder
 from shoal.training.callback_state import (
+    CallbackStates,
     give_back,
     pack_callbacks,
-    states_of,
     unpack_callbacks,
 )
 from shoal.training.past import Diary, Past
@@ -72,7 +72,7 @@ def test_callbacks_remember_what_those_before_did() -> None:
         callback.on_train_begin()
     before[0].wait, before[0].best = 2, 0.5
     before[1].seen += [4, 5]
-    blob = states_of(before)
+    blob = CallbackStates(pytest.fail).take(before)
     after = [keras.callbacks.EarlyStopping(patience=3), Own()]
     for callback in after:
         callback.on_train_begin()
@@ -86,9 +86,34 @@ def test_callbacks_remember_what_those_before_did() -> None:
 
 def test_other_callbacks_stay_as_they_are() -> None:
     other = keras.callbacks.EarlyStopping(patience=9)
-    give_back([other], states_of([Own()]))
+    give_back([other], CallbackStates(pytest.fail).take([Own()]))
     assert other.patience == 9
     assert not hasattr(other, "seen")
+
+
+def test_what_is_large_or_of_keras_is_left_out_and_told_of_once() -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    callback = Own()
+    callback.set_model(model)
+    callback.same = model  # the one that is trained is nobody's state
+    callback.seen, callback.best_weights = [4], [np.zeros(200, "f4")]
+    callback.teachers = {"old": keras.Sequential([keras.layers.Dense(1)])}
+    callback.slow = keras.optimizers.SGD()
+    callback.outputs = [np.zeros(900, "f4"), np.zeros(900, "f4")]
+    callback.words = ["a number of words"] * 10 + [str(n) for n in range(9999)]
+    told: list[str] = []
+    states = CallbackStates(told.append, most_bytes=4096)
+    states.take([callback])
+    after = Own()
+    give_back([after], states.take([callback]))
+    assert after.seen == [4]
+    assert after.best_weights[0].size == 200
+    left_out = {"teachers", "slow", "outputs", "words"}
+    assert not (left_out | {"same"}) & set(vars(after))
+    assert {text.split("'")[1] for text in told} == left_out
+    assert len(told) == 4
+    assert all("of the callback Own: it " in text for text in told)
+    assert "Sequential of Keras" in told[0]
 
 
 def test_callbacks_travel_without_their_model() -> None:

@@ -192,7 +192,8 @@ def _compile(*programs: jax.stages.Lowered) -> None:
     folder: Any = jax.config.jax_compilation_cache_dir  # pyright: ignore
 
     def compile_one(program: jax.stages.Lowered) -> None:
-        with turn(folder, program.as_text()):
+        # The text of a large program takes long, and only names it in the folder.
+        with turn(folder, program.as_text() if folder else ""):
             program.compile()
 
     with ThreadPoolExecutor(len(programs)) as threads:

@@ -7,7 +7,8 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast, final
@@ -17,6 +18,7 @@ import cloudpickle
 from shoal.errors import ConfigError
 from shoal.registry import did_you_mean
 
+PROBLEM = "(make_model, x, y)"
 INSTALLED = {Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).parents[1]}
 """Folders whose files are nobody's script, wherever the script lies."""
 
@@ -27,7 +29,7 @@ class Problem:
     """What a script's function gives to train.
 
     Args:
-        make_model: Returns a new compiled model.
+        make_model: Returns a new compiled model; of a script, raises `ConfigError`.
         x: Inputs.
         y: Targets; None when `x` yields both.
         validation_data: What each epoch is judged on; None for nothing.
@@ -59,11 +61,12 @@ def load_problem(target: str) -> Problem:
     if not callable(function):
         known = [k for k, v in vars(module).items() if callable(v) and k[0] != "_"]
         raise ConfigError(did_you_mean(f"function of {path}", name, known))
-    try:
-        made = function()
-    except Exception as error:  # whatever the user's code raises
-        raise _raised(f"{name} of {path}", path, error) from error
-    return _problem(made, target)
+    problem = _problem(_call(function, name, path, PROBLEM), target)
+    make_model = problem.make_model
+    own = getattr(make_model, "__name__", "make_model")
+    return replace(
+        problem, make_model=partial(_call, make_model, own, path, "a compiled model")
+    )
 
 
 def _load(path: Path) -> ModuleType:
@@ -85,11 +88,19 @@ def _load(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise _raised(f"loading {path}", path, error) from error
+        raise _raised(f"loading {path}", path, error, PROBLEM) from error
     return module
 
 
-def _raised(what: str, path: Path, error: Exception) -> ConfigError:
+def _call(function: Callable[[], Any], name: str, path: Path, gives: str) -> Any:
+    """Calls a function of a script; what it raises is told as the user's own error."""
+    try:
+        return function()
+    except Exception as error:  # whatever the user's code raises
+        raise _raised(f"{name} of {path}", path, error, gives) from error
+
+
+def _raised(what: str, path: Path, error: Exception, gives: str) -> ConfigError:
     """Says which line of the user's raised, of this file or of one beside it."""
     home = path.resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
@@ -100,7 +111,7 @@ def _raised(what: str, path: Path, error: Exception) -> ConfigError:
         at = f" ({frame.filename}:{frame.lineno}, in {frame.name}: `{frame.line}`)"
     return ConfigError(
         f"{what} raised {type(error).__name__}: {error}{at}. "
-        "Expected it to run and to give (make_model, x, y). "
+        f"Expected it to run and to give {gives}. "
         "Mend it; the same command after `shoal --debug` shows the whole traceback."
     )
 

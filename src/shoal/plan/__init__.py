@@ -11,12 +11,8 @@ from typing import Any, final
 
 from shoal.data.order import Order, Shuffle, shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
-from shoal.plan.cautions import (
-    crowd_warnings,
-    gang_warnings,
-    metric_notes,
-    metric_warnings,
-)
+from shoal.plan.cautions import crowd_warnings, gang_warnings, metric_warnings
+from shoal.plan.explaining import count, explained
 from shoal.plan.monitor import choose_monitor
 from shoal.plan.refusals import is_repeatable, refuse
 from shoal.plan.request import (
@@ -139,13 +135,7 @@ class Plan:
 
     def explain(self) -> str:
         """Returns what will happen, in lines a person reads."""
-        title = (
-            f"{self.strategy.name} on {_count(self.workers, 'worker')}, "
-            f"{_count(self.threads, 'thread')} each, cluster {self.cluster!r}, "
-            f"backend {self.backend}"
-        )
-        lines = [f"  {name:<10} {text}" for name, text in _paragraphs(self)]
-        return "\n".join([title, *lines, *(f"  warning    {w}" for w in self.warnings)])
+        return explained(self)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as plain data; the strategy as its name and fields."""
@@ -153,82 +143,6 @@ class Plan:
         plain["strategy"] = {"name": self.strategy.name, **plain["strategy"]}
         plain["warnings"] = list(self.warnings)
         return {**plain, "samples_expected": self.samples_expected}
-
-
-def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
-    """The lines of `explain`, each with its heading."""
-    model, data, strategy = plan.model, plan.data, plan.strategy
-    how = "when ready" if strategy.is_asynchronous else "in rounds"
-    every = "every step" if strategy.period == 1 else f"every {strategy.period} steps"
-    exchanged = f"{strategy.exchanges} of {plan.message_bytes / 1e6:,.2f} MB {how}"
-    if strategy.is_independent:
-        exchanged = f"none: {_count(plan.models, 'model')}, each on all data; committed"
-    most = "highest" if plan.monitor.is_higher_better else "lowest"
-    kept = "each committed exactly once" if data.is_exactly_once else "at least once"
-    found = [
-        ("model", f"{model.name}: {model.parameters:,} trainable floats, "
-                  f"{model.statistics:,} statistics, {model.optimizer}"),
-        ("data", f"{plan.data_rows:,} samples, {data.size_bytes / 1e6:,.1f} MB "
-                 f"of {data.kind}; {kept}"),
-        ("step", f"{plan.worker_batch_size:,} samples of a worker, "
-                 f"{plan.gang_batch_size:,} of all workers together"),
-        ("epochs", f"{_epochs(plan.initial_epoch, plan.epochs)}, {plan.rows:,} "
-                   f"samples each, {plan.samples_expected:,} in all"),
-        ("exchange", f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker "
-                     "and epoch"),
-        ("repeatable", _repeatable(plan)),
-        ("best model", f"that of the {most} {plan.monitor.name}"),
-        ("lost", f"a worker is replaced, up to {_count(plan.max_restarts, 'time')}; "
-                 f"the run needs {plan.min_workers} of {plan.workers}"),
-    ]  # fmt: skip
-    if plan.on_nan is not None:
-        found.append(("nan", _not_finite(plan)))
-    if plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0:
-        found.append((
-            "note",
-            f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "
-            "exchanges every 10 steps and is faster, on a curve of its own",
-        ))  # fmt: skip
-    return found + [("note", text) for text in metric_notes(model)]
-
-
-def _epochs(initial: int, end: int) -> str:
-    """Epochs as people count them, from 1.
-
-    Example:
-        >>> _epochs(0, 3), _epochs(2, 5), _epochs(4, 5)
-        ('3 epochs', 'epochs 3 to 5 of 5', 'epoch 5 of 5')
-    """
-    if initial == 0 or initial >= end:
-        return _count(max(0, end - initial), "epoch")
-    which = f"epoch {end}" if end - initial == 1 else f"epochs {initial + 1} to {end}"
-    return f"{which} of {end}"
-
-
-def _repeatable(plan: Plan) -> str:
-    """What a second run with the same seed gives."""
-    if not is_repeatable(plan.strategy, plan.workers):
-        return "no: messages are applied as they arrive, so two runs differ"
-    if not plan.is_repeatable:
-        return "no: without epoch_barrier epochs overlap as it happens"
-    if plan.deterministic:
-        return f"yes, bit for bit, with seed {plan.seed}"
-    return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
-
-
-def _not_finite(plan: Plan) -> str:
-    """What follows where numbers turn NaN or infinite."""
-    window = f"window of {_count(plan.strategy.period, 'step')}"
-    part = "step" if plan.is_gang else window
-    return {
-        "stop": "the run stops; the model keeps the last good center",
-        "skip": f"nothing is learnt from that {part}; its samples count",
-        "rollback": "back to the last checkpoint, and on without those samples",
-    }[str(plan.on_nan)]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def resolve(
@@ -311,9 +225,9 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     )  # fmt: skip
     if small and not plan.strategy.is_independent:
         found.append(
-            f"{_count(plan.rows, 'sample')} an epoch are too few for "
-            f"{_count(asked, 'worker')} at batch_size={plan.batch_size}; "
-            f"{_count(plan.workers, 'worker')} will run."
+            f"{count(plan.rows, 'sample')} an epoch are too few for "
+            f"{count(asked, 'worker')} at batch_size={plan.batch_size}; "
+            f"{count(plan.workers, 'worker')} will run."
         )
     if plan.initial_epoch >= plan.epochs:
         found.append(

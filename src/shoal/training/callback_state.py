@@ -1,28 +1,69 @@
 """What callbacks remember: kept with a checkpoint, given back when a run goes on.
 
-This file decides what of a callback is state: all its attributes but the model. What
-cannot be pickled, such as an open file, is made again by its `on_train_begin`.
+This file decides what of a callback is state: all its attributes but models, layers,
+optimizers, and what is too large to be pickled while training waits. What cannot be
+pickled, such as an open file, is made again by its `on_train_begin`.
 """
 
 from __future__ import annotations
 
 import copy
+import io
 import pickle
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, final
 
 import cloudpickle
 
 OF_THE_RUN = frozenset({"_model", "model", "params"})
 """Attributes that Keras sets when training begins."""
 
-States: TypeAlias = list[dict[str, bytes]]
-"""For each callback its attributes, pickled one by one."""
+MOST_BYTES = 16_000_000
+"""Of one attribute: the run waits while it is pickled."""
 
 
-def states_of(callbacks: Sequence[Any]) -> bytes:
-    """Returns what callbacks remember at this moment."""
-    return pickle.dumps([_state(callback) for callback in callbacks])
+@final
+class CallbackStates:
+    """Takes what callbacks remember, at one checkpoint after the other.
+
+    What is left out once stays left out: trying again would cost what it costs.
+
+    Args:
+        warn: Told one line of each attribute that is left out.
+        most_bytes: Of one attribute, pickled.
+    """
+
+    def __init__(
+        self, warn: Callable[[str], None], most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._warn, self._most_bytes = warn, most_bytes
+        self._left_out: set[tuple[int, str]] = set()
+
+    def take(self, callbacks: Sequence[Any]) -> bytes:
+        """Returns what callbacks remember at this moment."""
+        return pickle.dumps([self._state(i, c) for i, c in enumerate(callbacks)])
+
+    def _state(self, place: int, callback: Any) -> tuple[str, dict[str, bytes]]:
+        found: dict[str, bytes] = {}
+        attributes: Mapping[str, Any] = vars(callback)
+        name, model = type(callback).__qualname__, attributes.get("_model")
+        for key, value in attributes.items():
+            is_of_the_run = key in OF_THE_RUN or (value is model and value is not None)
+            if is_of_the_run or (place, key) in self._left_out:
+                continue
+            try:
+                found[key] = _pickled(value, self._most_bytes)
+            except _LeftOut as why:
+                self._left_out.add((place, key))
+                self._warn(
+                    f"checkpoints leave out {key!r} of the callback {name}: {why}. "
+                    "A run that goes on has it as it was when the run began; "
+                    "set it in on_train_begin if that is not enough."
+                )
+            except Exception:  # an open file, a lock, a thread
+                continue
+        return name, found
 
 
 def give_back(callbacks: Sequence[Any], blob: bytes) -> None:
@@ -30,7 +71,7 @@ def give_back(callbacks: Sequence[Any], blob: bytes) -> None:
 
     Args:
         callbacks: As many as there were, in their order; others stay as they are.
-        blob: What `states_of` returned.
+        blob: What `CallbackStates.take` returned.
     """
     states: list[tuple[str, dict[str, bytes]]] = pickle.loads(blob)
     for callback, (name, state) in zip(callbacks, states, strict=False):
@@ -53,17 +94,39 @@ def unpack_callbacks(blob: bytes) -> list[Any]:
     return pickle.loads(blob)
 
 
-def _state(callback: Any) -> tuple[str, dict[str, bytes]]:
-    found: dict[str, bytes] = {}
-    attributes: Mapping[str, Any] = vars(callback)
-    for key, value in attributes.items():
-        if key in OF_THE_RUN:
-            continue
-        try:
-            found[key] = cloudpickle.dumps(value)
-        except Exception:  # an open file, a lock, a thread
-            continue
-    return type(callback).__qualname__, found
+class _LeftOut(Exception):
+    """This is not pickled; says why."""
+
+
+class _Memory(io.BytesIO):
+    """Takes so many bytes and no more."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__()
+        self._most_bytes = most_bytes
+
+    def write(self, data: Any, /) -> int:
+        size = memoryview(data).nbytes
+        if self.tell() + size > self._most_bytes:
+            raise _LeftOut(f"it takes more than {self._most_bytes / 1e6:,.0f} MB")
+        return super().write(data)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Refuses parts of Keras, which would be written as whole files."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for all but plain values."""
+        keras = import_module("keras")
+        if isinstance(obj, (keras.layers.Layer, keras.optimizers.Optimizer)):
+            raise _LeftOut(f"it holds a {type(obj).__name__} of Keras")
+        return super().reducer_override(obj)
+
+
+def _pickled(value: Any, most_bytes: int) -> bytes:
+    memory = _Memory(most_bytes)
+    _Pickler(memory).dump(value)
+    return memory.getvalue()
 
 
 def _without_model(callback: Any) -> Any:

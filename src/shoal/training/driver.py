@@ -21,7 +21,7 @@ from shoal.models.metrics import MetricStates
 from shoal.plan import Plan
 from shoal.plan.often import Often
 from shoal.runs.base import Run
-from shoal.training.callback_state import give_back, states_of
+from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
 from shoal.training.hooks import BatchHooks, steps_of
 from shoal.training.past import Diary, Past
 from shoal.training.progress import Progress
@@ -103,6 +103,9 @@ class Driver(Observer):
             steps=steps_of(rows, plan.batch_size),
         )
         self._hooks = BatchHooks(self.callbacks, plan.batch_size)
+        # Twice: the best weights of `EarlyStopping` are a model, and then some.
+        most_bytes = max(MOST_BYTES, 2 * plan.message_bytes)
+        self._callback_states = CallbackStates(self._warn, most_bytes)
 
     def follow(self, plan: Plan) -> None:
         """Takes the plan of the run, or another one before its first epoch."""
@@ -147,8 +150,7 @@ class Driver(Observer):
             optimizer_state: Of the worker that was asked, None to keep what the last
                 epoch brought.
         """
-        if optimizer_state is not None:
-            self._user.restore_optimizer(optimizer_state)
+        self._restore_optimizer(optimizer_state)
         self._count_overrun()
         self._user.finalize(self._ticks())
         self.callbacks.on_train_end(logs=self._epoch.logs)
@@ -167,8 +169,7 @@ class Driver(Observer):
         if rescue is not None:
             self.adopt(rescue.vector, rescue.statistics)
             ticks, samples = rescue.clock, rescue.samples
-            if rescue.optimizer_state is not None:
-                self._user.restore_optimizer(rescue.optimizer_state)
+            self._restore_optimizer(rescue.optimizer_state)
         self._user.finalize(ticks)
         self._run.event("interrupted", samples=samples)
         expected = self._plan.samples_expected
@@ -186,8 +187,8 @@ class Driver(Observer):
             return
         self.adopt(rescue.vector, rescue.statistics)
         # In a gang, of before the step; elsewhere perhaps that of the worker's harm.
-        if rescue.optimizer_state is not None and self._plan.is_gang:
-            self._user.restore_optimizer(rescue.optimizer_state)
+        if self._plan.is_gang:
+            self._restore_optimizer(rescue.optimizer_state)
         self._user.finalize(rescue.clock)
 
     def abandon(self) -> None:
@@ -212,6 +213,12 @@ class Driver(Observer):
     def adopt(self, vector: Vector, statistics: Vector) -> None:
         """Puts a center into the user's model."""
         self._user.adopt(vector, statistics)
+
+    def _restore_optimizer(self, blob: bytes | None) -> None:
+        """Puts a worker's optimizer state into the user's model, if there is one."""
+        wrong = None if blob is None else self._user.restore_optimizer(blob)
+        if wrong is not None:
+            self._warn(f"{wrong}; the model keeps an older one")
 
     def _ticks(self) -> int:
         """Steps that plain Keras would have counted by the end of this epoch."""
@@ -256,7 +263,7 @@ class Driver(Observer):
             best=self._best,
             learning_rate=self.learning_rate,
             is_stopped=self.wants_stop,
-            callbacks=states_of(self.callbacks.callbacks),
+            callbacks=self._callback_states.take(self.callbacks.callbacks),
         )
         self._habits.keep(Past(restart=found, diary=diary))
 
@@ -317,8 +324,7 @@ class Driver(Observer):
     def on_epoch(self, end: EpochEnd) -> None:
         """Validates, ends the epoch for callbacks, and keeps the best model."""
         self._user.remember(end.vector, end.statistics)
-        if end.optimizer_state is not None:
-            self._user.restore_optimizer(end.optimizer_state)
+        self._restore_optimizer(end.optimizer_state)
         self._user.count_steps(self._ticks())
         logs = self._states.results(self._model, end.metrics)
         if self._habits.validate is not None and self._validates(end.epoch):
@@ -347,7 +353,10 @@ class Driver(Observer):
                 "a callback changed the model's weights while it trains; workers go on "
                 "with their own, and the next center replaces the change"
             )
-            self.on_event("warning", text=text)
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        self.on_event("warning", text=text)
 
     def _keep_best(self, logs: dict[str, float]) -> None:
         monitor = self._plan.monitor

@@ -40,7 +40,8 @@ from shoal.training.staging import cast_of
 from shoal.vectors import Layout, exchanged_variables, statistic_variables
 
 SECRET_BYTES = 32
-SALVAGE_S = 10.0  # for a gang's weights, which one of its workers has to send
+SALVAGE_S = 2.0  # for what the server has
+GANG_SALVAGE_S = 10.0  # for a gang's weights, which one of its workers has to send
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,8 @@ def train(
         raise
     except NotFinite:
         try:
-            driver.salvage(controller.rescue(SALVAGE_S))
+            patience_s = GANG_SALVAGE_S if plan.is_gang else SALVAGE_S
+            driver.salvage(controller.rescue(patience_s))
         finally:
             driver.abandon()
         raise

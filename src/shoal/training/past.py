@@ -25,7 +25,7 @@ class Diary:
         best: Score of the best model, None before there is one.
         learning_rate: Of the optimizer, None under a schedule.
         is_stopped: A callback wants the run to end with this epoch.
-        callbacks: What `states_of` returned.
+        callbacks: What `CallbackStates.take` returned.
     """
 
     epoch: int
@@ -47,26 +47,18 @@ class Past:
 
     def to_checkpoint(self) -> Checkpoint:
         """Returns this as plain values."""
-        restart, diary = self.restart, self.diary
-        numbers = {
+        restart = self.restart
+        diary = dict(vars(self.diary))
+        diary["history"] = {
             name: [np.asarray(value).tolist() for value in values]
-            for name, values in diary.history.items()
+            for name, values in self.diary.history.items()
         }
+        blobs = {OPTIMIZER: restart.blob, CALLBACKS: diary.pop("callbacks")}
         return Checkpoint(
             number=0,
-            document={
-                "sequencer": restart.sequencer,
-                "diary": {
-                    "epoch": diary.epoch,
-                    "history": numbers,
-                    "epochs": diary.epochs,
-                    "best": diary.best,
-                    "learning_rate": diary.learning_rate,
-                    "is_stopped": diary.is_stopped,
-                },
-            },
+            document={"sequencer": restart.sequencer, "diary": diary},
             arrays=restart.arrays,
-            blobs={OPTIMIZER: restart.blob, CALLBACKS: diary.callbacks},
+            blobs=blobs,
         )
 
     @classmethod

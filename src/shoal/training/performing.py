@@ -119,18 +119,18 @@ def _train(ready: Ready, record: Run, means: Means) -> Outcome:
     if ready.often is None or not isinstance(record, StoredRun):
         return train(ready.plan, ready.work, record, habits, means.stage)
     folder = record.folder
-    with keeping(Keeper(folder, warner(record)), habits) as (keeper, kept):
-        inputs = inputs_of(ready)
+    inputs, keeper = inputs_of(ready), Keeper(folder, warner(record))
+    with keeping(keeper, habits) as kept:
         keeper.begin(lambda: write_inputs(folder, inputs))
         return train(ready.plan, ready.work, record, kept, means.stage)
 
 
 @contextmanager
-def keeping(keeper: Keeper, habits: Habits) -> Generator[tuple[Keeper, Habits]]:
+def keeping(keeper: Keeper, habits: Habits) -> Generator[Habits]:
     """Checkpoints while a run trains; they are needed no more when it ends well."""
     kept = replace(habits, keep=lambda past: keeper.keep(past.to_checkpoint()))
     try:
-        yield keeper, kept
+        yield kept
     except BaseException:
         keeper.close()
         raise

@@ -77,7 +77,7 @@ def resume(call: Call) -> Any:
         keeper = Keeper(record.folder, warn, first=number, store=store)
 
         def go_on() -> Outcome:
-            with keeping(keeper, replace(habits, past=past)) as (_, kept):
+            with keeping(keeper, replace(habits, past=past)) as kept:
                 return train(plan, work, record, kept)
 
         return follow(record, work.model, began, go_on)

@@ -35,6 +35,12 @@ class UserModel:
         self._statistics = statistic_variables(model)
         self._layout = Layout.of(self._weights)
         self._statistics_layout = Layout.of(self._statistics)
+        kept = {id(variable) for variable in self._statistics}
+        self._beside_bytes = sum(
+            np.asarray(variable.numpy()).nbytes
+            for variable in model.non_trainable_variables
+            if id(variable) not in kept
+        )
         self._began_at = 0
         self._known: Vector | None = None
 
@@ -66,17 +72,31 @@ class UserModel:
             now, self._known, equal_nan=True
         )
 
-    def restore_optimizer(self, blob: bytes) -> None:
-        """Takes a worker's optimizer variables, all but the learning rate."""
+    def restore_optimizer(self, blob: bytes) -> str | None:
+        """Takes a worker's optimizer variables, all but the learning rate.
+
+        Args:
+            blob: What `Backend.snapshot` returned; it names no variables, so that its
+                length is all there is to check.
+
+        Returns:
+            What is wrong with it, and nothing was taken; None when all is well.
+        """
+        variables = self._model.optimizer.variables
+        values = [np.asarray(variable.numpy()) for variable in variables]
+        size = sum(value.nbytes for value in values)
+        # Behind the optimizer's follow random state and the like, of some backends.
+        if len(blob) not in (size, size + self._beside_bytes):
+            return f"a worker sent {len(blob):,} bytes of optimizer state, not {size:,}"
         at = 0
         # A callback may have set another one since the worker was told.
         kept = self._optimizer._learning_rate
-        for variable in self._model.optimizer.variables:
-            value = np.asarray(variable.numpy())
+        for variable, value in zip(variables, values, strict=True):
             array = np.frombuffer(blob, value.dtype, value.size, at)
             at += array.nbytes
             if variable is not kept:
                 variable.assign(array.reshape(value.shape))
+        return None
 
     @property
     def learning_rate(self) -> float | None:

@@ -1,0 +1,104 @@
+"""A plan in lines that a person reads. This file decides their words alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.plan.cautions import metric_notes
+from shoal.plan.refusals import is_repeatable
+
+if TYPE_CHECKING:  # it imports this file
+    from shoal.plan import Plan
+
+
+def explained(plan: Plan) -> str:
+    """Returns what `Plan.explain` does."""
+    title = (
+        f"{plan.strategy.name} on {count(plan.workers, 'worker')}, "
+        f"{count(plan.threads, 'thread')} each, cluster {plan.cluster!r}, "
+        f"backend {plan.backend}"
+    )
+    lines = [f"  {name:<10} {text}" for name, text in _paragraphs(plan)]
+    return "\n".join([title, *lines, *(f"  warning    {w}" for w in plan.warnings)])
+
+
+def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
+    """The lines of `explain`, each with its heading."""
+    model, data, strategy = plan.model, plan.data, plan.strategy
+    how = "when ready" if strategy.is_asynchronous else "in rounds"
+    every = "every step" if strategy.period == 1 else f"every {strategy.period} steps"
+    exchanged = f"{strategy.exchanges} of {plan.message_bytes / 1e6:,.2f} MB {how}"
+    if strategy.is_independent:
+        exchanged = f"none: {count(plan.models, 'model')}, each on all data; committed"
+    most = "highest" if plan.monitor.is_higher_better else "lowest"
+    kept = "each committed exactly once" if data.is_exactly_once else "at least once"
+    found = [
+        ("model", f"{model.name}: {model.parameters:,} trainable floats, "
+                  f"{model.statistics:,} statistics, {model.optimizer}"),
+        ("data", f"{plan.data_rows:,} samples, {data.size_bytes / 1e6:,.1f} MB "
+                 f"of {data.kind}; {kept}"),
+        ("step", f"{plan.worker_batch_size:,} samples of a worker, "
+                 f"{plan.gang_batch_size:,} of all workers together"),
+        ("epochs", f"{_epochs(plan.initial_epoch, plan.epochs)}, {plan.rows:,} "
+                   f"samples each, {plan.samples_expected:,} in all"),
+        ("exchange", f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker "
+                     "and epoch"),
+        ("repeatable", _repeatable(plan)),
+        ("best model", f"that of the {most} {plan.monitor.name}"),
+        ("lost", f"a worker is replaced, up to {count(plan.max_restarts, 'time')}; "
+                 f"the run needs {plan.min_workers} of {plan.workers}"),
+    ]  # fmt: skip
+    if plan.on_nan is not None:
+        found.append(("nan", _not_finite(plan)))
+    if plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0:
+        found.append((
+            "note",
+            f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "
+            "exchanges every 10 steps and is faster, on a curve of its own",
+        ))  # fmt: skip
+    return found + [("note", text) for text in metric_notes(model)]
+
+
+def _epochs(initial: int, end: int) -> str:
+    """Epochs as people count them, from 1.
+
+    Example:
+        >>> _epochs(0, 3), _epochs(2, 5), _epochs(4, 5)
+        ('3 epochs', 'epochs 3 to 5 of 5', 'epoch 5 of 5')
+    """
+    if initial == 0 or initial >= end:
+        return count(max(0, end - initial), "epoch")
+    which = f"epoch {end}" if end - initial == 1 else f"epochs {initial + 1} to {end}"
+    return f"{which} of {end}"
+
+
+def _repeatable(plan: Plan) -> str:
+    """What a second run with the same seed gives."""
+    if not is_repeatable(plan.strategy, plan.workers):
+        return "no: messages are applied as they arrive, so two runs differ"
+    if not plan.is_repeatable:
+        return "no: without epoch_barrier epochs overlap as it happens"
+    if plan.deterministic:
+        return f"yes, bit for bit, with seed {plan.seed}"
+    return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
+
+
+def _not_finite(plan: Plan) -> str:
+    """What follows where numbers turn NaN or infinite."""
+    window = f"window of {count(plan.strategy.period, 'step')}"
+    part = "step" if plan.is_gang else window
+    return {
+        "stop": "the run stops; the model keeps the last good center",
+        "skip": f"nothing is learnt from that {part}; its samples count",
+        "rollback": "back to the last checkpoint, and on without those samples",
+    }[str(plan.on_nan)]
+
+
+def count(number: int, noun: str) -> str:
+    """Returns a number with its noun.
+
+    Example:
+        >>> count(1, "worker"), count(2000, "step")
+        ('1 worker', '2,000 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
