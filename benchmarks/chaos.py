@@ -1,9 +1,10 @@
 """Runs whose processes are killed and stopped at random, beside undisturbed ones.
 
 Run: `make chaos`, or `python -m benchmarks.chaos --quick` for one strategy and a
-minute. It needs `mnist.npz` in the folder $SHOAL_DATA. Every 15 seconds the seed draws
-one of the processes that run (workers and server, those that still start included) and
-sends it SIGKILL or SIGSTOP, until the run ends or three minutes are over. Then
+minute. It needs `mnist.npz` in the folder $SHOAL_DATA. Runs have three workers, a
+standby server and one spare process (`--spares 0` for none). Every 15 seconds the seed
+draws a worker, the server or its standby and sends it SIGKILL or SIGSTOP, until the run
+ends or three minutes are over. Then
 
 - the run ended, and committed rows x epochs samples exactly;
 - its accuracy on test data is within 1 point of that of the undisturbed run;
@@ -26,6 +27,7 @@ import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,18 +72,18 @@ class Monkey:
             if now < due + EVERY_S or due + EVERY_S - began > self.seconds:
                 continue
             due += EVERY_S
-            if living:
-                self._hit(living, chance)
+            if roles := cast(living):
+                self._hit(roles, chance)
 
     @property
     def stopped(self) -> set[int]:
         """Who cannot be hit again."""
         return {hit.pid for hit in self.hits}
 
-    def _hit(self, living: list[psutil.Process], chance: random.Random) -> None:
-        # Whoever is lost is replaced after the server, and with it.
-        victim = chance.choice(living)
-        name = "server" if victim is living[0] else "worker"
+    def _hit(
+        self, roles: list[tuple[str, psutil.Process]], chance: random.Random
+    ) -> None:
+        name, victim = chance.choice(roles)
         number = chance.choice(SIGNALS)
         try:
             victim.send_signal(number)
@@ -103,6 +105,26 @@ def children() -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return [child for _, _, child in sorted(found, key=lambda each: each[:2])]
+
+
+def cast(living: Sequence[psutil.Process]) -> list[tuple[str, psutil.Process]]:
+    """Who leads, who follows, and who works; whoever still starts is left out.
+
+    Args:
+        living: Processes, the oldest first: whoever leads is older than its standby.
+    """
+    servers, workers = list[psutil.Process](), list[psutil.Process]()
+    for process in living:
+        try:
+            states = {c.status for c in process.net_connections(kind="tcp")}
+        except psutil.NoSuchProcess:
+            continue
+        if psutil.CONN_LISTEN in states:
+            servers.append(process)
+        elif psutil.CONN_ESTABLISHED in states:
+            workers.append(process)
+    named = list(zip(("server", "standby"), servers, strict=False))
+    return [*named, *(("worker", worker) for worker in workers)]
 
 
 def make() -> Any:
@@ -129,7 +151,7 @@ def make() -> Any:
 
 
 def train(
-    strategy: str, digits: Digits, epochs: int, seed: int, seconds: float
+    strategy: str, digits: Digits, epochs: int, seed: int, seconds: float, spares: int
 ) -> Result:
     """One run from the call of `fit` to its return, hit for some seconds."""
     import shoal
@@ -145,6 +167,7 @@ def train(
         history = shoal.fit(
             model, digits.x[..., None], digits.y, strategy=strategy, workers=WORKERS,
             epochs=epochs, batch_size=BATCH, verbose=0, run="chaos", max_restarts=1000,
+            standby=1, spares=spares,
         )  # fmt: skip
     except ShoalError as raised:
         error = f"{type(raised).__name__}: {raised}"
@@ -188,22 +211,22 @@ def look(monkey: Monkey, began: float) -> list[str]:
     return found
 
 
-def epochs_for(strategy: str, digits: Digits, seconds: float) -> int:
+def epochs_for(strategy: str, digits: Digits, seconds: float, spares: int) -> int:
     """How many epochs take about so long, from a short run."""
-    result = train(strategy, digits, 3, 0, 0.0)
+    result = train(strategy, digits, 3, 0, 0.0, spares)
     times = [e["time"] for e in result.events if e["kind"] == "epoch_ended"]
     return max(2, round(seconds / (times[-1] - times[-2])))
 
 
 def compare(
-    strategy: str, digits: Digits, seed: int, seconds: float
+    strategy: str, digits: Digits, seed: int, seconds: float, spares: int
 ) -> tuple[Result, Result]:
     """An undisturbed run of about so many seconds, and the same run, disturbed."""
-    epochs = epochs_for(strategy, digits, seconds)
+    epochs = epochs_for(strategy, digits, seconds, spares)
     print(f"{strategy}: {epochs} epochs of {len(digits.x):,} samples", flush=True)
-    calm = train(strategy, digits, epochs, seed, 0.0)
+    calm = train(strategy, digits, epochs, seed, 0.0, spares)
     print(f"    undisturbed: {calm.seconds:.0f} s, {calm.accuracy:.2%}", flush=True)
-    wild = train(strategy, digits, epochs, seed, seconds)
+    wild = train(strategy, digits, epochs, seed, seconds, spares)
     print(f"    disturbed: {wild.seconds:.0f} s, {wild.accuracy:.2%}", flush=True)
     return calm, wild
 
@@ -214,6 +237,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="aeasgd for a minute")
     parser.add_argument("--strategy", choices=STRATEGIES, help="only this one")
     parser.add_argument("--seconds", type=float, default=180.0, help="of hits")
+    parser.add_argument("--spares", type=int, default=1, help="processes that wait")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="of the picture; not with --quick")
     options = parser.parse_args()
@@ -227,7 +251,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         settle(Path(folder))
         pairs = [
-            compare(name, digits, options.seed, seconds)
+            compare(name, digits, options.seed, seconds, options.spares)
             for name in (names[:1] if options.quick else names)
         ]
     is_well = report(pairs)

@@ -164,7 +164,11 @@ def draw(pairs: Sequence[tuple[Result, Result]], out: Path) -> None:
             seconds, samples = zip(*result.curve, strict=True)
             axes.plot(seconds, [n / 1e6 for n in samples], color=colour, label=label)
         for name, (mark, colour) in SIGNAL_MARKS.items():
-            for role, face in (("worker", "none"), ("server", colour)):
+            for role, face in (
+                ("worker", "none"),
+                ("server", colour),
+                ("standby", "#999999"),
+            ):
                 hits = [h for h in wild.hits if (h.signal, h.name) == (name, role)]
                 at = [hit.at - wild.began for hit in hits]
                 heights = [wild.committed_by(t) / 1e6 for t in at]

@@ -26,8 +26,8 @@ import numpy as np
 
 import shoal
 from benchmarks.throughput import Marks, make, rate
+from shoal.engine.machine import ServerSpec
 from shoal.engine.restart import Restart
-from shoal.engine.server import ServerSpec
 from shoal.training.driver import Driver
 
 BATCH = {"aeasgd": 64, "all_reduce": 256}

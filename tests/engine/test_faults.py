@@ -217,6 +217,8 @@ def test_a_spare_process_takes_the_place_of_a_lost_worker() -> None:
     epochs = len(history.history["loss"])
     assert summary(history).samples_committed == ROWS * epochs
     assert pids_so_far()[2:] == list(killer.waiting)
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the limits, what no measurement moves; the measured part stays."""

@@ -27,8 +27,21 @@ def test_a_worker_that_goes_on_as_before_is_never_given_up(
 ) -> None:
     patience, now = worked(startup_s, silences)
     longest = max(silences, default=0.0)
-    assert not patience.is_over(now + startup_s + TIMES * longest)
-    assert patience.is_over(now + 1.01 * (FLOOR_S + startup_s + TIMES * longest) + 1)
+    assert not patience.is_over(now + TIMES * longest)
+    assert patience.is_over(now + 1.01 * (FLOOR_S + TIMES * longest) + 1)
+
+
+@given(SECONDS, st.lists(SECONDS, max_size=20))
+def test_another_program_takes_as_long_as_the_first_and_is_no_pace(
+    startup_s: float, silences: list[float]
+) -> None:
+    patience, now = worked(startup_s, silences)
+    before = patience.limit_s
+    patience.compiles()
+    assert not patience.is_over(now + startup_s)
+    patience.heard(now + startup_s, is_ready=False)
+    patience.answered(now + startup_s)
+    assert patience.limit_s == before
 
 
 def test_nobody_is_given_up_while_it_compiles_or_waits() -> None:

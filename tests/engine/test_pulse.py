@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.channel import Channel
-from shoal.engine.patience import FLOOR_S, PAUSE_S, TIMES
-from shoal.engine.pulse import PING_S, Pulse, Silent, hear, start_limit_s
+from shoal.engine.patience import PAUSE_S, TIMES
+from shoal.engine.pulse import (
+    FLOOR_S,
+    PING_S,
+    Pulse,
+    Silent,
+    hear,
+    start_limit_s,
+)
 from shoal.engine.wire import HEADER, MAGIC, Link, pack_head
 from shoal.errors import ExchangeTimeout
 

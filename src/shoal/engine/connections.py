@@ -37,7 +37,7 @@ class Peer:
         name: Its address.
         role: What it said that it is, empty before.
         rank: Of a worker.
-        incarnation: Of a worker.
+        incarnation: Of a worker, or the generation of a standby.
         offer: Shared memory that a worker has not mapped yet.
         is_settled: A worker has said whether it mapped it.
         is_hung: It was dropped for its silence.

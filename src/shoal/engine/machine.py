@@ -219,8 +219,10 @@ class Machine:
             self._carry_out(self.sequencer.ready(*who))
         elif name == "snapshot":
             self._publish(post, bytes(blob))
-        elif name == "complaint":
+        else:
             self._say(post, {"kind": "noted"})
+            if name == "compiling":
+                post.patience.compiles()
 
     def _leave(self, post: Post, event: Head) -> None:
         rank, incarnation = post.rank, post.incarnation

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FLOOR_S = 5.0  # for what no step has shown yet: a slow disk, a busy machine
+FLOOR_S = 3.0  # for what no step has shown yet: a slow disk, a busy machine
+STARTUP_TIMES = 2.0  # how much longer another program may take to compile
 TIMES = 4.0  # longest silences that are still believed
 PAUSE_S = 1.0  # the server itself did not run for so long: nobody is to blame
 
@@ -18,16 +19,17 @@ class Patience:
     """What is known of one worker's pace.
 
     Args:
-        startup_s: From joining until it had compiled, 0 before: a batch of another
-            size has to be compiled as well.
+        startup_s: From joining until it had compiled, 0 before.
         longest_s: The longest it ever took to say something after an answer.
         since: When it was answered and so has to say something next, in seconds of a
             monotonic clock; None while it waits for an answer.
+        is_compiling: It has said that a batch of another size has to be compiled.
     """
 
     startup_s: float = 0.0
     longest_s: float = 0.0
     since: float | None = None
+    is_compiling: bool = False
 
     def answered(self, now: float) -> None:
         """It has been answered: the next word is the worker's."""
@@ -45,8 +47,13 @@ class Patience:
         silence, self.since = now - self.since, None
         if is_ready:
             self.startup_s = silence
-        elif self.startup_s:
+        elif self.startup_s and not self.is_compiling:
             self.longest_s = max(self.longest_s, silence)
+        self.is_compiling = False
+
+    def compiles(self) -> None:
+        """It will be silent for longer than it ever was, and says so."""
+        self.is_compiling = True
 
     @property
     def limit_s(self) -> float:
@@ -54,11 +61,14 @@ class Patience:
 
         Example:
             >>> Patience(startup_s=2.0, longest_s=0.5).limit_s
+            5.0
+            >>> Patience(startup_s=2.0, longest_s=0.5, is_compiling=True).limit_s
             9.0
         """
         if not self.startup_s:
             return float("inf")
-        return FLOOR_S + self.startup_s + TIMES * self.longest_s
+        more = STARTUP_TIMES * self.startup_s if self.is_compiling else 0.0
+        return FLOOR_S + more + TIMES * self.longest_s
 
     def is_over(self, now: float) -> bool:
         """Whether it has been silent for too long."""

@@ -12,10 +12,12 @@ import time
 from dataclasses import dataclass
 from typing import final
 
-from shoal.engine.patience import FLOOR_S, PAUSE_S, TIMES
+from shoal.engine.patience import PAUSE_S, TIMES
 from shoal.engine.wire import Head, Link
 from shoal.errors import ExchangeTimeout
 
+FLOOR_S = 5.0  # what follows costs every worker its start
+RELIEVED_FLOOR_S = 1.5  # what follows costs next to nothing: a standby takes over
 PING_S = 1.0  # between an answer and the next question
 START_TIMES = 4.0  # longest starts that are still believed
 SLOWEST = 5e8  # bytes a second that any server gets through
@@ -39,6 +41,7 @@ class Pulse:
             clock; None when nothing is open.
         answered: When it last answered.
         looked: When somebody last looked.
+        is_relieved: A standby is there to take over.
     """
 
     startup_s: float = 0.0
@@ -47,6 +50,7 @@ class Pulse:
     asked: float | None = None
     answered: float = 0.0
     looked: float = 0.0
+    is_relieved: bool = False
 
     @classmethod
     def of(cls, startup_s: float, slot_bytes: int, workers: int) -> Pulse:
@@ -68,8 +72,13 @@ class Pulse:
         Example:
             >>> Pulse(startup_s=1.0, longest_s=0.5).limit_s
             8.0
+            >>> Pulse(startup_s=1.0, longest_s=0.5, is_relieved=True).limit_s
+            3.5
         """
-        return FLOOR_S + self.startup_s + self.work_s + TIMES * self.longest_s
+        floor_s = FLOOR_S + self.startup_s
+        if self.is_relieved:
+            floor_s = RELIEVED_FLOOR_S
+        return floor_s + self.work_s + TIMES * self.longest_s
 
     def look(self, now: float) -> bool:
         """Tells whether it should be asked now.

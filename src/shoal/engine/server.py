@@ -216,7 +216,7 @@ class Server(Listener):
             heard = int(head.get("heard", 0))
             self._reporter.attach(self._mirror.send, peer, heard)
         elif kind == "standby" and is_commander:
-            peer.role = "standby"
+            peer.role, peer.incarnation = "standby", whole(head["generation"])
             self._standby = peer
         elif kind == "join":
             self._welcome(peer, head)
@@ -367,12 +367,15 @@ class Server(Listener):
         number = whole(head["number"])
         self._mirror.acknowledge(number)
         if number == 1:
-            self._mention({"kind": "standby_ready"})
+            self._mention({"kind": "standby_ready", "generation": peer.incarnation})
 
     def _lose_standby(self, peer: Peer, reason: str) -> None:
         if peer is self._mirror.peer:
             self._mirror.lost()
-            self._mention({"kind": "standby_left", "reason": reason})
+            self._mention(
+                {"kind": "standby_left", "generation": peer.incarnation,
+                 "reason": reason}
+            )  # fmt: skip
 
     def follow_up(
         self, controller: Peer | None, lead: Head, callers: list[tuple[Peer, Head]]

@@ -65,7 +65,7 @@ class Servers:
         self._pulse = Pulse()
         self._heard = 0
         self._standby_due: float | None = None
-        self._standby_failures = 0
+        self._standby_failures = self._generation = 0
         self._lost_at = 0.0
         self.on_succession: Callable[[], None] = lambda: None
         """Called when another process leads: what the old one was told last may be
@@ -175,10 +175,8 @@ class Servers:
             return None
         kind = message[0]["kind"]
         self._heard = message[0].get("number", self._heard)
-        if kind == "standby_ready":
-            self._greet_standby()
-        elif kind == "standby_left":
-            self._lose_standby(message[0]["reason"])
+        if kind in ("standby_ready", "standby_left"):
+            self._hear_of_standby(message[0])
         elif kind == "leads":
             seconds = round(time.monotonic() - self._lost_at, 3)
             self._observer.on_event("server_replaced", seconds=seconds, by="standby")
@@ -278,9 +276,20 @@ class Servers:
         if spec is not None:
             stage.start_standby()
             server = replace(spec, restart=None)  # the leader tells what there is
-            part = StandbySpec(server=server, leader=stage.address)
+            self._generation += 1
+            part = StandbySpec(
+                server=server, leader=stage.address, generation=self._generation
+            )
             descriptor = stage.other_listener.fileno()
             stage.give(stage.standby, ServeInherited(spec=part, descriptor=descriptor))
+
+    def _hear_of_standby(self, head: Head) -> None:
+        if head["generation"] != self._generation:
+            return  # of one that was given up before the server knew
+        if head["kind"] == "standby_ready":
+            self._greet_standby()
+        else:
+            self._lose_standby(head["reason"])
 
     def _greet_standby(self) -> None:
         """It knows all that the server does; from now on it may be made to lead."""
@@ -291,6 +300,7 @@ class Servers:
             self._lose_standby(str(error))
             return
         self._standby_failures = 0
+        self._pulse.is_relieved = True
         self._observer.on_event("standby_ready")
 
     def _lose_standby(self, reason: str) -> None:
@@ -299,6 +309,7 @@ class Servers:
         if self._relief is not None:
             self._relief.close()
             self._relief = None
+        self._pulse.is_relieved = False
         if not stage.standby:
             return
         stage.stop(stage.standby)

@@ -30,10 +30,12 @@ class StandbySpec:
     Args:
         server: What it will serve.
         leader: Address of the server that it follows.
+        generation: Counts the standbys of a run.
     """
 
     server: ServerSpec
     leader: tuple[str, int]
+    generation: int = 1
 
 
 @final
@@ -65,7 +67,7 @@ class Standby(Listener):
         certificate = None if identity is None else identity.certificate
         try:
             self._link = Link(spec.leader, spec.server.secret, certificate=certificate)
-            self._link.send({"kind": "standby"})
+            self._link.send({"kind": "standby", "generation": spec.generation})
         except BaseException:
             self._connections.close()
             raise

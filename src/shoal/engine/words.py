@@ -93,6 +93,7 @@ WORDS: dict[str, Callable[[Head], dict[str, Any]]] = {
     "need": _nothing,
     "ready": _nothing,
     "snapshot": _nothing,
+    "compiling": _nothing,
     "failed": _failed,
     **dict.fromkeys(COMPLAINTS, _complaint),
 }

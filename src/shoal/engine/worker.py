@@ -133,6 +133,7 @@ class Worker:
         self._backend = spec.open_backend(compute, sample)
         self._check_layout()
         self._compute = compute
+        self._compiled: set[int] = set()
         self._rate: float | None = None
         self._backend.load(member.local, member.statistics)
         self._guard = Guard(
@@ -187,7 +188,14 @@ class Worker:
         if count > compute.batch_size:
             count -= count % compute.batch_size
         data = self._reader.first(np.arange(count))
+        self._compiled = {min(count, compute.batch_size)}
         self._backend.warm_up(data, is_gradient=self._spec.is_gang)
+
+    def _expect(self, rows: int) -> None:
+        """Says so when a step of so many rows has to be compiled first."""
+        if rows not in self._compiled:
+            self._compiled.add(rows)
+            self._member.tell("compiling")
 
     def _start_over(self, blob: bytes) -> None:
         self._backend.load(self._member.local, self._member.statistics)
@@ -242,6 +250,7 @@ class Worker:
             if not steps:
                 member.bulk.metrics[:] = 0.0
             if not self._is_void(batches):
+                self._expect(min(rows, size))
                 began = time.perf_counter()
                 data = self._reader.pieces(batches)
                 read = time.perf_counter()
@@ -281,6 +290,7 @@ class Worker:
         if self._is_void([piece]):
             self._pass(piece, clock)
             return
+        self._expect(piece.rows)
         began = time.perf_counter()
         data = self._reader.pieces([piece])
         read = time.perf_counter()
