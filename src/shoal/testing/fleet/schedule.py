@@ -140,6 +140,8 @@ class Fleet:
             found.append(self._exit)
         if self.store.coming is not None:
             found.append(self.store.end)
+        if self._may_be_overdue():
+            found.append(self._overdue)
         if controller.timers and (is_up or not controller.is_over):
             found.append(self._tick)
         return found
@@ -148,6 +150,11 @@ class Fleet:
         slowness = self.scenario.slowness
         is_slow = slowness > 0 and number % SLOW == SLOW - 1
         return is_slow and self.random.random() < slowness
+
+    def _may_be_overdue(self) -> bool:
+        server = self.server
+        is_quorate = server is not None and server.sequencer.standing.is_quorate
+        return is_quorate and self.random.random() < self.scenario.haste
 
     # -------------------------------------------------------------- messages
 
@@ -179,6 +186,12 @@ class Fleet:
         server = self._the_server()
         order = self.controller.orders.popleft()
         self._log("server obeys", order, server.obey(*order))
+        self._take_reports(server)
+
+    def _overdue(self) -> None:
+        server = self._the_server()
+        self.tally["overdue"] += 1
+        self._log("a round is overdue", server.overdue())
         self._take_reports(server)
 
     def _report(self) -> None:
@@ -333,6 +346,7 @@ class Fleet:
             self.tally["rollback"] += server.rollbacks
             self.tally["repeated"] += server.repeats
             self.tally["outdated"] += server.outdated
+            self.tally["belated"] += server.belated
 
     def _restart(self) -> None:
         """A new server goes on from the last checkpoint that can be read."""
