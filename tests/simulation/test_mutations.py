@@ -282,7 +282,7 @@ def forgets_that_a_late_push_was_answered(patch: Patch) -> None:
     original = Sequencer.push
 
     def push(self: Any, message: Push) -> list[Any]:
-        member = self.members.get(message.rank)
+        member: Any = self.members.get(message.rank)
         is_late = member is not None and member.is_late
         before = member.sequence if is_late else 0
         found = original(self, message)
@@ -298,7 +298,7 @@ def never_waits_again_for_whoever_was_late(patch: Patch) -> None:
     original = Sequencer.need
 
     def need(self: Any, rank: int, incarnation: int) -> list[Any]:
-        member = self.members.get(rank)
+        member: Any = self.members.get(rank)
         was_late = member is not None and member.is_late
         found = original(self, rank, incarnation)
         if was_late and rank in self.members:

@@ -13,7 +13,7 @@ from typing import final
 from shoal.engine.rounds import Standing
 
 HICCUP_S = 0.25  # a slow disk, garbage collection, a busy machine: once in a while
-LEAST_S = 0.02  # a few turns of the machine's scheduler, at any time
+LEAST_S = 0.01  # a turn of the machine's scheduler, at any time
 REFILL = 0.1  # of the time that rounds take
 ROUNDS = 8  # the last rounds, of which the longest counts
 
@@ -25,13 +25,14 @@ class Grace:
 
     A round may take twice as long as its quorum took, or as the longest of the last
     rounds: workers that are up to twice as slow as the others always come in time,
-    the short windows at the end of an epoch do not count against long ones, and a
-    worker that is slower by five times costs the others one such wait for each of its
-    windows. Beyond that there is a store of patience, `HICCUP_S`, for rounds of
-    milliseconds, of which one slip of the machine would be many: what was waited is
-    taken from it, and a tenth of the time that rounds take comes back. So one slip
-    costs nobody a window, and a worker that is slow every time soon has no more than
-    its double time.
+    and the short windows at the end of an epoch do not count against long ones. One
+    that is five times slower costs the others one such wait for each of its windows,
+    in all about a quarter of their time, where waiting for it would cost five times.
+
+    Beyond that there is a store of patience, `HICCUP_S`, for rounds of milliseconds, of
+    which one slip of the machine is many: what was waited is taken from it, and a tenth
+    of the time that rounds take comes back. So a slip costs nobody a window, and who is
+    slow every time soon has no more than the double time and `LEAST_S`.
 
     Args:
         standing: Of the round, as it was seen last.

@@ -73,6 +73,16 @@ class Round:
             and (ledger.pieces_held(m.rank) or not m.is_parked)
         ]
 
+    def has_begun(self, ready: Sequence[Member], ledger: Ledger) -> bool:
+        """Whether it is too late to take part in it.
+
+        With a first message it is: otherwise deals would depend on who is faster. With
+        a quorum already while somebody computes: others had less time than the rest.
+        """
+        if self.pushes or not self.quorum:
+            return bool(self.pushes)
+        return any(ledger.pieces_held(m.rank) for m in self.awaited(ready, ledger))
+
     def is_quorate(self, ready: Sequence[Member], ledger: Ledger) -> bool:
         """Whether it may close without those it waits for.
 

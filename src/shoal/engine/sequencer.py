@@ -433,11 +433,12 @@ class Sequencer:
     def _distribute(self) -> None:
         """Leases what may be leased now; the workers hear of it with their answers."""
         self._epochs.open_next()
+        ready = self._roster.ready()
         if not self.rules.is_rounds:
-            for member in self._roster.ready():
+            for member in ready:
                 if member.is_parked:
                     grant(self.rules, self.ledger, member, self._sharers())
-        elif not self._round.pushes:  # else deals depended on who is faster
+        elif not self._round.has_begun(ready, self.ledger):
             self._deal()
 
     def _deal(self) -> None:

@@ -46,7 +46,9 @@ class Watch:
             leases += held
             member = sequencer.members.get(rank)
             has_place = member is not None and member.is_ready and not member.is_late
-            require(has_place or not held, "the dead and late lease nothing", rank, held)
+            require(
+                has_place or not held, "the dead and late lease nothing", rank, held
+            )
             is_silent = member is None or not (member.is_late and member.is_parked)
             require(is_silent, "whoever has spoken is not late", rank)
         clock = 0

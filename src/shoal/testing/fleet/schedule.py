@@ -124,14 +124,19 @@ class Fleet:
             are_slow: Slow workers are mostly passed over.
         """
         found: list[Event] = []
-        controller, is_up = self.controller, self.server is not None
-        for line in self.lines if is_up else ():
+        for line in self.lines if self.server is not None else ():
             if line.up and not (are_slow and self._is_passed_over(line.worker)):
                 found.append(partial(self._deliver, line))
         for worker in self.workers.values():
             is_late = are_slow and self._is_passed_over(worker.number)
             if worker.line.down and not is_late:
                 found.append(partial(self._act, worker))
+        return found + self._events_beside()
+
+    def _events_beside(self) -> list[Event]:
+        """What can happen that is no message of a worker, nor to one."""
+        found: list[Event] = []
+        controller, is_up = self.controller, self.server is not None
         if controller.orders and is_up:
             found.append(self._obey)
         if self.reports:

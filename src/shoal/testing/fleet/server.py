@@ -141,7 +141,12 @@ class SimServer:
         self.carry_out(found)
         if is_repeat or not is_current:
             now = self.center.value, self.sequencer.version
-            require(now == before, "what is repeated, late or of the past changes nothing", push, work)
+            require(
+                now == before,
+                "what is repeated, late or of the past changes nothing",
+                push,
+                work,
+            )
         return found
 
     def _publish(self, line: Line, message: Message) -> list[Instruction]:
