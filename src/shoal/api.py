@@ -61,6 +61,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     deterministic: bool = False,
     epoch_barrier: bool = True,
     max_restarts: int = 3,
+    quorum: float | None = None,
     on_nan: str | None = None,
     checkpoint_every: float | str | bool | None = None,
     threads: int | None = None,
@@ -111,6 +112,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait for callbacks between epochs.
         max_restarts: Replacements of lost workers before the run stops.
+        quorum: Workers of a round that are enough when the others are late, at least
+            1, or a share of them such as 0.75; 1.0 waits for all. For strategies
+            whose rounds exchange weights. Default None: all but one in four, or but
+            one of three; all of one or two, and with `deterministic`.
         on_nan: What follows when weights, gradients or the loss of a worker turn NaN
             or infinite: "stop" the run; "skip" what that worker learnt from these
             samples (of "all_reduce": that step); "rollback" to the last checkpoint,

@@ -40,7 +40,8 @@ class Race:
     """
 
     def __init__(self, speeds: Sequence[float], **fields: Any) -> None:
-        rules = Rules(**{**ROUNDS, "workers": len(speeds), **fields})
+        given: dict[str, Any] = {**ROUNDS, "workers": len(speeds), **fields}
+        rules = Rules(**given)
         self.sequencer, self.grace = Sequencer(rules), Grace()
         self.speeds, self.now, self.late = speeds, 0.0, 0
         self.pieces = {rank: deque[Piece]() for rank in range(len(speeds))}

@@ -282,12 +282,12 @@ def forgets_that_a_late_push_was_answered(patch: Patch) -> None:
     original = Sequencer.push
 
     def push(self: Any, message: Push) -> list[Any]:
-        member: Any = self.members.get(message.rank)
-        is_late = member is not None and member.is_late
-        before = member.sequence if is_late else 0
+        members = dict(self.members)
+        late = [m for rank, m in members.items() if rank == message.rank and m.is_late]
+        before = [member.sequence for member in late]
         found = original(self, message)
-        if is_late:
-            member.sequence = before
+        for member, sequence in zip(late, before, strict=True):
+            member.sequence = sequence
         return found
 
     patch.setattr(Sequencer, "push", push)
@@ -298,10 +298,9 @@ def never_waits_again_for_whoever_was_late(patch: Patch) -> None:
     original = Sequencer.need
 
     def need(self: Any, rank: int, incarnation: int) -> list[Any]:
-        member: Any = self.members.get(rank)
-        was_late = member is not None and member.is_late
+        late = [m for m in self.members.values() if m.rank == rank and m.is_late]
         found = original(self, rank, incarnation)
-        if was_late and rank in self.members:
+        for member in late:
             member.is_late = True
         return found
 

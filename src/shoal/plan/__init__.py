@@ -18,6 +18,7 @@ from shoal.plan.cautions import (
     metric_warnings,
 )
 from shoal.plan.monitor import choose_monitor
+from shoal.plan.quorum import check_quorum, choose_quorum
 from shoal.plan.refusals import is_repeatable, refuse
 from shoal.plan.request import (
     BATCH_SIZE,
@@ -70,6 +71,7 @@ class Plan:
         warnings: One line each.
         on_nan: "stop", "skip" or "rollback" where numbers turn NaN or infinite; None
             warns and goes on.
+        quorum: Workers of a round that are enough when the others are late, 0 for all.
     """
 
     strategy: Strategy
@@ -99,6 +101,7 @@ class Plan:
     monitor: Monitor = field(default_factory=Monitor)
     warnings: tuple[str, ...] = ()
     on_nan: str | None = None
+    quorum: int = 0
 
     @property
     def is_gang(self) -> bool:
@@ -179,6 +182,8 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
         ("lost", f"a worker is replaced, up to {_count(plan.max_restarts, 'time')}; "
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
+    if plan.quorum:
+        found.append(("late", _late(plan)))
     if plan.on_nan is not None:
         found.append(("nan", _not_finite(plan)))
     if plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0:
@@ -209,9 +214,19 @@ def _repeatable(plan: Plan) -> str:
         return "no: messages are applied as they arrive, so two runs differ"
     if not plan.is_repeatable:
         return "no: without epoch_barrier epochs overlap as it happens"
+    if plan.quorum:
+        return "while nobody is late; to rounding, with quorum=1.0"
     if plan.deterministic:
         return f"yes, bit for bit, with seed {plan.seed}"
     return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
+
+
+def _late(plan: Plan) -> str:
+    """What follows where workers are slower than the others."""
+    return (
+        f"a round closes with {plan.quorum} of {plan.workers} when it took twice as "
+        "long as it should; the samples of the others go to whoever is free"
+    )
 
 
 def _not_finite(plan: Plan) -> str:
@@ -249,6 +264,7 @@ def resolve(
     """
     request = request.with_plain_numbers()
     least, most = check(request, data, machine)
+    check_quorum(request.quorum)
     strategy, rows_all = request.strategy, data.rows
     batch = request.batch_size or default_batch(rows_all, request.steps_per_epoch)
     rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
@@ -280,6 +296,7 @@ def resolve(
         epoch_barrier=request.epoch_barrier,
         max_restarts=request.max_restarts,
         on_nan=request.on_nan,
+        quorum=choose_quorum(request, workers, asked=most),
         model=model,
         data=data,
         steps_per_epoch=request.steps_per_epoch,

@@ -49,6 +49,8 @@ class Request:
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait at the end of an epoch for callbacks.
         max_restarts: Replacements of lost workers before the run stops.
+        quorum: Workers of a round that are enough, or a share of them; see
+            `choose_quorum`.
         on_nan: One of `ON_NAN`; None warns and goes on.
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
@@ -74,6 +76,7 @@ class Request:
     deterministic: bool = False
     epoch_barrier: bool = True
     max_restarts: int = 3
+    quorum: float | None = None
     on_nan: str | None = None
     threads: int | None = None
     monitor: str | None = None
@@ -85,7 +88,8 @@ class Request:
         workers: Any = self.workers
         if isinstance(workers, tuple):
             workers = tuple(map(plain, workers))
-        changed = {name: plain(getattr(self, name)) for name in LOWEST}
+        names = [*LOWEST, "quorum"]
+        changed = {name: plain(getattr(self, name)) for name in names}
         return replace(self, workers=plain(workers), **changed)
 
 

@@ -68,6 +68,7 @@ class Arguments:
     deterministic: bool = False
     epoch_barrier: bool = True
     max_restarts: int = 3
+    quorum: float | None = None
     on_nan: str | None = None
     checkpoint_every: float | str | bool | None = None
     threads: int | None = None
@@ -219,6 +220,7 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         deterministic=arguments.deterministic,
         epoch_barrier=arguments.epoch_barrier,
         max_restarts=arguments.max_restarts,
+        quorum=arguments.quorum,
         on_nan=arguments.on_nan,
         threads=arguments.threads,
         monitor=arguments.monitor,
