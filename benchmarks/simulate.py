@@ -31,6 +31,8 @@ LABELS = {
     "halt": "runs halted",
     "repeated": "pushes repeated after they were applied",
     "outdated": "pushes of an older lineage sent to a new server",
+    "overdue": "rounds closed without the late",
+    "belated": "pushes that came too late for their round",
     "stray": "pushes of the dead delivered late",
     "refused": "workers refused",
     "rollback": "gangs rolled back",

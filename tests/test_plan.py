@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal.errors import ConfigError, PlanError
@@ -26,6 +27,7 @@ from shoal.strategies import (
     Single,
     Strategy,
 )
+from shoal.training.fitting import rules
 
 MODEL = ModelFacts(name="mlp", parameters=1000, statistics=24, optimizer="Adagrad")
 DATA = DataFacts(rows=10_000, size_bytes=1_000_000)
@@ -146,6 +148,12 @@ def test_ensemble_trains_each_model_on_all_data():
         ({"cluster": "locale"}, "Did you mean 'local'"),
         ({"cluster": None}, "cluster=None"),
         ({"workers": None}, "workers=None"),
+        ({"quorum": 0}, "quorum=0"),
+        ({"quorum": -0.5}, "quorum=-0.5"),
+        ({"quorum": 1.5}, "quorum=1.5"),
+        ({"quorum": True}, "quorum=True"),
+        ({"quorum": float("nan")}, "quorum=nan"),
+        ({"quorum": "all"}, "quorum='all'"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], words: str):
@@ -228,6 +236,69 @@ def test_a_loss_without_a_reduction_is_the_models_own_affair():
 def test_a_strategys_own_refusal_is_the_plans():
     with pytest.raises(PlanError, match="moving_rate"):
         plan(AEASGD(moving_rate=0.9), workers=4)
+
+
+# -------------------------------------------------------------------- quorum
+
+
+@pytest.mark.parametrize(
+    ("workers", "quorum", "found"),
+    [
+        (1, None, 0),
+        (2, None, 0),
+        (3, None, 2),
+        (4, None, 3),
+        (8, None, 6),
+        (2, 1, 1),
+        (4, np.int64(2), 2),
+        (4, 4, 0),
+        (4, 1.0, 0),
+        (4, 0.5, 2),
+        (10, 0.7, 7),
+        (8, np.float32(0.01), 1),
+    ],
+)
+def test_quorum(workers: int, quorum: Any, found: int):
+    chosen = plan(LocalSGD(), workers=workers, quorum=quorum)
+    assert chosen.quorum == found
+    assert type(chosen.quorum) is int
+    assert rules(chosen).quorum == found
+    assert ("a round closes with" in chosen.explain()) == bool(found)
+    assert json.loads(json.dumps(chosen.to_json()))["quorum"] == found
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), AEASGD(), Ensemble(), Single()])
+def test_strategies_without_a_quorum(strategy: Strategy):
+    workers = strategy.max_workers or 4
+    assert plan(strategy, workers=workers).quorum == 0
+    with pytest.raises(PlanError, match=f"quorum=1 with {strategy.name}") as caught:
+        plan(strategy, workers=workers, quorum=1)
+    assert "local_sgd" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"deterministic": True}, {"cluster": "inline", "known_clusters": ("inline",)}],
+)
+def test_rounds_that_wait_for_all(arguments: dict[str, Any]):
+    assert plan(LocalSGD(), workers=4, **arguments).quorum == 0
+    assert plan(LocalSGD(), workers=4, quorum=4, **arguments).quorum == 0
+    with pytest.raises(PlanError, match="quorum=3 with"):
+        plan(LocalSGD(), workers=4, quorum=3, **arguments)
+
+
+def test_a_quorum_of_more_workers_than_there_are():
+    with pytest.raises(PlanError, match=r"quorum=5 with 4 worker\(s\)"):
+        plan(LocalSGD(), workers=4, quorum=5)
+    few = replace(DATA, rows=64)  # for two workers
+    assert plan(LocalSGD(), workers=4, quorum=3, data=few).quorum == 0
+
+
+def test_explain_says_that_two_runs_differ_when_somebody_is_late():
+    text = plan(LocalSGD(), workers=4).explain()
+    assert "a round closes with 3 of 4" in text
+    assert "repeatable while nobody is late" in text
+    assert "late" not in plan(LocalSGD(), workers=4, quorum=1.0).explain()
 
 
 # ------------------------------------------------------------------ warnings

@@ -63,6 +63,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     max_restarts: int = 3,
     standby: int = 0,
     spares: int = 0,
+    quorum: float | None = None,
     on_nan: str | None = None,
     checkpoint_every: float | str | bool | None = None,
     threads: int | None = None,
@@ -116,6 +117,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         standby: 1 for a second server that knows all that the first one does, and takes
             over when that is lost: within seconds, and nothing else happens.
         spares: Processes that wait, everything imported, for a worker to be lost.
+        quorum: Workers of a round that are enough when the others are late, at least
+            1, or a share of them such as 0.75; 1.0 waits for all. For strategies
+            whose rounds exchange weights. Default None: all but one in four, or but
+            one of three; all of one or two, and with `deterministic`.
         on_nan: What follows when weights, gradients or the loss of a worker turn NaN
             or infinite: "stop" the run; "skip" what that worker learnt from these
             samples (of "all_reduce": that step); "rollback" to the last checkpoint,

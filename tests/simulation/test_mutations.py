@@ -16,6 +16,7 @@ from shoal.engine.epochs import Epochs
 from shoal.engine.instructions import Answer, Apply, EpochDone, Push
 from shoal.engine.ledger import Ledger
 from shoal.engine.roster import Roster
+from shoal.engine.rounds import Round
 from shoal.engine.sequencer import Sequencer
 from shoal.testing.fleet import Fleet, Violation, draw
 from shoal.testing.fleet import worker as fleet_worker
@@ -182,13 +183,136 @@ def merges_the_message_of_a_dead_worker(patch: Patch) -> None:
     original = Sequencer.leave
 
     def leave(self: Any, rank: int, incarnation: int) -> list[Any]:
-        kept = self._round.get(rank)
+        kept = self._round.pushes.get(rank)
         found = original(self, rank, incarnation)
         if kept is not None:
-            self._round[rank] = kept
+            self._round.pushes[rank] = kept
         return found
 
     patch.setattr(Sequencer, "leave", leave)
+
+
+# ---------------------------------------------------------- quorum and grace
+
+
+@mutant
+def commits_a_push_that_came_too_late(patch: Patch) -> None:
+    """Somebody gives the late their leases back, if nobody has them yet."""
+    original, lost = Sequencer.push, dict[Any, Any]()
+
+    def pass_over(self: Round, ready: Any, ledger: Ledger) -> list[int]:
+        held = {m.rank: ledger.held(m.rank) for m in self.awaited(ready, ledger)}
+        lost.update({(ledger, rank): pieces for rank, pieces in held.items()})
+        return taken(self, ready, ledger)
+
+    def push(self: Any, message: Push) -> list[Any]:
+        member = self.members.get(message.rank)
+        if member is not None and member.is_late:
+            member.is_late = False
+            pieces = lost.pop((self.ledger, message.rank))
+            for piece in pieces:
+                self.ledger._books[piece.epoch].free.remove(piece.start, piece.stop)
+            self.ledger._leases[message.rank] = pieces
+        return original(self, message)
+
+    taken = Round.pass_over
+    patch.setattr(Round, "pass_over", pass_over)
+    patch.setattr(Sequencer, "push", push)
+
+
+@mutant
+def closes_without_the_late_and_takes_their_push_for_the_next(patch: Patch) -> None:
+    original = Round.awaited
+    closing = list[Sequencer]()
+
+    def overdue(self: Any) -> list[Any]:
+        closing.append(self)
+        try:
+            return self._close_round() + self._hand_out()
+        finally:
+            closing.clear()
+
+    def awaited(self: Round, ready: Any, ledger: Ledger) -> list[Any]:
+        return [] if closing else original(self, ready, ledger)
+
+    patch.setattr(Sequencer, "overdue", overdue)
+    patch.setattr(Round, "awaited", awaited)
+
+
+@mutant
+def keeps_the_leases_of_the_late(patch: Patch) -> None:
+    def pass_over(self: Round, ready: Any, ledger: Ledger) -> list[int]:
+        late = self.awaited(ready, ledger)
+        for member in late:
+            member.is_late = True
+        return [member.rank for member in late]
+
+    patch.setattr(Round, "pass_over", pass_over)
+
+
+@mutant
+def releases_the_leases_of_the_late_again_when_they_speak(patch: Patch) -> None:
+    original, late = Round.pass_over, dict[Any, Any]()
+
+    def pass_over(self: Round, ready: Any, ledger: Ledger) -> list[int]:
+        held = {m.rank: ledger.held(m.rank) for m in self.awaited(ready, ledger)}
+        found = original(self, ready, ledger)
+        late.update({(ledger, rank): held[rank] for rank in found})
+        return found
+
+    repeat = Sequencer._repeat
+
+    def release(self: Any, member: Any) -> Any:
+        if member.is_late:
+            for piece in late.pop((self.ledger, member.rank), []):
+                self.ledger._books[piece.epoch].free.add(piece.start, piece.stop)
+        return repeat(self, member)
+
+    patch.setattr(Round, "pass_over", pass_over)
+    patch.setattr(Sequencer, "_repeat", release)
+
+
+@mutant
+def deals_to_the_late(patch: Patch) -> None:
+    patch.setattr(Roster, "punctual", Roster.ready)
+
+
+@mutant
+def forgets_that_a_late_push_was_answered(patch: Patch) -> None:
+    original = Sequencer.push
+
+    def push(self: Any, message: Push) -> list[Any]:
+        members = dict(self.members)
+        late = [m for rank, m in members.items() if rank == message.rank and m.is_late]
+        before = [member.sequence for member in late]
+        found = original(self, message)
+        for member, sequence in zip(late, before, strict=True):
+            member.sequence = sequence
+        return found
+
+    patch.setattr(Sequencer, "push", push)
+
+
+@mutant
+def never_waits_again_for_whoever_was_late(patch: Patch) -> None:
+    original = Sequencer.need
+
+    def need(self: Any, rank: int, incarnation: int) -> list[Any]:
+        late = [m for m in self.members.values() if m.rank == rank and m.is_late]
+        found = original(self, rank, incarnation)
+        for member in late:
+            member.is_late = True
+        return found
+
+    def repeat(self: Any, member: Any) -> Any:
+        was_late = member.is_late
+        found = answers(self, member)
+        member.is_late = was_late
+        return found
+
+    answers = Sequencer._repeat
+    patch.setattr(Sequencer, "need", need)
+    patch.setattr(Sequencer, "_repeat", repeat)
 
 
 # -------------------------------------------------------------- checkpoints

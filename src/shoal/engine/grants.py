@@ -47,8 +47,13 @@ def _room(rules: Rules, ledger: Ledger, rank: int, epoch: int, workers: int) -> 
     return fair * rules.batch - mine
 
 
-def deal(rules: Rules, ledger: Ledger, members: Sequence[Member]) -> None:
-    """Leases rounds in rank order, so that a run repeats exactly."""
+def deal(rules: Rules, ledger: Ledger, members: Sequence[Member]) -> bool:
+    """Leases rounds in rank order, so that a run repeats exactly.
+
+    Returns:
+        Whether anybody got anything.
+    """
+    has_dealt = False
     for epoch in ledger.active:
         while run := ledger.run(epoch):
             held = {m.rank: ledger.pieces_held(m.rank) for m in members}
@@ -56,12 +61,14 @@ def deal(rules: Rules, ledger: Ledger, members: Sequence[Member]) -> None:
             # Shares of one step must be pushed in one round: whoever is new, or got
             # no row of a short step, waits until the others have used up theirs.
             if not needy or (rules.is_gang and len(set(held.values())) > 1):
-                return
+                return has_dealt
             counts = _counts(rules, ledger, epoch, run, [m.rank for m in needy])
             dealt = ledger.deal(epoch, counts, is_gang=rules.is_gang)
             mine = {m.rank: m for m in needy}
             for rank, piece in dealt:
                 mine[rank].untold.append(piece)
+                has_dealt = True
+    return has_dealt
 
 
 def _counts(

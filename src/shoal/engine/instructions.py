@@ -28,9 +28,13 @@ class Rules:
         is_elastic: A worker keeps its own weights where others adopt the center.
         has_barrier: An epoch opens when the controller says so; otherwise when the
             one before is leased out, but never two ahead of the controller.
+        quorum: Workers of a round that are enough to close it when the others are
+            late, 0 for all. Not for gangs: a worker that misses a step does not have
+            the gang's weights any more, and would have to join it anew.
 
     Raises:
-        ValueError: A batch or a window is empty, so that no data could be dealt.
+        ValueError: A batch or a window is empty, so that no data could be dealt; or
+            there is a quorum where there is no round, or of a gang.
     """
 
     epoch_rows: tuple[int, ...]
@@ -43,10 +47,14 @@ class Rules:
     is_gang: bool
     is_elastic: bool
     has_barrier: bool = True
+    quorum: int = 0
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.window < 1:
             raise ValueError(f"a window of {self.window} steps of {self.batch} rows")
+        has_rounds = self.is_rounds and not self.is_gang
+        if self.quorum < 0 or (self.quorum and not has_rounds):
+            raise ValueError(f"a quorum of {self.quorum} workers, without rounds of it")
 
     def rows_of(self, epoch: int) -> int:
         """Samples of an epoch."""

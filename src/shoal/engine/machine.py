@@ -174,6 +174,8 @@ class Machine:
             self._obey(event)
         elif name == "flush":
             self._flush()
+        elif name == "overdue":
+            self._close_without_the_late()
         else:
             post = self.posts.get(event["rank"])
             if post is not None and post.incarnation == event["incarnation"]:
@@ -234,6 +236,13 @@ class Machine:
              "rows": self.sequencer.ledger.held_rows(rank)}
         )  # fmt: skip
         self._carry_out(self.sequencer.leave(rank, incarnation))
+
+    def _close_without_the_late(self) -> None:
+        late = self.sequencer.standing.awaited
+        found = self.sequencer.overdue()
+        if found:
+            self.tell({"kind": "late", "ranks": late})
+        self._carry_out(found)
 
     def _push(self, post: Post, event: Head) -> None:
         post.push = event

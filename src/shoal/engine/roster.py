@@ -22,6 +22,8 @@ class Member:
         is_ready: It has compiled, and holds the weights it should.
         is_parked: It waits for data.
         is_stale: It is given the center with its next data.
+        is_late: A round closed without it, and it has said nothing since: what it
+            works on is no longer its own.
         sequence: Of its last push that was applied.
         untold: Leases it will hear of with its next answer.
     """
@@ -32,6 +34,7 @@ class Member:
     is_ready: bool = False
     is_parked: bool = False
     is_stale: bool = False
+    is_late: bool = False
     sequence: int = 0
     untold: list[Piece] = field(default_factory=list[Piece])
 
@@ -82,6 +85,10 @@ class Roster:
         """Members that take part, in rank order."""
         return [m for _, m in sorted(self.members.items()) if m.is_ready]
 
+    def punctual(self) -> list[Member]:
+        """Those of them that are not late, in rank order."""
+        return [member for member in self.ready() if not member.is_late]
+
 
 @dataclass
 class Publishing:
@@ -112,6 +119,10 @@ class Publishing:
         self.joiners = [r for r in self.joiners if r != rank]
         self.asked = None if self.asked == rank else self.asked
         self.publisher = None if self.publisher == rank else self.publisher
+
+    def pass_over(self, rank: int) -> None:
+        """A worker is late, and may never hear that it was asked."""
+        self.asked = None if self.asked == rank else self.asked
 
     def take_joiners(self) -> list[int]:
         """Returns those that wait; nobody does then."""

@@ -24,6 +24,7 @@ from shoal.engine.instructions import (
 )
 from shoal.engine.ledger import Ledger
 from shoal.engine.roster import LINEAGE_INCARNATIONS, Member, Publishing, Roster
+from shoal.engine.rounds import Round, Standing, tell_of_round
 from shoal.strategies.base import Facts
 
 __all__ = [
@@ -70,7 +71,7 @@ class Sequencer:
         self.version = 0
         self.expected = rules.workers
         self.has_started = self.has_finished = False
-        self._round: dict[int, Push] = {}
+        self._round = Round(rules.quorum)
 
     # -------------------------------------------------------- checkpoints
 
@@ -147,7 +148,7 @@ class Sequencer:
     @property
     def has_round(self) -> bool:
         """Whether somebody has pushed to a round that is not closed."""
-        return bool(self._round)
+        return bool(self._round.pushes)
 
     @property
     def publisher(self) -> int | None:
@@ -181,7 +182,7 @@ class Sequencer:
             return []
         del self.members[rank]
         self.ledger.release(rank)
-        self._round.pop(rank, None)
+        self._round.pushes.pop(rank, None)
         self._publishing.forget(rank)
         if self.has_finished:
             return []
@@ -218,9 +219,8 @@ class Sequencer:
         """Ends the run: whoever waits is told, the others at their next message."""
         self.has_finished = True
         self._publishing = Publishing()
-        for rank in self._round:
+        for rank, _ in self._round.take():
             self.members[rank].is_parked = True
-        self._round = {}
         return self._dismiss()
 
     def _dismiss(self) -> list[Instruction]:
@@ -254,11 +254,14 @@ class Sequencer:
         member = self.members[push.rank]
         if push.sequence <= member.sequence:
             return [self._repeat(member)]
+        if member.is_late:
+            member.sequence = push.sequence
+            return [self._repeat(member)]
         if not push.pieces or not self.ledger.covers(push.rank, push.pieces):
             return [Refuse(push.rank, push.incarnation, "samples it does not hold")]
         member.is_parked = False
         if self.rules.is_rounds:
-            self._round[push.rank] = push
+            self._round.pushes[push.rank] = push
             return self._close_round() + self._hand_out()
         facts = self._accept(member, push)
         self.version += 1
@@ -281,15 +284,18 @@ class Sequencer:
         )
 
     def _repeat(self, member: Member) -> Answer | Refuse:
-        """Answers a push that was applied, but whose answer was lost."""
+        """Answers a push that was applied, but whose answer was lost; or one too late.
+
+        Either way its samples are no longer the sender's to do.
+        """
         if self.rules.is_gang:
             # The mean it needs is gone, and with it the gang's weights.
             return Refuse(member.rank, member.incarnation, "a step of the past")
-        member.untold = []
+        member.untold, member.is_late = [], False
         held = tuple(self.ledger.held(member.rank))
         if self.rules.is_elastic:
             return Answer(member.rank, "repeat", "none", held)
-        member.version = self.version
+        member.version, member.is_stale = self.version, False
         return Answer(member.rank, "repeat", "center", held)
 
     def need(self, rank: int, incarnation: int) -> list[Instruction]:
@@ -297,7 +303,7 @@ class Sequencer:
         if not self._roster.is_current(rank, incarnation):
             return [self._stranger(rank, incarnation)]
         member = self.members[rank]
-        member.is_parked = True
+        member.is_parked, member.is_late = True, False
         if self.has_finished:
             return self._dismiss()
         if self._publishing.asked == rank:
@@ -306,37 +312,42 @@ class Sequencer:
 
     # -------------------------------------------------------------- rounds
 
+    @property
+    def standing(self) -> Standing:
+        """How far the round has come; of a run that waits for all, nothing is told."""
+        if not self.rules.quorum or self.has_finished:
+            return Standing()
+        ready = self._roster.ready()
+        return self._round.standing(self.version, ready, self.ledger, self.publisher)
+
+    def overdue(self) -> list[Instruction]:
+        """The time of grace is over: a quorate round closes without the late.
+
+        Their leases return. What they push for it is answered as a repeat and not
+        committed; nobody waits for them until then. A round that is not quorate, or
+        not any more, stays as it is.
+        """
+        if not self.standing.is_quorate:
+            return []
+        for rank in self._round.pass_over(self._roster.ready(), self.ledger):
+            self._publishing.pass_over(rank)
+        return self._close_round() + self._ask() + self._hand_out()
+
     def _close_round(self) -> list[Instruction]:
         """Closes the round when every ready worker has pushed or waits for data.
 
         Whoever publishes has done neither, so weights stay as they are meanwhile.
         """
         ready = self._roster.ready()
-        has_data = {m.rank for m in ready if self.ledger.pieces_held(m.rank)}
-        waits = [
-            m
-            for m in ready
-            if m.rank not in self._round and (m.rank in has_data or not m.is_parked)
-        ]
-        if not self._round or waits:
+        if not self._round.pushes or self._round.awaited(ready, self.ledger):
             return []
-        pushes = sorted(self._round.items())
+        pushes = self._round.take()
         facts = {rank: self._accept(self.members[rank], push) for rank, push in pushes}
         self.version += 1
-        self._round = {}
         self._epochs.open_next()
-        deal(self.rules, self.ledger, ready)
-        found: list[Instruction] = [Merge(facts)]
-        for member in ready:
-            member.version = self.version
-            if member.rank in facts:
-                found.append(Answer(member.rank, "reply", "reply", member.tell()))
-            elif self.rules.is_gang:
-                member.is_parked = False
-                found.append(Answer(member.rank, "merged", "reply", member.tell()))
-            else:
-                member.is_stale = not self.rules.is_elastic
-        return found + self._end_epochs() + self._ask()
+        self._deal()
+        told = tell_of_round(self.rules, ready, facts, self.version)
+        return [Merge(facts), *told, *self._end_epochs(), *self._ask()]
 
     # ------------------------------------------------- published snapshots
 
@@ -347,7 +358,7 @@ class Sequencer:
 
     def _ask(self) -> list[Instruction]:
         """Asks one worker to publish its state, if anybody needs it."""
-        ready = self._roster.ready()
+        ready = self._roster.punctual() or self._roster.ready()
         if not self._publishing.is_due or not ready:
             return []
         if ready[0].is_parked:
@@ -432,8 +443,12 @@ class Sequencer:
             for member in ready:
                 if member.is_parked:
                     grant(self.rules, self.ledger, member, self._sharers())
-        elif not self._round:  # else how rounds are dealt depended on who is faster
-            deal(self.rules, self.ledger, ready)
+        elif not self._round.has_begun(ready, self.ledger):
+            self._deal()
+
+    def _deal(self) -> None:
+        if deal(self.rules, self.ledger, self._roster.punctual()):
+            self._round.dealt += 1
 
     def _sharers(self) -> int:
         """Workers an epoch is shared among, those that still compile included."""

@@ -14,6 +14,7 @@ from typing import final
 from shoal.engine.bulk import Bulk
 from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.fields import whole
+from shoal.engine.grace import Grace
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.mirror import Mirror
 from shoal.engine.patience import PAUSE_S
@@ -63,6 +64,7 @@ class Server(Listener):
         self._mirror = Mirror(connections)
         self._workers: dict[int, Peer] = {}
         self._strangers = Strangers()
+        self._grace = Grace()
         self._standby: Peer | None = None
         self._is_running = True
         self._flushed = time.monotonic()
@@ -89,7 +91,11 @@ class Server(Listener):
 
     def _turn(self) -> None:
         before = time.monotonic()
-        self._connections.serve(FLUSH_S)
+        self._connections.serve(min(FLUSH_S, self._grace.left_s(before)))
+        if time.monotonic() - before > PAUSE_S:
+            self._grace.forgive(time.monotonic() - before)
+        if self._grace.is_over(before):  # and who spoke until then has been heard
+            self._do({"event": "overdue"})
         if self._standby is not None:
             self._take_standby(self._standby)
         if time.monotonic() - self._flushed >= FLUSH_S:
@@ -151,6 +157,8 @@ class Server(Listener):
         event["at"] = round(time.monotonic() - self._began, 6)
         self._mirror.log(event, post, blob)
         self.machine.handle(event, blob)
+        if self.spec.rules.quorum:
+            self._grace.look(self.machine.sequencer.standing, time.monotonic())
 
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
         """Answers a worker; one that is on its way back asks again."""

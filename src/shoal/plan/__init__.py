@@ -14,6 +14,7 @@ from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
 from shoal.plan.cautions import crowd_warnings, gang_warnings, metric_warnings
 from shoal.plan.explaining import count, explained
 from shoal.plan.monitor import choose_monitor
+from shoal.plan.quorum import check_quorum, choose_quorum
 from shoal.plan.refusals import is_repeatable, refuse
 from shoal.plan.request import (
     BATCH_SIZE,
@@ -66,6 +67,7 @@ class Plan:
         warnings: One line each.
         on_nan: "stop", "skip" or "rollback" where numbers turn NaN or infinite; None
             warns and goes on.
+        quorum: Workers of a round that are enough when the others are late, 0 for all.
     """
 
     strategy: Strategy
@@ -97,6 +99,7 @@ class Plan:
     on_nan: str | None = None
     standby: int = 0
     spares: int = 0
+    quorum: int = 0
 
     @property
     def is_gang(self) -> bool:
@@ -165,6 +168,7 @@ def resolve(
     """
     request = request.with_plain_numbers()
     least, most = check(request, data, machine)
+    check_quorum(request.quorum)
     strategy, rows_all = request.strategy, data.rows
     batch = request.batch_size or default_batch(rows_all, request.steps_per_epoch)
     rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
@@ -198,6 +202,7 @@ def resolve(
         on_nan=request.on_nan,
         standby=request.standby,
         spares=request.spares,
+        quorum=choose_quorum(request, workers, asked=most),
         model=model,
         data=data,
         steps_per_epoch=request.steps_per_epoch,

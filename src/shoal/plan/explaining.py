@@ -48,6 +48,10 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
         ("lost", f"a worker is replaced, up to {count(plan.max_restarts, 'time')}; "
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
+    if plan.standby or plan.spares:
+        found.append(("waiting", _waiting(plan)))
+    if plan.quorum:
+        found.append(("late", _late(plan)))
     if plan.on_nan is not None:
         found.append(("nan", _not_finite(plan)))
     if plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0:
@@ -78,9 +82,27 @@ def _repeatable(plan: Plan) -> str:
         return "no: messages are applied as they arrive, so two runs differ"
     if not plan.is_repeatable:
         return "no: without epoch_barrier epochs overlap as it happens"
+    if plan.quorum:
+        return "while nobody is late; to rounding, with quorum=1.0"
     if plan.deterministic:
         return f"yes, bit for bit, with seed {plan.seed}"
     return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
+
+
+def _waiting(plan: Plan) -> str:
+    """Processes that do nothing until another is lost."""
+    found = ["a server that takes over when the first one is lost"] * plan.standby
+    if plan.spares:
+        found.append(f"{count(plan.spares, 'spare worker')}, everything imported")
+    return " and ".join(found)
+
+
+def _late(plan: Plan) -> str:
+    """What follows where workers are slower than the others."""
+    return (
+        f"a round closes with {plan.quorum} of {plan.workers} when it took twice as "
+        "long as it should; the samples of the others go to whoever is free"
+    )
 
 
 def _not_finite(plan: Plan) -> str:

@@ -51,6 +51,8 @@ class Request:
         max_restarts: Replacements of lost workers before the run stops.
         standby: Servers that follow the one that leads, 0 or 1.
         spares: Processes that wait, everything imported, for a worker to be lost.
+        quorum: Workers of a round that are enough, or a share of them; see
+            `choose_quorum`.
         on_nan: One of `ON_NAN`; None warns and goes on.
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
@@ -78,6 +80,7 @@ class Request:
     max_restarts: int = 3
     standby: int = 0
     spares: int = 0
+    quorum: float | None = None
     on_nan: str | None = None
     threads: int | None = None
     monitor: str | None = None
@@ -89,7 +92,8 @@ class Request:
         workers: Any = self.workers
         if isinstance(workers, tuple):
             workers = tuple(map(plain, workers))
-        changed = {name: plain(getattr(self, name)) for name in LOWEST}
+        names = [*LOWEST, "quorum"]
+        changed = {name: plain(getattr(self, name)) for name in names}
         return replace(self, workers=plain(workers), **changed)
 
 

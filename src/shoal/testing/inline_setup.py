@@ -41,6 +41,7 @@ class Setup:
         worker_batch_size: Rows of a worker's full share of a gang's step; 0 where
             a backend does not mind.
         has_barrier: An epoch waits for the one before.
+        quorum: Workers of a round that are enough, 0 for all.
         wants_slot: Vectors through shared memory, else through the socket.
         has_tls: The server encrypts, as between hosts.
         has_standby: A second server follows, and another one when that one leads.
@@ -63,6 +64,7 @@ class Setup:
     batch_size: int = 8
     worker_batch_size: int = 0
     has_barrier: bool = True
+    quorum: int = 0
     wants_slot: bool = True
     has_tls: bool = False
     has_standby: bool = False
@@ -107,6 +109,7 @@ class Setup:
             is_gang=self.is_gang,
             is_elastic="conserves" in self.strategy.promises,
             has_barrier=self.has_barrier,
+            quorum=self.quorum,
         )
 
 

@@ -70,6 +70,7 @@ class Arguments:
     max_restarts: int = 3
     standby: int = 0
     spares: int = 0
+    quorum: float | None = None
     on_nan: str | None = None
     checkpoint_every: float | str | bool | None = None
     threads: int | None = None
@@ -223,6 +224,7 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         max_restarts=arguments.max_restarts,
         standby=arguments.standby,
         spares=arguments.spares,
+        quorum=arguments.quorum,
         on_nan=arguments.on_nan,
         threads=arguments.threads,
         monitor=arguments.monitor,

@@ -233,6 +233,7 @@ def rules(plan: Plan) -> Rules:
         is_gang=plan.is_gang,
         is_elastic="conserves" in plan.strategy.promises,
         has_barrier=plan.epoch_barrier,
+        quorum=plan.quorum,
     )
 
 

@@ -153,7 +153,11 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Plan, Work]:
     before = inputs.plan
     # Told "auto", the machine of today might give another number.
     workers = before.workers if call.workers is None else call.workers
-    request = replace(inputs.request, workers=workers)
+    request = replace(inputs.request, workers=workers).with_plain_numbers()
+    if call.workers is not None and isinstance(request.quorum, int):
+        # So many of those there were: of another number, the same share.
+        share = min(1.0, request.quorum / before.workers)
+        request = replace(request, quorum=share)
     data = replace(before.data, rows=len(source), size_bytes=source.size_bytes)
     plan = resolve(request, before.model, data, read_machine())
     if plan.data_rows != before.data_rows:

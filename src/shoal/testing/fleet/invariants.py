@@ -45,8 +45,12 @@ class Watch:
             held = ledger.held(rank)
             leases += held
             member = sequencer.members.get(rank)
-            is_living = member is not None and member.is_ready
-            require(is_living or not held, "the dead hold no lease", rank, held)
+            has_place = member is not None and member.is_ready and not member.is_late
+            require(
+                has_place or not held, "the dead and late lease nothing", rank, held
+            )
+            is_silent = member is None or not (member.is_late and member.is_parked)
+            require(is_silent, "whoever has spoken is not late", rank)
         clock = 0
         for epoch in ledger.epochs:
             done, free = ledger.committed(epoch), ledger.free(epoch)

@@ -44,6 +44,7 @@ class Scenario:
         checkpoints: Chance of a checkpoint at each event.
         damages: Chance that the newest checkpoint cannot be read.
         slowness: Chance that a slow worker, every third, is passed over.
+        haste: Chance that the time of grace can be over at an event.
     """
 
     seed: int
@@ -63,6 +64,7 @@ class Scenario:
     checkpoints: float = 0.0
     damages: float = 0.0
     slowness: float = 0.0
+    haste: float = 0.0
 
 
 def draw(seed: int, kind: str | None = None) -> Scenario:
@@ -99,6 +101,7 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         checkpoints=choice.choice([0.005, 0.02, 0.1]),
         damages=choice.choice([0.0, 0.0, 0.3]),
         slowness=choice.choice([0.0, 0.8]),
+        haste=choice.choice([0.05, 0.3, 1.0]),
     )
 
 
@@ -117,4 +120,7 @@ def _rules(choice: random.Random, kind: str, first: int) -> Rules:
         "is_elastic": False,
         "has_barrier": choice.random() < 0.6,
     }
-    return Rules(**{**fields, **KINDS[kind]})
+    fields |= KINDS[kind]
+    if fields["is_rounds"] and not fields["is_gang"]:
+        fields["quorum"] = choice.choice([0, 1, 2, 3])
+    return Rules(**fields)

@@ -124,14 +124,19 @@ class Fleet:
             are_slow: Slow workers are mostly passed over.
         """
         found: list[Event] = []
-        controller, is_up = self.controller, self.server is not None
-        for line in self.lines if is_up else ():
+        for line in self.lines if self.server is not None else ():
             if line.up and not (are_slow and self._is_passed_over(line.worker)):
                 found.append(partial(self._deliver, line))
         for worker in self.workers.values():
             is_late = are_slow and self._is_passed_over(worker.number)
             if worker.line.down and not is_late:
                 found.append(partial(self._act, worker))
+        return found + self._events_beside()
+
+    def _events_beside(self) -> list[Event]:
+        """What can happen that is no message of a worker, nor to one."""
+        found: list[Event] = []
+        controller, is_up = self.controller, self.server is not None
         if controller.orders and is_up:
             found.append(self._obey)
         if self.reports:
@@ -140,6 +145,8 @@ class Fleet:
             found.append(self._exit)
         if self.store.coming is not None:
             found.append(self.store.end)
+        if self._may_be_overdue():
+            found.append(self._overdue)
         if controller.timers and (is_up or not controller.is_over):
             found.append(self._tick)
         return found
@@ -148,6 +155,11 @@ class Fleet:
         slowness = self.scenario.slowness
         is_slow = slowness > 0 and number % SLOW == SLOW - 1
         return is_slow and self.random.random() < slowness
+
+    def _may_be_overdue(self) -> bool:
+        server = self.server
+        is_quorate = server is not None and server.sequencer.standing.is_quorate
+        return is_quorate and self.random.random() < self.scenario.haste
 
     # -------------------------------------------------------------- messages
 
@@ -179,6 +191,12 @@ class Fleet:
         server = self._the_server()
         order = self.controller.orders.popleft()
         self._log("server obeys", order, server.obey(*order))
+        self._take_reports(server)
+
+    def _overdue(self) -> None:
+        server = self._the_server()
+        self.tally["overdue"] += 1
+        self._log("a round is overdue", server.overdue())
         self._take_reports(server)
 
     def _report(self) -> None:
@@ -333,6 +351,7 @@ class Fleet:
             self.tally["rollback"] += server.rollbacks
             self.tally["repeated"] += server.repeats
             self.tally["outdated"] += server.outdated
+            self.tally["belated"] += server.belated
 
     def _restart(self) -> None:
         """A new server goes on from the last checkpoint that can be read."""

@@ -23,6 +23,7 @@ from shoal.engine.sequencer import (
     Sequencer,
 )
 from shoal.strategies.base import Facts
+from shoal.testing.fleet.latecomers import Latecomers
 from shoal.testing.fleet.lines import Letter, Line, Message, Work
 from shoal.testing.fleet.store import Center, Checkpoint, Place
 from shoal.testing.fleet.violation import require
@@ -62,6 +63,7 @@ class SimServer:
         self.reports: deque[Report] = deque()
         self.peers: dict[int, Line] = {}
         self.losses = self.rollbacks = self.repeats = self.outdated = 0
+        self.belated = 0
         self.most_rank = 0
         self.has_new_lineage = False
         self._gang = center.value
@@ -69,6 +71,7 @@ class SimServer:
         self._sent: dict[int, tuple[Push, Work]] = {}
         self._applied: set[tuple[int, int]] = set()
         self._ended: set[int] = set()
+        self._late = Latecomers()
 
     # ------------------------------------------------------------- messages
 
@@ -85,6 +88,7 @@ class SimServer:
             return self._push(line, message)
         if message.kind == "publish":
             return self._publish(line, message)
+        self._late.speaks(line.rank)
         answer = sequencer.ready if message.kind == "ready" else sequencer.need
         return self.carry_out(answer(*who))
 
@@ -111,6 +115,7 @@ class SimServer:
             return []
         require(self.peers.get(line.rank) is line, "whoever leaves was there", line)
         del self.peers[line.rank]
+        self._late.speaks(line.rank)
         self.losses += 1
         return self.carry_out(self.sequencer.leave(line.rank, line.incarnation))
 
@@ -118,6 +123,11 @@ class SimServer:
         push, work = message.push, message.work
         assert push is not None and work is not None  # noqa: PT018, S101 - how it is made
         is_repeat = (work.worker, work.serial) in self._applied
+        is_current = work.era == self.era
+        if self._late.speaks(line.rank) and is_current and not is_repeat:
+            self._late.lose(work)
+            self.belated += 1
+        is_repeat |= self._late.is_lost(work)
         before = self.center.value, self.sequencer.version
         self._sent[line.rank] = (push, work)
         found = self.sequencer.push(push)
@@ -127,11 +137,16 @@ class SimServer:
             body = "none" if self.rules.is_elastic else "center"
             wanted = set() if self.rules.is_gang else {("repeat", body)}
             require(kinds == wanted, "a repeat is answered as one", found)
-        self.outdated += work.era != self.era
+        self.outdated += not is_current
         self.carry_out(found)
-        if is_repeat or work.era != self.era:
+        if is_repeat or not is_current:
             now = self.center.value, self.sequencer.version
-            require(now == before, "a repeat and the past change nothing", push, work)
+            require(
+                now == before,
+                "what is repeated, late or of the past changes nothing",
+                push,
+                work,
+            )
         return found
 
     def _publish(self, line: Line, message: Message) -> list[Instruction]:
@@ -162,6 +177,13 @@ class SimServer:
         if kind == "ask":
             return self.carry_out(sequencer.ask())
         return self.carry_out(sequencer.finish())
+
+    def overdue(self) -> list[Instruction]:
+        """The time of grace is over; it can be at any moment."""
+        sequencer = self.sequencer
+        for rank in sequencer.standing.awaited:
+            self._late.miss(self.peers[rank])
+        return self.carry_out(sequencer.overdue())
 
     def stray(self, worker: int, push: Push) -> bool:
         """A process of the past comes back; False if it is not known to be gone."""
@@ -249,6 +271,7 @@ class SimServer:
         require(
             work.era == self.era, "nothing of an older lineage comes in", push, work
         )
+        self._late.look(work)
         name = work.worker, work.serial
         require(name not in self._applied, "a push is applied once", push)
         self._applied.add(name)

@@ -71,6 +71,7 @@ class SimWorker:
 
     def hear(self, letter: Letter, rules: Rules) -> None:
         """Takes an answer and says what follows from it."""
+        self._give_up_repeat()
         self.is_waiting = self.is_pushing = False
         self.lineage, self.era = letter.lineage, letter.era
         if letter.kind == "welcome":
@@ -156,6 +157,12 @@ class SimWorker:
         line = self.line
         is_ordered = any(x.is_order or x.kind == "refused" for x in line.down)
         return self.is_pushing and not (line.is_cut or line.up or is_ordered)
+
+    def _give_up_repeat(self) -> None:
+        """The answer has come after all: its push need not go out a second time."""
+        up = self.line.up
+        while up and up[-1] is self.last:
+            up.pop()
 
     def repeat(self) -> None:
         """Sends its push again: it does not know whether it arrived."""

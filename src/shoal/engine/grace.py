@@ -1,0 +1,108 @@
+"""How long a round that has its quorum waits for the others. Pure.
+
+This file decides it from what was measured of the rounds themselves, and of how often
+they had to wait: a hiccup is forgiven, a habit is not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import final
+
+from shoal.engine.rounds import Standing
+
+HICCUP_S = 0.25  # a slow disk, garbage collection, a busy machine: once in a while
+LEAST_S = 0.01  # a turn of the machine's scheduler, at any time
+REFILL = 0.1  # of the time that rounds take
+ROUNDS = 8  # the last rounds, of which the longest counts
+
+
+@final
+@dataclass
+class Grace:
+    """The clock of the round that is open; times are seconds of a monotonic clock.
+
+    A round may take twice as long as its quorum took, or as the longest of the last
+    rounds: workers that are up to twice as slow as the others always come in time,
+    and the short windows at the end of an epoch do not count against long ones. One
+    that is five times slower costs the others one such wait for each of its windows,
+    in all about a quarter of their time, where waiting for it would cost five times.
+
+    Beyond that there is a store of patience, `HICCUP_S`, for rounds of milliseconds, of
+    which one slip of the machine is many: what was waited is taken from it, and a tenth
+    of the time that rounds take comes back. So a slip costs nobody a window, and who is
+    slow every time soon has no more than the double time and `LEAST_S`.
+
+    Args:
+        standing: Of the round, as it was seen last.
+        began: When data was dealt, or the round before closed.
+        reached: When it had its quorum and its first message, None before.
+        spare_s: Patience in store.
+        lengths: How long the last rounds took to their quorum.
+
+    Example:
+        >>> grace = Grace()
+        >>> grace.look(Standing(dealt=1, awaited=(0, 1, 2)), now=100.0)
+        >>> grace.is_over(200.0)
+        False
+        >>> late = Standing(dealt=1, pushes=2, awaited=(2,), is_quorate=True)
+        >>> grace.look(late, now=103.0)
+        >>> grace.due, grace.left_s(now=105.0)
+        (106.25, 1.25)
+        >>> grace.is_over(106.2), grace.is_over(106.3)
+        (False, True)
+    """
+
+    standing: Standing = field(default_factory=Standing)
+    began: float = 0.0
+    reached: float | None = None
+    spare_s: float = HICCUP_S
+    lengths: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
+
+    def look(self, standing: Standing, now: float) -> None:
+        """Sees how far the round is; to be called whenever that may have changed."""
+        before, self.standing = self.standing, standing
+        if standing.closed != before.closed:
+            self._settle(now)
+        if standing[:2] != before[:2]:  # closed, dealt
+            self.began, self.reached = now, None
+        is_first = standing.pushes > 0 and before.pushes == 0
+        if not standing.is_quorate:
+            self.reached = None
+        elif self.reached is None or is_first:
+            self.reached = now
+
+    def _settle(self, now: float) -> None:
+        """Learns from a round that has closed."""
+        took = (now if self.reached is None else self.reached) - self.began
+        overrun = 0.0 if self.reached is None else max(0.0, now - self._end())
+        left = self.spare_s - overrun + REFILL * took
+        self.spare_s = min(HICCUP_S, max(0.0, left))
+        self.lengths.append(took)
+
+    def _end(self) -> float:
+        """When whoever is at most twice as slow as the others has come."""
+        took = 0.0 if self.reached is None else self.reached - self.began
+        return self.began + 2 * max([took, *self.lengths])
+
+    @property
+    def due(self) -> float:
+        """When the round is overdue; never without a quorum, or with none measured."""
+        if self.reached is None or not (self.lengths or self.standing.pushes):
+            return float("inf")
+        return self._end() + max(self.spare_s, LEAST_S)
+
+    def left_s(self, now: float) -> float:
+        """Seconds until it is overdue, at least 0; infinite if it will not be."""
+        return max(0.0, self.due - now)
+
+    def is_over(self, now: float) -> bool:
+        """Whether the round is overdue."""
+        return now > self.due
+
+    def forgive(self, pause_s: float) -> None:
+        """The server was not there to hear anybody."""
+        self.began += pause_s
+        if self.reached is not None:
+            self.reached += pause_s

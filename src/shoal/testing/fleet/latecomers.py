@@ -1,0 +1,37 @@
+"""Whose messages come too late, as a simulated run itself sees it."""
+
+from __future__ import annotations
+
+from typing import final
+
+from shoal.testing.fleet.lines import Line, Work
+from shoal.testing.fleet.violation import require
+
+
+@final
+class Latecomers:
+    """Workers that a round closed without, and the work that is lost with that."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, int] = {}
+        self._lost: set[tuple[int, int]] = set()
+
+    def miss(self, line: Line) -> None:
+        """A round closes without a worker that it waited for."""
+        self._workers[line.rank] = line.worker
+
+    def speaks(self, rank: int) -> bool:
+        """A rank says something, or is gone; whether it was late."""
+        return self._workers.pop(rank, None) is not None
+
+    def lose(self, work: Work) -> None:
+        """Work that came too late."""
+        self._lost.add((work.worker, work.serial))
+
+    def is_lost(self, work: Work) -> bool:
+        """Whether work has come too late, now or before."""
+        return (work.worker, work.serial) in self._lost
+
+    def look(self, work: Work) -> None:
+        """Checks work that is applied."""
+        require(not self.is_lost(work), "what came too late is not applied", work)

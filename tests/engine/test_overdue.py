@@ -1,0 +1,156 @@
+"""A sequencer and its grace on a clock: what slow workers cost the others."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from shoal.engine.grace import Grace
+from shoal.engine.instructions import Answer, EpochDone, Merge, Push, Rules
+from shoal.engine.ledger import Piece
+from shoal.engine.sequencer import Sequencer
+from shoal.engine.worker import next_batches
+
+ROUNDS: dict[str, Any] = {
+    "epoch_rows": (400,),
+    "first_epoch": 0,
+    "epochs": 1,
+    "workers": 4,
+    "batch": 4,
+    "window": 2,
+    "is_rounds": True,
+    "is_gang": False,
+    "is_elastic": False,
+    "quorum": 3,
+}
+
+
+class Race:
+    """Workers of given speeds under a sequencer and its grace, on a clock of its own.
+
+    Args:
+        speeds: Seconds of a step of each worker; infinite for one that hangs.
+        fields: Of the rules.
+    """
+
+    def __init__(self, speeds: Sequence[float], **fields: Any) -> None:
+        given: dict[str, Any] = {**ROUNDS, "workers": len(speeds), **fields}
+        rules = Rules(**given)
+        self.sequencer, self.grace = Sequencer(rules), Grace()
+        self.speeds, self.now, self.late = speeds, 0.0, 0
+        self.pieces = {rank: deque[Piece]() for rank in range(len(speeds))}
+        self.work: dict[int, list[Piece]] = {}
+        self.sequences = dict.fromkeys(self.pieces, 0)
+        self.commits = dict.fromkeys(self.pieces, 0)
+        self.due: list[tuple[float, int]] = []
+        self.is_done = False
+        for rank in self.pieces:
+            member = self.sequencer.join(rank)
+            self.carry_out(self.sequencer.ready(rank, member.incarnation))
+
+    def run(self) -> float:
+        """Trains an epoch; returns how long that took."""
+        self.carry_out(self.sequencer.proceed(0))
+        while not self.is_done:
+            if self.grace.due < self.due[0][0]:
+                self.now = self.grace.due
+                self.late += len(self.sequencer.standing.awaited)
+                self.carry_out(self.sequencer.overdue())
+            else:
+                self.now, rank = heapq.heappop(self.due)
+                self.push(rank)
+        return self.now
+
+    def begin(self, rank: int) -> None:
+        """A worker sets to work on a window."""
+        rules = self.sequencer.rules
+        work = next_batches(self.pieces[rank], rules.batch, rules.window, ())
+        self.work[rank] = work
+        rows = sum(piece.rows for piece in work)
+        busy = -(-rows // rules.batch) * self.speeds[rank]
+        heapq.heappush(self.due, (self.now + busy, rank))
+
+    def push(self, rank: int) -> None:
+        self.sequences[rank] += 1
+        pieces = self.work.pop(rank)
+        push = Push(
+            rank=rank,
+            incarnation=1,
+            lineage=0,
+            sequence=self.sequences[rank],
+            pieces=tuple(pieces),
+            steps=1,
+            samples=float(sum(piece.rows for piece in pieces)),
+        )
+        self.carry_out(self.sequencer.push(push))
+
+    def carry_out(self, instructions: list[Any]) -> None:
+        asking: list[int] = []
+        for instruction in instructions:
+            match instruction:
+                case Merge(facts):
+                    for rank, fact in facts.items():
+                        self.commits[rank] += int(fact.samples)
+                case Answer(rank, kind, _, pieces):
+                    if kind == "repeat":
+                        self.pieces[rank].clear()
+                    self.pieces[rank].extend(pieces)
+                    if self.pieces[rank]:
+                        self.begin(rank)
+                    else:
+                        asking.append(rank)
+                case EpochDone():
+                    self.is_done = True
+        self.grace.look(self.sequencer.standing, self.now)
+        for rank in asking:
+            self.carry_out(self.sequencer.need(rank, 1))
+
+
+@pytest.mark.parametrize(("step_s", "most"), [(0.01, 1.6), (0.1, 1.4), (60.0, 1.3)])
+@pytest.mark.parametrize("quorum", [1, 3])
+def test_one_that_is_five_times_slower_does_not_hold_the_others_back(
+    step_s: float, most: float, quorum: int
+) -> None:
+    rows = {"epoch_rows": (16_000,)}
+    speeds = [step_s, 1.01 * step_s, 1.02 * step_s, 5 * step_s]
+    alone = Race(speeds[:3], **rows, quorum=0).run()
+    held_back = Race(speeds, **rows, quorum=0).run()
+    race = Race(speeds, **rows, quorum=quorum)
+    assert race.run() < most * alone
+    assert held_back > 3.5 * alone
+    assert sum(race.commits.values()) == 16_000
+
+
+@pytest.mark.parametrize("step_s", [0.01, 1.0])
+def test_one_that_hangs_is_late_once(step_s: float) -> None:
+    race = Race([step_s, step_s, step_s, float("inf")], epoch_rows=(4_000,))
+    alone = Race([step_s] * 3, epoch_rows=(4_000,), quorum=0).run()
+    assert race.run() < 1.1 * alone + 0.3
+    assert race.late == 1
+    assert race.commits[3] == 0
+
+
+def test_one_that_is_somewhat_slower_is_never_late() -> None:
+    race = Race([1.0, 1.1, 1.3, 1.9], epoch_rows=(4_000,))
+    race.run()
+    assert race.late == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0.001, 100.0), min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.integers(1, 400),
+)
+def test_at_any_speeds_an_epoch_ends(
+    speeds: list[float], quorum: int, rows: int
+) -> None:
+    race = Race(speeds, quorum=quorum, epoch_rows=(rows,))
+    race.run()
+    assert sum(race.commits.values()) == rows

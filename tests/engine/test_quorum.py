@@ -1,0 +1,268 @@
+"""Rounds that close without the late, in small schedules and in random ones.
+
+When they do, by a clock, is in `test_overdue.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from shoal.engine.instructions import Answer, EpochDone, Merge, Push, Rules
+from shoal.engine.ledger import Piece
+from shoal.engine.rounds import Standing
+from shoal.engine.sequencer import Sequencer
+from shoal.testing.fleet import Fleet, draw
+
+ROUNDS: dict[str, Any] = {
+    "epoch_rows": (400,),
+    "first_epoch": 0,
+    "epochs": 1,
+    "workers": 4,
+    "batch": 4,
+    "window": 2,
+    "is_rounds": True,
+    "is_gang": False,
+    "is_elastic": False,
+    "quorum": 3,
+}
+
+
+class Table:
+    """Seated workers with data, moved by hand."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.sequencer: Any = Sequencer(Rules(**{**ROUNDS, **fields}))
+        self.sequences: dict[int, int] = {}
+        for rank in range(self.sequencer.rules.workers):
+            self.seat(rank)
+        self.sequencer.proceed(0)
+
+    def seat(self, rank: int) -> None:
+        member = self.sequencer.join(rank)
+        self.sequences[rank] = 0
+        self.sequencer.ready(member.rank, member.incarnation)
+
+    def push(self, rank: int, piece: Piece | None = None, **fields: Any) -> list[Any]:
+        piece = piece or self.held(rank)[0]
+        self.sequences[rank] += 1
+        push = Push(
+            rank=rank,
+            incarnation=self.sequencer.members[rank].incarnation,
+            lineage=0,
+            sequence=self.sequences[rank],
+            pieces=(piece,),
+            steps=1,
+            samples=float(piece.rows),
+        )
+        return self.sequencer.push(push._replace(**fields))
+
+    def pushes(self, *ranks: int) -> list[Any]:
+        return [instruction for rank in ranks for instruction in self.push(rank)]
+
+    def need(self, rank: int) -> list[Any]:
+        return self.sequencer.need(rank, self.sequencer.members[rank].incarnation)
+
+    def leave(self, rank: int) -> list[Any]:
+        return self.sequencer.leave(rank, self.sequencer.members[rank].incarnation)
+
+    def held(self, rank: int) -> list[Piece]:
+        return self.sequencer.ledger.held(rank)
+
+    def drain(self, *ranks: int) -> list[Any]:
+        """These work until they have no data left."""
+        found: list[Any] = []
+        while any(self.held(rank) for rank in ranks):
+            for rank in ranks:
+                found += self.push(rank) if self.held(rank) else self.need(rank)
+        return found
+
+    @property
+    def is_quorate(self) -> bool:
+        return self.sequencer.standing.is_quorate
+
+
+class TestQuorum:
+    def test_a_round_without_its_quorum_is_never_overdue(self) -> None:
+        table = Table()
+        assert not table.is_quorate
+        table.pushes(0, 1)
+        assert not table.is_quorate
+        assert table.sequencer.overdue() == []
+        assert table.sequencer.version == 0
+
+    def test_with_it_the_others_go_on_and_do_what_the_late_had(self) -> None:
+        table = Table()
+        lost = table.held(3)
+        table.pushes(0, 1, 2)
+        assert table.sequencer.standing == Standing(0, 1, 3, (3,), is_quorate=True)
+        merge, *answers = table.sequencer.overdue()
+        assert sorted(merge.facts) == [0, 1, 2]
+        assert [answer.rank for answer in answers] == [0, 1, 2]
+        assert table.held(3) == []
+        told = [piece for answer in answers for piece in answer.pieces]
+        assert set(lost) & set(told)
+        assert not table.is_quorate
+
+    def test_nobody_waits_for_the_late_in_the_next_round(self) -> None:
+        table = Table()
+        table.pushes(0, 1, 2)
+        table.sequencer.overdue()
+        found = table.pushes(0, 1, 2)
+        assert isinstance(found[0], Merge)
+        assert table.sequencer.version == 2
+
+    def test_two_late_are_too_many_for_three_of_four(self) -> None:
+        table = Table()
+        table.pushes(0, 1, 2)
+        table.sequencer.overdue()
+        table.pushes(0, 1)
+        assert not table.is_quorate
+
+    def test_whoever_has_no_data_counts_for_the_quorum(self) -> None:
+        table = Table(epoch_rows=(8,))  # a step for ranks 0 and 1
+        table.push(0)
+        assert table.sequencer.standing.awaited == (1,)
+        assert table.is_quorate
+        found = table.sequencer.overdue()
+        taken = [i for i in found if isinstance(i, Answer) and i.pieces]
+        assert len(taken) == 1
+        assert taken[0].rank != 1
+
+    def test_the_last_data_of_all_goes_to_another(self) -> None:
+        # The others all waited for the one that had it, and it hung.
+        table = Table(epoch_rows=(4,))
+        assert table.sequencer.standing == Standing(0, 1, 0, (0,), is_quorate=True)
+        [grant] = table.sequencer.overdue()
+        assert (grant.rank, grant.kind) == (1, "grant")
+        assert table.sequencer.standing[:2] == (0, 2)
+        assert not table.is_quorate
+
+    def test_fewer_workers_than_the_quorum_are_all_waited_for(self) -> None:
+        table = Table()
+        table.leave(2)
+        table.leave(3)
+        table.push(0)
+        assert not table.is_quorate
+        assert isinstance(table.push(1)[0], Merge)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"quorum": -1}, {"is_gang": True, "window": 1}, {"is_rounds": False}],
+    )
+    def test_rules_refuse_a_quorum_where_it_cannot_be(self, fields: Any) -> None:
+        with pytest.raises(ValueError, match="quorum"):
+            Rules(**{**ROUNDS, **fields})
+
+    def test_without_one_nothing_is_told(self) -> None:
+        table = Table(quorum=0)
+        table.pushes(0, 1, 2)
+        assert table.sequencer.standing == Standing()
+        assert table.sequencer.overdue() == []
+
+    def test_a_run_that_is_over_has_none(self) -> None:
+        table = Table()
+        table.sequencer.finish()
+        assert not table.is_quorate
+
+
+class TestTheLate:
+    def late(self, **fields: Any) -> tuple[Table, Piece]:
+        """Rank 3 is late with this piece."""
+        table = Table(**fields)
+        piece = table.held(3)[0]
+        table.pushes(0, 1, 2)
+        table.sequencer.overdue()
+        return table, piece
+
+    def test_its_push_changes_nothing_and_it_adopts_the_center(self) -> None:
+        table, piece = self.late()
+        before = table.sequencer.to_json()
+        [answer] = table.push(3, piece)
+        assert answer == Answer(3, "repeat", "center", ())
+        assert table.sequencer.to_json() == before
+
+    def test_an_elastic_one_keeps_its_weights(self) -> None:
+        table, piece = self.late(is_elastic=True)
+        assert table.push(3, piece) == [Answer(3, "repeat", "none", ())]
+
+    def test_then_it_takes_part_again(self) -> None:
+        # Dealt in at once it had less time for the round than the others.
+        table, piece = self.late()
+        table.push(3, piece)
+        assert table.need(3) == []
+        found = table.pushes(0, 1, 2)
+        [grant] = [i for i in found if isinstance(i, Answer) and i.rank == 3]
+        assert (grant.kind, grant.body) == ("grant", "center")
+        table.pushes(0, 1, 2)
+        assert table.sequencer.version == 2
+        merge, *_ = table.push(3)
+        assert merge.facts[3].staleness == 1
+        assert sorted(merge.facts) == [0, 1, 2, 3]
+
+    def test_its_push_sent_twice_is_answered_twice(self) -> None:
+        # The second one found new leases of the same samples, and was committed.
+        table, piece = self.late(epoch_rows=(32,))
+        first = table.push(3, piece)
+        assert table.push(3, piece, sequence=table.sequences[3]) == first
+
+    def test_a_late_repeat_is_a_repeat(self) -> None:
+        table = Table()
+        piece = table.held(3)[0]
+        table.pushes(0, 1, 2, 3)
+        table.pushes(0, 1, 2)
+        table.sequencer.overdue()
+        [answer] = table.push(3, piece, sequence=1)
+        assert answer == Answer(3, "repeat", "center", ())
+        assert not table.sequencer.members[3].is_late
+
+    def test_it_may_die(self) -> None:
+        table, _ = self.late()
+        assert table.leave(3) == []
+        table.seat(3)
+        assert not table.held(3)
+        table.pushes(0, 1, 2)
+        assert table.held(3)
+        assert not table.sequencer.members[3].is_late
+
+    def test_it_may_be_late_for_the_end_of_the_run(self) -> None:
+        table, piece = self.late()
+        assert EpochDone(0) in table.drain(0, 1, 2)
+        for rank in (0, 1, 2):
+            table.need(rank)
+        done = table.sequencer.finish()
+        assert [answer.rank for answer in done] == [0, 1, 2]
+        assert table.push(3, piece) == [Answer(3, "done")]
+
+    def test_it_is_not_asked_for_its_state(self) -> None:
+        table = Table()
+        table.sequencer.ask()  # of rank 0, with its next answer
+        table.pushes(1, 2, 3)
+        table.sequencer.overdue()
+        assert not table.sequencer.asked(0)
+        assert table.sequencer.asked(1)
+
+    def test_nobody_is_late_while_it_publishes(self) -> None:
+        table = Table()
+        table.sequencer.ask()
+        table.pushes(0, 1, 2, 3)
+        assert table.sequencer.asked(0)
+        table.pushes(1, 2, 3)
+        assert not table.is_quorate
+        table.sequencer.published(0, 1)
+        assert table.is_quorate
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 5), st.booleans())
+def test_however_hasty_every_sample_counts_once(
+    seed: int, quorum: int, is_elastic: bool
+) -> None:
+    """`Fleet` checks it all after every event; see `shoal.testing.fleet`."""
+    scenario = draw(seed, "elastic rounds" if is_elastic else "rounds")
+    rules = replace(scenario.rules, quorum=quorum)
+    Fleet(replace(scenario, rules=rules, haste=1.0)).run()
