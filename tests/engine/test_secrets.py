@@ -166,13 +166,22 @@ def test_the_search_would_find_it(
 
 READERS = (
     "shoal.engine.bulk", "shoal.engine.channel", "shoal.engine.connections",
-    "shoal.engine.controller", "shoal.engine.greeting", "shoal.engine.member",
-    "shoal.engine.porch", "shoal.engine.reporter", "shoal.engine.reports",
-    "shoal.engine.restart", "shoal.engine.server", "shoal.engine.slots",
+    "shoal.engine.complaints", "shoal.engine.controller", "shoal.engine.fields",
+    "shoal.engine.greeting", "shoal.engine.machine", "shoal.engine.member",
+    "shoal.engine.mirror", "shoal.engine.porch", "shoal.engine.reporter",
+    "shoal.engine.reports", "shoal.engine.restart", "shoal.engine.server",
+    "shoal.engine.servers", "shoal.engine.slots", "shoal.engine.standby",
     "shoal.engine.tls", "shoal.engine.wire", "shoal.engine.words",
 )  # fmt: skip
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml"}
 EVALUATORS = {"eval", "exec", "compile", "__import__"}
+
+
+def test_only_a_standby_thaws_and_only_what_its_leader_froze() -> None:
+    engine = Path(importlib.import_module("shoal.engine").__file__ or "").parent
+    found = [p for p in engine.rglob("*.py") if "frozen import unpack" in p.read_text()]
+    assert [path.name for path in found] == ["standby.py"]
+    assert found[0].read_text().count("unpack(") == 1
 
 
 @pytest.mark.parametrize("name", READERS)

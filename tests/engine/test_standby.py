@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shoal.engine.frozen import pack, unpack
+from shoal.engine.machine import Machine
+from shoal.engine.post import Post
 from shoal.engine.server import JOINED_AGAIN, Server
+from shoal.engine.wire import Head
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Outcome, Setup
 from shoal.testing.problems import LeastSquares
@@ -115,3 +120,66 @@ def test_weights_are_what_they_would_have_been(name: str, where: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_one_server_after_the_other(name: str) -> None:
     is_exact(train(setup(name), (9, "after"), (12, "before"), (7, "knows")))
+
+
+class Silence:
+    """Nobody who could be told anything."""
+
+    def answer(self, post: Post, head: Head, blob: bytes) -> None: ...
+
+    def report(self, head: Head, *body: bytes) -> None: ...
+
+
+def describe(machine: Machine) -> dict[str, Any]:
+    """What machines that took the same events agree on."""
+    found = unpack(pack(machine.freeze()))
+    for post in found["posts"]:
+        # Of a clock; and what a worker may be writing at this moment.
+        del post["patience"], post["up"]
+    return found
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal to the last bit, whatever lies in what."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for mine, yours in zip(one, other, strict=True):
+            assert_same(mine, yours)
+    elif isinstance(one, np.ndarray):
+        assert one.tobytes() == other.tobytes()
+    elif hasattr(one, "__dict__"):
+        assert_same(vars(one), vars(other))
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("name", [*NAMES, "easgd", "diloco", "dynsgd", "eamsgd"])
+def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
+    """The law a standby lives on; events travel as text, as they do on the wire."""
+    taken: list[tuple[str, bytes, bytes, dict[str, Any]]] = []
+    with Cluster(setup(name, has_standby=False, late=[40])) as cluster:
+        machine = cluster.server.machine
+        log = cluster.server._mirror.log
+
+        def record(event: Any, post: Any, blob: Any) -> None:
+            vectors = b"" if post is None else bytes(post.bulk.up)
+            state = describe(machine)
+            taken.append((json.dumps(event), vectors, bytes(blob), state))
+            log(event, post, blob)
+
+        cluster.server._mirror.log = record  # type: ignore[method-assign]
+        spec = cluster.server.spec
+        again = Machine(spec, Silence())
+        again.thaw(unpack(pack(machine.freeze())))
+        cluster.run()
+    assert len(taken) > 30
+    for text, vectors, blob, state in taken:
+        assert_same(describe(again), state)
+        event = json.loads(text)
+        if vectors:
+            again.posts[event["rank"]].bulk.up[:] = vectors
+        again.handle(event, blob)

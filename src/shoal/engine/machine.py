@@ -8,7 +8,6 @@ decides anything. What is decided lies in `sequencer.py`, what is computed in
 
 from __future__ import annotations
 
-import pickle
 import time
 import traceback
 from collections.abc import Generator
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
-from shoal.engine.accounts import Accounts
 from shoal.engine.bulk import Bulk, Sizes
 from shoal.engine.center import Center
 from shoal.engine.instructions import (
@@ -32,9 +30,9 @@ from shoal.engine.instructions import (
 )
 from shoal.engine.ledger import Piece
 from shoal.engine.post import Post
-from shoal.engine.reports import pack_center
 from shoal.engine.restart import Restart, pack_restart
 from shoal.engine.sequencer import Sequencer
+from shoal.engine.telling import ReportOutlet, Teller
 from shoal.engine.tls import Identity
 from shoal.engine.wire import Head
 from shoal.strategies.base import Facts, Strategy
@@ -72,14 +70,11 @@ class ServerSpec:
     identity: Identity | None = None
 
 
-class Outlet(Protocol):
+class Outlet(ReportOutlet, Protocol):
     """Where answers and reports go."""
 
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
         """A worker is answered; vectors that go along are in its bulk."""
-
-    def report(self, head: Head, *body: bytes) -> None:
-        """The controller is told; `head["number"]` counts what it was told."""
 
 
 @final
@@ -92,11 +87,11 @@ class Machine:
     """
 
     def __init__(self, spec: ServerSpec, outlet: Outlet) -> None:
-        self.spec, self.outlet = spec, outlet
+        self.spec, self._outlet = spec, outlet
         self.posts: dict[int, Post] = {}
         self.at = 0.0
         """Seconds of the run at the last event."""
-        self.told = 0
+        self.teller = Teller(spec.sizes, outlet)
         restart = spec.restart
         self.sequencer = (
             Sequencer(spec.rules)
@@ -104,14 +99,13 @@ class Machine:
             else restart.open_sequencer(spec.rules)
         )
         self.center = Center(spec.strategy, spec.vector, spec.statistics)
-        self.accounts = Accounts(spec.sizes.metrics)
         self.learning_rate = spec.learning_rate
         self.blob = b"" if restart is None else restart.blob
         self._is_state_wanted = self._is_center_wanted = False
-        self._is_whole_wanted = self._has_worked = False
+        self._is_whole_wanted = False
         self._published = self._doubt = 0
         if restart is not None:
-            restart.fill(self.center, self.accounts)
+            restart.fill(self.center, self.teller.accounts)
             self._published = self.sequencer.version
         self._saved = (self.center.vector.copy(), self.center.statistics.copy())
         if restart is not None:
@@ -120,36 +114,37 @@ class Machine:
     # ------------------------------------------------------------ replicas
 
     _PLAIN = (
-        "at", "told", "sequencer", "accounts", "learning_rate", "blob",
-        "_is_state_wanted", "_is_center_wanted", "_is_whole_wanted", "_has_worked",
-        "_published", "_doubt", "_saved",
+        "at", "sequencer", "learning_rate", "blob", "_is_state_wanted",
+        "_is_center_wanted", "_is_whole_wanted", "_published", "_doubt", "_saved",
     )  # fmt: skip
+
+    def serve(self, outlet: Outlet) -> None:
+        """Answers and reports go elsewhere from now on."""
+        self._outlet = self.teller.outlet = outlet
 
     @property
     def is_quiet(self) -> bool:
         """Whether no message lies here that was received and not applied yet."""
         return not self.sequencer.has_round
 
-    def freeze(self) -> bytes:
-        """Everything that `spec` does not tell, as one value.
+    def freeze(self) -> dict[str, Any]:
+        """Everything that `spec` does not tell; `pack` it before the next event."""
+        return {
+            "plain": {name: getattr(self, name) for name in self._PLAIN},
+            "center": self.center.freeze(),
+            "teller": self.teller.freeze(),
+            "posts": [post.freeze() for post in self.posts.values()],
+        }
 
-        It is for a process that holds the run's secret itself, as a pickle: never
-        `thaw` what comes from anybody else.
+    def thaw(self, found: dict[str, Any]) -> None:
+        """Becomes what another machine of the same spec was when it was frozen.
+
+        What `found` holds belongs to this machine from now on.
         """
-        return pickle.dumps(
-            {
-                "plain": {name: getattr(self, name) for name in self._PLAIN},
-                "center": self.center.freeze(),
-                "posts": [post.freeze() for post in self.posts.values()],
-            }
-        )
-
-    def thaw(self, frozen: bytes | memoryview) -> None:
-        """Becomes what another machine of the same spec was when it was frozen."""
-        found = pickle.loads(frozen)
         for name, value in found["plain"].items():
             setattr(self, name, value)
         self.center.thaw(found["center"])
+        self.teller.thaw(found["teller"])
         posts = [Post.thaw(self.spec.sizes, frozen) for frozen in found["posts"]]
         self.posts = {post.rank: post for post in posts}
 
@@ -173,7 +168,7 @@ class Machine:
         elif name == "command":
             self._obey(event)
         elif name == "flush":
-            self._flush()
+            self.teller.flush()
         elif name == "overdue":
             self._close_without_the_late()
         else:
@@ -264,7 +259,7 @@ class Machine:
             self.center.vector[:] = post.bulk.message
             self.center.statistics[:] = post.bulk.message_statistics
             self._saved = (self.center.vector.copy(), self.center.statistics.copy())
-            self.accounts.save()
+            self.teller.accounts.save()
             self._published = self.sequencer.version
         # First of all the ledger of this moment is saved: it goes with the center.
         later = self.sequencer.published(post.rank, post.incarnation)
@@ -293,7 +288,7 @@ class Machine:
                     self._end_epoch(epoch)
                 case Rollback(lineage):
                     self.center.vector[:], self.center.statistics[:] = self._saved
-                    self.accounts.restore()
+                    self.teller.accounts.restore()
                     self._tell_rollback(lineage)
 
     def _tell_rollback(self, lineage: int) -> None:
@@ -337,13 +332,7 @@ class Machine:
         self._note(facts)
 
     def _note(self, found: dict[int, Facts]) -> None:
-        """Enters what was applied together, and tells of the first at once."""
-        version = self.sequencer.version
-        for rank, facts in found.items():
-            self.accounts.note(self.posts[rank], self.at, version, facts.staleness)
-        if not self._has_worked:
-            self._has_worked = True
-            self._flush()
+        self.teller.note(self.posts, found, self.at, self.sequencer.version)
 
     @contextmanager
     def _strategy_at_work(self) -> Generator[None]:
@@ -375,7 +364,7 @@ class Machine:
         post.patience.answered(time.monotonic())
         head = {**head, **self.state()}
         post.answer = head, blob
-        self.outlet.answer(post, head, blob)
+        self._outlet.answer(post, head, blob)
 
     def state(self) -> Head:
         """What every answer tells."""
@@ -430,7 +419,7 @@ class Machine:
         if self._is_whole_wanted:
             self._is_whole_wanted = False
             head, body = pack_restart(
-                self.sequencer, self.center, self.accounts, self.blob
+                self.sequencer, self.center, self.teller.accounts, self.blob
             )
             self.tell(head, *body)
         if not self._is_center_wanted:
@@ -457,45 +446,8 @@ class Machine:
         self._show_center({"kind": "epoch", "epoch": epoch, "rows": rows}, epoch)
 
     def _show_center(self, head: Head, epoch: int | None = None) -> None:
-        """Tells what the center is.
-
-        Args:
-            head: Why it is told.
-            epoch: Whose sums of metrics follow, as it is over; None for none.
-        """
-        self._flush()  # its last records tell of sums that go now
-        center, sizes = self.center, self.spec.sizes
-        lengths = {"size": sizes.vector, "statistics": sizes.statistics}
-        sums = None if epoch is None else self.accounts.close(epoch)
-        body = pack_center(center.vector, center.statistics, sums)
-        self._report({**head, **self.state(), **lengths}, *body)
-
-    # --------------------------------------------------------------- reports
-
-    @property
-    def has_records(self) -> bool:
-        """Whether there are exchanges that the controller was not told of."""
-        return self.accounts.has_records
+        self.teller.show(head, self.center, self.state(), epoch)
 
     def tell(self, head: Head, *body: bytes) -> None:
         """Tells the controller, after everything that happened before."""
-        self._flush()
-        self._report(head, *body)
-
-    def _flush(self) -> None:
-        """Tells of exchanges since the last time."""
-        records, sums = self.accounts.take_records()
-        if records:
-            self._report({"kind": "records", "records": records}, sums)
-
-    def _report(self, head: Head, *body: bytes) -> None:
-        self.told += 1
-        self.outlet.report({**head, "number": self.told}, *body)
-
-
-def describe(machine: Machine) -> dict[str, Any]:
-    """What two machines that took the same events agree on, to compare them."""
-    found = pickle.loads(machine.freeze())
-    for post in found["posts"]:
-        del post["patience"]  # the only thing a clock has a say in
-    return found
+        self.teller.tell(head, *body)

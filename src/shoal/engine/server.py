@@ -14,6 +14,7 @@ from typing import final
 from shoal.engine.bulk import Bulk
 from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.fields import whole
+from shoal.engine.frozen import pack
 from shoal.engine.grace import Grace
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.mirror import Mirror
@@ -73,7 +74,7 @@ class Server(Listener):
             self.machine = Machine(spec, self)
         else:
             self.machine, self._reporter = succeeds
-            self.machine.outlet = self
+            self.machine.serve(self)
         self._began = time.monotonic() - self.machine.at
         connections.listener = self
 
@@ -100,7 +101,7 @@ class Server(Listener):
             self._take_standby(self._standby)
         if time.monotonic() - self._flushed >= FLUSH_S:
             self._flushed = time.monotonic()
-            if self.machine.has_records:
+            if self.machine.teller.has_records:
                 self._do({"event": "flush"})
             self._connections.drop_strangers()
             self._tell_of_strangers()
@@ -138,7 +139,7 @@ class Server(Listener):
     def close(self) -> None:
         """Closes every connection and gives every slot back."""
         self._is_running = False
-        if self.machine.has_records:
+        if self.machine.teller.has_records:
             self._do({"event": "flush"})
         self._connections.close()
 
@@ -367,7 +368,7 @@ class Server(Listener):
             self._standby = None
         elif self._mirror.can_begin and self.machine.is_quiet:
             self._standby = None
-            self._mirror.begin(peer, self.machine.freeze())
+            self._mirror.begin(peer, pack(self.machine.freeze()))
 
     def _heed_standby(self, peer: Peer, head: Head, _body: memoryview) -> None:
         if peer is not self._mirror.peer:

@@ -14,6 +14,7 @@ from queue import Queue
 from typing import final
 
 from shoal.engine.connections import Listener, Peer
+from shoal.engine.frozen import unpack
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.post import Post
 from shoal.engine.reporter import Reporter
@@ -136,7 +137,7 @@ class Standby(Listener):
             self._leave_leader()
             return
         if head["kind"] == "frozen":
-            self._machine.thaw(body)
+            self._machine.thaw(unpack(body))
         else:
             self._take(head["event"], body)
 

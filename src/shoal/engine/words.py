@@ -67,7 +67,7 @@ def push(head: Head) -> dict[str, Any]:
     return {
         "lineage": int(head["lineage"]),
         "sequence": int(head["sequence"]),
-        "pieces": [Piece(*map(int, piece)) for piece in head["pieces"]],
+        "pieces": [[*Piece(*map(int, piece))] for piece in head["pieces"]],
         "steps": steps,
         "samples": samples,
         "doubt": read_doubt(head),

@@ -18,7 +18,8 @@ class EASGD(ElasticStrategy, RoundStrategy):
     """Elastic averaging in rounds: workers explore, one step of the center for all.
 
     Choose it over `LocalSGD` to let workers differ and explore, and over `AEASGD`
-    for a run that repeats bit for bit. A round waits for its slowest worker, or for a `quorum` of them.
+    for a run that repeats bit for bit. A round waits for its slowest worker, or for a
+    `quorum` of them.
 
     For local weights x_i of the m workers in a round and center c, one exchange is
 

@@ -243,6 +243,12 @@ def _check_inline(arguments: Arguments, strategy: Strategy) -> None:
             "are processes, which can stop or step back one by one. "
             "Leave one of the two out."
         )
+    for name in ("standby", "spares"):
+        if getattr(arguments, name):
+            raise PlanError(
+                f"{name}={getattr(arguments, name)} with cluster='inline'. Expected "
+                "processes, of which one can be lost. Leave one of the two out."
+            )
     if strategy.is_independent:
         raise PlanError(
             f"{strategy.name} does not run on cluster='inline'. "
