@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, PlanError
 from shoal.runs.store import open_run
 from tests.api.problems import line, linear, two_headed, two_targets
 
@@ -127,6 +127,16 @@ def test_plan_takes_the_arguments_of_fit() -> None:
         shoal.plan(linear(), x, y, epoch=3)
     with pytest.raises(ConfigError, match="validation_data has 4 parts"):
         shoal.plan(linear(), x, y, validation_data=(x, y, y, y))
+
+
+def test_a_plan_tells_of_processes_that_wait() -> None:
+    x, y = line(64)
+    told = shoal.plan(linear(), x, y, workers=1, standby=1, spares=2).explain()
+    assert "a server that takes over when the first one is lost" in told
+    assert "2 spare workers" in told
+    for name in ("standby", "spares"):
+        with pytest.raises(PlanError, match=f"{name}=1 with cluster='inline'"):
+            shoal.plan(linear(), x, y, cluster="inline", **{name: 1})
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
