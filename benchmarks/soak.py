@@ -5,7 +5,9 @@ this process and at the folders that Shoal may write to. From the 50th fit on no
 may grow: through the values goes the line of Theil and Sen (the median slope of all
 pairs, which a few odd values do not bend), and even the upper end of its 95 % interval
 (Kendall's), times the fits that are left, must be below a bound. `--plain` does the
-same with `model.fit` of Keras and two models, to tell whose memory it is.
+same with `model.fit` of Keras and two models, to tell whose memory it is. `--warm`
+trains 1,000 times on the same worker processes, by `shoal.Session`, and looks at their
+memory as well.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +30,11 @@ MIB = 1 << 20
 STRATEGIES = ("aeasgd", "all_reduce")
 ROWS, EPOCHS = 2048, 2
 PICTURE = Path(__file__).parents[1] / "docs/assets/soak.png"
-BOUNDS = {"memory_mib": 4.0, "descriptors": 0.5, "threads": 0.5, "processes": 0.5,
-          "files": 0.5}  # fmt: skip
+WARM = PICTURE.with_name("soak-warm.png")
+BOUNDS = {
+    "memory_mib": 4.0, "workers_mib": 8.0, "descriptors": 0.5, "threads": 0.5,
+    "processes": 0.5, "files": 0.5,
+}  # fmt: skip
 """What may be there more of at the end than at the 50th fit, at the very most."""
 
 
@@ -38,6 +44,7 @@ class Look(NamedTuple):
     Args:
         seconds: The fit took.
         memory_mib: Resident memory of this process, after a collection of garbage.
+        workers_mib: Resident memory of its children; 0 where none is left.
         descriptors: Open file descriptors.
         threads: Of this process, those of libraries included.
         processes: Children and their children, dead ones that nobody heard of, too.
@@ -46,6 +53,7 @@ class Look(NamedTuple):
 
     seconds: float
     memory_mib: float
+    workers_mib: float
     descriptors: int
     threads: int
     processes: int
@@ -89,15 +97,25 @@ def look(seconds: float, began: float) -> Look:
     gc.collect()
     process = psutil.Process()
     folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    children = process.children(recursive=True)
     files = [p for folder in folders for p in folder.glob("*shoal*")]
     return Look(
         seconds=seconds,
         memory_mib=process.memory_info().rss / MIB,
+        workers_mib=sum(map(memory_of, children)) / MIB,
         descriptors=process.num_fds(),
         threads=process.num_threads(),
-        processes=len(process.children(recursive=True)),
+        processes=len(children),
         files=sum(is_since(path, began) for path in files),
     )
+
+
+def memory_of(process: psutil.Process) -> int:
+    """Resident memory, 0 of what has just ended."""
+    try:
+        return process.memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def is_since(path: Path, began: float) -> bool:
@@ -123,8 +141,13 @@ def make() -> Any:
     return net
 
 
-def train(number: int, *, is_plain: bool) -> None:
-    """One fit with everything that comes with it: records, validation, a callback."""
+def train(number: int, fit: Callable[..., Any] | None) -> None:
+    """One fit with everything that comes with it: records, validation, a callback.
+
+    Args:
+        number: Of the fit.
+        fit: Of `shoal` or a session; None for that of Keras.
+    """
     import keras
 
     import shoal
@@ -136,14 +159,14 @@ def train(number: int, *, is_plain: bool) -> None:
         "epochs": EPOCHS, "batch_size": 32, "verbose": 0, "validation_data": (x, y),
         "callbacks": [keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: None)],
     }  # fmt: skip
-    if is_plain:
+    if fit is None:
         make().fit(x, y, **given)
         make().fit(x, y, **given)
         return
     # A period that suits so little data, or each fit would warn.
     elastic = shoal.strategies.AEASGD(period=5)
     strategy = (elastic, "all_reduce")[number % len(STRATEGIES)]
-    history = shoal.fit(make(), x, y, strategy=strategy, workers=2, **given)
+    history = fit(make(), x, y, strategy=strategy, workers=2, **given)
     committed = history.run.report.get("samples_committed", ROWS * EPOCHS)
     if committed != ROWS * EPOCHS:
         sys.exit(f"fit {number} committed {committed} samples, not {ROWS * EPOCHS}")
@@ -161,7 +184,8 @@ def judge(looks: Sequence[Look], settle: int) -> dict[str, tuple[Growth, bool]]:
 
 def report(looks: Sequence[Look], settle: int) -> bool:
     """Prints two tables; returns whether nothing grows."""
-    shown = sorted({0, *range(9, len(looks), 10), settle - 1, len(looks) - 1})
+    every = max(10, len(looks) // 20)
+    shown = sorted({0, *range(every - 1, len(looks), every), settle - 1})
     print(f"\n{'fit':>5} {'seconds':>8}", *(f"{name:>12}" for name in BOUNDS))
     for at in shown:
         each = looks[at]
@@ -196,7 +220,7 @@ def draw(looks: Sequence[Look], settle: int, out: Path) -> None:
         below.plot(fits, values, color=colour, label=name)
     below.set_ylim(-1, 1.3 * max(each.threads for each in looks))
     below.set_ylabel("how many")
-    below.set_xlabel(f"cold fits in one process ({' and '.join(STRATEGIES)} in turn)")
+    below.set_xlabel(f"fits in one process ({' and '.join(STRATEGIES)} in turn)")
     below.legend(frameon=False, fontsize=9, ncols=4, loc="upper left")
     for axes in (above, below):
         axes.axvline(settle, color="#999999", linewidth=1, linestyle="--")
@@ -205,16 +229,33 @@ def draw(looks: Sequence[Look], settle: int, out: Path) -> None:
     figure.savefig(out, dpi=120, format="png")
 
 
+@contextmanager
+def fitting(options: argparse.Namespace) -> Generator[Callable[..., Any] | None]:
+    """What trains: a session's `fit`, Shoal's, or None for that of Keras."""
+    import shoal
+
+    if options.plain:
+        yield None
+    elif options.warm:
+        with shoal.Session() as session:
+            yield session.fit
+    else:
+        yield shoal.fit
+
+
 def main() -> None:
     """Parses the command line and trains."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fits", type=int, default=100)
+    parser.add_argument("--fits", type=int, help="default 100, 1,000 if warm")
     parser.add_argument("--settle", type=int, default=50, help="fits before the line")
     parser.add_argument("--quick", action="store_true", help="12 fits, settled after 6")
     parser.add_argument("--plain", action="store_true", help="fit of Keras, no Shoal")
+    parser.add_argument("--warm", action="store_true", help="fits of one session")
     parser.add_argument("--out", type=Path, help="of the picture; not with --quick")
     options = parser.parse_args()
-    fits, settle = (12, 6) if options.quick else (options.fits, options.settle)
+    fits, settle = options.fits or (1000 if options.warm else 100), options.settle
+    if options.quick:
+        fits, settle = 12, 6
     if not 1 <= settle <= fits - 3:
         parser.error(f"--settle {settle} leaves no 4 of {fits} fits for a line")
     began, looks = time.time(), list[Look]()
@@ -224,15 +265,16 @@ def main() -> None:
             os.environ[variable] = str(Path(folder, name))
             Path(folder, name).mkdir()
         tempfile.tempdir = None  # asks the environment again
-        for number in range(fits):
-            called = time.perf_counter()
-            train(number, is_plain=options.plain)
-            looks.append(look(time.perf_counter() - called, began))
-            if (number + 1) % 10 == 0:
-                print(f"{number + 1} of {fits} fits", flush=True)
+        with fitting(options) as fit:
+            for number in range(fits):
+                called = time.perf_counter()
+                train(number, fit)
+                looks.append(look(time.perf_counter() - called, began))
+                if (number + 1) % 10 == 0:
+                    print(f"{number + 1} of {fits} fits", flush=True)
     is_well = report(looks, settle)
     if not options.quick:
-        draw(looks, settle, options.out or PICTURE)
+        draw(looks, settle, options.out or (WARM if options.warm else PICTURE))
     sys.exit(0 if is_well else 1)
 
 

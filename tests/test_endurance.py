@@ -14,8 +14,9 @@ from benchmarks.chaos_report import Hit, Result, faults_of, goodput
 from benchmarks.soak import Look, growth, judge
 
 FLAT = Look(
-    seconds=3.0, memory_mib=380.0, descriptors=6, threads=20, processes=0, files=0
-)
+    seconds=3.0, memory_mib=380.0, workers_mib=0.0, descriptors=6, threads=20,
+    processes=0, files=0,
+)  # fmt: skip
 
 
 @given(st.floats(-5.0, 5.0), st.integers(4, 60), st.floats(-100.0, 100.0))

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from shoal.api import plan as plan
     from shoal.api import predict as predict
     from shoal.api import resume as resume
+    from shoal.training.session import Session as Session
 
 __version__ = "0.1.0"
 __all__ = [
+    "Session",
     "compare",
     "data",
     "errors",
@@ -59,11 +61,14 @@ def __getattr__(name: str) -> Any:
     """Loads a public name when it is first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name not in _FUNCTIONS:
+    if name in _FUNCTIONS:
+        found: Any = getattr(import_module(f"{__name__}.api"), name)
+    elif name == "Session":
+        found = import_module(f"{__name__}.training.session").Session
+    else:
         return import_module(f"{__name__}.{name}")
-    function = getattr(import_module(f"{__name__}.api"), name)
-    globals()[name] = function
-    return function
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

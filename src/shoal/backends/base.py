@@ -149,3 +149,8 @@ class Backend(ABC):
     @abstractmethod
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Compiles what the run needs, with data of a full step or window."""
+
+    @staticmethod
+    @abstractmethod
+    def forget() -> None:
+        """Lets go of all programs and models of this process: others will come."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, final
@@ -170,6 +171,13 @@ class JaxBackend(Backend):
                 self._compile_gradient(data)
             else:
                 self._compile_window(data)
+
+    @staticmethod
+    def forget() -> None:
+        """Frees programs, and what Keras remembers of models."""
+        jax.clear_caches()
+        keras.backend.clear_session()
+        gc.collect()
 
     def _compile_gradient(self, data: Data) -> None:
         programs = self._gradient

@@ -381,7 +381,7 @@ class Controller:
         for head, body in self._backlog:
             if head["kind"] == "records":
                 self._hear(head, body)
-        self._stage.end(GRACE_S)
+        self._stage.dismiss(self._staff.workers(), GRACE_S)
 
     def _command(self, kind: str, **values: Any) -> None:
         self._servers.command(kind, **values)

@@ -28,11 +28,29 @@ class OpenBackend:
 
     def __call__(self, compute: ComputeSpec, sample: Any) -> Backend:
         """Unpacks the model and prepares it; called once the rank is known."""
-        module, _, name = BACKENDS[self.name].partition(":")
-        backend = getattr(import_module(module), name)
         model = unpack(self.model)
         prepare(model, sample)
-        return backend(model, compute)
+        return _backend(self.name)(model, compute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanUp:
+    """Lets go of what a worker's programs keep, before it opens another model.
+
+    Args:
+        name: Of the Keras backend.
+    """
+
+    name: str
+
+    def __call__(self) -> None:
+        """Frees compiled programs, and what Keras remembers of models."""
+        _backend(self.name).forget()
+
+
+def _backend(name: str) -> Any:
+    module, _, attribute = BACKENDS[name].partition(":")
+    return getattr(import_module(module), attribute)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,6 +136,11 @@ class Staff:
                 hand.reason = f"lost its connection: {reason}"
                 hand.ends_at = time.monotonic() + grace_s
 
+    def workers(self) -> dict[int, str]:
+        """Tokens of the processes that work, by the ranks they were started for."""
+        hands = [hand for hand in self._hands.values() if hand.works_since]
+        return {h.hint: h.token for h in hands if h.token not in self._ended}
+
     def living(self) -> list[str]:
         """Tokens of all whose process lives, as far as is known."""
         return [token for token in self._hands if token not in self._ended]

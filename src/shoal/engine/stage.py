@@ -47,10 +47,14 @@ class Stage:
     Args:
         cast: Of the workers.
         blob: Memory they inherit, default None makes some.
+        is_kept: Workers of a run that ended well wait for the next one.
     """
 
-    def __init__(self, cast: Cast, blob: SharedBlob | None = None) -> None:
-        self.cast = cast
+    def __init__(
+        self, cast: Cast, blob: SharedBlob | None = None, *, is_kept: bool = False
+    ) -> None:
+        self.cast, self.is_kept = cast, is_kept
+        self._is_resting = False
         self._owns_blob = blob is None
         self.blob = SharedBlob() if blob is None else blob
         self._listeners = [_listen()]
@@ -124,6 +128,7 @@ class Stage:
 
     def recast(self, cast: Cast) -> None:
         """The plan has become clear: workers that do not suit it go."""
+        self._is_resting = False
         if cast == self.cast:
             return
         for token in (*self._waiting.values(), *self._spares):
@@ -169,9 +174,34 @@ class Stage:
         """Ends one process, by force after `grace_s` seconds."""
         self._launcher.stop(token, grace_s)
 
+    def dismiss(self, workers: Mapping[int, str], grace_s: float) -> None:
+        """A run has ended well: its processes end, or wait where they are kept.
+
+        Args:
+            workers: Tokens of those that are done, by the ranks they were started for.
+            grace_s: After which whoever has to end is ended by force.
+        """
+        if not self.is_kept:
+            self.end(grace_s)
+            return
+        for token in (self.server, self.standby):
+            if token:
+                self._launcher.stop(token, grace_s)
+        for listener in self._listeners:  # whoever still calls there is told at once
+            listener.close()
+        self._launcher.prune()
+        self._polled, self.standby = {}, ""
+        self._listeners, self._waiting = [_listen()], dict(workers)
+        self.start_server()
+        self._is_resting = True
+
     def end(self, grace_s: float) -> None:
-        """Ends every process, by force after `grace_s` seconds."""
-        self._launcher.close(grace_s)
+        """Ends every process, by force after `grace_s` seconds.
+
+        Not those that wait for the next run.
+        """
+        if not self._is_resting:
+            self._launcher.close(grace_s)
 
     def close(self) -> None:
         """Ends every process and frees all; safe to repeat."""

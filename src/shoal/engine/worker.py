@@ -65,6 +65,7 @@ class WorkerSpec:
         void: Samples that count and are not trained on, as they did harm before.
         void_rows: The same, by the numbers of rows of the data, in any epoch.
         retry: What follows when the source raises.
+        clean_up: Called at the end of a process that will be given another part.
     """
 
     seat: Seat
@@ -82,6 +83,7 @@ class WorkerSpec:
     void: tuple[Piece, ...] = ()
     void_rows: tuple[int, ...] = ()
     retry: Retry = field(default_factory=Retry)
+    clean_up: Callable[[], None] | None = None
 
 
 def work(spec: WorkerSpec) -> None:
@@ -113,6 +115,9 @@ def work(spec: WorkerSpec) -> None:
             )
     finally:
         member.leave()
+        if spec.clean_up is not None:
+            worker = None
+            spec.clean_up()
 
 
 class Worker:

@@ -146,6 +146,13 @@ class ProcessLauncher(Launcher):
         child = self._children[token]
         child.role = replace(child.role, name=name)
 
+    def prune(self) -> None:
+        """Forgets the processes that have ended."""
+        for token, child in list(self._children.items()):
+            if child.process.poll() is not None:
+                self._end([child], 0.0)
+                del self._children[token]
+
     def pid(self, token: str) -> int:
         """The process id of a child."""
         return self._children[token].process.pid

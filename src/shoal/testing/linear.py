@@ -145,3 +145,7 @@ class LinearBackend(Backend):
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Nothing is to be compiled."""
         del data, is_gradient
+
+    @staticmethod
+    def forget() -> None:
+        """Nothing was kept."""

@@ -19,7 +19,7 @@ from shoal.engine.finite import reaction_to
 from shoal.engine.greeting import worker_secret
 from shoal.engine.machine import ServerSpec
 from shoal.engine.member import Seat
-from shoal.engine.opening import OpenBackend, OpenMapped
+from shoal.engine.opening import CleanUp, OpenBackend, OpenMapped
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.stage import Stage
@@ -306,6 +306,7 @@ def _give(
             watch=WATCH.get(),
             reaction=reaction_to(plan.on_nan),
             loss_at=states.loss_at,
+            clean_up=CleanUp(name=plan.backend) if stage.is_kept else None,
         )
 
     controller.give(server, make)

@@ -53,7 +53,7 @@ def early_stage(
     Yields:
         A stage that ends with this context; None where one would be of no use.
     """
-    cast = _guess(strategy, cluster, workers, threads)
+    cast = guess(strategy, cluster, workers, threads)
     stage = None if cast is None else Stage(cast)
     try:
         yield stage
@@ -63,7 +63,8 @@ def early_stage(
                 stage.close()
 
 
-def _guess(strategy: Strategy, cluster: Any, workers: Any, threads: Any) -> Cast | None:
+def guess(strategy: Strategy, cluster: Any, workers: Any, threads: Any) -> Cast | None:
+    """What workers of such a run will probably need; None where there are none."""
     keras: Any = sys.modules.get("keras")
     if cluster != "local" or strategy.is_independent or keras is None:
         return None

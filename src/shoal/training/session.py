@@ -1,0 +1,91 @@
+"""Processes that stay for the next fit: a worker's start is most of a short run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, final
+
+from shoal.engine.stage import Stage
+from shoal.errors import ConfigError
+from shoal.strategies import get
+from shoal.training.arguments import Arguments
+from shoal.training.interruption import CtrlC, undisturbed
+from shoal.training.performing import Means, perform
+from shoal.training.staging import guess
+
+
+@final
+class Session:
+    """Trains one model after the other on the same worker processes.
+
+    The first fit starts them, later ones find them waiting, everything imported. A fit
+    that fails or is interrupted ends them; the next one starts new ones. So does one
+    that needs others, as its number of workers or threads is another.
+
+    Example:
+        >>> import keras, numpy as np, shoal
+        >>> x = np.linspace(-1, 1, 256)[:, None]
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(0.5), "mse")
+        >>> with shoal.Session() as session:
+        ...     for slope in (3, 5):
+        ...         given = {"epochs": 4, "workers": 1, "run": False, "verbose": 0}
+        ...         history = session.fit(model, x, slope * x, **given)
+        ...         print(float(model(np.array([[1.0]]))[0, 0]))
+        3.0
+        5.0
+    """
+
+    def __init__(self) -> None:
+        self._stage: Stage | None = None
+        self._is_closed = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fit(self, model: Any, x: Any = None, y: Any = None, **arguments: Any) -> Any:
+        """Trains as `shoal.fit` does, with the same arguments and errors.
+
+        Args:
+            model: As for `shoal.fit`.
+            x: The same.
+            y: The same.
+            arguments: All others of `shoal.fit`.
+
+        Raises:
+            ConfigError: The session is closed.
+        """
+        if self._is_closed:
+            raise ConfigError(
+                "this session is closed. Expected `fit` to be called within its `with` "
+                "block, or before `close`. Make another shoal.Session()."
+            )
+        began, ctrl_c = time.monotonic(), CtrlC()
+        read = Arguments.of(model=model, x=x, y=y, **arguments)
+        with ctrl_c.noticed():
+            try:
+                stage = self._stage = self._stage or self._start(read)
+                means = Means(began=began, stage=stage, heed=ctrl_c.heed)
+                return perform({"model": model, "x": x, "y": y, **arguments}, means)
+            except BaseException:
+                self._end()
+                raise
+
+    def _start(self, given: Arguments) -> Stage | None:
+        strategy = get(given.strategy)
+        cast = guess(strategy, given.cluster, given.workers, given.threads)
+        return None if cast is None else Stage(cast, is_kept=True)
+
+    def _end(self) -> None:
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            with undisturbed():
+                stage.close()
+
+    def close(self) -> None:
+        """Ends the processes; safe to repeat."""
+        self._is_closed = True
+        self._end()

@@ -1,0 +1,106 @@
+"""Processes that stay for the next fit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+import pytest
+
+import shoal
+from shoal.errors import ConfigError, WorkerFailed
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
+
+ROWS = 400
+
+
+@pytest.fixture(autouse=True)
+def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path))
+
+
+def data(columns: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).standard_normal((ROWS, columns)).astype("float32")
+    return x, x.sum(1, keepdims=True)
+
+
+def model(columns: int) -> Any:
+    keras.utils.set_random_seed(1)
+    net = keras.Sequential([keras.Input((columns,)), keras.layers.Dense(1)])
+    net.compile(keras.optimizers.Adam(0.05), "mse")
+    return net
+
+
+def fit(session: shoal.Session, columns: int = 4, **fields: Any) -> Any:
+    given = {"workers": 2, "epochs": 2, "verbose": 0, **fields}
+    return session.fit(model(columns), *data(columns), **given)
+
+
+def pids(history: Any) -> set[int]:
+    events = read_events(Folder.at(history.run.url))
+    return {event["pid"] for event in events if event["kind"] == "worker_started"}
+
+
+class Explode(keras.layers.Layer):
+    """Works in one process only."""
+
+    def __init__(self, home: int, **others: Any) -> None:
+        super().__init__(**others)
+        self.home = home
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "home": self.home}
+
+    def call(self, inputs: Any) -> Any:
+        if os.getpid() != self.home:
+            raise RuntimeError("boom")
+        return inputs
+
+
+@pytest.mark.process
+def test_workers_stay_and_do_what_others_would() -> None:
+    """Another model, another strategy, other data: the same processes, the same end."""
+    with shoal.Session() as session:
+        first = fit(session, strategy="all_reduce")
+        second = fit(session, columns=7, strategy="aeasgd", standby=1)
+        third = fit(session, strategy="all_reduce", epochs=3)
+        assert pids(first) == pids(second) == pids(third)
+        assert len(pids(first)) == 2
+        for history, epochs in ((first, 2), (second, 2), (third, 3)):
+            assert history.run.summary().samples_committed == ROWS * epochs
+    alone = shoal.fit(model(4), *data(4), workers=2, epochs=3, verbose=0)
+    assert alone.history["loss"] == pytest.approx(third.history["loss"], rel=1e-5)
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.process
+def test_a_fit_that_fails_costs_the_processes_and_not_the_session() -> None:
+    with shoal.Session() as session:
+        first = fit(session)
+        net = keras.Sequential(
+            [keras.Input((4,)), Explode(os.getpid()), keras.layers.Dense(1)]
+        )
+        net.compile("sgd", "mse")
+        with pytest.raises(WorkerFailed, match="boom"):
+            session.fit(net, *data(4), workers=2, verbose=0)
+        assert psutil.Process().children() == []
+        again = fit(session)
+        assert not pids(first) & pids(again)
+        fewer = fit(session, workers=1)
+        assert len(pids(fewer)) == 1
+    assert psutil.Process().children() == []
+
+
+def test_a_closed_session_trains_nothing() -> None:
+    session = shoal.Session()
+    session.close()
+    session.close()
+    with pytest.raises(ConfigError, match="this session is closed"):
+        fit(session)
+    with pytest.raises(ConfigError, match=r"'epoch'. Did you mean 'epochs'"):
+        shoal.Session().fit(model(4), *data(4), epoch=1)
