@@ -8,7 +8,7 @@ from typing import TypeAlias
 FIRST_DELAY_S = 0.0
 LATER_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
-SETTLED_S = 30.0  # work that shows that a process was not lost for what it is
+SETTLED_S = 10.0  # work that shows that a process was not lost for what it is
 MOST_DOUBLINGS = 16
 
 
