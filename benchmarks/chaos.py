@@ -1,8 +1,9 @@
 """Runs whose processes are killed and stopped at random, beside undisturbed ones.
 
 Run: `make chaos`, or `python -m benchmarks.chaos --quick` for one strategy and a
-minute. It needs `mnist.npz` in the folder $SHOAL_DATA. Runs have three workers, a
-standby server and one spare process (`--spares 0` for none). Every 15 seconds the seed
+minute. It needs `mnist.npz` in the folder $SHOAL_DATA. Runs have three workers and a
+standby server; a strategy runs undisturbed, then with one spare process, then without
+(`--spares 1` or `--spares 0` for one of the two). Every 15 seconds the seed
 draws a worker, the server or its standby and sends it SIGKILL or SIGSTOP, until the run
 ends or three minutes are over. Then
 
@@ -179,6 +180,7 @@ def train(
     events = [] if history is None else read_events(Folder.at(history.run.url))
     return Result(
         strategy=strategy,
+        spares=spares,
         expected=len(digits.x) * epochs,
         began=began,
         seconds=ended - began,
@@ -219,16 +221,28 @@ def epochs_for(strategy: str, digits: Digits, seconds: float, spares: int) -> in
 
 
 def compare(
-    strategy: str, digits: Digits, seed: int, seconds: float, spares: int
-) -> tuple[Result, Result]:
-    """An undisturbed run of about so many seconds, and the same run, disturbed."""
-    epochs = epochs_for(strategy, digits, seconds, spares)
+    strategy: str, digits: Digits, seed: int, seconds: float, choices: Sequence[int]
+) -> list[tuple[Result, Result]]:
+    """An undisturbed run of about so many seconds, and the same run, disturbed.
+
+    Args:
+        strategy: Its name.
+        digits: The data.
+        seed: Of the hits.
+        seconds: Of the hits.
+        choices: Spare processes, a disturbed run for each.
+    """
+    epochs = epochs_for(strategy, digits, seconds, 0)
     print(f"{strategy}: {epochs} epochs of {len(digits.x):,} samples", flush=True)
-    calm = train(strategy, digits, epochs, seed, 0.0, spares)
+    calm = train(strategy, digits, epochs, seed, 0.0, 0)
     print(f"    undisturbed: {calm.seconds:.0f} s, {calm.accuracy:.2%}", flush=True)
-    wild = train(strategy, digits, epochs, seed, seconds, spares)
-    print(f"    disturbed: {wild.seconds:.0f} s, {wild.accuracy:.2%}", flush=True)
-    return calm, wild
+    pairs: list[tuple[Result, Result]] = []
+    for spares in choices:
+        wild = train(strategy, digits, epochs, seed, seconds, spares)
+        told = f"{wild.seconds:.0f} s, {wild.accuracy:.2%}"
+        print(f"    disturbed, {spares} spare(s): {told}", flush=True)
+        pairs.append((calm, wild))
+    return pairs
 
 
 def main() -> None:
@@ -237,7 +251,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="aeasgd for a minute")
     parser.add_argument("--strategy", choices=STRATEGIES, help="only this one")
     parser.add_argument("--seconds", type=float, default=180.0, help="of hits")
-    parser.add_argument("--spares", type=int, default=1, help="processes that wait")
+    parser.add_argument("--spares", type=int, help="only with so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="of the picture; not with --quick")
     options = parser.parse_args()
@@ -250,13 +264,15 @@ def main() -> None:
     warnings.simplefilter("ignore", ShoalWarning)  # of more workers than cores
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         settle(Path(folder))
+        choices = (1, 0) if options.spares is None else (options.spares,)
         pairs = [
-            compare(name, digits, options.seed, seconds, options.spares)
+            pair
             for name in (names[:1] if options.quick else names)
+            for pair in compare(name, digits, options.seed, seconds, choices)
         ]
     is_well = report(pairs)
     if not options.quick:
-        draw(pairs, options.out or PICTURE)
+        draw(pairs[:: len(choices)], options.out or PICTURE)
     sys.exit(0 if is_well else 1)
 
 

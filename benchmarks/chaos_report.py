@@ -44,6 +44,7 @@ class Result:
         events: Of the run folder.
         leftovers: What was there afterwards.
         error: That ended it, "" for none.
+        spares: Processes that waited.
     """
 
     strategy: str
@@ -55,6 +56,7 @@ class Result:
     events: list[dict[str, Any]]
     leftovers: list[str]
     error: str = ""
+    spares: int = 0
     curve: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     def __post_init__(self) -> None:
@@ -122,25 +124,27 @@ def faults_of(calm: Result, wild: Result) -> list[str]:
 
 def report(pairs: Sequence[tuple[Result, Result]]) -> bool:
     """Prints what came of it; returns whether every promise was kept."""
-    head = ("strategy", "seconds", "undisturbed", "accuracy", "undisturbed", "goodput",
+    head = ("strategy", "spares", "seconds", "undisturbed", "accuracy", "undisturbed", "goodput",
             "while hit", "hits", "server", "worker")  # fmt: skip
-    print(("\n{:11}" + "{:>12}" * 9).format(*head))
+    print(("\n{:11}" + "{:>12}" * 10).format(*head))
     for calm, wild in pairs:
         kinds = wild.kinds
         row = (
-            wild.strategy, f"{wild.seconds:.0f}", f"{calm.seconds:.0f}",
+            wild.strategy, wild.spares, f"{wild.seconds:.0f}", f"{calm.seconds:.0f}",
             f"{wild.accuracy:.2%}", f"{calm.accuracy:.2%}",
             f"{goodput(calm, wild, wild.seconds):.0%}",
             f"{goodput(calm, wild, wild.hit_s):.0%}",
             len(wild.hits), kinds["server_replaced"], kinds["worker_replaced"],
         )  # fmt: skip
-        print(("{:11}" + "{:>12}" * 9).format(*row))
+        print(("{:11}" + "{:>12}" * 10).format(*row))
     print("server, worker: how many were replaced, workers of a lost server aside\n")
     is_well = True
     for calm, wild in pairs:
         by = Counter(f"{hit.signal} {hit.name}" for hit in wild.hits)
         counts = ", ".join(f"{n} x {what}" for what, n in sorted(by.items()))
-        print(f"{wild.strategy}: {wild.committed:,} of {wild.expected:,} samples")
+        print(
+            f"{wild.strategy}, {wild.spares}: {wild.committed:,} of {wild.expected:,} samples"
+        )
         print(f"    hits: {counts or 'none'}")
         for what, times in sorted(wild.reasons.items()):
             print(f"    {times} x {what}")
