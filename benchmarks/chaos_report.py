@@ -124,8 +124,8 @@ def faults_of(calm: Result, wild: Result) -> list[str]:
 
 def report(pairs: Sequence[tuple[Result, Result]]) -> bool:
     """Prints what came of it; returns whether every promise was kept."""
-    head = ("strategy", "spares", "seconds", "undisturbed", "accuracy", "undisturbed", "goodput",
-            "while hit", "hits", "server", "worker")  # fmt: skip
+    head = ("strategy", "spares", "seconds", "undisturbed", "accuracy", "undisturbed",
+            "goodput", "while hit", "hits", "server", "worker")  # fmt: skip
     print(("\n{:11}" + "{:>12}" * 10).format(*head))
     for calm, wild in pairs:
         kinds = wild.kinds
