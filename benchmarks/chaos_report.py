@@ -142,9 +142,8 @@ def report(pairs: Sequence[tuple[Result, Result]]) -> bool:
     for calm, wild in pairs:
         by = Counter(f"{hit.signal} {hit.name}" for hit in wild.hits)
         counts = ", ".join(f"{n} x {what}" for what, n in sorted(by.items()))
-        print(
-            f"{wild.strategy}, {wild.spares}: {wild.committed:,} of {wild.expected:,} samples"
-        )
+        counted = f"{wild.committed:,} of {wild.expected:,} samples"
+        print(f"{wild.strategy}, {wild.spares} spare(s): {counted}")
         print(f"    hits: {counts or 'none'}")
         for what, times in sorted(wild.reasons.items()):
             print(f"    {times} x {what}")
