@@ -53,6 +53,9 @@ def read_epoch(head: Head, body: memoryview, state: bytes | None = None) -> Epoc
     )
 
 
+_OF_THE_WIRE = ("kind", "number", "token")
+
+
 def fields(head: Head) -> dict[str, Any]:
     """What a report says beside its kind."""
-    return {key: value for key, value in head.items() if key not in ("kind", "token")}
+    return {key: value for key, value in head.items() if key not in _OF_THE_WIRE}
