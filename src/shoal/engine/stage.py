@@ -151,8 +151,12 @@ class Stage:
         while len(self._spares) < count:
             self._spares.append(self._start(None))
 
-    def echo(self, tell: Callable[[str, str], None]) -> None:
-        """Tells of each line that a process writes: the name of its role, the line."""
+    def echo(self, tell: Callable[[str, str], None] | None) -> None:
+        """Tells of each line that a process writes: the name of its role, the line.
+
+        Args:
+            tell: Is called with both, None for nobody.
+        """
         self._launcher.echo = tell
 
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:

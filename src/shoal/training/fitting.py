@@ -118,8 +118,7 @@ def train(
     driver.fetch_center = controller.center
     try:
         stage.recast(cast)
-        if habits.echo:
-            stage.echo(driver.echo)
+        stage.echo(driver.echo if habits.echo else None)
         if work.shared is None:
             write_data(work.source, stage.blob)
         _give(controller, plan, work, stage, habits.past)
