@@ -164,8 +164,9 @@ class Server(Listener):
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
         """Answers a worker; one that is on its way back asks again."""
         peer = self._workers.get(post.rank)
-        if peer is None or not peer.is_settled:
+        if peer is None or not peer.is_asking:
             return
+        peer.is_asking = False
         inline = b"" if head.get("body", "none") == "none" else post.bulk.inline_down
         self._mirror.send(peer, head, inline, blob)
 
@@ -318,6 +319,7 @@ class Server(Listener):
         if not peer.is_settled:
             raise BadFrame("a message before the slot was settled")
         said, post = WORDS[kind](head), self.machine.posts[peer.rank]
+        peer.is_asking = True
         question = whole(head.get("question", 0))
         if question and question == post.question:
             if post.answer is not None:
