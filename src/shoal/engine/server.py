@@ -322,7 +322,9 @@ class Server(Listener):
         peer.is_asking = True
         question = whole(head.get("question", 0))
         if question and question == post.question:
-            if post.answer is not None:
+            if post.answer is None:
+                post.patience.waits()
+            else:
                 self.answer(post, *post.answer)
             return
         is_snapshot = kind == "snapshot"
