@@ -351,6 +351,8 @@ class Server(Listener):
         elif kind == "ping":
             self._mention({"kind": "pong"})
         elif kind == "alone":
+            if self._mirror.peer is not None:  # its end was not heard here yet
+                self._connections.drop(self._mirror.peer, "its process ended")
             self._mirror.go_alone()
         elif kind == "gone":
             for post in list(self.machine.posts.values()):
