@@ -123,6 +123,11 @@ class Mirror:
             self._known = self._sent
             self._release()
 
+    def end(self) -> None:
+        """The run is over, and nobody will take it over: last words need not wait."""
+        self.lost()
+        self.go_alone()
+
     # --------------------------------------------------------------- sending
 
     def send(self, peer: Peer, head: Head, *body: memoryview | bytes) -> None:

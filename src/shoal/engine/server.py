@@ -86,6 +86,7 @@ class Server(Listener):
             while self._is_running:
                 self._turn()
         except StrategyFailed as error:
+            self._mirror.end()
             self.machine.tell({"kind": "broken", "reason": str(error)})
         finally:
             self.close()
@@ -348,6 +349,7 @@ class Server(Listener):
             self._mirror.note(whole(head["heard"]))
         if kind == "stop":
             self._is_running = False
+            self._mirror.end()
         elif kind == "ping":
             self._mention({"kind": "pong"})
         elif kind == "alone":
