@@ -11,7 +11,7 @@ import pytest
 from shoal.engine.greeting import worker_secret
 from shoal.engine.mirror import Mirror
 from shoal.engine.wire import Head, Link, pack_head
-from shoal.errors import ClusterError
+from shoal.errors import ClusterError, WorkerFailed
 from shoal.strategies import LocalSGD, get
 from shoal.testing import inline
 from shoal.testing.inline import Cluster, Setup
@@ -129,6 +129,28 @@ def test_whoever_waits_for_others_after_a_take_over_is_not_hung() -> None:
         second.push(pieces)
         assert [v.hear()["kind"] for v in (first, second)] == ["reply", "reply"]
         assert posts[first.rank].patience.since is not None
+
+
+def test_a_failure_is_told_whichever_server_leads() -> None:
+    """Nobody has heard it when the server is lost; the worker waits until one has."""
+    with taken_over() as (cluster, first, second, pieces):
+        second.go_back()
+        second.push(pieces)
+        first.go_back()
+        first.ask_again()
+        assert first.hear()["kind"] == "reply"
+        while cluster._relief is None:
+            cluster._hear(is_over=False)
+        kill(cluster.server, 1, "before")
+        first.ask("failed", error="E: e", traceback="T", step=1)
+        before = cluster.server
+        while cluster.server is before:
+            cluster._hear(is_over=False)
+        first.go_back()
+        first.ask_again()
+        assert first.hear()["kind"] == "noted"
+        with pytest.raises(WorkerFailed, match="E: e"):
+            cluster.run()
 
 
 def test_alone_although_the_end_of_the_standby_was_not_heard_yet(
