@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from shoal.testing.problems import LeastSquares
 from tests.engine.test_standby import kill
 
 PROBLEM = LeastSquares.seeded(rows=96)
+LONG_S = 1000.0  # a round took, as the standby saw it
 
 
 class Voice:
@@ -84,10 +86,15 @@ class Voice:
 
 
 @contextmanager
-def taken_over() -> Iterator[tuple[Cluster, Voice, Voice, list[Any]]]:
+def taken_over(quorum: int = 0) -> Iterator[tuple[Cluster, Voice, Voice, list[Any]]]:
     """The first of two workers has pushed; then their server was lost."""
-    given = Setup.linear(PROBLEM, get("local_sgd"), workers=2, has_standby=True)
+    given = Setup.linear(
+        PROBLEM, get("local_sgd"), workers=2, has_standby=True, quorum=quorum
+    )
     with Cluster(given) as cluster:
+        standby = cluster._standby
+        assert standby is not None
+        standby._grace.lengths.append(LONG_S)
         voices = Voice(cluster, 0), Voice(cluster, 1)
         cluster._ask("proceed", epoch=0)
         for voice in voices:
@@ -131,6 +138,21 @@ def test_whoever_waits_for_others_after_a_take_over_is_not_hung() -> None:
         assert posts[first.rank].patience.since is not None
 
 
+def test_a_round_is_given_its_time_by_whoever_leads() -> None:
+    """What is known of rounds outlives the server that measured them."""
+    with taken_over(quorum=1) as (cluster, first, second, pieces):
+        second.go_back()
+        grace = cluster.server._grace
+        assert grace.standing.pushes == 1
+        assert grace.standing.is_quorate
+        assert grace.left_s(time.monotonic()) > LONG_S
+        second.push(pieces)
+        assert second.hear()["kind"] == "reply"
+        first.go_back()
+        first.ask_again()
+        assert first.hear()["kind"] == "reply"
+
+
 def test_a_failure_is_told_whichever_server_leads() -> None:
     """Nobody has heard it when the server is lost; the worker waits until one has."""
     with taken_over() as (cluster, first, second, pieces):
@@ -170,17 +192,16 @@ def test_alone_although_the_end_of_the_standby_was_not_heard_yet(
     assert [end.rows for end in outcome.epochs] == [PROBLEM.rows]
 
 
-class Broken(LocalSGD):
-    """Fails at its work."""
-
-    def merge(self, *_: Any) -> Any:
-        raise ZeroDivisionError("no center")
+def fail(*_: Any, **__: Any) -> None:
+    raise ZeroDivisionError("no center")
 
 
 @pytest.mark.parametrize("has_standby", [False, True])
-def test_a_strategy_that_fails_is_told_of(has_standby: bool) -> None:
-    strategy = Broken()
-    given = Setup.linear(PROBLEM, strategy, workers=2, has_standby=has_standby)
+def test_a_strategy_that_fails_is_told_of(
+    has_standby: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalSGD, "merge", fail)
+    given = Setup.linear(PROBLEM, LocalSGD(), workers=2, has_standby=has_standby)
     with (
         Cluster(given) as cluster,
         pytest.raises(ClusterError, match="ZeroDivisionError: no center"),

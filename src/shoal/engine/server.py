@@ -50,30 +50,29 @@ class Server(Listener):
     Args:
         spec: What to serve.
         connections: Where peers call; the server owns it from now on.
-        succeeds: The machine of a standby that followed another server, and what the
-            controller was not told yet; None for a new run.
+        succeeds: The machine of a standby that followed another server, what the
+            controller was not told yet, and how long rounds took; None for a new run.
     """
 
     def __init__(
         self,
         spec: ServerSpec,
         connections: Connections,
-        succeeds: tuple[Machine, Reporter] | None = None,
+        succeeds: tuple[Machine, Reporter, Grace] | None = None,
     ) -> None:
         self.spec = spec
         self._connections = connections
         self._mirror = Mirror(connections)
         self._workers: dict[int, Peer] = {}
         self._strangers = Strangers()
-        self._grace = Grace()
         self._standby: Peer | None = None
         self._is_running = True
         self._flushed = time.monotonic()
         if succeeds is None:
-            self._reporter = Reporter()
+            self._reporter, self._grace = Reporter(), Grace()
             self.machine = Machine(spec, self)
         else:
-            self.machine, self._reporter = succeeds
+            self.machine, self._reporter, self._grace = succeeds
             self.machine.serve(self)
         self._began = time.monotonic() - self.machine.at
         connections.listener = self
