@@ -421,6 +421,19 @@ class TestGang:
         assert table.publish(0) == [EpochDone(0)]
         assert table.sequencer.ledger.committed(0) == 8
 
+    def test_a_halted_run_that_is_told_again_where_it_was_opens_nothing(self) -> None:
+        table = Table(workers=1, epoch_rows=(16,), has_barrier=False, epochs=3)
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.sequencer.halt()
+        pieces = table.held(0)
+        assert EpochDone(0) in table.push(0, *pieces)
+        table.need(0)
+        # As a controller does after a take-over: what it said, in its order.
+        assert table.sequencer.proceed(0) == []
+        assert table.sequencer.halt() == []
+        assert table.sequencer.ledger.epochs == [0]
+
     def test_a_rollback_after_halt_still_ends_the_epoch(self) -> None:
         table = gang(workers=1, epoch_rows=(400,))
         table.sequencer.proceed(0)

@@ -96,6 +96,51 @@ def test_a_fit_that_fails_costs_the_processes_and_not_the_session() -> None:
     assert psutil.Process().children() == []
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("who", ["a worker", "the server"])
+def test_who_dies_between_two_fits_is_no_loss(who: str) -> None:
+    with shoal.Session() as session:
+        workers = pids(fit(session))
+        others = {child.pid for child in psutil.Process().children()} - workers
+        gone = psutil.Process(min(workers if who == "a worker" else others))
+        gone.kill()
+        assert session._stage is not None
+        while gone.is_running() and gone.status() != psutil.STATUS_ZOMBIE:
+            pass
+        again = fit(session, max_restarts=0)
+        assert len(pids(again) & workers) == (1 if who == "a worker" else 2)
+        assert again.run.summary().samples_committed == 2 * ROWS
+
+
+@pytest.mark.process
+def test_a_fit_with_nothing_to_train_does_not_break_a_session() -> None:
+    with shoal.Session() as session:
+        with pytest.warns(match="leaves nothing to train"):
+            fit(session, epochs=1, initial_epoch=1)
+        assert fit(session).run.summary().samples_committed == 2 * ROWS
+
+
+class Say(keras.layers.Layer):
+    """Prints on workers."""
+
+    def call(self, inputs: Any) -> Any:
+        print("hello", flush=True)
+        return inputs
+
+
+@pytest.mark.process
+def test_what_workers_say_belongs_to_one_fit(capsys: pytest.CaptureFixture) -> None:
+    net = keras.Sequential([keras.Input((4,)), Say(), keras.layers.Dense(1)])
+    net.compile("sgd", "mse")
+    with shoal.Session() as session:
+        session.fit(net, *data(4), workers=1, echo=True, verbose=0)
+        assert "[worker-0] hello" in capsys.readouterr().out
+        for echo in (False, True):
+            again = fit(session, workers=1, echo=echo)
+            assert "hello" not in capsys.readouterr().out
+            assert "hello" not in again.run.log_path(0).read_text()
+
+
 def test_a_closed_session_trains_nothing() -> None:
     session = shoal.Session()
     session.close()

@@ -40,6 +40,7 @@ class Peer:
         incarnation: Of a worker, or the generation of a standby.
         offer: Shared memory that a worker has not mapped yet.
         is_settled: A worker has said whether it mapped it.
+        is_asking: It has said something on this connection, and was not answered.
         is_hung: It was dropped for its silence.
     """
 
@@ -50,6 +51,7 @@ class Peer:
     incarnation: int = 0
     offer: Bulk | None = None
     is_settled: bool = False
+    is_asking: bool = False
     is_hung: bool = False
 
     @property

@@ -43,7 +43,9 @@ class Epochs:
             Epochs from this one on that were complete in a checkpoint: whoever asks
             for them may have missed that.
         """
-        self._allowed = epoch if self._rules.has_barrier else epoch + 1
+        # Of a run that was halted, a controller says again what it said before that.
+        is_last = self._rules.has_barrier or self.is_halted
+        self._allowed = epoch if is_last else epoch + 1
         self.ledger.open(epoch, self._rules.rows_of(epoch))
         untold, self._untold = self._untold, []
         return [e for e in untold if e >= epoch]

@@ -204,8 +204,6 @@ class Machine:
         if name in ("failed", "complaint"):
             said = {"rank": rank, "incarnation": incarnation, **event["said"]}
             self.tell(said)
-        if name == "failed":
-            return
         post.question, post.answer = event["question"], None
         if name == "push":
             self._push(post, event)

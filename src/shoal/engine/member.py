@@ -360,8 +360,8 @@ class Member:
         self._ask({"kind": kind, **fields})
 
     def fail(self, **report: Any) -> None:
-        """Tells the controller that user code raised."""
-        self._link.send({"kind": "failed", **report})
+        """Tells the controller that user code raised, whichever server leads."""
+        self._ask({"kind": "failed", **report})
 
     def leave(self) -> None:
         """Closes the connection and gives the slot back."""

@@ -17,6 +17,7 @@ from typing import final
 from shoal.engine.connections import Connections, Peer
 from shoal.engine.patience import TIMES
 from shoal.engine.post import Post
+from shoal.engine.pulse import SLOWEST
 from shoal.engine.wire import Head
 
 FLOOR_S = 2.0  # it has nothing to do but to listen; another one is soon started
@@ -37,6 +38,7 @@ class Mirror:
         self._sent = self._known = 0
         self._asked: float | None = None
         self._longest_s = 0.0
+        self._sizes: deque[int] = deque()
         self._held: deque[tuple[int, Peer, Head, tuple[memoryview | bytes, ...]]]
         self._held = deque()
 
@@ -55,7 +57,8 @@ class Mirror:
             frozen: What it does not know yet.
         """
         self.peer, self._sent, self._known = peer, 0, 0
-        self._longest_s = 0.0
+        self._longest_s, self._asked = 0.0, None
+        self._sizes.clear()
         self._post({"kind": "frozen"}, frozen)
 
     def log(self, event: Head, post: Post | None, blob: bytes | memoryview) -> None:
@@ -80,6 +83,7 @@ class Mirror:
         if peer is None:
             return
         self._sent += 1
+        self._sizes.append(sum(map(len, body)))
         if self._asked is None:
             self._asked = time.monotonic()
         self._connections.send(peer, head, *body)
@@ -96,13 +100,15 @@ class Mirror:
         now = time.monotonic()
         if self._asked is not None:
             self._longest_s = max(self._longest_s, now - self._asked)
+        for _ in range(number - self._known):
+            self._sizes.popleft()
         self._known = number
         self._asked = now if number < self._sent else None
         self._release()
 
     def overdue(self) -> str:
         """Why the standby counts as hung, empty if it does not."""
-        limit_s = FLOOR_S + TIMES * self._longest_s
+        limit_s = FLOOR_S + sum(self._sizes) / SLOWEST + TIMES * self._longest_s
         if self._asked is None or time.monotonic() - self._asked <= limit_s:
             return ""
         return f"hung: took no event for more than {limit_s:.1f} s"
@@ -122,6 +128,11 @@ class Mirror:
             self._is_unsure = False
             self._known = self._sent
             self._release()
+
+    def end(self) -> None:
+        """The run is over, and nobody will take it over: last words need not wait."""
+        self.lost()
+        self.go_alone()
 
     # --------------------------------------------------------------- sending
 

@@ -35,6 +35,10 @@ class Patience:
         """It has been answered: the next word is the worker's."""
         self.since = now
 
+    def waits(self) -> None:
+        """It has said again what it waits for an answer to."""
+        self.since = None
+
     def heard(self, now: float, *, is_ready: bool) -> None:
         """It has said something, and waits for an answer.
 

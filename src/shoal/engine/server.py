@@ -50,30 +50,29 @@ class Server(Listener):
     Args:
         spec: What to serve.
         connections: Where peers call; the server owns it from now on.
-        succeeds: The machine of a standby that followed another server, and what the
-            controller was not told yet; None for a new run.
+        succeeds: The machine of a standby that followed another server, what the
+            controller was not told yet, and how long rounds took; None for a new run.
     """
 
     def __init__(
         self,
         spec: ServerSpec,
         connections: Connections,
-        succeeds: tuple[Machine, Reporter] | None = None,
+        succeeds: tuple[Machine, Reporter, Grace] | None = None,
     ) -> None:
         self.spec = spec
         self._connections = connections
         self._mirror = Mirror(connections)
         self._workers: dict[int, Peer] = {}
         self._strangers = Strangers()
-        self._grace = Grace()
         self._standby: Peer | None = None
         self._is_running = True
         self._flushed = time.monotonic()
         if succeeds is None:
-            self._reporter = Reporter()
+            self._reporter, self._grace = Reporter(), Grace()
             self.machine = Machine(spec, self)
         else:
-            self.machine, self._reporter = succeeds
+            self.machine, self._reporter, self._grace = succeeds
             self.machine.serve(self)
         self._began = time.monotonic() - self.machine.at
         connections.listener = self
@@ -86,6 +85,7 @@ class Server(Listener):
             while self._is_running:
                 self._turn()
         except StrategyFailed as error:
+            self._mirror.end()
             self.machine.tell({"kind": "broken", "reason": str(error)})
         finally:
             self.close()
@@ -164,8 +164,9 @@ class Server(Listener):
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
         """Answers a worker; one that is on its way back asks again."""
         peer = self._workers.get(post.rank)
-        if peer is None or not peer.is_settled:
+        if peer is None or not peer.is_asking:
             return
+        peer.is_asking = False
         inline = b"" if head.get("body", "none") == "none" else post.bulk.inline_down
         self._mirror.send(peer, head, inline, blob)
 
@@ -318,9 +319,12 @@ class Server(Listener):
         if not peer.is_settled:
             raise BadFrame("a message before the slot was settled")
         said, post = WORDS[kind](head), self.machine.posts[peer.rank]
+        peer.is_asking = True
         question = whole(head.get("question", 0))
         if question and question == post.question:
-            if post.answer is not None:
+            if post.answer is None:
+                post.patience.waits()
+            else:
                 self.answer(post, *post.answer)
             return
         is_snapshot = kind == "snapshot"
@@ -344,9 +348,12 @@ class Server(Listener):
             self._mirror.note(whole(head["heard"]))
         if kind == "stop":
             self._is_running = False
+            self._mirror.end()
         elif kind == "ping":
             self._mention({"kind": "pong"})
         elif kind == "alone":
+            if self._mirror.peer is not None:  # its end was not heard here yet
+                self._connections.drop(self._mirror.peer, "its process ended")
             self._mirror.go_alone()
         elif kind == "gone":
             for post in list(self.machine.posts.values()):

@@ -294,7 +294,9 @@ class Servers:
     def _greet_standby(self) -> None:
         """It knows all that the server does; from now on it may be made to lead."""
         try:
-            self._relief = self._call(RELIEF_S, lambda: None, is_leader=False)
+            # It says that it is there before it has unpacked what that takes.
+            limit_s = RELIEF_S + self._pulse.work_s
+            self._relief = self._call(limit_s, lambda: None, is_leader=False)
             self._relief.send({"kind": "control"})
         except (OSError, ShoalError) as error:
             self._lose_standby(str(error))

@@ -138,7 +138,7 @@ class Staff:
 
     def workers(self) -> dict[int, str]:
         """Tokens of the processes that work, by the ranks they were started for."""
-        hands = [hand for hand in self._hands.values() if hand.works_since]
+        hands = [h for h in self._hands.values() if h.works_since and not h.ends_at]
         return {h.hint: h.token for h in hands if h.token not in self._ended}
 
     def living(self) -> list[str]:

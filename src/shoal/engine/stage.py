@@ -128,13 +128,24 @@ class Stage:
 
     def recast(self, cast: Cast) -> None:
         """The plan has become clear: workers that do not suit it go."""
-        self._is_resting = False
+        if self._is_resting:
+            self._is_resting = False
+            self._forget_lost()
+        if not self.server:
+            self.start_server()
         if cast == self.cast:
             return
         for token in (*self._waiting.values(), *self._spares):
             self._launcher.stop(token)
         self._waiting, self._spares = {}, []
         self.cast = cast
+
+    def _forget_lost(self) -> None:
+        """Who ended while there was no run is no loss of the next one."""
+        ended, waiting = self.poll(), self._waiting
+        self._waiting = {h: t for h, t in waiting.items() if t not in ended}
+        if self.server in ended:
+            self.server = ""
 
     def worker(self, hint: int) -> str:
         """Returns a worker's token: one that waits, a spare one, or a new one."""
@@ -193,9 +204,12 @@ class Stage:
                 self._launcher.stop(token, grace_s)
         for listener in self._listeners:  # whoever still calls there is told at once
             listener.close()
-        self._launcher.prune()
+        living = self._launcher.prune({*workers.values(), *self._spares})
+        self._launcher.echo = None
         self._polled, self.standby = {}, ""
-        self._listeners, self._waiting = [_listen()], dict(workers)
+        self._waiting = {h: t for h, t in workers.items() if t in living}
+        self._spares = [token for token in self._spares if token in living]
+        self._listeners = [_listen()]
         self.start_server()
         self._is_resting = True
 
@@ -206,6 +220,8 @@ class Stage:
         """
         if not self._is_resting:
             self._launcher.close(grace_s)
+            self._waiting, self._spares, self._polled = {}, [], {}
+            self.server = self.standby = ""
 
     def close(self) -> None:
         """Ends every process and frees all; safe to repeat."""

@@ -15,6 +15,7 @@ from typing import final
 
 from shoal.engine.connections import Listener, Peer
 from shoal.engine.frozen import unpack
+from shoal.engine.grace import Grace
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.post import Post
 from shoal.engine.reporter import Reporter
@@ -57,11 +58,12 @@ class Standby(Listener):
         self._connections = open_connections(spec.server, socket_)
         self._connections.listener = self
         self._machine = Machine(spec.server, self)
-        self._reporter = Reporter()
+        self._reporter, self._grace = Reporter(), Grace()
         self._callers: list[tuple[Peer, Head]] = []
         self._controller: Peer | None = None
         self._lead: Head | None = None
         self._number, self._lost_at = 0, 0.0
+        self._took_at = time.monotonic()
         self._is_running = True
         self._server: Queue[Server] = Queue()
         identity = spec.server.identity
@@ -102,7 +104,9 @@ class Standby(Listener):
             while not self._lost_at and self._link.has_input(0.0):
                 self._follow()
         self._leave_leader()
-        succeeds = self._machine, self._reporter
+        # Nobody was heard since; and who is on the way back needs a moment.
+        self._grace.forgive(time.monotonic() - self._took_at)
+        succeeds = self._machine, self._reporter, self._grace
         server = Server(self._spec, self._connections, succeeds)
         self._server.put(server)
         server.follow_up(self._controller, lead, self._callers)
@@ -151,6 +155,9 @@ class Standby(Listener):
         # What the leader could not carry out, it cannot either.
         with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
             self._machine.handle(event, blob)
+        self._took_at = time.monotonic()
+        if self._spec.rules.quorum:  # it will decide when a round is overdue
+            self._grace.look(self._machine.sequencer.standing, self._took_at)
 
     def _leave_leader(self) -> None:
         if not self._lost_at:

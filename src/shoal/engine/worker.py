@@ -22,7 +22,7 @@ from shoal.engine.guard import Guard, Harmed
 from shoal.engine.ledger import Piece
 from shoal.engine.member import Fenced, Member, Seat
 from shoal.engine.reading import Reader, Retry, Rows
-from shoal.errors import DataError, ExchangeTimeout, PlanError
+from shoal.errors import DataError, ExchangeTimeout, PlanError, ShoalError
 from shoal.launchers.cores import bind
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
@@ -106,7 +106,7 @@ def work(spec: WorkerSpec) -> None:
     except Exception as error:
         text = traceback.format_exc()
         print(text, flush=True)  # noqa: T201 - this is the worker's log
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ShoalError):
             member.fail(
                 traceback=text[-MOST_TEXT:],
                 error=f"{type(error).__name__}: {error}"[:MOST_TEXT],

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, final
@@ -44,6 +44,7 @@ class _Child:
     sender: threading.Thread | None = None
     exit: Exit | None = None
     told: int = 0
+    has_part: bool = False
 
 
 @final
@@ -102,6 +103,9 @@ class ProcessLauncher(Launcher):
             child.sender.join()
         if log is not None and log != child.role.log:
             _move_log(child, log)
+        elif child.has_part:
+            child.told = child.log.seek(0, io.SEEK_END)
+        child.has_part = True
         argument = {
             "log": None if log is None else str(log),
             "argument": cloudpickle.dumps(argument),
@@ -146,12 +150,13 @@ class ProcessLauncher(Launcher):
         child = self._children[token]
         child.role = replace(child.role, name=name)
 
-    def prune(self) -> None:
-        """Forgets the processes that have ended."""
+    def prune(self, kept: Collection[str]) -> set[str]:
+        """Ends and forgets all processes but some; returns those of them that live."""
         for token, child in list(self._children.items()):
-            if child.process.poll() is not None:
+            if token not in kept or child.process.poll() is not None:
                 self._end([child], 0.0)
                 del self._children[token]
+        return set(self._children)
 
     def pid(self, token: str) -> int:
         """The process id of a child."""
@@ -212,8 +217,8 @@ def _open_log(path: Path | None) -> IO[bytes]:
 
 
 def _move_log(child: _Child, path: Path) -> None:
-    """What a process wrote so far is where all else will be."""
-    said = _tail(child.log)
+    """What a process wrote before its first part is where all else will be."""
+    said = b"" if child.has_part else _tail(child.log)
     child.log.close()
     child.log = _open_log(path)
     child.told = child.log.seek(0, io.SEEK_END)

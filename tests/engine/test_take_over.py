@@ -1,0 +1,246 @@
+"""What a worker and a controller see of a take-over, word by word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from shoal.engine.greeting import worker_secret
+from shoal.engine.mirror import Mirror
+from shoal.engine.wire import Head, Link, pack_head
+from shoal.errors import ClusterError, WorkerFailed
+from shoal.strategies import LocalSGD, get
+from shoal.testing import inline
+from shoal.testing.inline import Cluster, Setup
+from shoal.testing.problems import LeastSquares
+from tests.engine.test_standby import kill
+
+PROBLEM = LeastSquares.seeded(rows=96)
+LONG_S = 1000.0  # a round took, as the standby saw it
+
+
+class Voice:
+    """A worker, spoken by a test.
+
+    Args:
+        cluster: That it joins.
+        rank: That it wishes for, and gets.
+    """
+
+    def __init__(self, cluster: Cluster, rank: int) -> None:
+        self._cluster, self.rank, self.token = cluster, rank, f"token-{rank}"
+        sizes = cluster.sizes
+        self._link = self._call()
+        head = self.hear_of(
+            {"kind": "join", "digest": sizes.digest, "metrics": sizes.metrics,
+             "hint": rank, "node": "here", "pid": 1, **self._who}
+        )  # fmt: skip
+        self._incarnation, self._question = head["incarnation"], 0
+        self._link.send({"kind": "slot", "is_shared": False})
+
+    @property
+    def _who(self) -> Head:
+        return {"token": self.token, "wants_slot": False}
+
+    def _call(self) -> Link:
+        return Link(self._cluster.address, worker_secret(self._cluster.secret))
+
+    def hear_of(self, head: Head, *body: bytes) -> Head:
+        self._link.send(head, *body)
+        return self.hear()
+
+    def hear(self) -> Head:
+        return self._link.receive(timeout_s=10)[0]
+
+    def ask(self, kind: str, **fields: Any) -> None:
+        """Says something new."""
+        self._question += 1
+        self._said = {"kind": kind, "question": self._question, **fields}
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        up = self._cluster.sizes.up_bytes
+        body = bytes(up) if self._said["kind"] == "push" else b""
+        self._link.send(self._said, body)
+
+    def push(self, pieces: list[Any], sequence: int = 1) -> None:
+        self.ask(
+            "push", lineage=0, sequence=sequence, pieces=pieces, steps=1,
+            samples=8.0, times=[0.0] * 4,
+        )  # fmt: skip
+
+    def go_back(self) -> None:
+        """Takes its place at whoever leads now, and has said nothing more yet."""
+        self._link.close()
+        self._link = self._call()
+        who = {"rank": self.rank, "incarnation": self._incarnation, **self._who}
+        assert self.hear_of({"kind": "rejoin", **who})["kind"] == "again"
+        self._link.send({"kind": "slot", "is_shared": False})
+
+    def close(self) -> None:
+        self._link.close()
+
+
+@contextmanager
+def taken_over(quorum: int = 0) -> Iterator[tuple[Cluster, Voice, Voice, list[Any]]]:
+    """The first of two workers has pushed; then their server was lost."""
+    given = Setup.linear(
+        PROBLEM, get("local_sgd"), workers=2, has_standby=True, quorum=quorum
+    )
+    with Cluster(given) as cluster:
+        standby = cluster._standby
+        assert standby is not None
+        standby._grace.lengths.append(LONG_S)
+        voices = Voice(cluster, 0), Voice(cluster, 1)
+        cluster._ask("proceed", epoch=0)
+        for voice in voices:
+            voice.ask("ready")
+        pieces = [voice.hear()["pieces"][:1] for voice in voices]
+        kill(cluster.server, 1, "after")
+        voices[0].push(pieces[0])
+        alive: Any = type("Alive", (), {"is_alive": lambda _: True, "join": None})
+        cluster._hands = [(voice.token, alive()) for voice in voices]
+        before = cluster.server
+        while cluster.server is before:
+            cluster._hear(is_over=False)
+        yield cluster, *voices, pieces[1]
+        for voice in voices:
+            voice.close()
+
+
+def test_whoever_comes_back_is_answered_once() -> None:
+    """Also when its answer is found between its return and its question."""
+    with taken_over() as (_, first, second, pieces):
+        first.go_back()
+        second.go_back()
+        second.push(pieces)
+        assert second.hear()["kind"] == "reply"
+        first.ask_again()
+        assert first.hear()["kind"] == "reply"
+        first.ask("compiling")
+        assert first.hear()["kind"] == "noted"
+
+
+def test_whoever_waits_for_others_after_a_take_over_is_not_hung() -> None:
+    with taken_over() as (cluster, first, second, pieces):
+        first.go_back()
+        first.ask_again()
+        second.go_back()
+        posts = cluster.server.machine.posts
+        assert posts[first.rank].patience.since is None
+        assert posts[second.rank].patience.since is not None
+        second.push(pieces)
+        assert [v.hear()["kind"] for v in (first, second)] == ["reply", "reply"]
+        assert posts[first.rank].patience.since is not None
+
+
+def test_a_round_is_given_its_time_by_whoever_leads() -> None:
+    """What is known of rounds outlives the server that measured them."""
+    with taken_over(quorum=1) as (cluster, first, second, pieces):
+        second.go_back()
+        grace = cluster.server._grace
+        assert grace.standing.pushes == 1
+        assert grace.standing.is_quorate
+        assert grace.left_s(time.monotonic()) > LONG_S
+        second.push(pieces)
+        assert second.hear()["kind"] == "reply"
+        first.go_back()
+        first.ask_again()
+        assert first.hear()["kind"] == "reply"
+
+
+def test_a_failure_is_told_whichever_server_leads() -> None:
+    """Nobody has heard it when the server is lost; the worker waits until one has."""
+    with taken_over() as (cluster, first, second, pieces):
+        second.go_back()
+        second.push(pieces)
+        first.go_back()
+        first.ask_again()
+        assert first.hear()["kind"] == "reply"
+        while cluster._relief is None:
+            cluster._hear(is_over=False)
+        kill(cluster.server, 1, "before")
+        first.ask("failed", error="E: e", traceback="T", step=1)
+        before = cluster.server
+        while cluster.server is before:
+            cluster._hear(is_over=False)
+        first.go_back()
+        first.ask_again()
+        assert first.hear()["kind"] == "noted"
+        with pytest.raises(WorkerFailed, match="E: e"):
+            cluster.run()
+
+
+def test_alone_although_the_end_of_the_standby_was_not_heard_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its last words are read before its end is, and others are heard in between."""
+    monkeypatch.setattr(inline, "PATIENCE_S", 5.0)
+    given = Setup.linear(PROBLEM, get("downpour"), workers=2, has_standby=True)
+    with Cluster(given) as cluster:
+        cluster.command("alone")
+        cluster.command("ping")
+        while cluster._link.receive(timeout_s=10)[0]["kind"] != "pong":
+            pass
+        assert cluster._standby is not None
+        cluster._standby.stop()
+        outcome = cluster.run()
+    assert [end.rows for end in outcome.epochs] == [PROBLEM.rows]
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise ZeroDivisionError("no center")
+
+
+@pytest.mark.parametrize("has_standby", [False, True])
+def test_a_strategy_that_fails_is_told_of(
+    has_standby: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalSGD, "merge", fail)
+    given = Setup.linear(PROBLEM, LocalSGD(), workers=2, has_standby=has_standby)
+    with (
+        Cluster(given) as cluster,
+        pytest.raises(ClusterError, match="ZeroDivisionError: no center"),
+    ):
+        cluster.run()
+
+
+@pytest.mark.parametrize("has_standby", [False, True])
+def test_last_words_of_a_run_do_not_wait_for_a_standby(has_standby: bool) -> None:
+    given = Setup.linear(PROBLEM, get("downpour"), workers=1, has_standby=has_standby)
+    with Cluster(given) as cluster:
+        voice = Voice(cluster, 0)
+        voice.ask("ready")
+        words = [pack_head({"kind": kind}, 0) for kind in ("finish", "stop")]
+        cluster._link.socket.sendall(b"".join(words))
+        assert voice.hear()["kind"] == "done"
+        voice.close()
+
+
+def test_a_large_machine_takes_its_time_to_reach_a_standby(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    sent: list[Head] = []
+    channel: Any = type("Channel", (), {"keep_output": lambda _: None})()
+    connections: Any = type("C", (), {"send": lambda _, p, h, *b: sent.append(h)})()
+    peer: Any = type("P", (), {"channel": channel, "is_gone": False})()
+    monkeypatch.setattr("shoal.engine.mirror.time.monotonic", lambda: now)
+    mirror = Mirror(connections)
+
+    class Large(bytes):
+        def __len__(self) -> int:
+            return 10 << 30
+
+    mirror.begin(peer, Large())
+    now += 10
+    assert not mirror.overdue()
+    now += 60
+    assert mirror.overdue()
+    mirror.begin(peer, b"small")
+    now += 3
+    assert mirror.overdue()
