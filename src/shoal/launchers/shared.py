@@ -24,8 +24,12 @@ class SharedBlob:
             self.descriptor = handle
 
     def allocate(self, size: int) -> mmap.mmap:
-        """Gives the blob its size and returns it, writable."""
-        os.ftruncate(self.descriptor, size)
+        """Gives the blob at least this size and returns it, writable.
+
+        It never shrinks: whoever still reads what was there before would be killed.
+        """
+        if size > os.fstat(self.descriptor).st_size:
+            os.ftruncate(self.descriptor, size)
         return mmap.mmap(self.descriptor, size)
 
     def close(self) -> None:
