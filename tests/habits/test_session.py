@@ -139,6 +139,8 @@ def test_what_workers_say_belongs_to_one_fit(capsys: pytest.CaptureFixture) -> N
             again = fit(session, workers=1, echo=echo)
             assert "hello" not in capsys.readouterr().out
             assert "hello" not in again.run.log_path(0).read_text()
+        session.fit(net, *data(4), workers=1, verbose=0, run=False)
+        assert "hello" not in again.run.log_path(0).read_text()
 
 
 def test_a_closed_session_trains_nothing() -> None:

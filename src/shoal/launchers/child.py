@@ -30,6 +30,7 @@ def main() -> None:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     _buffer_lines()
+    home = os.dup(1)  # where output goes that is to be kept nowhere
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, messages), daemon=True).start()
     first = pickle.loads(messages.get())
@@ -38,8 +39,7 @@ def main() -> None:
     target = getattr(importlib.import_module(module), name)
     while True:
         message = pickle.loads(messages.get())
-        if message["log"] is not None:
-            _redirect(message["log"])
+        _redirect(message["log"], home)
         target(pickle.loads(message["argument"]))
         sys.stdout.flush()
 
@@ -51,11 +51,12 @@ def _buffer_lines() -> None:
             stream.reconfigure(line_buffering=True)
 
 
-def _redirect(log: str) -> None:
-    """Sends output to another file from now on."""
+def _redirect(log: str | None, home: int) -> None:
+    """Sends output to another file from now on, or back to where it went at first."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    descriptor = os.dup(home) if log is None else os.open(log, flags, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

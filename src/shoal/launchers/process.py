@@ -46,6 +46,10 @@ class _Child:
     told: int = 0
     has_part: bool = False
 
+    def __post_init__(self) -> None:
+        self.first_log = self.log
+        """Where it wrote before it was given a part."""
+
 
 @final
 class ProcessLauncher(Launcher):
@@ -101,10 +105,8 @@ class ProcessLauncher(Launcher):
         child = self._children[token]
         if child.sender is not None:
             child.sender.join()
-        if log is not None and log != child.role.log:
-            _move_log(child, log)
-        elif child.has_part:
-            child.told = child.log.seek(0, io.SEEK_END)
+        is_first = log is None or log == child.role.log
+        _move_log(child, child.first_log if is_first else _open_log(log))
         child.has_part = True
         argument = {
             "log": None if log is None else str(log),
@@ -196,6 +198,7 @@ class ProcessLauncher(Launcher):
             _note_exit(child)
             self._tell(child)
             child.log.close()
+            child.first_log.close()
 
 
 def _settings(threads: int) -> dict[str, str]:
@@ -216,14 +219,19 @@ def _open_log(path: Path | None) -> IO[bytes]:
     return path.open("a+b")
 
 
-def _move_log(child: _Child, path: Path) -> None:
+def _move_log(child: _Child, log: IO[bytes]) -> None:
     """What a process wrote before its first part is where all else will be."""
+    if log is child.log:
+        if child.has_part:
+            child.told = log.seek(0, io.SEEK_END)
+        return
     said = b"" if child.has_part else _tail(child.log)
-    child.log.close()
-    child.log = _open_log(path)
-    child.told = child.log.seek(0, io.SEEK_END)
-    child.log.write(said)
-    child.log.flush()
+    if child.log is not child.first_log:
+        child.log.close()
+    child.log = log
+    child.told = log.seek(0, io.SEEK_END)
+    log.write(said)
+    log.flush()
 
 
 def _note_exit(child: _Child) -> None:
