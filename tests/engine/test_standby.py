@@ -69,6 +69,8 @@ def train(given: Setup, *kills: tuple[int, str]) -> Outcome:
 
         def again() -> None:
             take_over()
+            while left and cluster._relief is None:  # before, all would be lost
+                cluster._hear(is_over=False)
             if left:
                 kill(cluster.server, *left.pop(0))
 
