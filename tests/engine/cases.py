@@ -1,4 +1,4 @@
-"""A server that trains two epochs of a small problem, and what strangers hear of it."""
+"""What several tests of the engine begin with: rules, and a server that trains."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 
 PROBLEM = LeastSquares.seeded(rows=64)
+ROUNDS: dict[str, Any] = {
+    "epoch_rows": (400,),
+    "first_epoch": 0,
+    "epochs": 1,
+    "workers": 4,
+    "batch": 4,
+    "window": 2,
+    "is_rounds": True,
+    "is_gang": False,
+    "is_elastic": False,
+    "quorum": 3,
+}
+"""Rules of four workers, of which three are enough for a round."""
 
 
 def setup(name: str = "aeasgd", **fields: Any) -> Setup:

@@ -80,6 +80,18 @@ def test_nobody_is_late_for_data_whose_pace_nobody_knows() -> None:
     assert known.due == 106.0 + HICCUP_S
 
 
+def test_it_waits_twice_as_long_each_time_nobody_came() -> None:
+    grace = after([(3.0, 0.0)])
+    for fruitless in range(5):
+        now, dealt = 100.0 * fruitless, 2 + fruitless
+        standing = quorate(closed=1, dealt=dealt, pushes=0)
+        grace.look(standing._replace(fruitless=fruitless), now)
+        assert grace.due == now + 6.0 * 2**fruitless + HICCUP_S
+    grace.look(begun(closed=2, dealt=9), 500.0)
+    grace.look(quorate(closed=2, dealt=9), 503.0)
+    assert grace.due == pytest.approx(506.0, abs=HICCUP_S)
+
+
 def test_a_slip_is_forgiven_and_a_habit_is_not() -> None:
     fast = [(0.01, 0.0)] * 9
     assert after([*fast, (0.01, 0.1)]).spare_s > 0.1

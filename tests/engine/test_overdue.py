@@ -9,26 +9,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from shoal.engine.grace import Grace
 from shoal.engine.instructions import Answer, EpochDone, Merge, Push, Rules
 from shoal.engine.ledger import Piece
 from shoal.engine.sequencer import Sequencer
 from shoal.engine.worker import next_batches
-
-ROUNDS: dict[str, Any] = {
-    "epoch_rows": (400,),
-    "first_epoch": 0,
-    "epochs": 1,
-    "workers": 4,
-    "batch": 4,
-    "window": 2,
-    "is_rounds": True,
-    "is_gang": False,
-    "is_elastic": False,
-    "quorum": 3,
-}
+from tests.engine.cases import ROUNDS
 
 
 class Race:
@@ -36,14 +24,20 @@ class Race:
 
     Args:
         speeds: Seconds of a step of each worker; infinite for one that hangs.
+        tired: When all of them become slower, and how many times.
         fields: Of the rules.
     """
 
-    def __init__(self, speeds: Sequence[float], **fields: Any) -> None:
+    def __init__(
+        self,
+        speeds: Sequence[float],
+        tired: tuple[float, float] = (float("inf"), 1.0),
+        **fields: Any,
+    ) -> None:
         given: dict[str, Any] = {**ROUNDS, "workers": len(speeds), **fields}
         rules = Rules(**given)
         self.sequencer, self.grace = Sequencer(rules), Grace()
-        self.speeds, self.now, self.late = speeds, 0.0, 0
+        self.speeds, self.tired, self.now, self.late = speeds, tired, 0.0, 0
         self.pieces = {rank: deque[Piece]() for rank in range(len(speeds))}
         self.work: dict[int, list[Piece]] = {}
         self.sequences = dict.fromkeys(self.pieces, 0)
@@ -73,7 +67,8 @@ class Race:
         work = next_batches(self.pieces[rank], rules.batch, rules.window, ())
         self.work[rank] = work
         rows = sum(piece.rows for piece in work)
-        busy = -(-rows // rules.batch) * self.speeds[rank]
+        pace = self.speeds[rank] * (self.tired[1] if self.now >= self.tired[0] else 1)
+        busy = -(-rows // rules.batch) * pace
         heapq.heappush(self.due, (self.now + busy, rank))
 
     def push(self, rank: int) -> None:
@@ -117,7 +112,7 @@ class Race:
 def test_one_that_is_five_times_slower_does_not_hold_the_others_back(
     step_s: float, most: float, quorum: int
 ) -> None:
-    rows = {"epoch_rows": (16_000,)}
+    rows: dict[str, Any] = {"epoch_rows": (16_000,)}
     speeds = [step_s, 1.01 * step_s, 1.02 * step_s, 5 * step_s]
     alone = Race(speeds[:3], **rows, quorum=0).run()
     held_back = Race(speeds, **rows, quorum=0).run()
@@ -147,10 +142,13 @@ def test_one_that_is_somewhat_slower_is_never_late() -> None:
     st.lists(st.floats(0.001, 100.0), min_size=1, max_size=6),
     st.integers(1, 6),
     st.integers(1, 400),
+    st.tuples(st.floats(0.0, 100.0), st.floats(0.1, 1000.0)),
 )
+@example([12.0, 64.0, 14.0, 4.0], 1, 119, (0.0, 1.0))  # the slow took turns for ever
+@example([1.0, 1.0, 1.0, 1.0], 1, 400, (30.0, 1000.0))
 def test_at_any_speeds_an_epoch_ends(
-    speeds: list[float], quorum: int, rows: int
+    speeds: list[float], quorum: int, rows: int, tired: tuple[float, float]
 ) -> None:
-    race = Race(speeds, quorum=quorum, epoch_rows=(rows,))
+    race = Race(speeds, tired, quorum=quorum, epoch_rows=(rows,))
     race.run()
     assert sum(race.commits.values()) == rows

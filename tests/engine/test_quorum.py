@@ -17,19 +17,7 @@ from shoal.engine.ledger import Piece
 from shoal.engine.rounds import Standing
 from shoal.engine.sequencer import Sequencer
 from shoal.testing.fleet import Fleet, draw
-
-ROUNDS: dict[str, Any] = {
-    "epoch_rows": (400,),
-    "first_epoch": 0,
-    "epochs": 1,
-    "workers": 4,
-    "batch": 4,
-    "window": 2,
-    "is_rounds": True,
-    "is_gang": False,
-    "is_elastic": False,
-    "quorum": 3,
-}
+from tests.engine.cases import ROUNDS
 
 
 class Table:
@@ -141,6 +129,26 @@ class TestQuorum:
         assert (grant.rank, grant.kind) == (1, "grant")
         assert table.sequencer.standing[:2] == (0, 2)
         assert not table.is_quorate
+
+    def test_and_not_to_one_that_was_late_itself(self) -> None:
+        table = Table(epoch_rows=(4,), quorum=1)
+        table.sequencer.overdue()
+        table.need(0)
+        [grant] = table.sequencer.overdue()
+        assert grant.rank == 2
+        assert table.sequencer.standing.fruitless == 2
+        table.push(2)
+        assert table.sequencer.standing.fruitless == 0
+
+    def test_what_was_missed_is_forgotten_with_a_message_in_time(self) -> None:
+        table = Table(quorum=1)
+        table.push(1)
+        table.sequencer.overdue()
+        table.need(0)
+        members = table.sequencer.members
+        assert [members[rank].missed for rank in range(4)] == [1, 0, 1, 1]
+        table.pushes(1, 0, 1)  # with the first the next round begins, with data for 0
+        assert [members[rank].missed for rank in range(4)] == [0, 0, 1, 1]
 
     def test_fewer_workers_than_the_quorum_are_all_waited_for(self) -> None:
         table = Table()

@@ -34,6 +34,10 @@ class Grace:
     of the time that rounds take comes back. So a slip costs nobody a window, and who is
     slow every time soon has no more than the double time and `LEAST_S`.
 
+    Each time a round gave up whom it waited for and had no message from anybody, it
+    waits twice as long for who has the data then: at some time somebody is in time,
+    however slow all of them have become.
+
     Args:
         standing: Of the round, as it was seen last.
         began: When data was dealt, or the round before closed.
@@ -62,9 +66,10 @@ class Grace:
 
     def look(self, standing: Standing, now: float) -> None:
         """Sees how far the round is; to be called whenever that may have changed."""
-        before, self.standing = self.standing, standing
+        before = self.standing
         if standing.closed != before.closed:
             self._settle(now)
+        self.standing = standing
         if standing[:2] != before[:2]:  # closed, dealt
             self.began, self.reached = now, None
         is_first = standing.pushes > 0 and before.pushes == 0
@@ -84,7 +89,8 @@ class Grace:
     def _end(self) -> float:
         """When whoever is at most twice as slow as the others has come."""
         took = 0.0 if self.reached is None else self.reached - self.began
-        return self.began + 2 * max([took, *self.lengths])
+        double = 2.0 ** (1 + self.standing.fruitless)
+        return self.began + double * max([took, *self.lengths])
 
     @property
     def due(self) -> float:

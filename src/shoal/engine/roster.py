@@ -24,6 +24,7 @@ class Member:
         is_stale: It is given the center with its next data.
         is_late: A round closed without it, and it has said nothing since: what it
             works on is no longer its own.
+        missed: Rounds that did without it since its last push that was applied.
         sequence: Of its last push that was applied.
         untold: Leases it will hear of with its next answer.
     """
@@ -35,6 +36,7 @@ class Member:
     is_parked: bool = False
     is_stale: bool = False
     is_late: bool = False
+    missed: int = 0
     sequence: int = 0
     untold: list[Piece] = field(default_factory=list[Piece])
 
@@ -86,8 +88,13 @@ class Roster:
         return [m for _, m in sorted(self.members.items()) if m.is_ready]
 
     def punctual(self) -> list[Member]:
-        """Those of them that are not late, in rank order."""
-        return [member for member in self.ready() if not member.is_late]
+        """Those of them that are not late, in rank order.
+
+        But whoever missed rounds comes after those that did not: where there is not
+        enough for all, it goes to who will be in time.
+        """
+        members = [member for member in self.ready() if not member.is_late]
+        return sorted(members, key=lambda member: member.missed)
 
 
 @dataclass

@@ -25,6 +25,7 @@ class Standing(NamedTuple):
         pushes: Messages of this round that are there.
         awaited: Ranks it waits for.
         is_quorate: It may close without them.
+        fruitless: How often it gave up whom it waited for, without any message.
     """
 
     closed: int = 0
@@ -32,6 +33,7 @@ class Standing(NamedTuple):
     pushes: int = 0
     awaited: tuple[int, ...] = ()
     is_quorate: bool = False
+    fruitless: int = 0
 
 
 @final
@@ -43,6 +45,7 @@ class Round:
         quorum: Workers that are enough for it, 0 for all.
         pushes: By rank.
         dealt: How often data was dealt.
+        fruitless: How often it gave up whom it waited for, without any message.
 
     Example:
         >>> ledger, members = Ledger(), [Member(r, 1, 0, is_ready=True) for r in (0, 1)]
@@ -59,6 +62,7 @@ class Round:
     quorum: int = 0
     pushes: dict[int, Push] = field(default_factory=dict[int, Push])
     dealt: int = 0
+    fruitless: int = 0
 
     def awaited(self, ready: Sequence[Member], ledger: Ledger) -> list[Member]:
         """Members that will push, or say that they have no data.
@@ -118,19 +122,22 @@ class Round:
             pushes=len(self.pushes),
             awaited=awaited,
             is_quorate=publisher not in awaited and self.is_quorate(ready, ledger),
+            fruitless=self.fruitless,
         )
 
     def pass_over(self, ready: Sequence[Member], ledger: Ledger) -> list[int]:
         """Gives up whom it waits for: their leases return; they are late."""
         late = self.awaited(ready, ledger)
+        self.fruitless += 1
         for member in late:
             ledger.release(member.rank)
+            member.missed += 1
             member.is_late, member.untold = True, []
         return [member.rank for member in late]
 
     def take(self) -> list[tuple[int, Push]]:
         """Returns the messages in rank order; the next round has none."""
-        pushes, self.pushes = sorted(self.pushes.items()), {}
+        pushes, self.pushes, self.fruitless = sorted(self.pushes.items()), {}, 0
         return pushes
 
 

@@ -274,7 +274,7 @@ class Sequencer:
     def _accept(self, member: Member, push: Push) -> Facts:
         staleness = self.version - member.version + 1
         self.ledger.commit(push.rank, push.pieces)
-        member.sequence = push.sequence
+        member.sequence, member.missed = push.sequence, 0
         return Facts(
             workers=max(1, len(self._roster.ready())),
             staleness=staleness,
