@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import shoal
-from benchmarks.throughput import Marks, make, rate
+from benchmarks.throughput import Marks, data, make, rate
 from shoal.engine.machine import ServerSpec
 from shoal.engine.restart import Restart
 from shoal.training.driver import Driver
@@ -164,9 +164,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.quick:
         given.repeats, given.epochs = 1, 2
-    random = np.random.default_rng(0)
-    x = random.standard_normal((given.rows, 30)).astype("f4")
-    y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("i4")
+    x, y = data(given.rows)
     figures: dict[str, dict[str, float]] = {}
     for strategy in BATCH:
         rates: dict[bool, list[float]] = {True: [], False: []}

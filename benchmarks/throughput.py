@@ -57,6 +57,12 @@ class Marks(keras.callbacks.Callback):
         self.spans.append((self._began, time.perf_counter()))
 
 
+def data(rows: int) -> tuple[Any, Any]:
+    """Samples of the shape of the Higgs data, with something to be learnt."""
+    x = np.random.default_rng(0).standard_normal((rows, 30)).astype("f4")
+    return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("i4")
+
+
 def rate(marks: Marks, rows: int) -> float:
     """Samples per second of the epochs after the first."""
     return rows / st.median(end - began for began, end in marks.spans[1:])
@@ -72,9 +78,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.quick:
         given.repeats, given.epochs = 1, 2
-    random = np.random.default_rng(0)
-    x = random.standard_normal((given.rows, 30)).astype("f4")
-    y = (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("i4")
+    x, y = data(given.rows)
 
     def plain(batch: int, steps: int) -> float:
         marks = Marks()

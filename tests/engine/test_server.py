@@ -6,6 +6,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,7 @@ BAD: dict[str, Callable[[Any], Any]] = {
     "an endless head": lambda link: link.socket.sendall(HEADER.pack(MAGIC, 1 << 30, 0)),
     "an endless body": lambda link: link.socket.sendall(HEADER.pack(MAGIC, 2, 1 << 60)),
     "half a frame": lambda link: (
-        link.socket.sendall(pack_head({"kind": "join"}, 99)),
+        link.socket.sendall(pack_head({"kind": "join"}, 0)[:-1]),
         link.socket.shutdown(socket.SHUT_WR),
     ),
     "no JSON": lambda link: link.socket.sendall(HEADER.pack(MAGIC, 4, 0) + b"\xff" * 4),
@@ -87,10 +88,9 @@ BAD: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_peer_that_breaks_the_protocol_is_dropped(what: str) -> None:
     with Cluster(setup()) as cluster:
-        link = Link(cluster.address, cluster.secret)
-        BAD[what](link)
-        shut_out(link.socket)
-        link.close()
+        with closing(Link(cluster.address, cluster.secret)) as link:
+            BAD[what](link)
+            shut_out(link.socket)
         runs_well(cluster)
 
 

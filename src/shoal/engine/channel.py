@@ -132,7 +132,9 @@ class Channel:
 
     def keep_output(self) -> None:
         """Copies what waits to be sent: whose memory it is may use it again."""
-        self._out = deque(memoryview(bytes(part)) for part in self._out)
+        self._out = deque(
+            part if part.readonly else memoryview(bytes(part)) for part in self._out
+        )
 
     def flush(self) -> None:
         """Sends what the socket takes now."""

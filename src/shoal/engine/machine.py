@@ -347,7 +347,8 @@ class Machine:
             ) from error
 
     def _answer(self, answer: Answer) -> None:
-        post, bulk = self.posts[answer.rank], self.posts[answer.rank].bulk
+        post = self.posts[answer.rank]
+        bulk = post.bulk
         head: Head = {"kind": answer.kind, "body": answer.body}
         head["pieces"], head["doubt"] = answer.pieces, self._doubt
         head["publish"] = answer.kind == "publish" or self.sequencer.asked(answer.rank)

@@ -33,9 +33,13 @@ class Reporter:
             body: Of the report.
         """
         if self.controller is None:
-            self._kept.append((head, body))
+            self.keep(head, *body)
         else:
             send(self.controller, head, *body)
+
+    def keep(self, head: Head, *body: bytes) -> None:
+        """Tells whichever controller comes, unless it has heard of it elsewhere."""
+        self._kept.append((head, body))
 
     def forget(self, heard: int) -> None:
         """The controller has heard reports up to this number."""

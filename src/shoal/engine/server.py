@@ -290,7 +290,9 @@ class Server(Listener):
             return None
         slot, mark = made
         peer.offer = Bulk(sizes, slot)
-        peer.offer.up[:] = self.machine.posts[peer.rank].bulk.up
+        post = self.machine.posts[peer.rank]
+        if post.question:
+            peer.offer.up[:] = post.bulk.up
         return {"path": str(slot.path), "mark": mark}
 
     def _settle(self, peer: Peer, *, is_shared: bool) -> None:
@@ -305,7 +307,8 @@ class Server(Listener):
                 offer.close()
             return
         offer.slot.unlink()
-        offer.down[:] = post.bulk.down
+        if post.question:
+            offer.down[:] = post.bulk.down
         before, post.bulk = post.bulk, offer
         before.close()
 

@@ -172,7 +172,7 @@ class Standby(Listener):
 
     def report(self, head: Head, *body: bytes) -> None:
         """Kept until the controller has heard it of the leader."""
-        self._reporter.say(_say_nothing, head, *body)
+        self._reporter.keep(head, *body)
 
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Workers that lost the leader wait; new ones are sent to it."""
@@ -196,7 +196,3 @@ class Standby(Listener):
         """Without a controller there is nobody who could need it."""
         if peer is self._controller:
             self._controller, self._is_running = None, False
-
-
-def _say_nothing(*_: object) -> None:
-    raise RuntimeError("a standby that has a controller to tell")
