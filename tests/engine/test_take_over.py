@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -207,6 +207,28 @@ def test_a_strategy_that_fails_is_told_of(
         pytest.raises(ClusterError, match="ZeroDivisionError: no center"),
     ):
         cluster.run()
+
+
+def test_a_strategy_that_fails_where_only_the_standby_lives_to_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LocalSGD, "merge", fail)
+    given = Setup.linear(PROBLEM, LocalSGD(period=2), workers=1, has_standby=True)
+    with Cluster(given) as cluster, closing(Voice(cluster, 0)) as voice:
+        cluster._ask("proceed", epoch=0)
+        voice.ask("ready")
+        pieces = voice.hear()["pieces"][:1]
+        kill(cluster.server, 1, "knows")
+        cluster._start_standby = lambda: None  # type: ignore[method-assign]
+        voice.push(pieces)
+        before = cluster.server
+        while cluster.server is before:
+            cluster._hear(is_over=False)
+        heads = [cluster._link.receive(timeout_s=10)[0]]
+        while heads[-1]["kind"] != "broken":
+            heads.append(cluster._link.receive(timeout_s=10)[0])
+        assert "leads" in [head["kind"] for head in heads]
+        assert "no center" in heads[-1]["reason"]
 
 
 @pytest.mark.parametrize("has_standby", [False, True])

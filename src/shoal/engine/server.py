@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from typing import final
 
 from shoal.engine.bulk import Bulk
@@ -79,9 +80,14 @@ class Server(Listener):
 
     # -------------------------------------------------------------- the loop
 
-    def run(self) -> None:
-        """Serves until the controller says stop, or is gone."""
+    def run(self, begin: Callable[[], None] = lambda: None) -> None:
+        """Serves until the controller says stop, or is gone.
+
+        Args:
+            begin: Called first.
+        """
         try:
+            begin()
             while self._is_running:
                 self._turn()
         except StrategyFailed as error:
@@ -397,7 +403,11 @@ class Server(Listener):
             )  # fmt: skip
 
     def follow_up(
-        self, controller: Peer | None, lead: Head, callers: list[tuple[Peer, Head]]
+        self,
+        controller: Peer | None,
+        lead: Head,
+        callers: list[tuple[Peer, Head]],
+        failure: StrategyFailed | None = None,
     ) -> None:
         """Begins where another server was lost.
 
@@ -405,10 +415,16 @@ class Server(Listener):
             controller: Who says so.
             lead: What it says: reports it has heard, and tokens of living processes.
             callers: Who has said what since it was lost, or before that was clear.
+            failure: At an event that the other server may not have told of any more.
+
+        Raises:
+            StrategyFailed: That one, or another one now.
         """
         if controller is not None:
             self._reporter.attach(self._mirror.send, controller, int(lead["heard"]))
             self._mention({"kind": "leads"})
+        if failure is not None:
+            raise failure
         now = time.monotonic()
         for post in list(self.machine.posts.values()):
             post.patience.answered(now)  # the next word is: here I am

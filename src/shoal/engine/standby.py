@@ -6,7 +6,6 @@ worse than none. Until it leads, it answers no worker that is in the run.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from dataclasses import dataclass
@@ -65,6 +64,7 @@ class Standby(Listener):
         self._number, self._lost_at = 0, 0.0
         self._took_at = time.monotonic()
         self._is_running = True
+        self._failure: StrategyFailed | None = None
         self._server: Queue[Server] = Queue()
         identity = spec.server.identity
         certificate = None if identity is None else identity.certificate
@@ -78,14 +78,11 @@ class Standby(Listener):
 
     def run(self) -> None:
         """Follows, then leads if it is told to, to the end of the run."""
-        try:
-            while self._is_running and self._lead is None:
-                self._connections.serve(FLUSH_S)
-                self._connections.drop_strangers()
-                if self._is_left_alone:
-                    self._is_running = False
-        except StrategyFailed:
-            self._is_running = False  # the leader found the same, and tells
+        while self._is_running and self._lead is None:
+            self._connections.serve(FLUSH_S)
+            self._connections.drop_strangers()
+            if self._is_left_alone:
+                self._is_running = False
         if self._lead is None or not self._is_running:
             self._link.close()
             self._connections.close()
@@ -100,17 +97,18 @@ class Standby(Listener):
         return time.monotonic() - self._lost_at > GREETING_TIMEOUT_S
 
     def _take_over(self, lead: Head) -> None:
-        with contextlib.suppress(OSError, BadFrame):
-            while not self._lost_at and self._link.has_input(0.0):
-                self._follow()
+        while not self._lost_at and self._link.has_input(0.0):
+            self._follow()
         self._leave_leader()
         # Nobody was heard since; and who is on the way back needs a moment.
         self._grace.forgive(time.monotonic() - self._took_at)
         succeeds = self._machine, self._reporter, self._grace
         server = Server(self._spec, self._connections, succeeds)
         self._server.put(server)
-        server.follow_up(self._controller, lead, self._callers)
-        server.run()
+        failure = self._failure
+        server.run(
+            lambda: server.follow_up(self._controller, lead, self._callers, failure)
+        )
 
     def stop(self) -> None:
         """Ends it soon, if it does not lead; for whoever runs it in a thread."""
@@ -137,7 +135,7 @@ class Standby(Listener):
                 return
             self._number += 1
             self._link.send({"kind": "took", "number": self._number})
-        except OSError:
+        except (OSError, BadFrame):
             self._leave_leader()
             return
         if head["kind"] == "frozen":
@@ -152,9 +150,15 @@ class Standby(Listener):
             if post is not None:
                 post.bulk.up[:] = body[: len(post.bulk.up)]
                 blob = body[len(post.bulk.up) :]
-        # What the leader could not carry out, it cannot either.
-        with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
+        if self._failure is not None:
+            return
+        try:
             self._machine.handle(event, blob)
+        except StrategyFailed as error:
+            self._failure = error  # the leader found the same, and tells if it can
+            return
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            pass  # what the leader could not carry out, it cannot either
         self._took_at = time.monotonic()
         if self._spec.rules.quorum:  # it will decide when a round is overdue
             self._grace.look(self._machine.sequencer.standing, self._took_at)
