@@ -150,6 +150,26 @@ def test_a_run_that_is_rolled_back_leaves_the_chunk_out(strategy: str) -> None:
     check_named(events(url, "not_finite"))
 
 
+class Fault(keras.callbacks.Callback):
+    """Breaks a run off, after its first epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Raises, once the data that does harm is known."""
+        if epoch:
+            raise RuntimeError("broken off")
+
+
+@pytest.mark.process
+def test_what_is_left_out_stays_so_in_a_run_that_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="broken off"):
+        fit(model(), "local_sgd", "rollback", callbacks=[Fault()])
+    url = only(tmp_path)
+    history = shoal.resume(str(url), callbacks=[])
+    assert history.epoch == [0, 1, 2]
+    assert all(np.isfinite(history.history["loss"]))
+    assert len(events(url, "rolling_back")) == len(events(url, "not_finite")) == 1
+
+
 @pytest.mark.process
 def test_rollbacks_come_to_an_end(tmp_path: Path) -> None:
     """Every window diverges: nothing that is left out would help."""

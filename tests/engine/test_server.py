@@ -25,7 +25,7 @@ from tests.engine.cases import runs_well, setup, shut_out
 STRANGERS: dict[str, bytes] = {
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(64),
     "garbage": secrets.token_bytes(4096),
-    "zeros": bytes(64),
+    "zeros": bytes(128),
     "frames without a proof": pack_head({"kind": "control"}, 0) * 4,
 }
 

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+from shoal.engine.left_out import LeftOut
 from shoal.engine.restart import Restart
 from shoal.errors import ConfigError
 from shoal.plan.often import Often, read_often
@@ -30,6 +31,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
         arrays={"vector": np.arange(4, dtype="f4"), "statistics": np.zeros(0, "f4"),
                 "sums/3": np.ones(2)},
         blob=b"optimizer",
+        left_out=LeftOut(((0, 8, 16),), (3, 77)),
     )  # fmt: skip
     diary = Diary(
         epoch=3, history={"loss": [np.float32(0.5), 0.25, float("nan")]},
@@ -43,6 +45,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
     past = Past.of(found)
     assert past.restart.sequencer == restart.sequencer
     assert past.restart.blob == restart.blob
+    assert past.restart.left_out == restart.left_out
     for name, array in restart.arrays.items():
         np.testing.assert_array_equal(past.restart.arrays[name], array)
         assert past.restart.arrays[name].dtype == array.dtype

@@ -94,6 +94,7 @@ class Controller:
         self._expected: int | None = None
         self._asked = ""
         self._checkpointed, self._samples = time.monotonic(), 0
+        self._wants_checkpoint = False
         self._backlog: deque[Message] = deque()
 
     def __enter__(self) -> Controller:
@@ -182,6 +183,8 @@ class Controller:
         self._command("learning_rate", value=self._learning_rate)
         if self._asked:
             self._command(self._asked)
+        if self._wants_checkpoint:
+            self._command("checkpoint")
 
     def _turn(self) -> None:
         """Hears one message, or looks after the processes when there is none."""
@@ -200,6 +203,7 @@ class Controller:
     def _checkpoint(self) -> None:
         """Asks for all that another server would need; it comes when it is ready."""
         self._checkpointed, self._samples = time.monotonic(), 0
+        self._wants_checkpoint = True
         self._command("checkpoint")
 
     def _watch(self) -> None:
@@ -238,10 +242,10 @@ class Controller:
                 self._staff.left(rank, reason, is_hung=head["is_hung"])
 
     def _keep_restart(self, head: Head, body: memoryview) -> None:
+        self._wants_checkpoint = False
         if self._past is not None:
             restart = read_restart(head, body)
-            self._past.keep(restart)
-            self._observer.on_checkpoint(restart)
+            self._observer.on_checkpoint(self._past.keep(restart))
 
     def _keep_records(self, head: Head, body: memoryview) -> None:
         records, sums = read_records(head, body)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import final
 
-from shoal.engine.ledger import Piece
+from shoal.engine.left_out import LeftOut
 from shoal.engine.machine import ServerSpec
 from shoal.engine.restart import Restart
 from shoal.engine.worker import WorkerSpec
@@ -29,19 +29,18 @@ class Past:
     ) -> None:
         self.server, self._make_worker = server, make_worker
         self.rollbacks = 0
-        self._void: tuple[Piece, ...] = ()
-        self._void_rows: tuple[int, ...] = ()
+        before = server.restart
+        self._left_out = LeftOut() if before is None else before.left_out
 
     def worker(self, hint: int, token: str) -> WorkerSpec:
         """A worker's part."""
-        part = self._make_worker(hint, token)
-        if not self.rollbacks:
-            return part
-        return replace(part, void=self._void, void_rows=self._void_rows)
+        return replace(self._make_worker(hint, token), left_out=self._left_out)
 
-    def keep(self, restart: Restart) -> None:
-        """A checkpoint has arrived."""
+    def keep(self, restart: Restart) -> Restart:
+        """A checkpoint has arrived; returns it with what is left out since."""
+        restart = replace(restart, left_out=self._left_out)
         self.server = replace(self.server, restart=restart)
+        return restart
 
     def keep_lineage(self, lineage: int) -> None:
         """A server after this one begins above every lineage there was."""
@@ -64,6 +63,4 @@ class Past:
             rows: Numbers of rows of the data, in any epoch.
         """
         self.rollbacks += 1
-        found = (Piece(epoch, int(start), int(stop)) for start, stop in ranges)
-        self._void = (*self._void, *found)
-        self._void_rows = (*self._void_rows, *rows)
+        self._left_out = self._left_out.also(epoch, ranges, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shoal.engine.accounts import Accounts
 from shoal.engine.center import Center
+from shoal.engine.left_out import LeftOut
 from shoal.engine.sequencer import Rules, Sequencer
 from shoal.engine.wire import Head
 
@@ -28,11 +29,13 @@ class Restart:
         sequencer: As JSON values.
         arrays: "vector", "statistics", "state/NAME" and "sums/EPOCH".
         blob: Of one worker's optimizer, empty for none.
+        left_out: Samples that did harm, of which the server knows nothing.
     """
 
     sequencer: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]
     blob: bytes = b""
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def at_least(self, lineage: int) -> Restart:
         """Returns this as if it were of a lineage, if it is of an older one."""

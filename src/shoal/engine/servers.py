@@ -24,6 +24,7 @@ from shoal.errors import ClusterError, ExchangeTimeout, ShoalError
 from shoal.launchers.base import Exit
 
 GRACE_S = 2.0
+LOOK_S = 0.01  # between looks at a process that is about to end
 GREETING_S = 60.0  # for a server's start, where no start of a worker was measured
 RELIEF_S = 2.0  # for the greeting of a standby that is known to be up
 
@@ -224,6 +225,8 @@ class Servers:
             self._stage.stop(self._stage.server)  # it may only hang
         while gone is None and not why and time.monotonic() < until:
             gone = self._stage.poll_server()
+            if gone is None:
+                time.sleep(LOOK_S)
         if not why:
             why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
         if self._succeed(why):

@@ -20,6 +20,7 @@ from shoal.engine.complaints import SURE, VOID
 from shoal.engine.finite import WARN, Reaction
 from shoal.engine.guard import Guard, Harmed
 from shoal.engine.ledger import Piece
+from shoal.engine.left_out import LeftOut
 from shoal.engine.member import Fenced, Member, Seat
 from shoal.engine.reading import Reader, Retry, Rows
 from shoal.errors import DataError, ExchangeTimeout, PlanError, ShoalError
@@ -62,8 +63,7 @@ class WorkerSpec:
         watch: Called before each push; None outside of tests.
         reaction: To numbers that are not finite.
         loss_at: Places of the loss among the sums of metrics.
-        void: Samples that count and are not trained on, as they did harm before.
-        void_rows: The same, by the numbers of rows of the data, in any epoch.
+        left_out: Samples that are not to be trained on again.
         retry: What follows when the source raises.
         clean_up: Called at the end of a process that will be given another part.
     """
@@ -80,8 +80,7 @@ class WorkerSpec:
     watch: Watch | None = None
     reaction: Reaction = WARN
     loss_at: tuple[int, ...] = ()
-    void: tuple[Piece, ...] = ()
-    void_rows: tuple[int, ...] = ()
+    left_out: LeftOut = field(default_factory=LeftOut)
     retry: Retry = field(default_factory=Retry)
     clean_up: Callable[[], None] | None = None
 
@@ -278,14 +277,8 @@ class Worker:
 
     def _is_void(self, pieces: Sequence[Piece]) -> bool:
         """Whether some of the samples are not to be trained on again."""
-        rows = self._spec.void_rows
-        if rows and np.isin(self._reader.indices(pieces), rows).any():
-            return True
-        return any(
-            p.epoch == v.epoch and p.start < v.stop and v.start < p.stop
-            for v in self._spec.void
-            for p in pieces
-        )
+        left_out = self._spec.left_out
+        return left_out.touches(pieces, lambda: self._reader.indices(pieces))
 
     def _gang_step(self) -> None:
         """One gradient, averaged over all workers, applied by each."""

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from shoal.engine.left_out import LeftOut
 from shoal.engine.restart import Restart
 from shoal.runs.checkpoints import Checkpoint
 
@@ -56,7 +57,11 @@ class Past:
         blobs = {OPTIMIZER: restart.blob, CALLBACKS: diary.pop("callbacks")}
         return Checkpoint(
             number=0,
-            document={"sequencer": restart.sequencer, "diary": diary},
+            document={
+                "sequencer": restart.sequencer,
+                "left_out": restart.left_out.to_json(),
+                "diary": diary,
+            },
             arrays=restart.arrays,
             blobs=blobs,
         )
@@ -68,6 +73,7 @@ class Past:
             sequencer=dict(checkpoint.document["sequencer"]),
             arrays=dict(checkpoint.arrays),
             blob=checkpoint.blobs[OPTIMIZER],
+            left_out=LeftOut.from_json(checkpoint.document["left_out"]),
         )
         diary = Diary(
             callbacks=checkpoint.blobs[CALLBACKS], **checkpoint.document["diary"]
