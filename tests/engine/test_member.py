@@ -137,11 +137,11 @@ def test_data_that_is_not_there_is_waited_for() -> None:
 
 def until_asked(member: Member) -> None:
     """Works, or waits, until the server asks for a snapshot."""
-    gradient = np.ones(PROBLEM.size, np.float32)
     while not member.progress.wants_snapshot:
         if member.progress.pieces:
             pieces = [member.progress.pieces.popleft()]
-            member.push_gradient(gradient, member.statistics, pieces, 8.0)
+            member.bulk.message[:] = 1.0
+            member.push_gradient(member.statistics, pieces, 8.0)
         else:
             member.need()
 

@@ -87,8 +87,14 @@ class Backend(ABC):
         """Takes `steps` optimizer steps over the rows of `data`, in order."""
 
     @abstractmethod
-    def gradient(self, data: Data, gang_rows: int) -> tuple[Vector, float]:
-        """Returns the sum of gradients of one step (mean times mass) and its mass."""
+    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+        """Writes the sum of gradients of one step; returns its mass.
+
+        Args:
+            data: The worker's share of the step.
+            gang_rows: Rows of all shares.
+            out: Where the sum goes: the mean times the mass, `(size,)`.
+        """
 
     @abstractmethod
     def apply(self, mean: Vector, clock: Clock) -> None:

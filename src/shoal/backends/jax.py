@@ -71,19 +71,25 @@ class JaxBackend(Backend):
         limit = self._spec.window if size == self._spec.batch_size else steps
         return jax.tree.map(lambda a: _stage(a, steps, size, limit), data)
 
-    def gradient(self, data: Data, gang_rows: int) -> tuple[Vector, float]:
-        """Returns the sum of gradients of one step and its mass."""
+    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+        """Writes the sum of gradients of one step; returns its mass."""
         rows = jax.tree.leaves(data)[0].shape[0]
         parted = self._gradient.unfold(self.state).parted()
         before = [] if self._fixed.is_measured else [*map(np.array, parted[1].fixed)]
         with _random_numbers(self._spec):
-            self.state, (gradient, mass, grown) = self._gradient.sum(
+            self.state, (gradients, mass, grown) = self._gradient.of(
                 *parted, data, np.float32(gang_rows / rows)
             )
         self._count(grown)
         if not self._fixed.is_measured:
             self._fixed.measure(before, self.state.fixed)
-        return np.asarray(gradient), float(mass)
+        mass = np.float32(mass)
+        # In one pass, to where it is sent from; XLA would make three of it.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start, gradient in zip(self.layout.offsets, gradients, strict=True):
+                part = out[start : start + gradient.size]
+                np.multiply(np.asarray(gradient).reshape(-1), mass, out=part)
+        return float(mass)
 
     def skip(self) -> None:
         """Random numbers go on as if this worker had taken the step."""
@@ -184,7 +190,7 @@ class JaxBackend(Backend):
         mean = np.zeros(self.layout.size, np.float32)
         parted = programs.unfold(self.state).parted()
         _compile(
-            programs.sum.lower(*parted, data, np.float32(1)),
+            programs.of.lower(*parted, data, np.float32(1)),
             programs.apply.lower(*parted, mean, _clock(Clock())),
         )
 

@@ -37,7 +37,7 @@ class Gradient:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.sum = jax.jit(self._sum, donate_argnums=1)
+        self.of = jax.jit(self._of, donate_argnums=1)
         self.apply = jax.jit(self._apply, donate_argnums=1)
         self._joined = jax.jit(join)
 
@@ -79,10 +79,10 @@ class Gradient:
         entries = self._parts.layout.entries
         return [w.astype(e.dtype) for w, e in zip(state.weights, entries, strict=True)]
 
-    def _sum(
+    def _of(
         self, kept: State, given: State, data: Data, scale: Array
-    ) -> tuple[State, tuple[Array, Array, Array]]:
-        """The sum of gradients of one step, its mass, and the growth of metrics."""
+    ) -> tuple[State, tuple[Arrays, Array, Array]]:
+        """The gradients of one step, their mass, and the growth of metrics."""
         parts, state = self._parts, kept.merged(given)
         metrics = parts.no_metrics()
         others = parts.whole(state.statistics, state.fixed)
@@ -96,11 +96,11 @@ class Gradient:
                 "optimizer.stateless_apply. Choose a strategy that exchanges weights, "
                 "for example 'local_sgd'."
             )
-        mass = self._mass(data)
+        gradients = [g.astype(jnp.float32) for g in caught[0]]
         statistics, fixed = parts.split(like(after[1], others))
         grown = parts.grown(like(after[3], metrics), parts.shown(logs, data))
         after_state = state._replace(statistics=statistics, fixed=fixed)
-        return after_state, (join(caught[0]) * mass, mass, grown)
+        return after_state, (gradients, self._mass(data), grown)
 
     def _mass(self, data: Data) -> Array:
         """What a gradient weighs in the mean of all workers."""

@@ -311,23 +311,23 @@ class Member:
 
     def push_gradient(
         self,
-        gradient: Vector,
         statistics: Vector,
         pieces: list[Piece],
         mass: float,
         doubt: int = 0,
     ) -> Vector:
-        """Sends a sum of gradients; returns the mean of all workers, a view.
+        """Sends the sum of gradients that lies in `bulk.message`.
 
         Args:
-            gradient: The sum.
             statistics: Beside it.
             pieces: Whose samples it is of.
             mass: What it weighs.
             doubt: See `guard`; the answer has the highest of all workers.
+
+        Returns:
+            The mean of all workers, a view.
         """
         began = time.perf_counter()
-        self.bulk.message[:] = gradient
         self._send(statistics, pieces, 1, mass, doubt)
         self.times.exchange_s += time.perf_counter() - began
         return self.bulk.reply

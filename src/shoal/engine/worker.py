@@ -292,7 +292,8 @@ class Worker:
         began = time.perf_counter()
         data = self._reader.pieces([piece])
         read = time.perf_counter()
-        gradient, mass = backend.gradient(data, piece.gang)
+        gradient = member.bulk.message
+        mass = backend.gradient(data, piece.gang, gradient)
         backend.take_metrics(member.bulk.metrics, add=False)
         statistics = backend.statistics()
         times.data_s += read - began
@@ -303,18 +304,18 @@ class Worker:
             statistics = self._guard.cleaned(statistics)
         self._look()
         told = doubt if self._guard.is_shared else SURE
-        mean = member.push_gradient(gradient, statistics, [piece], mass, told)
+        mean = member.push_gradient(statistics, [piece], mass, told)
         backend.set_statistics(member.statistics)
         self._apply(mean, clock, piece, doubt)
 
     def _pass(self, piece: Piece, clock: Clock) -> None:
         """A step of the gang whose samples are left out, by all of it."""
-        member, nothing = self._member, np.zeros(self._backend.layout.size, np.float32)
-        member.bulk.metrics[:] = 0.0
+        member = self._member
+        member.bulk.message[:] = member.bulk.metrics[:] = 0.0
         self.steps += 1
         self._backend.skip()
         statistics = self._backend.statistics()
-        mean = member.push_gradient(nothing, statistics, [piece], 0.0, VOID)
+        mean = member.push_gradient(statistics, [piece], 0.0, VOID)
         self._backend.set_statistics(member.statistics)
         self._apply(mean, clock, piece, VOID)
 

@@ -84,10 +84,11 @@ class LinearBackend(Backend):
             self._weights = self._weights + self._velocity
             self.steps += 1
 
-    def gradient(self, data: Data, gang_rows: int) -> tuple[Vector, float]:
-        """Returns the sum of gradients of one step and its rows."""
+    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+        """Writes the sum of gradients of one step; returns its rows."""
         x, y = data
-        return self._sum_of_gradients(x, y, self._weights), float(len(y))
+        out[:] = self._sum_of_gradients(x, y, self._weights)
+        return float(len(y))
 
     def apply(self, mean: Vector, clock: Clock) -> None:
         """Takes a step with a mean gradient."""

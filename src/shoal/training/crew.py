@@ -189,9 +189,8 @@ class Crew:
         """One worker's part of a step of the gang; its samples are a mass."""
         backend, pieces = self._backend, mate.pieces
         backend.set_statistics(mate.statistics)
-        gradient, mass = backend.gradient(self._rows(pieces), pieces[0].gang)
+        mass = backend.gradient(self._rows(pieces), pieces[0].gang, mate.message)
         backend.take_metrics(mate.metrics, add=False)
-        mate.message[:] = gradient
         mate.message_statistics[:] = backend.statistics()
         return 1, mass
 
