@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shoal.engine.left_out import LeftOut
-from shoal.engine.restart import Restart
+from shoal.engine.restart import Restart, Snapshot
 from shoal.errors import ConfigError
 from shoal.plan.often import Often, read_often
 from shoal.runs.checkpoints import CheckpointStore
@@ -32,6 +32,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
                 "sums/3": np.ones(2)},
         blob=b"optimizer",
         left_out=LeftOut(((0, 8, 16),), (3, 77)),
+        snapshots={0: Snapshot(1, 12, b"of rank 0"), 3: Snapshot(2, 7, b"of rank 3")},
     )  # fmt: skip
     diary = Diary(
         epoch=3, history={"loss": [np.float32(0.5), 0.25, float("nan")]},
@@ -46,6 +47,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
     assert past.restart.sequencer == restart.sequencer
     assert past.restart.blob == restart.blob
     assert past.restart.left_out == restart.left_out
+    assert past.restart.snapshots == restart.snapshots
     for name, array in restart.arrays.items():
         np.testing.assert_array_equal(past.restart.arrays[name], array)
         assert past.restart.arrays[name].dtype == array.dtype

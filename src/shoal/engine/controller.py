@@ -20,7 +20,7 @@ from shoal.engine.lineage import Past
 from shoal.engine.machine import ServerSpec
 from shoal.engine.observer import EpochsInOrder, Observer, Rescue
 from shoal.engine.reports import fields, read_center, read_epoch, read_records
-from shoal.engine.restart import read_restart
+from shoal.engine.restart import Snapshot, read_restart
 from shoal.engine.servers import GRACE_S, Message, ServerGone, Servers
 from shoal.engine.staff import Staff
 from shoal.engine.stage import Stage
@@ -33,6 +33,7 @@ from shoal.vectors import Vector
 __all__ = ["Controller", "Job", "ServerGone"]
 
 POLL_S = 0.1
+SNAPSHOT_S = 5.0  # between snapshots of workers, each of the next in turn
 STATE_TIMEOUT_S = 20.0
 CENTER_TIMEOUT_S = 2.0
 RESCUE_S = 0.8  # for each question after Ctrl-C
@@ -95,6 +96,7 @@ class Controller:
         self._asked = ""
         self._checkpointed, self._samples = time.monotonic(), 0
         self._wants_checkpoint = False
+        self._asked_snapshot = time.monotonic()
         self._backlog: deque[Message] = deque()
 
     def __enter__(self) -> Controller:
@@ -114,7 +116,7 @@ class Controller:
         self._begin(self._past)
 
     def _begin(self, past: Past) -> None:
-        self._servers.start(replace(past.server, learning_rate=self._learning_rate))
+        self._servers.start(replace(past.part, learning_rate=self._learning_rate))
         self._staff.give(self._job.workers, past.worker)
         self._servers.connect(self._staff.start_limit_s, self._watch)
 
@@ -201,10 +203,17 @@ class Controller:
                 self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Asks for all that another server would need; it comes when it is ready."""
+        """Asks for all that another server would need; it comes when it is ready.
+
+        Now and then also for the optimizer's state of one more worker, which goes
+        with the next checkpoint.
+        """
         self._checkpointed, self._samples = time.monotonic(), 0
         self._wants_checkpoint = True
-        self._command("checkpoint")
+        is_due = self._checkpointed - self._asked_snapshot >= SNAPSHOT_S
+        if is_due:
+            self._asked_snapshot = self._checkpointed
+        self._command("checkpoint", wants_snapshot=is_due)
 
     def _watch(self) -> None:
         self._servers.look(self._staff.watch())
@@ -214,6 +223,7 @@ class Controller:
             "records": self._keep_records,
             "epoch": self._keep_epoch,
             "restart": self._keep_restart,
+            "snapshot": self._keep_snapshot,
         }.get(head["kind"])
         if keep is not None:
             keep(head, body)
@@ -246,6 +256,12 @@ class Controller:
         if self._past is not None:
             restart = read_restart(head, body)
             self._observer.on_checkpoint(self._past.keep(restart))
+
+    def _keep_snapshot(self, head: Head, body: memoryview) -> None:
+        """Of one worker; where gradients are exchanged, all have the same."""
+        if self._past is not None and "rank" in head:
+            snapshot = Snapshot(head["incarnation"], head["sequence"], bytes(body))
+            self._past.keep_snapshot(head["rank"], snapshot)
 
     def _keep_records(self, head: Head, body: memoryview) -> None:
         records, sums = read_records(head, body)
@@ -301,6 +317,8 @@ class Controller:
         if state is None:
             text = "no worker sent its optimizer state; the model keeps an older one"
             self._observer.on_event("warning", text=text)
+        else:
+            self._keep_snapshot(*state)
         found = None if state is None else bytes(state[1])
         # From here on this epoch is not trained again, whatever happens.
         self._checkpoint()

@@ -8,7 +8,7 @@ from typing import final
 
 from shoal.engine.left_out import LeftOut
 from shoal.engine.machine import ServerSpec
-from shoal.engine.restart import Restart
+from shoal.engine.restart import Restart, Snapshot
 from shoal.engine.worker import WorkerSpec
 
 
@@ -31,14 +31,33 @@ class Past:
         self.rollbacks = 0
         before = server.restart
         self._left_out = LeftOut() if before is None else before.left_out
+        self._snapshots = {} if before is None else dict(before.snapshots)
 
     def worker(self, hint: int, token: str) -> WorkerSpec:
         """A worker's part."""
-        return replace(self._make_worker(hint, token), left_out=self._left_out)
+        own = self._snapshots.get(hint)
+        return replace(
+            self._make_worker(hint, token),
+            left_out=self._left_out,
+            optimizer=b"" if own is None else own.blob,
+        )
+
+    @property
+    def part(self) -> ServerSpec:
+        """A server's part, without what only workers are given."""
+        restart = self.server.restart
+        if restart is None:
+            return self.server
+        return replace(self.server, restart=replace(restart, snapshots={}))
+
+    def keep_snapshot(self, rank: int, snapshot: Snapshot) -> None:
+        """A worker has sent its optimizer's state."""
+        self._snapshots[rank] = snapshot
 
     def keep(self, restart: Restart) -> Restart:
-        """A checkpoint has arrived; returns it with what is left out since."""
-        restart = replace(restart, left_out=self._left_out)
+        """A checkpoint has arrived; returns it with what the server does not know."""
+        known = {"left_out": self._left_out, "snapshots": dict(self._snapshots)}
+        restart = replace(restart, **known)
         self.server = replace(self.server, restart=restart)
         return restart
 

@@ -104,6 +104,7 @@ class Machine:
         self._is_state_wanted = self._is_center_wanted = False
         self._is_whole_wanted = False
         self._published = self._doubt = 0
+        self._last_publisher = -1
         if restart is not None:
             restart.fill(self.center, self.teller.accounts)
             self._published = self.sequencer.version
@@ -116,6 +117,7 @@ class Machine:
     _PLAIN = (
         "at", "sequencer", "learning_rate", "blob", "_is_state_wanted",
         "_is_center_wanted", "_is_whole_wanted", "_published", "_doubt", "_saved",
+        "_last_publisher",
     )  # fmt: skip
 
     def serve(self, outlet: Outlet) -> None:
@@ -252,7 +254,7 @@ class Machine:
 
     def _publish(self, post: Post, blob: bytes) -> None:
         """A gang member's whole state becomes the center."""
-        self.blob = blob
+        self.blob, self._last_publisher = blob, post.rank
         if self.spec.rules.is_gang:
             self.center.vector[:] = post.bulk.message
             self.center.statistics[:] = post.bulk.message_statistics
@@ -262,8 +264,14 @@ class Machine:
         # First of all the ledger of this moment is saved: it goes with the center.
         later = self.sequencer.published(post.rank, post.incarnation)
         self._send_center()
-        if self._is_state_wanted:
-            self._send_state()
+        is_first = self.spec.rules.is_gang or self.sequencer.is_first(post.rank)
+        if self._is_state_wanted and is_first:
+            self._is_state_wanted = False
+            self._tell_snapshot("optimizer", post)
+        else:
+            self._tell_snapshot("snapshot", post)
+        if self._is_state_wanted:  # what fit returns is the state of the first
+            later = [*later, *self.sequencer.ask()]
         self._carry_out(later)
         self._say(post, {"kind": "stored"})
 
@@ -395,6 +403,8 @@ class Machine:
             self._give_state()
         elif kind == "checkpoint":
             self._give_center(is_whole=True)
+            if command.get("wants_snapshot") and not self.spec.rules.is_gang:
+                self._carry_out(self.sequencer.ask(after=self._last_publisher))
         else:
             raise ValueError(f"unknown command {kind!r}")
 
@@ -432,13 +442,21 @@ class Machine:
         """The controller wants one worker's optimizer state, at the end of a run."""
         self._is_state_wanted = True
         if self.spec.rules.is_gang and self.blob:
-            self._send_state()
+            self._is_state_wanted = False
+            self.tell({"kind": "optimizer"}, self.blob)
         else:
             self._carry_out(self.sequencer.ask())
 
-    def _send_state(self) -> None:
-        self._is_state_wanted = False
-        self.tell({"kind": "optimizer"}, self.blob)
+    def _tell_snapshot(self, kind: str, post: Post) -> None:
+        """Gives the state that a worker has sent to the controller, not kept here."""
+        head: Head = {"kind": kind}
+        if not self.spec.rules.is_gang:
+            member = self.sequencer.members[post.rank]
+            head |= {"rank": post.rank, "incarnation": post.incarnation}
+            head["sequence"] = member.sequence
+        elif kind == "snapshot":
+            return  # all have the same
+        self.tell(head, self.blob)
 
     def _end_epoch(self, epoch: int) -> None:
         rows = self.sequencer.ledger.committed(epoch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,20 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 STATE, SUMS = "state/", "sums/"
 
 
+class Snapshot(NamedTuple):
+    """The optimizer's state of one worker, at one moment of its own.
+
+    Args:
+        incarnation: Of the worker.
+        sequence: Of its last push that was applied.
+        blob: What `Backend.snapshot` returned.
+    """
+
+    incarnation: int
+    sequence: int
+    blob: bytes
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Restart:
@@ -30,12 +44,15 @@ class Restart:
         arrays: "vector", "statistics", "state/NAME" and "sums/EPOCH".
         blob: Of one worker's optimizer, empty for none.
         left_out: Samples that did harm, of which the server knows nothing.
+        snapshots: By rank, the newest there is; the server does not keep them. Empty
+            where gradients are exchanged: all workers have the state in `blob`.
     """
 
     sequencer: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]
     blob: bytes = b""
     left_out: LeftOut = field(default_factory=LeftOut)
+    snapshots: Mapping[int, Snapshot] = field(default_factory=dict[int, Snapshot])
 
     def at_least(self, lineage: int) -> Restart:
         """Returns this as if it were of a lineage, if it is of an older one."""

@@ -6,6 +6,7 @@ publishes its weights for those that join, for the controller, for a restart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.engine.ledger import Piece
@@ -105,6 +106,7 @@ class Publishing:
         publisher: The rank that is sending it now.
         asked: The rank that will be told with its next answer.
         is_wanted: The controller waits for it.
+        after: It wants that of the next rank after this one, None: of the first.
         joiners: Ranks that join a gang and wait for it.
         epochs: Epochs that are complete, but for a center that shows it.
     """
@@ -112,6 +114,7 @@ class Publishing:
     publisher: int | None = None
     asked: int | None = None
     is_wanted: bool = False
+    after: int | None = None
     joiners: list[int] = field(default_factory=list[int])
     epochs: list[int] = field(default_factory=list[int])
 
@@ -120,6 +123,13 @@ class Publishing:
         """Whether somebody should be asked who was not yet."""
         is_needed = bool(self.joiners or self.epochs or self.is_wanted)
         return is_needed and self.publisher is None and self.asked is None
+
+    def choose(self, members: Sequence[Member]) -> Member:
+        """Who is to publish: the first, or the next in turn."""
+        members = sorted(members, key=lambda member: member.rank)
+        after = -1 if self.after is None else self.after
+        later = [member for member in members if member.rank > after]
+        return (later or members)[0]
 
     def forget(self, rank: int) -> None:
         """A worker is gone; another will be asked in its place."""

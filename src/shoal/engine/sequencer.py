@@ -351,20 +351,30 @@ class Sequencer:
 
     # ------------------------------------------------- published snapshots
 
-    def ask(self) -> list[Instruction]:
-        """The controller wants the whole state of one worker."""
-        self._publishing.is_wanted = True
+    def ask(self, after: int | None = None) -> list[Instruction]:
+        """The controller wants the whole state of one worker.
+
+        Args:
+            after: Of the next in turn after this rank, default None: of the first.
+        """
+        self._publishing.is_wanted, self._publishing.after = True, after
         return self._ask()
+
+    def is_first(self, rank: int) -> bool:
+        """Whether this rank is the one that is asked first."""
+        ready = self._roster.punctual() or self._roster.ready()
+        return rank == min((member.rank for member in ready), default=rank)
 
     def _ask(self) -> list[Instruction]:
         """Asks one worker to publish its state, if anybody needs it."""
         ready = self._roster.punctual() or self._roster.ready()
         if not self._publishing.is_due or not ready:
             return []
-        if ready[0].is_parked:
-            return self._ask_parked(ready[0])
+        member = self._publishing.choose(ready)
+        if member.is_parked:
+            return self._ask_parked(member)
         # It computes: it is asked with the answer to its next message.
-        self._publishing.asked = ready[0].rank
+        self._publishing.asked = member.rank
         return []
 
     def _ask_parked(self, member: Member) -> list[Instruction]:

@@ -64,6 +64,7 @@ class WorkerSpec:
         reaction: To numbers that are not finite.
         loss_at: Places of the loss among the sums of metrics.
         left_out: Samples that are not to be trained on again.
+        optimizer: State of the worker that had the place, empty for none.
         retry: What follows when the source raises.
         clean_up: Called at the end of a process that will be given another part.
     """
@@ -81,6 +82,7 @@ class WorkerSpec:
     reaction: Reaction = WARN
     loss_at: tuple[int, ...] = ()
     left_out: LeftOut = field(default_factory=LeftOut)
+    optimizer: bytes = b""
     retry: Retry = field(default_factory=Retry)
     clean_up: Callable[[], None] | None = None
 
@@ -169,7 +171,7 @@ class Worker:
         bind(self._spec.cores)
         member = self._member
         blob = member.ready()
-        self._start_over(blob or member.optimizer)
+        self._start_over(blob or self._spec.optimizer or member.optimizer)
         turn = self._gang_step if self._spec.is_gang else self._window
         with contextlib.suppress(Harmed):
             while not member.progress.is_done:

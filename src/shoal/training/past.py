@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.engine.left_out import LeftOut
-from shoal.engine.restart import Restart
+from shoal.engine.restart import Restart, Snapshot
 from shoal.runs.checkpoints import Checkpoint
 
 OPTIMIZER, CALLBACKS = "optimizer", "callbacks"
@@ -55,11 +55,14 @@ class Past:
             for name, values in self.diary.history.items()
         }
         blobs = {OPTIMIZER: restart.blob, CALLBACKS: diary.pop("callbacks")}
+        snapshots = restart.snapshots.items()
+        blobs |= {_name(rank): snapshot.blob for rank, snapshot in snapshots}
         return Checkpoint(
             number=0,
             document={
                 "sequencer": restart.sequencer,
                 "left_out": restart.left_out.to_json(),
+                "snapshots": [[r, s.incarnation, s.sequence] for r, s in snapshots],
                 "diary": diary,
             },
             arrays=restart.arrays,
@@ -74,8 +77,17 @@ class Past:
             arrays=dict(checkpoint.arrays),
             blob=checkpoint.blobs[OPTIMIZER],
             left_out=LeftOut.from_json(checkpoint.document["left_out"]),
+            snapshots={
+                rank: Snapshot(incarnation, sequence, checkpoint.blobs[_name(rank)])
+                for rank, incarnation, sequence in checkpoint.document["snapshots"]
+            },
         )
         diary = Diary(
             callbacks=checkpoint.blobs[CALLBACKS], **checkpoint.document["diary"]
         )
         return cls(restart=restart, diary=diary)
+
+
+def _name(rank: int) -> str:
+    """Of the blob with a worker's own state."""
+    return f"{OPTIMIZER}-{rank}"

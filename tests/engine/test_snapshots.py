@@ -1,0 +1,163 @@
+"""Each worker's optimizer state in the checkpoints of a run, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.engine.bulk import Sizes
+from shoal.engine.lineage import Past
+from shoal.engine.machine import Machine, ServerSpec
+from shoal.engine.post import Post
+from shoal.engine.restart import Restart, Snapshot
+from shoal.engine.wire import Head
+from shoal.engine.worker import WorkerSpec
+from shoal.strategies import get
+from shoal.testing.inline import Setup
+from shoal.testing.problems import LeastSquares
+
+PROBLEM = LeastSquares.seeded(rows=4096)
+
+
+class Stand:
+    """A machine whose workers and controller are a test."""
+
+    def __init__(self, name: str = "aeasgd", workers: int = 3) -> None:
+        setup = Setup.linear(PROBLEM, get(name), workers=workers)
+        sizes = Sizes(
+            vector=setup.vector.size,
+            statistics=setup.statistics.size,
+            metrics=setup.metrics,
+            digest="stand",
+        )
+        spec = ServerSpec(
+            secret=bytes(32),
+            strategy=setup.strategy,
+            rules=setup.rules(),
+            sizes=sizes,
+            vector=setup.vector,
+            statistics=setup.statistics,
+        )
+        self.machine = Machine(spec, self)
+        self.reports: list[tuple[Head, bytes]] = []
+        self.answers: dict[int, Head] = {}
+        self.questions = dict.fromkeys(range(workers), 0)
+        for rank in range(workers):
+            known = {"token": f"t{rank}", "node": "here", "pid": rank}
+            self.happens("join", hint=rank, known=known)
+        self.command("proceed", epoch=0)
+        for rank in range(workers):
+            self.says(rank, "ready")
+
+    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+        self.answers[post.rank] = head
+
+    def report(self, head: Head, *body: bytes) -> None:
+        self.reports.append((head, b"".join(body)))
+
+    def happens(self, event: str, blob: bytes = b"", **fields: Any) -> None:
+        self.machine.handle({"event": event, "at": 0.0, **fields}, blob)
+
+    def command(self, kind: str, **fields: Any) -> None:
+        self.happens("command", kind=kind, **fields)
+
+    def says(self, rank: int, kind: str, blob: bytes = b"", **fields: Any) -> None:
+        self.questions[rank] += 1
+        incarnation = self.machine.posts[rank].incarnation
+        who = {"rank": rank, "incarnation": incarnation}
+        self.happens(kind, blob, question=self.questions[rank], **who, **fields)
+
+    def asked(self) -> list[int]:
+        """Everybody works once; returns who is asked for its state then."""
+        found: list[int] = []
+        for rank in list(self.machine.posts):
+            piece = self.machine.sequencer.ledger.held(rank)[0]
+            self.says(
+                rank, "push", lineage=0, sequence=self.questions[rank], steps=1,
+                samples=float(piece.rows), pieces=[list(piece)], doubt=0,
+                times=[0.0] * 4,
+            )  # fmt: skip
+            if self.answers[rank]["publish"]:
+                found.append(rank)
+        return found
+
+    def told(self, kind: str) -> list[tuple[Head, bytes]]:
+        return [report for report in self.reports if report[0]["kind"] == kind]
+
+
+def test_each_checkpoint_asks_the_next_worker_in_turn() -> None:
+    stand = Stand()
+    for turn in (0, 1, 2, 0):
+        stand.command("checkpoint", wants_snapshot=True)
+        assert stand.asked() == [turn]
+        stand.says(turn, "snapshot", b"of rank %d" % turn)
+        head, blob = stand.told("snapshot")[-1]
+        assert (head["rank"], blob) == (turn, b"of rank %d" % turn)
+        assert head["incarnation"] == 1
+        assert head["sequence"] == stand.machine.sequencer.members[turn].sequence > 0
+    assert len(stand.told("restart")) == 4
+
+
+def test_one_that_has_left_is_passed_over() -> None:
+    stand = Stand()
+    stand.command("checkpoint", wants_snapshot=True)
+    assert stand.asked() == [0]
+    stand.says(0, "snapshot", b"0")
+    stand.says(1, "leave", reason="killed", is_hung=False)
+    stand.command("checkpoint", wants_snapshot=True)
+    assert stand.asked() == [2]
+
+
+def test_what_fit_returns_is_the_state_of_the_first() -> None:
+    stand = Stand()
+    stand.machine._last_publisher = 0
+    stand.command("checkpoint", wants_snapshot=True)
+    assert stand.asked() == [1]
+    stand.command("state")
+    stand.says(1, "snapshot", b"of rank 1")
+    assert stand.told("optimizer") == []
+    assert [head["rank"] for head, _ in stand.told("snapshot")] == [1]
+    assert stand.asked() == [0]
+    stand.says(0, "snapshot", b"of rank 0")
+    [(head, blob)] = stand.told("optimizer")
+    assert (head["rank"], blob) == (0, b"of rank 0")
+
+
+def test_a_checkpoint_that_wants_none_asks_nobody() -> None:
+    stand = Stand()
+    stand.command("checkpoint", wants_snapshot=False)
+    assert stand.asked() == []
+
+
+@pytest.fixture
+def past() -> Past:
+    """What a controller keeps of a run without checkpoint."""
+    nothing: Any = None
+    part = WorkerSpec(
+        seat=nothing,
+        strategy=nothing,
+        compute=nothing,
+        order=nothing,
+        open_backend=nothing,
+        open_source=nothing,
+        is_gang=False,
+    )
+    stand = Stand()
+    return Past(stand.machine.spec, lambda _hint, _token: part)
+
+
+def test_a_worker_that_takes_a_place_gets_what_was_there(past: Past) -> None:
+    assert past.worker(0, "token").optimizer == b""
+    past.keep_snapshot(1, Snapshot(1, 4, b"older"))
+    past.keep_snapshot(1, Snapshot(2, 9, b"of rank 1"))
+    restart = Restart(sequencer={"lineage": 0}, arrays={"vector": np.zeros(2, "f4")})
+    kept = past.keep(restart)
+    assert kept.snapshots == {1: Snapshot(2, 9, b"of rank 1")}
+    again = Past(past.server, lambda *given: past._make_worker(*given))
+    for one in (past, again):
+        assert one.worker(1, "token").optimizer == b"of rank 1"
+        assert one.worker(0, "token").optimizer == b""
+        assert one.part.restart is not None
+        assert one.part.restart.snapshots == {}
