@@ -125,6 +125,18 @@ def test_what_fit_returns_is_the_state_of_the_first() -> None:
     assert (head["rank"], blob) == (0, b"of rank 0")
 
 
+def test_one_that_is_asked_while_the_run_ends_may_still_send_it() -> None:
+    stand = Stand()
+    stand.command("checkpoint", wants_snapshot=True)
+    assert stand.asked() == [0]
+    stand.command("finish")
+    stand.says(0, "snapshot", b"too late")
+    assert stand.answers[0]["kind"] == "stored"
+    assert stand.machine.blob == b""
+    stand.says(0, "need")
+    assert stand.answers[0]["kind"] == "done"
+
+
 def test_a_checkpoint_that_wants_none_asks_nobody() -> None:
     stand = Stand()
     stand.command("checkpoint", wants_snapshot=False)

@@ -254,6 +254,9 @@ class Machine:
 
     def _publish(self, post: Post, blob: bytes) -> None:
         """A gang member's whole state becomes the center."""
+        if self.sequencer.publisher != post.rank:  # the run was ended meanwhile
+            self._say(post, {"kind": "stored"})
+            return
         self.blob, self._last_publisher = blob, post.rank
         if self.spec.rules.is_gang:
             self.center.vector[:] = post.bulk.message

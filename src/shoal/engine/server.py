@@ -337,7 +337,9 @@ class Server(Listener):
                 self.answer(post, *post.answer)
             return
         is_snapshot = kind == "snapshot"
-        if is_snapshot and self.machine.sequencer.publisher != peer.rank:
+        sequencer = self.machine.sequencer
+        is_asked = sequencer.publisher == peer.rank or sequencer.has_finished
+        if is_snapshot and not is_asked:
             raise BadFrame("a snapshot that nobody asked for")
         target = post.bulk.inline_up
         if len(body) >= len(target) > 0 and body.obj is not target.obj:
