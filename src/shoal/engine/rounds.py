@@ -132,7 +132,8 @@ class Round:
         for member in late:
             ledger.release(member.rank)
             member.missed += 1
-            member.is_late, member.untold = True, []
+            # If it seemed to wait with data in hand, that was an old word of it.
+            member.is_late, member.is_parked, member.untold = True, False, []
         return [member.rank for member in late]
 
     def take(self) -> list[tuple[int, Push]]:
