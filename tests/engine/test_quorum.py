@@ -179,6 +179,14 @@ class TestQuorum:
 
 
 class TestTheLate:
+    def test_an_old_word_does_not_make_one_wait_that_works(self) -> None:
+        table = Table()
+        table.need(3)  # again, as it has data since
+        table.pushes(0, 1, 2)
+        table.sequencer.overdue()
+        member = table.sequencer.members[3]
+        assert (member.is_late, member.is_parked) == (True, False)
+
     def late(self, **fields: Any) -> tuple[Table, Piece]:
         """Rank 3 is late with this piece."""
         table = Table(**fields)
