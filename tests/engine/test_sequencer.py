@@ -165,6 +165,16 @@ class TestRepeats:
         table.push(0, grant.pieces[0])
         assert isinstance(table.push(0, grant.pieces[0], sequence=1)[0], Refuse)
 
+    def test_whoever_pushes_is_not_waiting_though_an_old_word_says_so(self) -> None:
+        table = Table(is_elastic=True, workers=2)
+        table.sequencer.proceed(0)
+        [grant], [other] = table.seat(0), table.seat(1)
+        table.push(0, grant.pieces[0])
+        table.need(0)  # said before it was answered, and delivered late
+        refused = table.push(0, other.pieces[0])
+        assert [type(instruction) for instruction in refused] == [Refuse]
+        assert not table.sequencer.members[0].is_parked
+
 
 class TestAsynchronous:
     def test_nobody_starves_when_small_epochs_are_leased_out(self) -> None:
@@ -400,6 +410,16 @@ class TestGang:
         table.leave(0)
         [welcome] = table.seat(0)
         assert welcome.body == "snapshot"
+
+    def test_whoever_publishes_is_not_waiting_though_an_old_word_says_so(self) -> None:
+        table = gang(workers=1, epoch_rows=(4,))
+        table.sequencer.proceed(0)
+        table.seat(0)
+        table.push(0, table.held(0)[0])
+        assert table.sequencer.asked(0)
+        table.need(0)  # said before it was asked, and delivered late
+        assert table.publish(0) == [EpochDone(0)]
+        assert not table.sequencer.members[0].is_parked
 
     def test_joiners_take_over_when_all_others_are_lost(self) -> None:
         table = gang(workers=1, epoch_rows=(40,))

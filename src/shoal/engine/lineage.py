@@ -74,12 +74,6 @@ class Past:
     def leave_out(
         self, epoch: int, ranges: Iterable[Sequence[int]], rows: Iterable[int]
     ) -> None:
-        """Samples that did harm count from now on, and are not trained on.
-
-        Args:
-            epoch: Of the ranges.
-            ranges: (start, stop) in the order of that epoch.
-            rows: Numbers of rows of the data, in any epoch.
-        """
+        """The run goes back, and on without these samples; see `LeftOut.also`."""
         self.rollbacks += 1
         self._left_out = self._left_out.also(epoch, ranges, rows)

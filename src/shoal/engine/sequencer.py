@@ -247,11 +247,12 @@ class Sequencer:
         """A worker sends what it did since its last push."""
         if not self._roster.is_current(push.rank, push.incarnation):
             return [self._stranger(push.rank, push.incarnation)]
+        member = self.members[push.rank]
+        member.is_parked = False
         if self.has_finished:
             return [Answer(push.rank, "done")]
         if push.lineage != self.lineage:
             return [Refuse(push.rank, push.incarnation, "an older lineage")]
-        member = self.members[push.rank]
         if push.sequence <= member.sequence:
             return [self._repeat(member)]
         if member.is_late:
@@ -259,7 +260,6 @@ class Sequencer:
             return [self._repeat(member)]
         if not push.pieces or not self.ledger.covers(push.rank, push.pieces):
             return [Refuse(push.rank, push.incarnation, "samples it does not hold")]
-        member.is_parked = False
         if self.rules.is_rounds:
             self._round.pushes[push.rank] = push
             return self._close_round() + self._hand_out()
@@ -393,6 +393,7 @@ class Sequencer:
         """A snapshot has arrived: the center is the gang's state of this version."""
         if not self._roster.is_current(rank, incarnation) or self.publisher != rank:
             return []
+        self.members[rank].is_parked = False  # it publishes, whatever it said before
         self._publishing.publisher, self._publishing.is_wanted = None, False
         if not self.rules.is_gang:
             return []
