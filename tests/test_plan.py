@@ -133,7 +133,7 @@ def test_ensemble_trains_each_model_on_all_data():
         ({"workers": 0}, "workers=0"),
         ({"workers": True}, "workers=True"),
         ({"workers": "all"}, "workers='all'"),
-        ({"workers": (3, 2)}, r"workers=\(3, 2\)"),
+        ({"workers": (3, 2)}, r"Pass workers=\(2, 3\)"),
         ({"workers": (0, 2)}, r"workers=\(0, 2\)"),
         ({"workers": (1, 2, 3)}, r"\(min, max\)"),
         ({"batch_size": 0}, "batch_size=0"),

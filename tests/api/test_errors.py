@@ -87,11 +87,11 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
         ("y has 10 rows but x has 64", "one row for each sample"),
     ),
     "missing x": (DataError, {"x": None}, ("x is None", "Pass the inputs")),
-    "missing y": (DataError, {"y": None}, ("cannot take the data", "y of nothing")),
+    "missing y": (DataError, {"y": None}, ("cannot take the data", "y of None")),
     "wrong shape": (
         DataError,
         {"x": np.ones((64, 5))},
-        ("cannot take the data", "(4, 5)", "model.fit would take"),
+        ("cannot take the data", "(rows, 5)", "model.fit would take"),
     ),
     "no samples": (
         DataError,
@@ -166,12 +166,12 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
     "validation width": (
         DataError,
         {"validation_data": (np.ones((8, 5)), np.ones((8, 1)))},
-        ("cannot take validation_data of fit", "x of (4, 5)", "model.evaluate"),
+        ("cannot take validation_data of fit", "x of (rows, 5)", "model.evaluate"),
     ),
     "validation targets": (
         DataError,
         {"validation_data": (X, np.ones((64, 3, 7)))},
-        ("cannot take validation_data of fit", "y of (4, 3, 7)"),
+        ("cannot take validation_data of fit", "y of (rows, 3, 7)"),
     ),
     "validation rows": (
         DataError,

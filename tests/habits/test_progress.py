@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from shoal.engine.observer import Record
+from shoal.errors import ShoalWarning
 from shoal.facts import DataFacts, MachineFacts, ModelFacts
 from shoal.plan import Plan, Request, resolve
 from shoal.strategies import get
@@ -82,6 +83,11 @@ def test_a_log_gets_a_line_an_epoch(
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_zero_is_silent(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert show(stream(), 0, monkeypatch) == ""
+
+
+def test_what_is_wrong_is_a_warning_where_no_lines_are_wanted() -> None:
+    with pytest.warns(ShoalWarning, match="turned NaN"):
+        Progress(make_plan(), 0).event("warning", {"text": "a weight turned NaN"})
 
 
 def test_two_is_a_line_an_epoch_on_a_terminal_too(

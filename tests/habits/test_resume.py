@@ -99,6 +99,8 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> N
 def test_runs_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run 'nothing'"):
         shoal.resume("nothing")
+    with pytest.raises(ConfigError, match="run=3 cannot be used"):
+        shoal.resume(3)  # pyright: ignore[reportArgumentType]
     _, history = train(str(tmp_path), "aeasgd")
     with pytest.raises(ConfigError, match=r"has finished\. .*last\.keras"):
         shoal.resume(history.run)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import PlanError
-from shoal.models import pickling, travel
+from shoal.models import inspection, pickling, travel
 from shoal.models.culprit import describe_culprit
 from shoal.models.travel import pack, unpack
 from tests.models.travel_cases import CASES, OPTIMIZERS, batch, small
@@ -272,6 +272,30 @@ def test_callable_makes_a_model_that_cannot_travel() -> None:
         np.testing.assert_array_equal(one.numpy(), other.numpy())
     alone = unpack(pack(make))
     assert alone.compiled
+
+
+class TwoInputs(keras.Model):
+    """Has no variables until it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs["a"]) + inputs["b"]
+
+
+def test_what_a_callable_leaves_unbuilt_is_built_on_arrival() -> None:
+    def make() -> Any:
+        model = TwoInputs()
+        model.compile("adam", "mse")
+        return model
+
+    sample = ({"a": np.ones((4, 3), "f4"), "b": np.ones((4, 2), "f4")}, np.ones((4, 2)))
+    model = make()
+    inspection.prepare(model, sample)
+    there = unpack(pack(model, factory=make, sample=sample))
+    assert_same(model.get_weights(), there.get_weights())
 
 
 def test_callable_that_makes_another_model_is_refused() -> None:

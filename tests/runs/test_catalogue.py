@@ -86,7 +86,7 @@ def test_an_unknown_id_lists_the_nearest(root: str):
     made = make(root, "herring")
     with pytest.raises(ConfigError, match=f"The nearest: {made}"):
         find_run("2026-01-01-hering-123", root)
-    with pytest.raises(ConfigError, match="It holds 1 runs"):
+    with pytest.raises(ConfigError, match=r"It holds 1 run\."):
         find_run("zzz", root)
     with pytest.raises(ConfigError, match="no run ''"):
         find_run("", root)

@@ -96,6 +96,11 @@ def test_unknown_protocol():
         Folder.at("nonsense://x")
 
 
+def test_host_that_does_not_answer():
+    with pytest.raises(ConfigError, match=r"cannot be opened.*can be reached"):
+        Folder.at("ftp://127.0.0.1:1/x")
+
+
 @pytest.mark.parametrize(("text", "expected"), [("a", False), ("../a", True)])
 def test_is_place(text: str, expected: bool):
     assert is_place(text) is expected

@@ -27,8 +27,8 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
         str,
         typer.Argument(
             metavar="SCRIPT.py:MAKE",
-            help="A file and its function, which returns (make_model, x, y) or "
-            "(make_model, x, y, validation_data).",
+            help="A file and its function, 'make' if none is named, which returns "
+            "(make_model, x, y) or (make_model, x, y, validation_data).",
         ),
     ],
     strategy: Annotated[

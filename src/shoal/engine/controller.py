@@ -294,8 +294,10 @@ class Controller:
         if head.get("is_data"):
             text = str(head["error"]).removeprefix("DataError: ")
             raise DataError(f"{where}: {text}.\n\n{head['traceback']}")
+        error = str(head["error"]).rstrip(". \n")
+        gap = "\n" if "\n" in error else " "
         raise WorkerFailed(
-            f"{where} raised {head['error']}. "
+            f"{where} raised {error}.{gap}"
             "Code of the model, its layers, loss or metrics must run on workers as "
             "it does here. Its traceback follows; correct it and call fit again.",
             rank=head["rank"],

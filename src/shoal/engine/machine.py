@@ -30,10 +30,11 @@ from shoal.engine.instructions import (
 )
 from shoal.engine.ledger import Piece
 from shoal.engine.post import Post
-from shoal.engine.restart import Restart, pack_restart
+from shoal.engine.restart import Restart
 from shoal.engine.sequencer import Sequencer
 from shoal.engine.telling import ReportOutlet, Teller
 from shoal.engine.tls import Identity
+from shoal.engine.wants import Wants
 from shoal.engine.wire import Head
 from shoal.strategies.base import Facts, Strategy
 from shoal.vectors import Vector
@@ -100,25 +101,27 @@ class Machine:
         )
         self.center = Center(spec.strategy, spec.vector, spec.statistics)
         self.learning_rate = spec.learning_rate
-        self.blob = b"" if restart is None else restart.blob
-        self._is_state_wanted = self._is_center_wanted = False
-        self._is_whole_wanted = False
-        self._published = self._doubt = 0
-        self._last_publisher = -1
+        self._doubt = 0
         if restart is not None:
             restart.fill(self.center, self.teller.accounts)
-            self._published = self.sequencer.version
-        self._saved = (self.center.vector.copy(), self.center.statistics.copy())
+        self._wants = Wants(
+            self.center,
+            self.teller,
+            self.state,
+            version=self.sequencer.version,
+            blob=b"" if restart is None else restart.blob,
+        )
         if restart is not None:
             self._tell_rollback(self.sequencer.lineage)
 
+    @property
+    def blob(self) -> bytes:
+        """The optimizer's state that was published last, empty for none."""
+        return self._wants.blob
+
     # ------------------------------------------------------------ replicas
 
-    _PLAIN = (
-        "at", "sequencer", "learning_rate", "blob", "_is_state_wanted",
-        "_is_center_wanted", "_is_whole_wanted", "_published", "_doubt", "_saved",
-        "_last_publisher",
-    )  # fmt: skip
+    _PLAIN = ("at", "sequencer", "learning_rate", "_doubt")
 
     def serve(self, outlet: Outlet) -> None:
         """Answers and reports go elsewhere from now on."""
@@ -135,6 +138,7 @@ class Machine:
             "plain": {name: getattr(self, name) for name in self._PLAIN},
             "center": self.center.freeze(),
             "teller": self.teller.freeze(),
+            "wants": self._wants.freeze(),
             "posts": [post.freeze() for post in self.posts.values()],
         }
 
@@ -147,6 +151,7 @@ class Machine:
             setattr(self, name, value)
         self.center.thaw(found["center"])
         self.teller.thaw(found["teller"])
+        self._wants.thaw(found["wants"])
         posts = [Post.thaw(self.spec.sizes, frozen) for frozen in found["posts"]]
         self.posts = {post.rank: post for post in posts}
 
@@ -215,7 +220,8 @@ class Machine:
             self.tell({"kind": "ready", "rank": rank, "incarnation": incarnation})
             self._carry_out(self.sequencer.ready(*who))
         elif name == "snapshot":
-            self._publish(post, bytes(blob))
+            self._carry_out(self._wants.published(self.sequencer, post, bytes(blob)))
+            self._say(post, {"kind": "stored"})
         else:
             self._say(post, {"kind": "noted"})
             if name == "compiling":
@@ -252,32 +258,6 @@ class Machine:
         )
         self._carry_out(self.sequencer.push(push))
 
-    def _publish(self, post: Post, blob: bytes) -> None:
-        """A gang member's whole state becomes the center."""
-        if self.sequencer.publisher != post.rank:  # the run was ended meanwhile
-            self._say(post, {"kind": "stored"})
-            return
-        self.blob, self._last_publisher = blob, post.rank
-        if self.spec.rules.is_gang:
-            self.center.vector[:] = post.bulk.message
-            self.center.statistics[:] = post.bulk.message_statistics
-            self._saved = (self.center.vector.copy(), self.center.statistics.copy())
-            self.teller.accounts.save()
-            self._published = self.sequencer.version
-        # First of all the ledger of this moment is saved: it goes with the center.
-        later = self.sequencer.published(post.rank, post.incarnation)
-        self._send_center()
-        is_first = self.spec.rules.is_gang or self.sequencer.is_first(post.rank)
-        if self._is_state_wanted and is_first:
-            self._is_state_wanted = False
-            self._tell_snapshot("optimizer", post)
-        else:
-            self._tell_snapshot("snapshot", post)
-        if self._is_state_wanted:  # what fit returns is the state of the first
-            later = [*later, *self.sequencer.ask()]
-        self._carry_out(later)
-        self._say(post, {"kind": "stored"})
-
     # --------------------------------------------------------- instructions
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
@@ -296,8 +276,7 @@ class Machine:
                 case EpochDone(epoch):
                     self._end_epoch(epoch)
                 case Rollback(lineage):
-                    self.center.vector[:], self.center.statistics[:] = self._saved
-                    self.teller.accounts.restore()
+                    self._wants.roll_back()
                     self._tell_rollback(lineage)
 
     def _tell_rollback(self, lineage: int) -> None:
@@ -401,71 +380,19 @@ class Machine:
         elif kind == "finish":
             self._carry_out(self.sequencer.finish())
         elif kind == "center":
-            self._give_center()
+            self._carry_out(self._wants.ask_center(self.sequencer))
         elif kind == "state":
-            self._give_state()
+            self._carry_out(self._wants.ask_state(self.sequencer))
         elif kind == "checkpoint":
-            self._give_center(is_whole=True)
-            if command.get("wants_snapshot") and not self.spec.rules.is_gang:
-                self._carry_out(self.sequencer.ask(after=self._last_publisher))
+            with_snapshot = bool(command.get("wants_snapshot"))
+            wanted = self._wants.ask_checkpoint(self.sequencer, with_snapshot)
+            self._carry_out(wanted)
         else:
             raise ValueError(f"unknown command {kind!r}")
 
-    def _give_center(self, *, is_whole: bool = False) -> None:
-        """Tells the controller the center; in a gang some worker publishes it first.
-
-        Args:
-            is_whole: With all that another server would need to go on.
-        """
-        self._is_whole_wanted |= is_whole
-        self._is_center_wanted |= not is_whole
-        has_ready = any(m.is_ready for m in self.sequencer.members.values())
-        is_old = self._published != self.sequencer.version
-        if self.spec.rules.is_gang and has_ready and is_old:
-            self._carry_out(self.sequencer.ask())
-        else:
-            self._send_center()
-
-    def _send_center(self) -> None:
-        """Tells the controller what it waits for, if it does."""
-        if self._is_whole_wanted:
-            self._is_whole_wanted = False
-            head, body = pack_restart(
-                self.sequencer, self.center, self.teller.accounts, self.blob
-            )
-            self.tell(head, *body)
-        if not self._is_center_wanted:
-            return
-        self._is_center_wanted = False
-        ledger = self.sequencer.ledger
-        samples = sum(ledger.committed(epoch) for epoch in ledger.epochs)
-        self._show_center({"kind": "center", "samples": samples})
-
-    def _give_state(self) -> None:
-        """The controller wants one worker's optimizer state, at the end of a run."""
-        self._is_state_wanted = True
-        if self.spec.rules.is_gang and self.blob:
-            self._is_state_wanted = False
-            self.tell({"kind": "optimizer"}, self.blob)
-        else:
-            self._carry_out(self.sequencer.ask())
-
-    def _tell_snapshot(self, kind: str, post: Post) -> None:
-        """Gives the state that a worker has sent to the controller, not kept here."""
-        head: Head = {"kind": kind}
-        if not self.spec.rules.is_gang:
-            member = self.sequencer.members[post.rank]
-            head |= {"rank": post.rank, "incarnation": post.incarnation}
-            head["sequence"] = member.sequence
-        elif kind == "snapshot":
-            return  # all have the same
-        self.tell(head, self.blob)
-
     def _end_epoch(self, epoch: int) -> None:
         rows = self.sequencer.ledger.committed(epoch)
-        self._show_center({"kind": "epoch", "epoch": epoch, "rows": rows}, epoch)
-
-    def _show_center(self, head: Head, epoch: int | None = None) -> None:
+        head: Head = {"kind": "epoch", "epoch": epoch, "rows": rows}
         self.teller.show(head, self.center, self.state(), epoch)
 
     def tell(self, head: Head, *body: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -76,8 +77,7 @@ def prepare(model: Any, sample: Any) -> None:
             build_metrics(model, x=x, y=y, sample_weight=weights)
     except Exception as error:
         raise DataError(
-            f"the model {model.name!r} cannot take the data: "
-            f"{type(error).__name__}: {error}. "
+            f"the model {model.name!r} cannot take the data: {_told(error)} "
             f"Received x of {_shapes(x)} and y of {_shapes(y)}. "
             "Give arrays of the shapes that model.fit would take."
         ) from error
@@ -108,8 +108,8 @@ def build(model: Any, rows: Any) -> None:
         model(x, training=False)
     except Exception as error:
         raise DataError(
-            f"the model {model.name!r} cannot take the data: "
-            f"{type(error).__name__}: {error}. Received x of {_shapes(x)}. "
+            f"the model {model.name!r} cannot take the data: {_told(error)} "
+            f"Received x of {_shapes(x)}. "
             "Give arrays of the shapes that model.predict would take."
         ) from error
 
@@ -135,8 +135,8 @@ def check_inputs(model: Any, rows: Any) -> None:
         spec_of(model, x, training=False)
     except Exception as error:
         raise DataError(
-            f"the model {model.name!r} cannot take x: "
-            f"{type(error).__name__}: {error}. Received x of {_shapes(x)}. "
+            f"the model {model.name!r} cannot take x: {_told(error)} "
+            f"Received x of {_shapes(x)}. "
             "Give arrays of the shapes that model.predict would take."
         ) from error
 
@@ -165,8 +165,7 @@ def check_rows(model: Any, rows: Any, what: str) -> None:
         spec_of(model.compute_metrics, x, y, found, sample_weight=weights)
     except Exception as error:
         raise DataError(
-            f"the model {model.name!r} cannot take {what}: "
-            f"{type(error).__name__}: {error}. "
+            f"the model {model.name!r} cannot take {what}: {_told(error)} "
             f"Received x of {_shapes(x)} and y of {_shapes(y)}. "
             "Give arrays of the shapes that model.evaluate would take."
         ) from error
@@ -229,8 +228,15 @@ def inner_optimizer(model: Any) -> Any:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
+def _told(error: Exception) -> str:
+    """An error's kind and text as one sentence, without a terminal's colours."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip(". \n")
+    return f"{type(error).__name__}: {text}."
+
+
 def _shapes(tree: Any) -> str:
+    """Shapes of arrays of which only a few rows are at hand."""
     keras = import_module("keras")
     leaves = [leaf for leaf in keras.tree.flatten(tree) if leaf is not None]
-    shapes = [str(tuple(np.shape(leaf))) for leaf in leaves]
-    return " and ".join(shapes) if shapes else "nothing"
+    shapes = [("rows", *np.shape(leaf)[1:]) for leaf in leaves]
+    return " and ".join(str(shape).replace("'", "") for shape in shapes) or "None"

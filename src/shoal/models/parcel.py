@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, TypeAlias, final
 
+import numpy as np
+
 from shoal.models.archive import Archive
+from shoal.models.inspection import build
 from shoal.models.pickling import dumps, loads
 from shoal.models.settings import KerasSettings
 from shoal.models.state import (
@@ -69,24 +72,35 @@ class Compiled:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The user's callable and the state its model had in the driver."""
+    """The user's callable and the state its model had in the driver.
+
+    Args:
+        make: Returns the model; one without an input layer it may leave unbuilt.
+        state: Of the model once it was built.
+        optimizer: Values of its variables.
+        sample: Rows to build it with, as `train_step` gets them; None for none.
+    """
 
     make: Callable[[], Any]
     state: ModelState
     optimizer: list[Array]
+    sample: Any = None
 
     @classmethod
-    def of(cls, model: Any, make: Callable[[], Any]) -> Made:
+    def of(cls, model: Any, make: Callable[[], Any], sample: Any) -> Made:
         """Reads the state of a model that `make` returned."""
         return cls(
             make=make,
             state=ModelState.of(model),
             optimizer=arrays_of(optimizer_variables(model)),
+            sample=None if sample is None else _zeros(sample),
         )
 
     def open(self) -> Any:
         """Makes the model and gives it the state."""
         model = self.make()
+        if self.sample is not None:
+            build(model, self.sample)
         self.state.restore(model)
         if len(self.optimizer) > len(optimizer_variables(model)):
             model.optimizer.build(model.trainable_variables)
@@ -120,6 +134,13 @@ class Parcel:
         if layout_digest(model) != self.digest:
             raise other_layout(model, self.variables)
         return model
+
+
+def _zeros(sample: Any) -> tuple[Any]:
+    """Rows of such inputs without their values: shapes are enough to build with."""
+    keras = import_module("keras")
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
+    return (keras.tree.map_structure(np.zeros_like, x),)
 
 
 def _anchors(model: Any) -> list[Any]:

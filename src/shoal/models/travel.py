@@ -35,6 +35,7 @@ def pack(
     *,
     custom_objects: Mapping[str, Any] | None = None,
     factory: Callable[[], Any] | None = None,
+    sample: Any = None,
 ) -> bytes:
     """Turns a model into bytes from which `unpack` makes it in a clean process.
 
@@ -46,6 +47,8 @@ def pack(
         model: A built model, or a callable without arguments that returns one.
         custom_objects: Name in the config -> class or function, as in Keras.
         factory: What made `model`; given, it makes the model over there as well.
+        sample: A few rows, as `train_step` gets them: what `factory` leaves unbuilt is
+            built with rows of such shapes; default None builds nothing.
 
     Raises:
         PlanError: The model has no variables yet, or a part of it cannot travel.
@@ -66,7 +69,7 @@ def pack(
             "Add keras.Input(shape) as its first layer or call it on one batch."
         )
     if factory is not None:
-        return _pickle(model, Made.of(model, factory))
+        return _pickle(model, Made.of(model, factory, sample))
     archive = Archive.of(model, custom_objects or {})
     if archive is not None:
         try:

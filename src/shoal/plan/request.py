@@ -202,6 +202,11 @@ def read_workers(workers: object) -> tuple[int, int]:
     given: Any = workers
     limits = tuple(map(plain, given if isinstance(given, tuple) else (given, given)))
     is_pair = len(limits) == 2 and all(type(n) is int for n in limits)
+    if is_pair and limits[0] > limits[1] >= 1:
+        raise ConfigError(
+            f"workers={workers!r} cannot be used: the least is more than the most. "
+            f"Expected (min, max). Pass workers=({limits[1]}, {limits[0]})."
+        )
     if not is_pair or not 1 <= limits[0] <= limits[1]:
         raise ConfigError(
             f"workers={workers!r} cannot be used. Expected a number of at least 1, "

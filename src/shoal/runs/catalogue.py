@@ -87,7 +87,9 @@ def find_run(reference: str, root: str | os.PathLike[str]) -> Folder:
         )
     near = difflib.get_close_matches(reference, known, n=3, cutoff=0.4)
     hint = (
-        f"The nearest: {', '.join(near)}." if near else f"It holds {len(known)} runs."
+        f"The nearest: {', '.join(near)}."
+        if near
+        else f"It holds {len(known)} run{'s'[: len(known) != 1]}."
     )
     raise ConfigError(
         f"no run {reference!r} in {Folder.at(root).url}. {hint} "

@@ -38,17 +38,20 @@ class Folder:
         """Opens a folder by path or URL; nothing is created.
 
         Raises:
-            ConfigError: The URL's protocol is unknown or its library is missing.
+            ConfigError: The URL's protocol is unknown, its library is missing, or its
+                host is away.
         """
         text = os.path.expanduser(os.fspath(url))
         try:
             # A cached listing would hide segments that a running fit just wrote.
             fs, path = url_to_fs(text, use_listings_cache=False)
-        except (ValueError, ImportError) as error:
+        except (ValueError, ImportError, OSError) as error:
+            extra = ", pip install 'shoal[aws]'" if text.startswith("s3:") else ""
             raise ConfigError(
-                f"the run folder cannot be opened: run={text!r} ({error}). "
-                "Expected a local path or a URL that fsspec knows. "
-                "Install the library of its protocol, or choose another place."
+                f"the run folder cannot be opened: run={text!r} "
+                f"({type(error).__name__}: {error}). Expected a local path, or a URL "
+                "that fsspec knows and that can be reached. Install the library of its "
+                f"protocol{extra}, or choose another place."
             ) from error
         return cls(fs=fs, path=str(path).rstrip("/"))
 

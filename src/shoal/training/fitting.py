@@ -28,7 +28,7 @@ from shoal.engine.worker import WATCH, WorkerSpec
 from shoal.errors import NotFinite
 from shoal.launchers.cores import shares_of_cores
 from shoal.launchers.shared import SharedBlob
-from shoal.models.inspection import learning_rate_of, step_variable
+from shoal.models.inspection import SAMPLE_ROWS, learning_rate_of, step_variable
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import pack
 from shoal.plan import Plan
@@ -71,7 +71,8 @@ class Work:
             PlanError: A part of it cannot travel.
         """
         custom, factory = self.custom_objects, self.factory
-        packed = pack(self.model, custom_objects=custom, factory=factory)
+        sample = self.source.take(slice(0, SAMPLE_ROWS))
+        packed = pack(self.model, custom_objects=custom, factory=factory, sample=sample)
         return replace(self, packed=packed)
 
 

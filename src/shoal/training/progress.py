@@ -10,11 +10,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TextIO, TypeAlias, final
 
 from shoal.engine.observer import Record
+from shoal.errors import ShoalWarning
 from shoal.plan import Plan
 
 ERASE = "\r\x1b[K"
@@ -146,7 +149,16 @@ class Progress:
             self._alive.clear()
             self.say(f"{fields.get('reason')}; going on from the last checkpoint")
         elif kind == "warning":
-            self.say(f"warning: {fields.get('text')}")
+            self._warn(str(fields.get("text")))
+
+    def _warn(self, text: str) -> None:
+        """Writes a warning; where no lines are wanted, it goes where warnings go."""
+        if not self._is_silent:
+            self._display.say(f"warning: {text}")
+            return
+        # Where warnings are errors, it must not cost the training all the same.
+        with suppress(ShoalWarning):
+            warnings.warn(text, ShoalWarning, stacklevel=2)
 
     def say(self, text: str) -> None:
         """Writes a line, unless nothing is to be shown."""

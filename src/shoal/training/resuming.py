@@ -86,6 +86,12 @@ def resume(call: Call) -> Any:
 def _open(run: str | os.PathLike[str] | Run) -> StoredRun:
     if isinstance(run, Run):
         return open_run(run.url)
+    given: Any = run
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(
+            f"run={run!r} cannot be used. Expected the id of a run, the beginning of "
+            "one, or the path or URL of its folder. List the ids with: shoal runs."
+        )
     return open_run(os.fspath(run), environment().runs)
 
 

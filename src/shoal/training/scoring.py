@@ -195,7 +195,12 @@ def worker_count(
 
 def _scored(job: _Job, compute: Compute) -> list[trees.Tree]:
     """Has every chunk computed; returns their results in order."""
-    packed = pack(job.model, custom_objects=job.custom_objects, factory=job.factory)
+    packed = pack(
+        job.model,
+        custom_objects=job.custom_objects,
+        factory=job.factory,
+        sample=job.source.take(slice(0, SAMPLE_ROWS)),
+    )
     bounds = _bounds(job.rows, job.batch_size, job.workers)
     with ExitStack() as stack:
         data, board, *results = (_blob(stack) for _ in range(2 + len(bounds)))
