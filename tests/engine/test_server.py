@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.engine import connections as module
+from shoal.engine import server as server_module
 from shoal.engine.channel import Channel
 from shoal.engine.member import Fenced, Member, Seat
 from shoal.engine.server import Server
@@ -240,6 +242,31 @@ def test_a_strategy_that_raises_ends_the_run_and_drops_nobody(
         cluster.run()
     assert name in str(raised.value)
     assert "bad arithmetic" in str(raised.value)
+
+
+def test_whoever_works_hears_that_the_run_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It was cut off, and a worker of a session ended though the next run needs it.
+    monkeypatch.setattr(server_module, "SEE_OFF_S", 60.0)
+    is_stopped, see_off = threading.Event(), Server._see_off
+
+    def stopped(server: Server) -> None:
+        is_stopped.set()
+        see_off(server)
+
+    monkeypatch.setattr(Server, "_see_off", stopped)
+    with Cluster(setup("aeasgd", workers=1)) as cluster:
+        cluster.command("proceed", epoch=0)
+        member = Member(seat(cluster), get("aeasgd"))
+        member.ready()
+        assert member.progress.pieces
+        cluster.command("finish")
+        cluster.command("stop")
+        assert is_stopped.wait(60)
+        member.need()
+        assert member.progress.is_done
+        member.leave()
 
 
 def test_closing_frees_the_port() -> None:

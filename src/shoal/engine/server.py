@@ -29,6 +29,7 @@ from shoal.engine.wire import BadFrame, Head
 from shoal.engine.words import WORDS, hint_of, names
 
 FLUSH_S = 0.1
+SEE_OFF_S = 1.0  # most that a worker which hangs holds up the end of a run
 JOINED_AGAIN = "it joined again"
 
 
@@ -90,11 +91,34 @@ class Server(Listener):
             begin()
             while self._is_running:
                 self._turn()
+            self._see_off()
         except StrategyFailed as error:
             self._mirror.end()
             self.machine.tell({"kind": "broken", "reason": str(error)})
         finally:
             self.close()
+
+    def _see_off(self) -> None:
+        """Whoever still works hears, with its next message, that the run is over.
+
+        A worker of a session that were cut off could not wait for the next run.
+        """
+        until = time.monotonic() + SEE_OFF_S
+        while self._has_controller and self._has_work_out:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                break
+            self._connections.serve(left_s)
+
+    @property
+    def _has_controller(self) -> bool:
+        return self._reporter.controller is not None
+
+    @property
+    def _has_work_out(self) -> bool:
+        """Whether a worker was told of anything but the end, last."""
+        answers = [self.machine.posts[rank].answer for rank in self._workers]
+        return any(answer and answer[0]["kind"] != "done" for answer in answers)
 
     def _turn(self) -> None:
         before = time.monotonic()
