@@ -1,8 +1,9 @@
-"""For all tests and doctests: the backend, and files that cannot be imported here."""
+"""For all tests and doctests: backend, Ctrl-C, files that cannot be imported here."""
 
 from __future__ import annotations
 
 import os
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -28,6 +29,13 @@ collect_ignore_glob = [
     *(path for path, package in _NEEDS.items() if find_spec(package) is None),
     "src/shoal/__main__.py",  # importing it runs the command line
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _can_be_interrupted() -> None:
+    """A shell that starts tests in the background lets them ignore Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

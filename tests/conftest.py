@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 import threading
 import time
@@ -46,13 +45,6 @@ def _own_temporary_folder(
         patch.setattr(tempfile, "tempdir", folder)
         patch.setenv("SHOAL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _can_be_interrupted() -> None:
-    """A shell that starts tests in the background lets them ignore Ctrl-C."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
