@@ -104,15 +104,11 @@ class Server(Listener):
         A worker of a session that were cut off could not wait for the next run.
         """
         until = time.monotonic() + SEE_OFF_S
-        while self._has_controller and self._has_work_out:
+        while self._reporter.controller is not None and self._has_work_out:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 break
             self._connections.serve(left_s)
-
-    @property
-    def _has_controller(self) -> bool:
-        return self._reporter.controller is not None
 
     @property
     def _has_work_out(self) -> bool:

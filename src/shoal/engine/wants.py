@@ -43,7 +43,7 @@ class Wants:
         self.blob = blob
         self._is_state_wanted = self._is_center_wanted = False
         self._is_whole_wanted = False
-        self._version, self._last_publisher = version, -1
+        self._last_publisher = -1
         self._save(version)
 
     _PLAIN = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from shoal.training.ensemble import train_members
 from shoal.training.fitting import Outcome, announce, train
 from shoal.training.inputs import Inputs, write_inputs
 from shoal.training.keeping import Keeper
+from shoal.training.progress import warn_aside
 
 RETRIES_S = (0.5, 2.0)
 
@@ -142,9 +143,7 @@ def warner(record: Run) -> Callable[[str], None]:
 
     def warn(text: str) -> None:
         record.event("warning", text=text)
-        # Where warnings are errors, storage must not cost the training all the same.
-        with suppress(ShoalWarning):
-            warnings.warn(text, ShoalWarning, stacklevel=2)
+        warn_aside(text)
 
     return warn
 

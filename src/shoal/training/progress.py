@@ -30,6 +30,12 @@ Field: TypeAlias = tuple[int, str]
 """A part of the live line, after its weight: of the lightest a narrow line has none."""
 
 
+def warn_aside(text: str) -> None:
+    """Warns of what goes wrong while a run trains; it must not cost the training."""
+    with suppress(ShoalWarning):  # where warnings are errors
+        warnings.warn(text, ShoalWarning, stacklevel=3)
+
+
 @final
 class Display:
     """Where lines go: the standard output of the moment, with one line that may change.
@@ -153,12 +159,10 @@ class Progress:
 
     def _warn(self, text: str) -> None:
         """Writes a warning; where no lines are wanted, it goes where warnings go."""
-        if not self._is_silent:
+        if self._is_silent:
+            warn_aside(text)
+        else:
             self._display.say(f"warning: {text}")
-            return
-        # Where warnings are errors, it must not cost the training all the same.
-        with suppress(ShoalWarning):
-            warnings.warn(text, ShoalWarning, stacklevel=2)
 
     def say(self, text: str) -> None:
         """Writes a line, unless nothing is to be shown."""
