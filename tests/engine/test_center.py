@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.engine import center as module
-from shoal.engine.center import Center, pull_into, push_into, segments
+from shoal.engine import spread as module
+from shoal.engine.center import Center, pull_into, push_into
+from shoal.engine.spread import segments
 from shoal.strategies import get
 from shoal.strategies.base import Facts, Strategy
 from shoal.vectors import Vector

@@ -54,9 +54,9 @@ def show(
     progress.epoch_begin(0)
     for rank in (0, 1):
         progress.event("worker_started", {"rank": rank})
-    progress.update([record(1.0, staleness=3)], {"loss": 0.5})
+    progress.update([record(1.0, staleness=3)], lambda: {"loss": 0.5})
     progress.event("worker_lost", {"rank": 1, "reason": "killed by SIGKILL"})
-    progress.update([record(2.0)], {"loss": 0.25})
+    progress.update([record(2.0)], lambda: {"loss": 0.25})
     progress.event("worker_replaced", {"rank": 1, "seconds": 2.5})
     progress.epoch_end(1000, {"loss": 0.125, "val_loss": 0.5, "accuracy": 0.75})
     progress.close()
@@ -139,7 +139,7 @@ def test_a_narrow_terminal_keeps_the_time_left(
     monkeypatch.setattr(sys, "stdout", stream := Terminal())
     monkeypatch.setenv("COLUMNS", str(columns))
     progress = Progress(make_plan(), 1)
-    progress.update([record(1.0)], {"loss": 0.5, "mae": 0.25})
+    progress.update([record(1.0)], lambda: {"loss": 0.5, "mae": 0.25})
     shown = stream.getvalue().removeprefix("\r\x1b[K")
     assert shown == f"Epoch 1/3{middle}  0:02 left"
     assert len(shown) < columns
@@ -182,7 +182,7 @@ def test_advice_after_a_run_that_mostly_exchanged(
 ) -> None:
     progress = Progress(make_plan(strategy, gpus=gpus), 0)
     records = [record(t, exchange_s=exchange_s) for t in range(4)]
-    progress.update(records, {})
+    progress.update(records, dict)
     advice = progress.advice()
     assert (advice is not None) == is_advised
     if advice is not None:

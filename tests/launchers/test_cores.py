@@ -36,12 +36,13 @@ import os, threading
 from shoal.launchers.cores import bind
 core = max(os.sched_getaffinity(0))
 go, found = threading.Event(), []
-look = lambda: (go.wait(), found.append(os.sched_getaffinity(0)))
+now = lambda: (os.sched_getaffinity(0), os.sched_getscheduler(0))
+look = lambda: (go.wait(), found.append(now()))
 before = threading.Thread(target=look); before.start()
 bind([core])
 after = threading.Thread(target=look); after.start()
 go.set(); before.join(); after.join(); look()
-print(found == [{core}] * 3)
+print(found == [({core}, os.SCHED_BATCH)] * 3)
 """
 
 

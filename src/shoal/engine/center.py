@@ -7,23 +7,17 @@ at a time, so that no vector-sized temporary is ever made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.engine.spread import Spread, in_turn, segments
 from shoal.strategies.base import Facts, RoundStrategy, ServerStrategy, Strategy
 from shoal.vectors import Vector
 
-SEGMENT = 1 << 15  # floats; a few of these fit a core's second-level cache
 Doubles = npt.NDArray[np.float64]
-
-
-def segments(size: int, length: int = SEGMENT) -> Iterator[slice]:
-    """Cuts `size` floats into slices of at most `length`."""
-    for start in range(0, size, length):
-        yield slice(start, min(size, start + length))
 
 
 def push_into(
@@ -65,6 +59,8 @@ class Center:
         self.statistics = statistics.copy()
         self.state = strategy.init(vector.size)
         self._last_samples: dict[int, float] = {}
+        self.spread: Spread = in_turn
+        """How a round is merged; strategies keep nothing between two segments."""
 
     def apply(
         self,
@@ -107,7 +103,8 @@ class Center:
         strategy = self.strategy
         if not isinstance(strategy, RoundStrategy):
             raise TypeError(f"{strategy.name} has no rounds; received a round")
-        for part in segments(self.vector.size):
+
+        def merge(part: slice) -> None:
             state = {name: value[part] for name, value in self.state.items()}
             parts = {rank: message[part] for rank, message in messages.items()}
             replies = strategy.merge(self.vector[part], state, parts, facts)
@@ -117,6 +114,8 @@ class Center:
             else:
                 for rank, value in replies.items():
                     write(rank, part, value)
+
+        self.spread(self.vector.size, merge)
         total = sum(f.samples for f in facts.values())
         if self.statistics.size and total > 0:
             mean = np.zeros(self.statistics.size, np.float64)

@@ -23,6 +23,7 @@ from shoal.engine.patience import PAUSE_S
 from shoal.engine.post import Post
 from shoal.engine.reporter import Reporter
 from shoal.engine.slots import Slot, tag_of
+from shoal.engine.spread import InPairs
 from shoal.engine.strangers import Strangers
 from shoal.engine.tls import server_context
 from shoal.engine.wire import BadFrame, Head
@@ -77,6 +78,7 @@ class Server(Listener):
             self.machine, self._reporter, self._grace = succeeds
             self.machine.serve(self)
         self._began = time.monotonic() - self.machine.at
+        self._spread = self.machine.center.spread = InPairs()
         connections.listener = self
 
     # -------------------------------------------------------------- the loop
@@ -168,6 +170,7 @@ class Server(Listener):
         if self.machine.teller.has_records:
             self._do({"event": "flush"})
         self._connections.close()
+        self._spread.close()
 
     # ---------------------------------------------------------------- events
 

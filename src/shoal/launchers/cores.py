@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
+_PLAIN = os.sched_param(0) if hasattr(os, "sched_param") else None
 
 
 def shares_of_cores(
@@ -44,6 +45,10 @@ def shares_of_cores(
 def bind(cores: Sequence[int]) -> None:
     """Keeps all threads of this process, and those to come, to some cores.
 
+    There they are batch threads: one that wakes up does not push aside whoever woke
+    it. A server that answers several workers would be held up in the middle of it, as
+    its first answer wakes a worker whose core it runs on.
+
     Args:
         cores: Their numbers; with none of them, or where the system knows no such
             thing, nothing is done.
@@ -53,3 +58,5 @@ def bind(cores: Sequence[int]) -> None:
     for task in TASKS.iterdir():
         with contextlib.suppress(OSError):  # the thread has ended, or the cores have
             os.sched_setaffinity(int(task.name), cores)
+            if os.sched_getscheduler(int(task.name)) == os.SCHED_OTHER:
+                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, _PLAIN)

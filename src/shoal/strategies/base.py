@@ -191,7 +191,11 @@ class RoundStrategy(Strategy):
         messages: Mapping[int, Vector],
         facts: Mapping[int, Facts],
     ) -> dict[int, Vector]:
-        """Changes `center` and `state` in place and returns a reply per rank."""
+        """Changes `center` and `state` in place and returns a reply per rank.
+
+        A server calls it for one segment of the vectors after the other, or for two at
+        once from two threads: what it keeps lies in `center` and `state`.
+        """
 
 
 def adopt_reply(local: Vector, pushed: Vector, reply: Vector) -> tuple[Vector, Vector]:

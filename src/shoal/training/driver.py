@@ -63,6 +63,7 @@ class _Epoch:
 
     number: int
     logs: dict[str, float] = field(default_factory=dict[str, float])
+    newest: Record | None = None
     is_over: bool = False
 
 
@@ -153,7 +154,7 @@ class Driver(Observer):
         self._restore_optimizer(optimizer_state)
         self._count_overrun()
         self._user.finalize(self._ticks())
-        self.callbacks.on_train_end(logs=self._epoch.logs)
+        self.callbacks.on_train_end(logs=self._logs())
         self._progress.close()
         advice = self._progress.advice()
         if advice is not None:
@@ -306,20 +307,27 @@ class Driver(Observer):
                     self.adopt(*center)
             before = self._ticks_before(self._epoch.number)
             self._hooks.call(records, self._logs_of, lambda s: self._reach(before + s))
-        self._epoch.logs = self._logs_of(records[-1])
-        self._progress.update(records, self._epoch.logs)
+        self._epoch.newest = records[-1]
+        self._progress.update(records, self._logs)
 
     def _reach(self, ticks: int) -> bool:
         """Sets the step count that a hook will see; False once training is to stop."""
         self._user.count_steps(ticks)
         return not self.wants_stop
 
+    def _logs(self) -> dict[str, float]:
+        """The metrics of the epoch that is under way, or is over."""
+        epoch = self._epoch
+        if epoch.is_over or epoch.newest is None:
+            return epoch.logs
+        return self._logs_of(epoch.newest)
+
     def _logs_of(self, record: Record) -> dict[str, float]:
         """The epoch's metrics after an exchange, or the newest that are known."""
         state = record.sums if record.sums is not None else self._sums.get(record.epoch)
-        if state is None:
-            return self._epoch.logs
-        return self._states.results(self._model, np.asarray(state))
+        if state is not None:
+            self._epoch.logs = self._states.results(self._model, np.asarray(state))
+        return self._epoch.logs
 
     def on_epoch(self, end: EpochEnd) -> None:
         """Validates, ends the epoch for callbacks, and keeps the best model."""

@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO, TypeAlias, final
 
@@ -21,7 +21,7 @@ from shoal.errors import ShoalWarning
 from shoal.plan import Plan
 
 ERASE = "\r\x1b[K"
-PACE_S = 0.1  # between two looks of a live line
+PACE_S = 0.25  # between two looks of a live line
 RECENT = 32  # exchanges whose staleness is shown
 NARROW = 20  # a terminal that says it has fewer columns than this does not know
 GAP = "  "
@@ -49,13 +49,17 @@ class Display:
         self._shown = 0
         self._at = 0.0
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the line that may change would be written again now."""
+        is_time = time.monotonic() - self._at >= PACE_S
+        return self._is_live and is_time and can_change(sys.stdout)
+
     def show(self, fields: Sequence[Field]) -> None:
         """Puts fields on the line that may change, as many as there is room for."""
-        stream = sys.stdout
-        now = time.monotonic()
-        if not self._is_live or not can_change(stream) or now - self._at < PACE_S:
+        if not self.is_due:
             return
-        self._at = now
+        stream, self._at = sys.stdout, time.monotonic()
         columns = shutil.get_terminal_size().columns if stream.isatty() else 0
         text = line_of(fields, columns - 1 if columns >= NARROW else None)
         if stream.isatty():
@@ -180,8 +184,16 @@ class Progress:
             workers = f"{self._plan.workers} worker{'s'[: self._plan.workers > 1]}"
             self._display.show([(1, self._title()), (0, f"starting {workers}")])
 
-    def update(self, records: list[Record], logs: Mapping[str, Any]) -> None:
-        """Brings the line up to date with exchanges of the epoch it shows."""
+    def update(
+        self, records: list[Record], logs: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Brings the line up to date with exchanges of the epoch it shows.
+
+        Args:
+            records: Of the exchanges.
+            logs: Gives the metrics since the epoch began. To compute them takes
+                longer than all the rest: it is called when somebody will see them.
+        """
         for record in records:
             self._samples += record.samples
             self._recent.append(record.staleness)
@@ -189,8 +201,8 @@ class Progress:
             start = record.t - record.compute_s - record.data_s
             before = self._span[0] if self._span else start
             self._span = (min(before, start), record.t)
-        if not self._is_silent:
-            self._display.show(self._live_fields(logs))
+        if not self._is_silent and self._display.is_due:
+            self._display.show(self._live_fields(logs()))
 
     def _live_fields(self, logs: Mapping[str, Any]) -> list[Field]:
         done = min(1.0, self._samples / max(1, self._rows))

@@ -1,0 +1,100 @@
+"""Arithmetic in two threads gives what it gives in one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from shoal.engine.center import Center
+from shoal.engine.spread import WORTH_A_THREAD, InPairs, in_turn
+from shoal.strategies import get
+from shoal.strategies.base import Facts
+from shoal.vectors import Vector
+
+LARGE = 2 * WORTH_A_THREAD + 5
+
+
+@pytest.fixture
+def pairs() -> Iterator[InPairs]:
+    spread = InPairs()
+    yield spread
+    spread.close()
+
+
+@given(some.sampled_from([0, 1, 100, LARGE, 5 * LARGE]) | some.integers(0, 10 * LARGE))
+def test_every_float_is_worked_on_once(size: int) -> None:
+    spread, seen = InPairs(), np.zeros(size, np.int8)
+
+    def work(part: slice) -> None:
+        seen[part] += 1
+
+    spread(size, work)
+    spread.close()
+    assert (seen == 1).all()
+
+
+def test_large_vectors_are_shared_out(
+    pairs: InPairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    names: set[str] = set()
+    both = threading.Barrier(2, timeout=30)
+
+    def work(part: slice) -> None:
+        names.add(threading.current_thread().name.partition("_")[0])
+        both.wait()
+
+    pairs(LARGE, work)
+    assert names == {threading.current_thread().name, "shoal-merge"}
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "local_sgd", "diloco", "easgd"])
+def test_a_round_is_the_same_to_the_last_bit(name: str, pairs: InPairs) -> None:
+    def merged(threads: bool) -> list[Vector]:
+        random = np.random.default_rng(1)
+        center = Center(
+            get(name), random.standard_normal(LARGE, "f4"), random.random(0, "f4")
+        )
+        center.spread = pairs if threads else in_turn
+        none: dict[int, Vector] = dict.fromkeys((0, 1), np.zeros(0, "f4"))
+        facts = {rank: Facts(workers=2, samples=3.0 + rank) for rank in none}
+        replies = {rank: np.empty(LARGE, "f4") for rank in none}
+
+        def write(rank: int, part: slice, values: Vector) -> None:
+            for place in replies if rank < 0 else [rank]:
+                replies[place][part] = values
+
+        for _ in range(2):
+            messages = {rank: random.standard_normal(LARGE, "f4") for rank in none}
+            center.merge(messages, none, facts, write)
+        return [center.vector, *center.state.values(), *replies.values()]
+
+    for ours, theirs in zip(merged(True), merged(False), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_an_error_is_raised_when_nobody_works_any_more(
+    pairs: InPairs, place: int
+) -> None:
+    edge = 0 if place == 0 else LARGE
+
+    def work(part: slice) -> None:
+        if edge in (part.start, part.stop):
+            raise ValueError("of a strategy")
+
+    with pytest.raises(ValueError, match="of a strategy"):
+        pairs(LARGE, work)
+    pairs(LARGE, lambda part: None)  # and it still works
+
+
+def test_a_closed_one_has_no_thread(pairs: InPairs) -> None:
+    before = threading.active_count()
+    pairs(LARGE, lambda part: None)
+    pairs.close()
+    assert threading.active_count() == before
