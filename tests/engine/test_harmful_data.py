@@ -210,6 +210,8 @@ def test_a_loss_alone_counts_as_well(strategy: str) -> None:
     history = fit(net, strategy, "skip", data=(x, y), epochs=1)
     [told] = events(Path(history.run.url), "not_finite")
     assert told["what"] == "loss"
+    # The data shows nothing; the loss of each step of the window does.
+    assert told["step"] == told["last_step"]
     assert any(start <= BAD < stop for start, stop in told["ranges"])
     assert told["bad_rows"] == 0
     assert np.isfinite(history.history["loss"]).all()

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from shoal.training.fitting import rescue
 from shoal.training.interruption import CtrlC
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -131,6 +132,32 @@ def test_a_second_ctrl_c_does_not_wait_for_the_center(tmp_path: Path) -> None:
     found, _ = _end(process)
     assert found["children"] == 0
     assert not any(child.is_running() for child in children)
+
+
+def test_whoever_presses_again_still_hears_how_to_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The center is not waited for then; the line is written all the same."""
+    done: list[Any] = []
+
+    class Pressed:
+        def rescue(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    class Driver:
+        def interrupt(self, found: Any) -> str:
+            done.append(found)
+            signal.raise_signal(signal.SIGINT)  # once more, while it is written
+            return "Interrupted: go on with it"
+
+        def abandon(self) -> None:
+            done.append("abandoned")
+
+    given: Any = Driver(), Pressed()
+    with pytest.raises(KeyboardInterrupt):
+        rescue(*given, is_told=True)
+    assert done == [None, "abandoned"]
+    assert capsys.readouterr().err == "Interrupted: go on with it\n"
 
 
 def test_the_stop_button_of_a_notebook(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class ComputeSpec:
         mass: What a gradient weighs in a mean: its rows, or its sample weights. The
             loss that is shown weighs a worker's loss by its rows in either case.
         is_summed: The loss sums over the batch instead of averaging.
+        loss_at: Places of the loss among the sums of metrics.
         logs: What `train_step` logs beyond the model's metrics. Its sums over rows,
             and the rows, follow the metric states.
         rank_seed: Mixed into random state, so that dropout differs by rank.
@@ -42,6 +43,7 @@ class ComputeSpec:
     local_momentum: float = 0.0
     mass: Literal["rows", "weights"] = "rows"
     is_summed: bool = False
+    loss_at: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
     rank_seed: int = 0
     is_alone: bool = True
@@ -83,8 +85,12 @@ class Backend(ABC):
         """Returns weights and statistics."""
 
     @abstractmethod
-    def run(self, data: Data, steps: int, clock: Clock) -> None:
-        """Takes `steps` optimizer steps over the rows of `data`, in order."""
+    def run(self, data: Data, steps: int, clock: Clock) -> int | None:
+        """Takes `steps` optimizer steps over the rows of `data`, in order.
+
+        Returns:
+            The first of them, from 0, whose loss was not finite; None for none.
+        """
 
     @abstractmethod
     def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:

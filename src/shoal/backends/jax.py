@@ -56,14 +56,15 @@ class JaxBackend(Backend):
         self.state = self._gradient.fold(self.state)
         return np.asarray(self.state.weights), np.asarray(self.state.statistics)
 
-    def run(self, data: Data, steps: int, clock: Clock) -> None:
+    def run(self, data: Data, steps: int, clock: Clock) -> int | None:
         """Takes `steps` optimizer steps as one program."""
         staged = self._staged(data, steps)
         with _random_numbers(self._spec):
-            self.state, grown = self._window.run(
+            self.state, grown, fine = self._window.run(
                 *self.state.parted(), staged, np.int32(steps), _clock(clock)
             )
         self._count(grown)
+        return int(fine) if int(fine) < steps else None
 
     def _staged(self, data: Data, steps: int) -> Data:
         """Rows as (window, batch, ...); what is beyond `steps` is never read."""

@@ -146,6 +146,17 @@ class Parts:
         gained = [m - z for m, z in zip(metrics, self._zero, strict=True)]
         return join([*gained, shown])
 
+    def is_loss_finite(self, metrics: Arrays, shown: Array) -> Array:
+        """Whether the sums of the loss are finite; true where nobody asks for them."""
+        found, start = jnp.bool_(True), 0
+        for sums in (*metrics, shown):
+            ends = start + sums.size
+            ours = [at - start for at in self.spec.loss_at if start <= at < ends]
+            if ours:
+                found &= jnp.isfinite(sums.reshape(-1)[np.array(ours)]).all()
+            start = ends
+        return found
+
     def whole(self, statistics: Array, fixed: Arrays) -> Arrays:
         """Non-trainable variables in the model's order."""
         ours = iter(cut(statistics, self.statistics_layout))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from shoal.backends.base import Data
@@ -25,8 +26,12 @@ class Window:
 
     def _run(
         self, kept: State, given: State, data: Data, steps: Array, clock: Array
-    ) -> tuple[State, Array]:
-        """Takes `steps` steps; `data` has a leading axis of at least as many."""
+    ) -> tuple[State, Array, Array]:
+        """Takes `steps` steps; `data` has a leading axis of at least as many.
+
+        Beside the state it returns what metrics gained, and how many steps were taken
+        before the loss was not finite any more.
+        """
         parts, state = self._parts, kept.merged(given)
         mu = parts.spec.local_momentum
         point = state.weights + mu * state.velocity if mu else state.weights
@@ -34,7 +39,7 @@ class Window:
         speeds = cut(state.velocity, wide(parts.layout)) if mu else []
 
         def body(i: Array, carry: Any) -> Any:
-            weights, others, slots, metrics, speeds, shown = carry
+            weights, others, slots, metrics, speeds, shown, fine = carry
             rows = jax.tree.map(
                 lambda a: lax.dynamic_index_in_dim(a, i, 0, keepdims=False), data
             )
@@ -49,13 +54,16 @@ class Window:
                     (a + mu * v).astype(a.dtype)
                     for a, v in zip(after[0], speeds, strict=True)
                 ]
-            return (*after, speeds, shown + parts.shown(logs, rows))
+            shown = shown + parts.shown(logs, rows)
+            # Sums: once they are not finite they stay so.
+            fine = fine + parts.is_loss_finite(after[3], shown)
+            return (*after, speeds, shown, fine)
 
         others = parts.whole(state.statistics, state.fixed)
         metrics, shown = parts.no_metrics(), parts.nothing_shown()
-        carry = (start, others, state.slots, metrics, speeds, shown)
+        carry = (start, others, state.slots, metrics, speeds, shown, jnp.int32(0))
         with parts.at(clock, state.slots):
-            weights, others, slots, metrics, speeds, shown = lax.fori_loop(
+            weights, others, slots, metrics, speeds, shown, fine = lax.fori_loop(
                 0, steps, body, carry
             )
         statistics, fixed = parts.split(others)
@@ -65,4 +73,4 @@ class Window:
             vector = point + vector - join(start)
         vector = vector - mu * velocity if mu else vector
         after = State(vector, statistics, fixed, slots, velocity)
-        return after, parts.grown(metrics, shown)
+        return after, parts.grown(metrics, shown), fine

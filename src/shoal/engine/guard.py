@@ -66,12 +66,15 @@ class Guard:
         if self._reaction.is_undone:
             self._kept = self._backend.keep()
 
-    def is_harmed(self, pieces: Sequence[Piece], steps: tuple[int, int]) -> bool:
+    def is_harmed(
+        self, pieces: Sequence[Piece], steps: tuple[int, int], turned: int | None
+    ) -> bool:
         """Whether a window did harm and was undone: nothing was learnt from it.
 
         Args:
             pieces: The samples of the window.
             steps: Its first and last step, of the worker's own.
+            turned: The first of them whose loss was not finite, None for none.
 
         Raises:
             Harmed: The worker is to stop here.
@@ -81,6 +84,8 @@ class Guard:
         what = self._found(*self._backend.read())
         if not what:
             return False
+        if turned is not None:  # and what came of it: weights turn one step before
+            what, steps = "loss", (turned, turned)
         member = self._member
         was_fine = is_finite(member.local) and is_finite(member.statistics)
         if not self.is_shared:

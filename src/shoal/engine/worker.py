@@ -62,7 +62,6 @@ class WorkerSpec:
             compile, a worker may use them all: the others wait for its programs.
         watch: Called before each push; None outside of tests.
         reaction: To numbers that are not finite.
-        loss_at: Places of the loss among the sums of metrics.
         left_out: Samples that are not to be trained on again.
         optimizer: State of the worker that had the place, empty for none.
         retry: What follows when the source raises.
@@ -80,7 +79,6 @@ class WorkerSpec:
     cores: tuple[int, ...] = ()
     watch: Watch | None = None
     reaction: Reaction = WARN
-    loss_at: tuple[int, ...] = ()
     left_out: LeftOut = field(default_factory=LeftOut)
     optimizer: bytes = b""
     retry: Retry = field(default_factory=Retry)
@@ -147,7 +145,7 @@ class Worker:
             member,
             self._backend,
             self._reader,
-            loss_at=spec.loss_at,
+            loss_at=compute.loss_at,
             batch_size=compute.batch_size,
         )
 
@@ -243,6 +241,7 @@ class Worker:
         """Up to `window` local steps, then one exchange."""
         member, backend, times = self._member, self._backend, self._member.times
         clock, pieces, steps, learnt = self._clock(), list[Piece](), 0, 0
+        turned: int | None = None  # the step whose loss was not finite, of our own
         size = self._compute.batch_size
         self._guard.begin_window()
         while steps < self._compute.window and member.progress.pieces:
@@ -260,7 +259,9 @@ class Worker:
                 began = time.perf_counter()
                 data = self._reader.pieces(batches)
                 read = time.perf_counter()
-                backend.run(data, count, replace(clock, start=start))
+                found = backend.run(data, count, replace(clock, start=start))
+                if turned is None and found is not None:
+                    turned = self.steps + found + 1
                 backend.take_metrics(member.bulk.metrics, add=True)
                 times.data_s += read - began
                 times.compute_s += time.perf_counter() - read
@@ -270,7 +271,7 @@ class Worker:
             self.steps += count
             if rows % size:
                 break  # the short batch ends the window, as it ends the epoch
-        if self._guard.is_harmed(pieces, (self.steps - steps + 1, self.steps)):
+        if self._guard.is_harmed(pieces, (self.steps - steps + 1, self.steps), turned):
             learnt = 0
         vector, statistics = backend.read()
         self._look()

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
-_PLAIN = os.sched_param(0) if hasattr(os, "sched_param") else None
 
 
 def shares_of_cores(
@@ -59,4 +58,4 @@ def bind(cores: Sequence[int]) -> None:
         with contextlib.suppress(OSError):  # the thread has ended, or the cores have
             os.sched_setaffinity(int(task.name), cores)
             if os.sched_getscheduler(int(task.name)) == os.SCHED_OTHER:
-                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, _PLAIN)
+                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))

@@ -213,6 +213,7 @@ class Cluster:
                 window=setup.strategy.period,
                 batch_size=setup.worker_batch_size or setup.batch_size,
                 local_momentum=setup.strategy.local_momentum,
+                loss_at=(0,),
                 **setup.compute,
             ),
             order=setup.order,
@@ -221,7 +222,6 @@ class Cluster:
             is_gang=setup.is_gang,
             watch=setup.watch,
             reaction=setup.reaction,
-            loss_at=(0,),
             retry=setup.retry,
         )
         thread = self._run(f"shoal-worker-{hint}", partial(work, spec))

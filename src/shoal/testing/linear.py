@@ -72,17 +72,20 @@ class LinearBackend(Backend):
         self._statistics = np.array([y.mean()], np.float32)
         return (x * error[:, None]).sum(axis=0)
 
-    def run(self, data: Data, steps: int, clock: Clock) -> None:
+    def run(self, data: Data, steps: int, clock: Clock) -> int | None:
         """Takes local steps."""
-        x, y = data
+        (x, y), turned = data, None
         size, mu = -(-len(y) // steps), self._spec.local_momentum
-        for at in range(0, len(y), size):
+        for step, at in enumerate(range(0, len(y), size)):
             ahead = self._weights + mu * self._velocity
             part = x[at : at + size], y[at : at + size]
             mean = self._sum_of_gradients(*part, ahead) / len(part[1])
             self._velocity = mu * self._velocity - self._rate * mean
             self._weights = self._weights + self._velocity
             self.steps += 1
+            if turned is None and not np.isfinite(self._sums[0]):
+                turned = step
+        return turned
 
     def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
         """Writes the sum of gradients of one step; returns its rows."""

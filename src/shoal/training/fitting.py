@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,7 +128,7 @@ def train(
         controller.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
-        _rescue(driver, controller, is_told=habits.verbose != 0)
+        rescue(driver, controller, is_told=habits.verbose != 0)
         raise
     except NotFinite:
         try:
@@ -146,12 +147,16 @@ def train(
                 stage.close()
 
 
-def _rescue(driver: Driver, controller: Controller, *, is_told: bool) -> None:
+def rescue(driver: Driver, controller: Controller, *, is_told: bool) -> None:
     """After Ctrl-C: saves what can be had, and says what that is."""
     try:
-        text = driver.interrupt(controller.rescue())
-        if is_told:
-            sys.stderr.write(f"{text}\n")
+        found = None
+        with suppress(KeyboardInterrupt):  # pressed again: with what is here already
+            found = controller.rescue()
+        with undisturbed():
+            text = driver.interrupt(found)
+            if is_told:
+                sys.stderr.write(f"{text}\n")
     finally:
         driver.abandon()
 
@@ -296,7 +301,7 @@ def _give(
         return WorkerSpec(
             seat=seat,
             strategy=plan.strategy,
-            compute=compute,
+            compute=replace(compute, loss_at=states.loss_at),
             order=plan.order(),
             open_backend=open_backend,
             open_source=OpenMapped(descriptor=stage.blob.descriptor),
@@ -305,7 +310,6 @@ def _give(
             cores=cores[hint] if hint < len(cores) else (),
             watch=WATCH.get(),
             reaction=reaction_to(plan.on_nan),
-            loss_at=states.loss_at,
             clean_up=CleanUp(name=plan.backend) if stage.is_kept else None,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,7 +179,8 @@ def inputs_of(ready: Ready) -> Inputs:
 def _record_end(record: Run, model: Any, error: BaseException) -> None:
     """Records why a run ended early; what was interrupted keeps its weights."""
     if isinstance(error, KeyboardInterrupt):
-        record.save_model(model, "last")
+        with suppress(KeyboardInterrupt):  # pressed again: without it
+            record.save_model(model, "last")
         record.finish("interrupted", {"reason": "KeyboardInterrupt"})
     else:
         record.finish("failed", {"reason": f"{type(error).__name__}: {error}"})
