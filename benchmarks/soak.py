@@ -5,14 +5,16 @@ this process and at the folders that Shoal may write to. From the 50th fit on no
 may grow: through the values goes the line of Theil and Sen (the median slope of all
 pairs, which a few odd values do not bend), and even the upper end of its 95 % interval
 (Kendall's), times the fits that are left, must be below a bound. `--plain` does the
-same with `model.fit` of Keras and two models, to tell whose memory it is. `--warm`
-trains 1,000 times on the same worker processes, by `shoal.Session`, and looks at their
-memory as well.
+same with `model.fit` of Keras and two new models a time, to tell whose memory it is.
+`--warm` trains 1,000 times on the same worker processes, by `shoal.Session`, and looks
+at their memory as well; it trains the same two models on and on, because Keras keeps a
+little of each model that was ever made.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import sys
@@ -43,7 +45,7 @@ class Look(NamedTuple):
 
     Args:
         seconds: The fit took.
-        memory_mib: Resident memory of this process, after a collection of garbage.
+        memory_mib: Resident memory of this process, without garbage.
         workers_mib: Resident memory of its children; 0 where none is left.
         descriptors: Open file descriptors.
         threads: Of this process, those of libraries included.
@@ -95,6 +97,8 @@ def growth(values: Sequence[float]) -> Growth:
 def look(seconds: float, began: float) -> Look:
     """Counts what is there now; files older than this program are not its own."""
     gc.collect()
+    if sys.platform == "linux":  # what is free, and only kept by the C library
+        ctypes.CDLL(None).malloc_trim(0)
     process = psutil.Process()
     folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
     children = process.children(recursive=True)
@@ -127,7 +131,7 @@ def is_since(path: Path, began: float) -> bool:
 
 
 def make() -> Any:
-    """A small model, new each time."""
+    """A small model."""
     import keras
 
     net = keras.Sequential(
@@ -141,12 +145,13 @@ def make() -> Any:
     return net
 
 
-def train(number: int, fit: Callable[..., Any] | None) -> None:
+def train(number: int, fit: Callable[..., Any] | None, models: Sequence[Any]) -> None:
     """One fit with everything that comes with it: records, validation, a callback.
 
     Args:
         number: Of the fit.
         fit: Of `shoal` or a session; None for that of Keras.
+        models: To train in turn; empty for a new one each time.
     """
     import keras
 
@@ -166,7 +171,8 @@ def train(number: int, fit: Callable[..., Any] | None) -> None:
     # A period that suits so little data, or each fit would warn.
     elastic = shoal.strategies.AEASGD(period=5)
     strategy = (elastic, "all_reduce")[number % len(STRATEGIES)]
-    history = fit(make(), x, y, strategy=strategy, workers=2, **given)
+    model = models[number % len(models)] if models else make()
+    history = fit(model, x, y, strategy=strategy, workers=2, **given)
     committed = history.run.report.get("samples_committed", ROWS * EPOCHS)
     if committed != ROWS * EPOCHS:
         sys.exit(f"fit {number} committed {committed} samples, not {ROWS * EPOCHS}")
@@ -266,9 +272,10 @@ def main() -> None:
             Path(folder, name).mkdir()
         tempfile.tempdir = None  # asks the environment again
         with fitting(options) as fit:
+            models = [make() for _ in STRATEGIES] if options.warm else []
             for number in range(fits):
                 called = time.perf_counter()
-                train(number, fit)
+                train(number, fit, models)
                 looks.append(look(time.perf_counter() - called, began))
                 if (number + 1) % 10 == 0:
                     print(f"{number + 1} of {fits} fits", flush=True)
