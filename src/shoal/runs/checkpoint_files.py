@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class Part:
 
 
 @contextmanager
-def storage(folder: Folder) -> Iterator[None]:
+def storage(folder: Folder) -> Generator[None]:
     """Makes whatever a storage library raises an OSError, so that callers can retry."""
     try:
         yield
@@ -163,7 +163,7 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 
 
 @contextmanager
-def _whole_file(target: Path) -> Iterator[IO[bytes]]:
+def _whole_file(target: Path) -> Generator[IO[bytes]]:
     """Opens a file whose name appears when the block ends well, and lasts."""
     partial = target.with_name(f".{target.name}{PARTIAL}")
     try:
@@ -217,13 +217,13 @@ def _fill(file: Any, chunk: memoryview, part: Part) -> None:
 
 
 @contextmanager
-def _reading(folder: Folder, name: str) -> Iterator[Any]:
+def _reading(folder: Folder, name: str) -> Generator[Any]:
     with _damage(folder, name), folder.fs.open(folder.where(name), "rb") as file:
         yield file
 
 
 @contextmanager
-def _damage(folder: Folder, name: str) -> Iterator[None]:
+def _damage(folder: Folder, name: str) -> Generator[None]:
     """Tells a file that is gone or rotten from a storage that is away."""
     try:
         with storage(folder):

@@ -7,7 +7,7 @@ here; when it returns, the plan stands, the model is built and known to travel.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -188,7 +188,7 @@ def read(arguments: Arguments) -> Ready:
 
 
 @contextmanager
-def keep_random_state() -> Iterator[None]:
+def keep_random_state() -> Generator[None]:
     """Puts NumPy's random state back: who only asks must not change what follows."""
     state = np.random.get_state()
     try:

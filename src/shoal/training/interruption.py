@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final
 
@@ -50,7 +50,7 @@ class CtrlC:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed() -> Generator[None]:
     """Puts Ctrl-C off until the block is done; for short blocks that clean up.
 
     A notebook goes on after Ctrl-C, so whatever is left then stays for good.

@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -90,7 +90,7 @@ def predict_chunk(model: Any, rows: Any, batch_size: int) -> trees.Tree:
 
 
 @contextmanager
-def _claimed(board: int, chunk: int) -> Iterator[bool]:
+def _claimed(board: int, chunk: int) -> Generator[bool]:
     """Holds the lock of a chunk, or tells that another process does."""
     try:
         fcntl.lockf(board, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, chunk)
