@@ -45,8 +45,8 @@ class Look(NamedTuple):
 
     Args:
         seconds: The fit took.
-        memory_mib: Resident memory of this process, without garbage.
-        workers_mib: Resident memory of its children; 0 where none is left.
+        memory_mib: Memory of this process, see `memory_of`, without garbage.
+        workers_mib: Memory of its children; 0 where none is left.
         descriptors: Open file descriptors.
         threads: Of this process, those of libraries included.
         processes: Children and their children, dead ones that nobody heard of, too.
@@ -97,15 +97,16 @@ def growth(values: Sequence[float]) -> Growth:
 def look(seconds: float, began: float) -> Look:
     """Counts what is there now; files older than this program are not its own."""
     gc.collect()
-    if sys.platform == "linux":  # what is free, and only kept by the C library
-        ctypes.CDLL(None).malloc_trim(0)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # what is free, and only kept by the C library
+        trim(0)
     process = psutil.Process()
     folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
     children = process.children(recursive=True)
     files = [p for folder in folders for p in folder.glob("*shoal*")]
     return Look(
         seconds=seconds,
-        memory_mib=process.memory_info().rss / MIB,
+        memory_mib=memory_of(process) / MIB,
         workers_mib=sum(map(memory_of, children)) / MIB,
         descriptors=process.num_fds(),
         threads=process.num_threads(),
@@ -115,10 +116,17 @@ def look(seconds: float, began: float) -> Look:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Resident memory, 0 of what has just ended."""
+    """Bytes that are resident, 0 of what has just ended.
+
+    On Linux without those of mapped files: the system takes their pages and gives
+    them back as it likes, so that a program that stands still seems to grow.
+    """
     try:
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) << 10
         return process.memory_info().rss
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return 0
 
 

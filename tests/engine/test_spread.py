@@ -20,7 +20,12 @@ LARGE = 2 * WORTH_A_THREAD + 5
 
 
 @pytest.fixture
-def pairs() -> Iterator[InPairs]:
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.engine.spread._cores", lambda: 2)
+
+
+@pytest.fixture
+def pairs(two_cores: None) -> Iterator[InPairs]:
     spread = InPairs()
     yield spread
     spread.close()
@@ -38,10 +43,7 @@ def test_every_float_is_worked_on_once(size: int) -> None:
     assert (seen == 1).all()
 
 
-def test_large_vectors_are_shared_out(
-    pairs: InPairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+def test_large_vectors_are_shared_out(pairs: InPairs) -> None:
     names: set[str] = set()
     both = threading.Barrier(2, timeout=30)
 
@@ -98,3 +100,31 @@ def test_a_closed_one_has_no_thread(pairs: InPairs) -> None:
     pairs(LARGE, lambda part: None)
     pairs.close()
     assert threading.active_count() == before
+
+
+def test_where_no_thread_can_be_started_one_does_it_all(
+    pairs: InPairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    seen = np.zeros(LARGE, np.int8)
+
+    def work(part: slice) -> None:
+        seen[part] += 1
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    pairs(LARGE, work)
+    pairs(LARGE, work)
+    assert (seen == 2).all()
+
+
+def test_the_thread_treats_numbers_as_whoever_calls_it(pairs: InPairs) -> None:
+    def work(part: slice) -> None:
+        found = np.zeros(part.stop - part.start, np.float32) / np.float32(0)
+        assert np.isnan(found).all()
+
+    with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
+        pairs(LARGE, lambda part: work(part) if part.start else None)
+    with np.errstate(invalid="ignore"):
+        pairs(LARGE, work)

@@ -140,22 +140,21 @@ def test_whoever_presses_again_still_hears_how_to_go_on(
     """The center is not waited for then; the line is written all the same."""
     done: list[Any] = []
 
-    class Pressed:
-        def rescue(self) -> None:
-            signal.raise_signal(signal.SIGINT)
+    def press() -> None:
+        signal.raise_signal(signal.SIGINT)
 
     class Driver:
         def interrupt(self, found: Any) -> str:
             done.append(found)
-            signal.raise_signal(signal.SIGINT)  # once more, while it is written
+            press()  # once more, while it is written
             return "Interrupted: go on with it"
 
         def abandon(self) -> None:
             done.append("abandoned")
 
-    given: Any = Driver(), Pressed()
+    driver: Any = Driver()
     with pytest.raises(KeyboardInterrupt):
-        rescue(*given, is_told=True)
+        rescue(driver, press, is_told=True)
     assert done == [None, "abandoned"]
     assert capsys.readouterr().err == "Interrupted: go on with it\n"
 

@@ -255,3 +255,19 @@ def test_a_wrong_run_argument(run):
 
 def test_folder_is_public(tmp_path: Path):
     assert isinstance(create(tmp_path, "x").folder, Folder)
+
+
+def test_the_clock_stands_still_while_nobody_trains(tmp_path: Path):
+    with create(str(tmp_path), "higgs") as run:
+        run.event("run_started", workers=2)
+    for path in Path(run.url, "events").glob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for event in lines:  # as if it had been an hour ago, for half a minute
+            event["time"] -= 3600.0
+            if event["kind"] == "run_started":
+                event["t"] = 30.0
+        path.write_text("".join(json.dumps(event) + "\n" for event in lines))
+    with open_run(run.url) as again:
+        again.event("run_resumed", workers=2)
+        assert 30.0 <= again.summary().seconds < 300.0
+    assert again.summary().seconds == read_summary(Folder.at(run.url)).seconds

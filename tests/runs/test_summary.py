@@ -191,13 +191,3 @@ def test_processes():
 
 def test_a_pid_that_was_given_again_is_not_the_writer():
     assert not is_process_alive(socket.gethostname(), os.getpid(), 1.0)
-
-
-def test_time_in_which_nobody_trained_is_not_counted():
-    again = {"kind": "run_resumed", "time": 4600.0, "t": 3600.0, "pid": 8, "host": "h"}
-    events = [started(), {"kind": "worker_started", "rank": 0, "t": 20.1}]
-    assert summarise(events).seconds == 20.1
-    events += [again, {"kind": "worker_started", "rank": 0, "t": 3610.0}]
-    assert summarise(events).seconds == pytest.approx(30.1)
-    more = {**again, "kind": "segment", "t": 3615.0}  # the same process goes on
-    assert summarise([*events, more]).report["total_s"] == pytest.approx(35.1)

@@ -384,7 +384,9 @@ class Controller:
             old.close()
             if found is None:
                 return None
-            state = self._ask("state", "optimizer", patience_s)
+            state = None
+            with contextlib.suppress(KeyboardInterrupt):  # pressed again: without it
+                state = self._ask("state", "optimizer", patience_s)
             vector, statistics, _ = read_center(*found)
             return Rescue(
                 vector=vector,

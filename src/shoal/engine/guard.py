@@ -72,7 +72,7 @@ class Guard:
         """Whether a window did harm and was undone: nothing was learnt from it.
 
         Args:
-            pieces: The samples of the window.
+            pieces: The samples of the window that were trained on.
             steps: Its first and last step, of the worker's own.
             turned: The first of them whose loss was not finite, None for none.
 
@@ -84,16 +84,15 @@ class Guard:
         what = self._found(*self._backend.read())
         if not what:
             return False
-        if turned is not None:  # and what came of it: weights turn one step before
-            what, steps = "loss", (turned, turned)
+        what = what if turned is None else "loss"  # the first of it that could be seen
         member = self._member
         was_fine = is_finite(member.local) and is_finite(member.statistics)
         if not self.is_shared:
             if was_fine:  # else it came with the center, from another worker
-                self._tell(what, pieces, steps)
+                self._tell(what, pieces, steps, turned)
             self._is_done = True
             return False
-        self._tell(what, pieces, steps, is_lost=not was_fine)
+        self._tell(what, pieces, steps, turned, is_lost=not was_fine)
         kept, self._kept = self._kept, None
         if kept is None:
             return False
@@ -181,6 +180,7 @@ class Guard:
         what: str,
         pieces: Sequence[Piece],
         steps: tuple[int, int],
+        turned: int | None = None,
         *,
         is_lost: bool = False,
     ) -> None:
@@ -190,12 +190,17 @@ class Guard:
             what: Is not finite.
             pieces: See `report`.
             steps: See `report`.
+            turned: The first of them whose loss was not finite, None for unknown.
             is_lost: The weights were not finite before: there is nothing to go back to.
         """
         found = suspects(self._reader.pieces(pieces), self._reader.indices(pieces))
-        if found.first >= 0:
-            step = min(steps[1], steps[0] + found.first // self._batch_size)
-            steps = step, step
+        # A row may harm the weights, and only the loss of the step that follows.
+        known = [] if turned is None else [turned]
+        rows, size = sum(piece.rows for piece in pieces), self._batch_size
+        if found.first >= 0 and -(-rows // size) == steps[1] - steps[0] + 1:
+            known.append(steps[0] + found.first // size)
+        if known:
+            steps = min(known), min(known)
         is_over = is_lost and self._reaction.is_undone
         name = "stop" if is_over else self._reaction.name
         told = report(what, pieces, steps, found)

@@ -6,6 +6,7 @@ merges it with two threads keeps them waiting for little more than half as long.
 
 from __future__ import annotations
 
+import contextvars
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,7 @@ class InPairs:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
+        self._has_cores = _cores() > 1
 
     def __call__(self, size: int, work: Work) -> None:
         """Does the work.
@@ -54,13 +56,19 @@ class InPairs:
         Raises:
             Exception: What the work raised, once no segment is worked on any more.
         """
-        if size < WORTH_A_THREAD or (os.cpu_count() or 1) < 2:
+        if size < WORTH_A_THREAD or not self._has_cores:
             in_turn(size, work)
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="shoal-merge")
         parts = _pairs(size)
-        other = self._pool.submit(_each, parts[1::2], work)
+        run = contextvars.copy_context().run  # NumPy's error state, above all
+        try:
+            other = self._pool.submit(run, _each, parts[1::2], work)
+        except RuntimeError:  # no more threads for this user: it never began
+            self._pool, self._has_cores = None, False
+            in_turn(size, work)
+            return
         try:
             _each(parts[::2], work)
         finally:
@@ -78,6 +86,13 @@ def _pairs(size: int) -> list[slice]:
     count = 2 * -(-size // (2 * LONG_SEGMENT))
     length = -(-size // count)
     return list(segments(size, -(-length // _LINE) * _LINE))
+
+
+def _cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _each(parts: list[slice], work: Work) -> None:

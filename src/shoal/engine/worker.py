@@ -241,6 +241,7 @@ class Worker:
         """Up to `window` local steps, then one exchange."""
         member, backend, times = self._member, self._backend, self._member.times
         clock, pieces, steps, learnt = self._clock(), list[Piece](), 0, 0
+        taught = list[Piece]()
         turned: int | None = None  # the step whose loss was not finite, of our own
         size = self._compute.batch_size
         self._guard.begin_window()
@@ -265,13 +266,15 @@ class Worker:
                 backend.take_metrics(member.bulk.metrics, add=True)
                 times.data_s += read - began
                 times.compute_s += time.perf_counter() - read
+                taught += batches
                 learnt += rows
             pieces += batches
             steps += count
             self.steps += count
             if rows % size:
                 break  # the short batch ends the window, as it ends the epoch
-        if self._guard.is_harmed(pieces, (self.steps - steps + 1, self.steps), turned):
+        span = self.steps - steps + 1, self.steps
+        if self._guard.is_harmed(taught or pieces, span, turned):
             learnt = 0
         vector, statistics = backend.read()
         self._look()

@@ -190,13 +190,17 @@ class StoredRun(Run):
             self._say("TensorBoard scalars", error)
 
     def _replay(self) -> None:
-        """Takes over what stands in the folder, so that times go on from there."""
+        """Takes over what stands in the folder, so that times go on from there.
+
+        Its clock stands still while no process writes: nobody trains then.
+        """
+        last_s = 0.0
         for place, event in enumerate(read_events(self.folder)):
             self._fold.add(event)
+            last_s = max(last_s, float(event.get("t", 0.0)))
             if place == 0:
                 self.name = str(event.get("name", self.name))
-                elapsed_s = time.time() - float(event.get("time", time.time()))
-                self._began -= max(0.0, elapsed_s)
+        self._began -= last_s
 
     def _save(self, model: Any, which: Which, partial: Path) -> str:
         model.save(partial)

@@ -41,7 +41,7 @@ class RunSummary(BaseModel):
         strategy: Its name.
         workers: Training processes aimed at.
         started: ISO time with offset; "" when the run wrote nothing.
-        seconds: From the start to the last event, less the time between a process
+        seconds: From the start to the last event, without the time between a process
             that died and the one that went on with the run.
         url: The run folder.
         epochs: Epochs that ended.
@@ -127,7 +127,7 @@ class Fold:
         self._plan: dict[str, Any] = {}
         self._writer: tuple[str, int, float] | None = None
         self._first_time: float | None = None
-        self._seconds = self._dead_s = 0.0
+        self._seconds = 0.0
         self._startup_s: float | None = None
         self._final: tuple[Status, dict[str, Any]] | None = None
         self._metrics: dict[int, dict[str, Any]] = {}
@@ -141,14 +141,10 @@ class Fold:
         """Takes the next event."""
         if self._first_time is None and "time" in event:
             self._first_time = float(event["time"])
-        before_s = self._seconds
         self._seconds = max(self._seconds, float(event.get("t", 0.0)))
         if event.get("kind") in WRITER_KINDS and "pid" in event and "host" in event:
             seen = float(event.get("time", 0.0))
-            writer = str(event["host"]), int(event["pid"])
-            if self._writer and writer != self._writer[:2]:
-                self._dead_s += self._seconds - before_s
-            self._writer = (*writer, seen)
+            self._writer = (str(event["host"]), int(event["pid"]), seen)
         step = getattr(self, f"_on_{event.get('kind')}", None)
         if step is not None:
             step(event)
@@ -173,7 +169,7 @@ class Fold:
             strategy=_strategy_name(self._plan.get("strategy")),
             workers=int(self._plan.get("workers") or 0),
             started=_iso(self._first_time),
-            seconds=round(self._seconds - self._dead_s, 3),
+            seconds=round(self._seconds, 3),
             url=self._url,
             epochs=len(self._metrics),
             epochs_planned=self._epochs_planned,
@@ -215,7 +211,7 @@ class Fold:
 
     def _report(self) -> dict[str, Any]:
         total = sum(self._spent.values())
-        found: dict[str, Any] = {"total_s": round(self._seconds - self._dead_s, 3)}
+        found: dict[str, Any] = {"total_s": round(self._seconds, 3)}
         if self._startup_s is not None:
             found["startup_s"] = round(self._startup_s, 3)
         for name, value in self._spent.items():

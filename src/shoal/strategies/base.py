@@ -52,12 +52,13 @@ class Strategy(ABC):
     """How workers agree. Subclass `ServerStrategy` or `RoundStrategy`, not this.
 
     All verbs work element by element on segments of contiguous float32 vectors:
-    the engine may call them on the whole vector or on each of its slices in turn,
-    and the result is the same. Scalars come only from `Facts` and from the fields.
-    Arguments named `message`, `local`, `anchor`, `pushed` and `reply` are never
-    changed in place; `center` and the vectors of `state` are, and are never
-    replaced. What a verb returns may be one of its arguments, `center` included:
-    the caller copies it out before it calls again.
+    the engine may call them on the whole vector or on each of its slices, `merge` on
+    two of them at once from two threads, and the result is the same. Scalars come
+    only from `Facts` and from the fields. Arguments named `message`, `local`,
+    `anchor`, `pushed` and `reply` are never changed in place; `center` and the
+    vectors of `state` are, and are never replaced. What a verb returns may be one of
+    its arguments, `center` included: the caller copies it out. It is never memory
+    that another call writes to.
 
     Args:
         period: Local optimizer steps between two exchanges, at least 1, or 0 for

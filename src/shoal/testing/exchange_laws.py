@@ -11,7 +11,9 @@ import io
 import numpy as np
 
 from shoal.strategies import ADAG, DiLoCo, Downpour, Facts, LocalSGD, Strategy
+from shoal.strategies.base import RoundStrategy
 from shoal.testing.stage import SIZE, WORKERS, Stage, equal, near, same, sealed, serve
+from shoal.vectors import Vector
 
 
 def conserves(strategy: Strategy) -> None:
@@ -226,3 +228,23 @@ def works_on_segments(strategy: Strategy) -> None:
         equal(halves.center, whole.center, "center")
         for name in whole.state:
             equal(halves.state[name], whole.state[name], f"state {name!r}")
+    if isinstance(strategy, RoundStrategy):
+        _shares_no_memory(strategy)
+
+
+def _shares_no_memory(strategy: RoundStrategy) -> None:
+    """Two segments may be merged at once: a reply is not where another is written."""
+    stage, half = Stage(strategy=strategy), SIZE // 2
+    stage.wander()
+    messages, facts = stage.push(), stage.facts()
+
+    def merge(part: slice) -> dict[int, Vector]:
+        parts = {rank: v[part] for rank, v in messages.items()}
+        state = {name: v[part] for name, v in stage.state.items()}
+        return strategy.merge(stage.center[part], state, parts, facts)
+
+    replies = merge(slice(0, half))
+    copies = {rank: reply.copy() for rank, reply in replies.items()}
+    merge(slice(half, 2 * half))
+    for rank, reply in replies.items():
+        equal(reply, copies[rank], "reply to a segment when another is merged")

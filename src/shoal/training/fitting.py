@@ -20,6 +20,7 @@ from shoal.engine.finite import reaction_to
 from shoal.engine.greeting import worker_secret
 from shoal.engine.machine import ServerSpec
 from shoal.engine.member import Seat
+from shoal.engine.observer import Rescue
 from shoal.engine.opening import CleanUp, OpenBackend, OpenMapped
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
@@ -128,7 +129,7 @@ def train(
         controller.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
-        rescue(driver, controller, is_told=habits.verbose != 0)
+        rescue(driver, controller.rescue, is_told=habits.verbose != 0)
         raise
     except NotFinite:
         try:
@@ -147,12 +148,18 @@ def train(
                 stage.close()
 
 
-def rescue(driver: Driver, controller: Controller, *, is_told: bool) -> None:
-    """After Ctrl-C: saves what can be had, and says what that is."""
+def rescue(driver: Driver, ask: Callable[[], Rescue | None], *, is_told: bool) -> None:
+    """After Ctrl-C: saves what can be had, and says what that is.
+
+    Args:
+        driver: Of the run.
+        ask: For the center of now; not waited for when Ctrl-C is pressed again.
+        is_told: Whether the user wants to read of it.
+    """
     try:
         found = None
         with suppress(KeyboardInterrupt):  # pressed again: with what is here already
-            found = controller.rescue()
+            found = ask()
         with undisturbed():
             text = driver.interrupt(found)
             if is_told:

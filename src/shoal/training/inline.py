@@ -9,7 +9,6 @@ Time is a number in here, never a clock.
 from __future__ import annotations
 
 import heapq
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from shoal.runs.base import Run
 from shoal.strategies.base import Facts
 from shoal.training.crew import Crew, Mate
 from shoal.training.driver import Driver, Habits
-from shoal.training.fitting import Outcome, Work, begin, rules
+from shoal.training.fitting import Outcome, Work, begin, rescue, rules
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
 Speeds: TypeAlias = Callable[[int], float]
@@ -77,10 +76,7 @@ def train(
         cluster.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
-        text = driver.interrupt(cluster.rescue())
-        if habits.verbose != 0:
-            sys.stderr.write(f"{text}\n")
-        driver.abandon()
+        rescue(driver, cluster.rescue, is_told=habits.verbose != 0)
         raise
     except BaseException:
         driver.abandon()
