@@ -13,6 +13,7 @@ is the figure for whole trainings; this one tells whether a change was for the b
 from __future__ import annotations
 
 import argparse
+import contextlib
 import mmap
 import os
 import signal
@@ -110,6 +111,7 @@ class Runner:
 
     def start(self) -> None:
         """Starts it, and stops it once it trains."""
+        self._family: list[psutil.Process] = []
         path = self.folder / f"{self.name.replace(' ', '-')}.count"
         self._counter = Counter(path)
         command = [sys.executable, str(Path(__file__).resolve()), "--train", self.who,
@@ -123,7 +125,7 @@ class Runner:
             if self._process.poll() is not None or time.monotonic() > until:
                 sys.exit(f"{self.name} does not train; try: {' '.join(command)}")
             time.sleep(0.1)
-        self._family = [self._process, *self._process.children(recursive=True)]
+        self._family = self._everybody()
         self._tell(signal.SIGSTOP)
 
     def turn(self, seconds: float) -> None:
@@ -137,9 +139,17 @@ class Runner:
         self.rates.append(done / took_s)
 
     def end(self) -> None:
-        """Kills all of it."""
-        self._tell(signal.SIGKILL)
+        """Kills what is left of it."""
+        for process in self._everybody():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self._process.wait()
+
+    def _everybody(self) -> list[psutil.Process]:
+        """Its processes, also before it trains."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return self._family or [self._process, *self._process.children(True)]
+        return []
 
     def _tell(self, number: signal.Signals) -> None:
         for process in self._family:
@@ -173,6 +183,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of a turn")
     parser.add_argument("--other", type=Path, help="another checkout, to compare with")
     given = parser.parse_args()
+    if given.turns < 2:
+        parser.error("--turns is at least 2, for quartiles")
     with tempfile.TemporaryDirectory(prefix="paired-") as folder:
         place = Path(folder)
         wanted = [("keras", "keras", HERE), (given.strategy, given.strategy, HERE)]
@@ -183,8 +195,8 @@ def main() -> None:
         begun: list[Runner] = []
         try:
             for runner in runners:
-                runner.start()
                 begun.append(runner)
+                runner.start()
             for number in range(given.turns):
                 for runner in runners if number % 2 else runners[::-1]:
                     runner.turn(given.seconds)

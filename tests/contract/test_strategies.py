@@ -24,6 +24,7 @@ from shoal.strategies import (
     get,
     registry,
 )
+from shoal.strategies.mean import mean_of
 from shoal.testing import (
     Law,
     LeastSquares,
@@ -275,6 +276,34 @@ class RoundOfOne(RoundStrategy):
         return reply, reply
 
 
+@dataclass(frozen=True, kw_only=True)
+class RepliesFromOneBuffer(RoundStrategy):
+    """Writes every reply over the last one of that length."""
+
+    name: ClassVar[str] = "replies_from_one_buffer"
+    buffers: dict[int, Vector] = field(default_factory=dict)
+
+    def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
+        return local
+
+    def merge(
+        self,
+        center: Vector,
+        state: State,
+        messages: Mapping[int, Vector],
+        facts: Mapping[int, Facts],
+    ) -> dict[int, Vector]:
+        center[:] = mean_of(messages, facts)
+        reply = self.buffers.setdefault(center.size, np.empty_like(center))
+        reply[:] = center
+        return dict.fromkeys(messages, reply)
+
+    def pull(
+        self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
+    ) -> tuple[Vector, Vector]:
+        return adopt_reply(local, pushed, reply)
+
+
 class Neither(Strategy):
     """Neither applies nor merges."""
 
@@ -305,6 +334,7 @@ def test_a_correct_class_passes() -> None:
         (SwitchesToDouble, "law07_changes_only_center_and_state"),
         (ReplacesItsState, "law07_changes_only_center_and_state"),
         (KeepsCountOutsideItsState, "law07_survives_checkpoint"),
+        (RepliesFromOneBuffer, "law10_works_on_segments"),
         (RoundOfOne, "law03_ignores_order"),
         (Neither, "neither a ServerStrategy nor a RoundStrategy"),
     ],

@@ -21,7 +21,7 @@ LARGE = 2 * WORTH_A_THREAD + 5
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.engine.spread._cores", lambda: 2)
+    monkeypatch.setattr("shoal.engine.spread.count_cores", lambda: 2)
 
 
 @pytest.fixture

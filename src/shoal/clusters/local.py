@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from shoal.facts import MachineFacts
+from shoal.launchers.cores import count_cores
 
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
@@ -46,11 +47,7 @@ def usable_cores(cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
         cgroups: Where the cgroup tree is mounted.
         proc: Where process information is mounted.
     """
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has no affinity
-        allowed = os.cpu_count() or 1
-    return max(1, math.floor(min(allowed, _quota(cgroups, proc))))
+    return max(1, math.floor(min(count_cores(), _quota(cgroups, proc))))
 
 
 def _quota(cgroups: Path, proc: Path) -> float:

@@ -7,10 +7,11 @@ merges it with two threads keeps them waiting for little more than half as long.
 from __future__ import annotations
 
 import contextvars
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias, final
+
+from shoal.launchers.cores import count_cores
 
 SEGMENT = 1 << 15  # floats; a few of these fit a core's second-level cache
 LONG_SEGMENT = 1 << 17  # floats; threads that change places often wait for each other
@@ -48,7 +49,7 @@ class InPairs:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._has_cores = _cores() > 1
+        self._has_cores = count_cores() > 1
 
     def __call__(self, size: int, work: Work) -> None:
         """Does the work.
@@ -86,13 +87,6 @@ def _pairs(size: int) -> list[slice]:
     count = 2 * -(-size // (2 * LONG_SEGMENT))
     length = -(-size // count)
     return list(segments(size, -(-length // _LINE) * _LINE))
-
-
-def _cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _each(parts: list[slice], work: Work) -> None:

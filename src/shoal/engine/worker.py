@@ -240,7 +240,7 @@ class Worker:
     def _window(self) -> None:
         """Up to `window` local steps, then one exchange."""
         member, backend, times = self._member, self._backend, self._member.times
-        clock, pieces, steps, learnt = self._clock(), list[Piece](), 0, 0
+        clock, pieces, steps = self._clock(), list[Piece](), 0
         taught = list[Piece]()
         turned: int | None = None  # the step whose loss was not finite, of our own
         size = self._compute.batch_size
@@ -267,7 +267,6 @@ class Worker:
                 times.data_s += read - began
                 times.compute_s += time.perf_counter() - read
                 taught += batches
-                learnt += rows
             pieces += batches
             steps += count
             self.steps += count
@@ -275,9 +274,10 @@ class Worker:
                 break  # the short batch ends the window, as it ends the epoch
         span = self.steps - steps + 1, self.steps
         if self._guard.is_harmed(taught or pieces, span, turned):
-            learnt = 0
+            taught = []
         vector, statistics = backend.read()
         self._look()
+        learnt = sum(piece.rows for piece in taught)
         member.push_weights(vector, statistics, pieces, steps, learnt)
         backend.load(member.local, member.statistics)
 

@@ -1,4 +1,4 @@
-"""Which cores each worker of this machine has to itself, and since when."""
+"""Which cores this process may run on, and which each worker has to itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
+
+
+def allowed_cores() -> tuple[int, ...]:
+    """Numbers of the cores this process may run on, empty where nobody can tell."""
+    if not hasattr(os, "sched_getaffinity"):  # macOS
+        return ()
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def count_cores() -> int:
+    """Counts the cores this process may run on, at least 1."""
+    return len(allowed_cores()) or os.cpu_count() or 1
 
 
 def shares_of_cores(
@@ -34,8 +46,7 @@ def shares_of_cores(
         [(), ()]
     """
     if cores is None:
-        has_affinity = hasattr(os, "sched_getaffinity")
-        cores = sorted(os.sched_getaffinity(0)) if has_affinity else ()
+        cores = allowed_cores()
     if workers * threads != len(cores):
         return [()] * workers
     return [tuple(cores[n * threads : (n + 1) * threads]) for n in range(workers)]
