@@ -2,7 +2,8 @@
 
 Run: `make simulate`, or `python -m benchmarks.simulate --seeds 0:100000 --processes 2`.
 A seed that breaks a promise is printed with the command that replays it, event by
-event: `python -m benchmarks.simulate --seed 7`.
+event: `python -m benchmarks.simulate --seed 7`, or `--standby 7` for a run whose server
+has a standby.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from typing import TypeAlias
 
+from shoal.testing import succession
 from shoal.testing.fleet import Fleet, Violation, draw
+from shoal.testing.succession import Succession
 
 CHUNK = 250
+SUCCESSIONS = 10  # schedules without a standby for each one with
 MOST_SHOWN = 10  # seeds that failed
 LABELS = {
     "events": "events",
@@ -39,19 +44,45 @@ LABELS = {
     "checkpoint": "checkpoints",
     "damaged": "checkpoints found damaged",
 }
+SUCCESSION_LABELS = {
+    "events": "events",
+    "crash": "leading servers killed",
+    "hang": "leading servers stopped",
+    "lose": "standbys killed",
+    "deafen": "standbys stopped",
+    "split": "connections of the two cut",
+    "kill": "workers killed",
+    "cut": "connections of workers cut",
+    "late": "workers that joined late",
+    "jump": "times the clock jumped",
+    "succession": "standbys that took over",
+    "lost": "runs that lost both, and go on from a checkpoint",
+}
 
 
-def simulate(first: int, end: int) -> tuple[Counter[str], dict[int, str]]:
+Found: TypeAlias = tuple[Counter[str], dict[int, str]]
+
+
+def simulate(first: int, end: int) -> Found:
     """Runs the schedules of some seeds; returns what befell them, and what broke."""
+    return _run(first, end, lambda seed: Fleet(draw(seed)))
+
+
+def succeed(first: int, end: int) -> Found:
+    """The same, of servers with a standby."""
+    return _run(first, end, lambda seed: Succession(succession.draw(seed)))
+
+
+def _run(first: int, end: int, make: Callable[[int], Fleet | Succession]) -> Found:
     tally: Counter[str] = Counter()
     broken: dict[int, str] = {}
     for seed in range(first, end):
-        fleet = Fleet(draw(seed))
+        run = make(seed)
         try:
-            fleet.run()
+            run.run()
         except Violation as violation:
             broken[seed] = str(violation)
-        tally += fleet.tally
+        tally += run.tally
     return tally, broken
 
 
@@ -61,26 +92,30 @@ def parts(first: int, end: int) -> Iterator[tuple[int, int]]:
         yield start, min(end, start + CHUNK)
 
 
-def simulate_all(first: int, end: int, processes: int) -> int:
+def simulate_all(
+    first: int, end: int, processes: int, *, has_standby: bool = False
+) -> int:
     """Runs the schedules on several processes, and prints what was found.
 
     Returns:
         Seeds that broke a promise.
     """
+    run, labels, option = simulate, LABELS, "--seed"
+    if has_standby:
+        run, labels, option = succeed, SUCCESSION_LABELS, "--standby"
     began, done, shown = time.perf_counter(), 0, 0
     tally: Counter[str] = Counter()
     broken: dict[int, str] = {}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        futures: dict[Future[tuple[Counter[str], dict[int, str]]], int] = {
-            pool.submit(simulate, *part): part[1] - part[0]
-            for part in parts(first, end)
+        futures: dict[Future[Found], int] = {
+            pool.submit(run, *part): part[1] - part[0] for part in parts(first, end)
         }
         for future in as_completed(futures):
             found, failed = future.result()
             tally, done = tally + found, done + futures[future]
             for seed, why in failed.items():
-                report(seed, why)
+                report(seed, why, option)
             broken |= failed
             if done * 10 // (end - first) > shown:
                 shown = done * 10 // (end - first)
@@ -94,32 +129,32 @@ def simulate_all(first: int, end: int, processes: int) -> int:
         f"\n{done:,} schedules, seeds {first}:{end}, {processes} process(es), ", end=""
     )
     print(f"{seconds:.0f} s; promises broken: {len(broken)}")
-    for name, label in LABELS.items():
+    for name, label in labels.items():
         print(f"{tally[name]:>12,}  {label}")
     return len(broken)
 
 
-def report(seed: int, why: str) -> None:
+def report(seed: int, why: str, option: str = "--seed") -> None:
     """Prints a seed that failed, and how to see it again."""
     print(f"seed {seed}: {why}")
-    print(f"  python -m benchmarks.simulate --seed {seed}", flush=True)
+    print(f"  python -m benchmarks.simulate {option} {seed}", flush=True)
 
 
-def replay(seed: int) -> int:
-    """Runs one schedule again and prints each of its events.
+def replay(run: Fleet | Succession) -> int:
+    """Runs one schedule and prints each of its events.
 
     Returns:
         1 if it breaks a promise.
     """
-    fleet = Fleet(draw(seed))
+    seed = run.scenario.seed
     try:
-        fleet.run()
+        run.run()
     except Violation as violation:
-        print(fleet.story(len(fleet.log)))
+        print(run.story(len(run.log)))
         print(f"\nseed {seed}: {violation}")
         return 1
-    print(fleet.story(len(fleet.log)))
-    print(f"\nseed {seed}: every promise kept, {fleet.tally['events']:,} events")
+    print(run.story(len(run.log)))
+    print(f"\nseed {seed}: every promise kept, {run.tally['events']:,} events")
     return 0
 
 
@@ -128,16 +163,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="0:100000", help="first:end")
     parser.add_argument("--seed", type=int, help="replay this one")
+    parser.add_argument("--standby", type=int, help="replay this one of a standby")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if options.seed is not None:
-        sys.exit(replay(options.seed))
+        sys.exit(replay(Fleet(draw(options.seed))))
+    if options.standby is not None:
+        sys.exit(replay(Succession(succession.draw(options.standby))))
     first, end = map(int, options.seeds.split(":"))
     if end <= first:
         parser.error(
             f"--seeds {options.seeds} names no seed: give first:end, end above"
         )
-    sys.exit(1 if simulate_all(first, end, options.processes) else 0)
+    broken = simulate_all(first, end, options.processes)
+    print("\nWith a standby, by real servers and workers:\n")
+    last = first + -(-(end - first) // SUCCESSIONS)
+    broken += simulate_all(first, last, options.processes, has_standby=True)
+    sys.exit(1 if broken else 0)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -77,17 +77,33 @@ class Voice:
         """Takes its place at whoever leads now, and has said nothing more yet."""
         self._link.close()
         self._link = self._call()
-        who = {"rank": self.rank, "incarnation": self._incarnation, **self._who}
-        assert self.hear_of({"kind": "rejoin", **who})["kind"] == "again"
+        assert self._rejoin()["kind"] == "again"
         self._link.send({"kind": "slot", "is_shared": False})
+
+    def go_to(self, address: tuple[str, int]) -> Head:
+        """Asks somebody else for its place."""
+        self._link.close()
+        self._link = Link(address, worker_secret(self._cluster.secret))
+        return self._rejoin()
+
+    def _rejoin(self) -> Head:
+        who = {"rank": self.rank, "incarnation": self._incarnation, **self._who}
+        return self.hear_of({"kind": "rejoin", **who})
 
     def close(self) -> None:
         self._link.close()
 
 
 @contextmanager
-def taken_over(quorum: int = 0) -> Iterator[tuple[Cluster, Voice, Voice, list[Any]]]:
-    """The first of two workers has pushed; then their server was lost."""
+def taken_over(
+    quorum: int = 0, dead: Sequence[int] = ()
+) -> Iterator[tuple[Cluster, Voice, Voice, list[Any]]]:
+    """The first of two workers has pushed; then their server was lost.
+
+    Args:
+        quorum: Of a round.
+        dead: Ranks of workers whose processes went with the server.
+    """
     given = Setup.linear(
         PROBLEM, get("local_sgd"), workers=2, has_standby=True, quorum=quorum
     )
@@ -103,7 +119,7 @@ def taken_over(quorum: int = 0) -> Iterator[tuple[Cluster, Voice, Voice, list[An
         kill(cluster.server, 1, "after")
         voices[0].push(pieces[0])
         alive: Any = type("Alive", (), {"is_alive": lambda _: True, "join": None})
-        cluster._hands = [(voice.token, alive()) for voice in voices]
+        cluster._hands = [(v.token, alive()) for v in voices if v.rank not in dead]
         before = cluster.server
         while cluster.server is before:
             cluster._hear(is_over=False)
@@ -182,7 +198,7 @@ def test_alone_although_the_end_of_the_standby_was_not_heard_yet(
     monkeypatch.setattr(inline, "PATIENCE_S", 5.0)
     given = Setup.linear(PROBLEM, get("downpour"), workers=2, has_standby=True)
     with Cluster(given) as cluster:
-        cluster.command("alone")
+        cluster.command("alone", generation=1)
         cluster.command("ping")
         while cluster._link.receive(timeout_s=10)[0]["kind"] != "pong":
             pass
@@ -190,6 +206,48 @@ def test_alone_although_the_end_of_the_standby_was_not_heard_yet(
         cluster._standby.stop()
         outcome = cluster.run()
     assert [end.rows for end in outcome.epochs] == [PROBLEM.rows]
+
+
+def quiet_mirror() -> Mirror:
+    """Of a server that can send whatever it likes."""
+    return Mirror(type("Connections", (), {"send": lambda *_: None})())  # type: ignore[arg-type]
+
+
+def standby_of(generation: int) -> Any:
+    channel: Any = type("Channel", (), {"keep_output": lambda _: None})()
+    fields = {"channel": channel, "is_gone": False, "incarnation": generation}
+    return type("Standby", (), fields)()
+
+
+def test_going_on_alone_is_allowed_for_each_standby_by_itself() -> None:
+    """A word about an earlier one may come late; the controller may have named this."""
+    mirror = quiet_mirror()
+    mirror.begin(standby_of(5), b"all")
+    mirror.lost()
+    mirror.go_alone(4)
+    assert not mirror.can_begin
+    assert mirror.is_given_up(4)
+    assert not mirror.is_given_up(5)
+    mirror.go_alone(5)
+    assert mirror.can_begin
+
+
+def test_whoever_waits_at_the_standby_of_a_leader_that_lives_is_sent_there() -> None:
+    given = Setup.linear(PROBLEM, get("downpour"), workers=1, has_standby=True)
+    with Cluster(given) as cluster, closing(Voice(cluster, 0)) as voice:
+        voice.ask("need")
+        other = cluster._listeners[1].getsockname()
+        assert voice.go_to(other)["kind"] == "elsewhere"
+
+
+def test_whoever_died_with_the_leader_is_not_waited_for() -> None:
+    with taken_over(dead=[1]) as (cluster, first, second, _):
+        first.go_back()
+        first.ask_again()
+        assert first.hear()["kind"] == "reply"
+        left = [event for event in cluster._events if event["kind"] == "left"]
+        assert {event["rank"] for event in left} <= {second.rank}
+        assert second.rank not in cluster.server.machine.posts
 
 
 def fail(*_: Any, **__: Any) -> None:

@@ -49,7 +49,7 @@ def test_a_seed_that_fails_says_how_to_see_it_again(
     seed, why = next(iter(broken.items()))
     simulate.report(seed, why)
     assert f"python -m benchmarks.simulate --seed {seed}" in capsys.readouterr().out
-    assert simulate.replay(seed) == 1
+    assert simulate.replay(Fleet(draw(seed))) == 1
     assert why in capsys.readouterr().out
     with pytest.raises(Violation) as caught:
         Fleet(draw(seed)).run()

@@ -216,7 +216,7 @@ class Controller:
         self._command("checkpoint", wants_snapshot=is_due)
 
     def _watch(self) -> None:
-        self._servers.look(self._staff.watch())
+        self._servers.look(self._staff.watch(), self._staff.start_limit_s)
 
     def _hear(self, head: Head, body: memoryview) -> None:
         keep = {

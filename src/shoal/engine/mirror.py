@@ -34,7 +34,8 @@ class Mirror:
     def __init__(self, connections: Connections) -> None:
         self.peer: Peer | None = None
         self._connections = connections
-        self._is_unsure = False
+        self._unsure_of = 0  # generation of a standby that was lost, 0 for none
+        self._given_up = 0  # the last generation that the controller knows is gone
         self._sent = self._known = 0
         self._asked: float | None = None
         self._longest_s = 0.0
@@ -47,7 +48,11 @@ class Mirror:
     @property
     def can_begin(self) -> bool:
         """Whether a standby would be taken now."""
-        return self.peer is None and not self._is_unsure
+        return self.peer is None and not self._unsure_of
+
+    def is_given_up(self, generation: int) -> bool:
+        """Whether the controller knows that a standby is gone."""
+        return generation <= self._given_up
 
     def begin(self, peer: Peer, frozen: bytes) -> None:
         """A standby takes part from now on.
@@ -120,25 +125,34 @@ class Mirror:
 
     def lost(self) -> None:
         """The standby is gone, or leads another half of a run that was cut in two."""
-        self.peer, self._asked, self._is_unsure = None, None, True
+        if self.peer is not None:
+            self._unsure_of = self.peer.incarnation
+        self.peer = self._asked = None
 
-    def go_alone(self) -> None:
-        """The controller knows that the standby is gone."""
-        if self._is_unsure:
-            self._is_unsure = False
-            self._known = self._sent
-            self._release()
+    def go_alone(self, generation: int) -> None:
+        """The controller knows that standbys up to this generation are gone.
+
+        Of a later one it says nothing by that: the connections of controller and
+        standby are two, and what they bring may overtake each other.
+        """
+        self._given_up = generation
+        if 0 < self._unsure_of <= generation:
+            self._let_go()
 
     def end(self) -> None:
         """The run is over, and nobody will take it over: last words need not wait."""
-        self.lost()
-        self.go_alone()
+        self.peer = self._asked = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._unsure_of, self._known = 0, self._sent
+        self._release()
 
     # --------------------------------------------------------------- sending
 
     def send(self, peer: Peer, head: Head, *body: memoryview | bytes) -> None:
         """Sends a frame once the standby knows all that led to it."""
-        is_known = self._known == self._sent and not self._is_unsure
+        is_known = self._known == self._sent and not self._unsure_of
         if is_known and not self._held:
             self._connections.send(peer, head, *body)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
 from shoal.engine.bulk import Bulk
@@ -32,6 +32,30 @@ from shoal.engine.words import WORDS, hint_of, names
 FLUSH_S = 0.1
 SEE_OFF_S = 1.0  # most that a worker which hangs holds up the end of a run
 JOINED_AGAIN = "it joined again"
+ENDED = "its process ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Succession:
+    """What a standby leaves to the server that it becomes.
+
+    Args:
+        machine: The run.
+        reporter: What the controller was not told yet.
+        grace: How long rounds took.
+        controller: Who says that it leads, None where that one is gone again.
+        lead: What it says: reports it has heard, and tokens of living processes.
+        callers: Who has said what since the leader was lost, or before that was clear.
+        failure: Of the strategy, at an event that the leader may not have told of.
+    """
+
+    machine: Machine
+    reporter: Reporter
+    grace: Grace
+    controller: Peer | None
+    lead: Head
+    callers: list[tuple[Peer, Head]]
+    failure: StrategyFailed | None
 
 
 def open_connections(spec: ServerSpec, socket_: socket.socket) -> Connections:
@@ -53,17 +77,16 @@ class Server(Listener):
     Args:
         spec: What to serve.
         connections: Where peers call; the server owns it from now on.
-        succeeds: The machine of a standby that followed another server, what the
-            controller was not told yet, and how long rounds took; None for a new run.
+        succeeds: What a standby leaves to the server it becomes; None for a new run.
     """
 
     def __init__(
         self,
         spec: ServerSpec,
         connections: Connections,
-        succeeds: tuple[Machine, Reporter, Grace] | None = None,
+        succeeds: Succession | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self._succeeds = spec, succeeds
         self._connections = connections
         self._mirror = Mirror(connections)
         self._workers: dict[int, Peer] = {}
@@ -75,7 +98,8 @@ class Server(Listener):
             self._reporter, self._grace = Reporter(), Grace()
             self.machine = Machine(spec, self)
         else:
-            self.machine, self._reporter, self._grace = succeeds
+            self._reporter, self._grace = succeeds.reporter, succeeds.grace
+            self.machine = succeeds.machine
             self.machine.serve(self)
         self._began = time.monotonic() - self.machine.at
         self._spread = self.machine.center.spread = InPairs()
@@ -83,16 +107,17 @@ class Server(Listener):
 
     # -------------------------------------------------------------- the loop
 
-    def run(self, begin: Callable[[], None] = lambda: None) -> None:
-        """Serves until the controller says stop, or is gone.
+    @property
+    def is_running(self) -> bool:
+        """Whether the controller is there, and has not said stop."""
+        return self._is_running
 
-        Args:
-            begin: Called first.
-        """
+    def run(self) -> None:
+        """Serves until the controller says stop, or is gone."""
         try:
-            begin()
+            self.begin()
             while self._is_running:
-                self._turn()
+                self.turn()
             self._see_off()
         except StrategyFailed as error:
             self._mirror.end()
@@ -118,7 +143,8 @@ class Server(Listener):
         answers = [self.machine.posts[rank].answer for rank in self._workers]
         return any(answer and answer[0]["kind"] != "done" for answer in answers)
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Hears whoever speaks, or waits for a moment; then looks at the clock."""
         before = time.monotonic()
         self._connections.serve(min(FLUSH_S, self._grace.left_s(before)))
         if time.monotonic() - before > PAUSE_S:
@@ -257,6 +283,7 @@ class Server(Listener):
         elif kind == "standby" and is_commander:
             peer.role, peer.incarnation = "standby", whole(head["generation"])
             self._standby = peer
+            self._mention({"kind": "standby_called", "generation": peer.incarnation})
         elif kind == "join":
             self._welcome(peer, head)
         elif kind == "rejoin":
@@ -386,9 +413,7 @@ class Server(Listener):
         elif kind == "ping":
             self._mention({"kind": "pong"})
         elif kind == "alone":
-            if self._mirror.peer is not None:  # its end was not heard here yet
-                self._connections.drop(self._mirror.peer, "its process ended")
-            self._mirror.go_alone()
+            self._go_alone(whole(head["generation"]))
         elif kind == "gone":
             for post in list(self.machine.posts.values()):
                 if post.token == head["token"]:
@@ -396,18 +421,33 @@ class Server(Listener):
         else:
             self._do({**head, "event": "command"})
 
-    def _forget(self, post: Post, reason: str = "its process ended") -> None:
+    def _forget(self, post: Post, reason: str = ENDED) -> None:
         """A worker that is not connected will not come back."""
         if post.rank not in self._workers:
             self._leave(post, reason, is_hung=False)
 
     # --------------------------------------------------------------- standby
 
+    def _go_alone(self, generation: int) -> None:
+        """The controller has given up standbys up to this generation."""
+        peer = self._mirror.peer
+        if peer is not None and peer.incarnation <= generation:
+            self._connections.drop(peer, ENDED)  # its end was not heard here yet
+        self._mirror.go_alone(generation)
+
     def _take_standby(self, peer: Peer) -> None:
-        """A standby joins as soon as no message is half-way."""
+        """A standby joins as soon as no message is half-way.
+
+        Reports from before it joined are known to nobody else: with a controller there
+        they are on the way to it, and it hears them before it hears of the standby.
+        """
         if peer.is_gone:
             self._standby = None
-        elif self._mirror.can_begin and self.machine.is_quiet:
+        elif self._mirror.is_given_up(peer.incarnation):
+            self._connections.drop(peer, ENDED)
+        elif not self._mirror.can_begin or self._reporter.controller is None:
+            return
+        elif self.machine.is_quiet:
             self._standby = None
             self._mirror.begin(peer, pack(self.machine.freeze()))
 
@@ -427,35 +467,28 @@ class Server(Listener):
                  "reason": reason}
             )  # fmt: skip
 
-    def follow_up(
-        self,
-        controller: Peer | None,
-        lead: Head,
-        callers: list[tuple[Peer, Head]],
-        failure: StrategyFailed | None = None,
-    ) -> None:
-        """Begins where another server was lost.
-
-        Args:
-            controller: Who says so.
-            lead: What it says: reports it has heard, and tokens of living processes.
-            callers: Who has said what since it was lost, or before that was clear.
-            failure: At an event that the other server may not have told of any more.
+    def begin(self) -> None:
+        """Goes on where another server was lost, if one was.
 
         Raises:
-            StrategyFailed: That one, or another one now.
+            StrategyFailed: At an event that the other server may not have told of any
+                more, or now.
         """
-        if controller is not None:
-            self._reporter.attach(self._mirror.send, controller, int(lead["heard"]))
+        succeeds = self._succeeds
+        if succeeds is None:
+            return
+        if succeeds.controller is not None:
+            heard = int(succeeds.lead["heard"])
+            self._reporter.attach(self._mirror.send, succeeds.controller, heard)
             self._mention({"kind": "leads"})
-        if failure is not None:
-            raise failure
+        if succeeds.failure is not None:
+            raise succeeds.failure
         now = time.monotonic()
         for post in list(self.machine.posts.values()):
             post.patience.answered(now)  # the next word is: here I am
-            if post.token not in lead["living"]:
+            if post.token not in succeeds.lead["living"]:
                 self._forget(post)
-        for peer, head in callers:
+        for peer, head in succeeds.callers:
             if not peer.is_gone:
                 peer.role = "" if peer.role == "caller" else peer.role
                 self._connections.deliver_again(peer, head)

@@ -66,6 +66,7 @@ class Servers:
         self._pulse = Pulse()
         self._heard = 0
         self._standby_due: float | None = None
+        self._called_since: float | None = None  # a standby is to call its server
         self._standby_failures = self._generation = 0
         self._lost_at = 0.0
         self.on_succession: Callable[[], None] = lambda: None
@@ -176,7 +177,7 @@ class Servers:
             return None
         kind = message[0]["kind"]
         self._heard = message[0].get("number", self._heard)
-        if kind in ("standby_ready", "standby_left"):
+        if kind in ("standby_called", "standby_ready", "standby_left"):
             self._hear_of_standby(message[0])
         elif kind == "leads":
             seconds = round(time.monotonic() - self._lost_at, 3)
@@ -197,11 +198,12 @@ class Servers:
 
     # ---------------------------------------------------------------- losses
 
-    def look(self, exits: dict[str, Exit]) -> None:
+    def look(self, exits: dict[str, Exit], start_limit_s: float) -> None:
         """Looks after the processes of server and standby.
 
         Args:
             exits: Of processes that ended and are no workers.
+            start_limit_s: For the start of a process.
 
         Raises:
             ServerGone: The server is lost, and there is no standby.
@@ -210,7 +212,10 @@ class Servers:
             self._lose_standby(exits[self._stage.standby].reason)
         if self._stage.server in exits:
             self.lost(exits[self._stage.server])
-        if self._standby_due is not None and time.monotonic() >= self._standby_due:
+        now, since = time.monotonic(), self._called_since
+        if since is not None and now - since > start_limit_s:
+            self._lose_standby(f"hung: not started within {start_limit_s:.1f} s")
+        if self._standby_due is not None and now >= self._standby_due:
             self._start_standby()
 
     def lost(self, gone: Exit | None = None, why: str = "") -> None:
@@ -262,7 +267,7 @@ class Servers:
         for link in (self._link, self._relief):
             if link is not None:
                 link.close()
-        self._link = self._relief = self._standby_due = None
+        self._link = self._relief = self._standby_due = self._called_since = None
         stage = self._stage
         stage.stop(stage.server)  # it may only hang
         if stage.standby:
@@ -278,6 +283,7 @@ class Servers:
         stage, spec = self._stage, self._spec
         if spec is not None:
             stage.start_standby()
+            self._called_since = time.monotonic()
             server = replace(spec, restart=None)  # the leader tells what there is
             self._generation += 1
             part = StandbySpec(
@@ -289,7 +295,9 @@ class Servers:
     def _hear_of_standby(self, head: Head) -> None:
         if head["generation"] != self._generation:
             return  # of one that was given up before the server knew
-        if head["kind"] == "standby_ready":
+        if head["kind"] == "standby_called":
+            self._called_since = None
+        elif head["kind"] == "standby_ready":
             self._greet_standby()
         else:
             self._lose_standby(head["reason"])
@@ -311,6 +319,7 @@ class Servers:
     def _lose_standby(self, reason: str) -> None:
         """The server goes on alone, until another standby has started."""
         stage = self._stage
+        self._called_since = None
         if self._relief is not None:
             self._relief.close()
             self._relief = None
@@ -319,7 +328,7 @@ class Servers:
             return
         stage.stop(stage.standby)
         stage.standby = ""
-        self.command("alone")
+        self.command("alone", generation=self._generation)
         self._observer.on_event("standby_lost", reason=reason)
         failures, self._standby_failures = self._standby_failures, (
             self._standby_failures + 1

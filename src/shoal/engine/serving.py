@@ -27,7 +27,7 @@ def serve(given: ServeInherited) -> None:
         Server(given.spec, open_connections(given.spec, listener)).run()
         sys.exit(0)
     try:
-        standby = Standby(given.spec, listener)
+        standby = Standby.open(given.spec, listener)
     except (OSError, ExchangeTimeout) as error:
         sys.exit(f"this standby could not follow its server: {error}")
     standby.run()

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import final
 
-from shoal.engine.connections import Listener, Peer
+from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.frozen import unpack
 from shoal.engine.grace import Grace
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.post import Post
 from shoal.engine.reporter import Reporter
-from shoal.engine.server import FLUSH_S, Server, open_connections
+from shoal.engine.server import FLUSH_S, Server, Succession, open_connections
 from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
+CALLER_S = 1.0  # until this one has heard as well that the leader is lost
 LONGEST_STALL_S = 30.0  # within a frame of a server that is about to be killed
 
 
@@ -44,21 +45,17 @@ class Standby(Listener):
     """Takes the leader's events, until it leads or is not needed any more.
 
     Args:
-        spec: Of the run.
-        socket_: Bound and listening; it is owned from now on.
-
-    Raises:
-        ExchangeTimeout: The leader does not greet.
-        OSError: The leader is gone.
+        spec: What to serve when it leads.
+        connections: Where peers call; owned from now on.
+        link: To the leader, which knows already who calls; the same.
     """
 
-    def __init__(self, spec: StandbySpec, socket_: socket.socket) -> None:
-        self._spec = spec.server
-        self._connections = open_connections(spec.server, socket_)
-        self._connections.listener = self
-        self._machine = Machine(spec.server, self)
+    def __init__(self, spec: ServerSpec, connections: Connections, link: Link) -> None:
+        self._spec, self._connections, self._link = spec, connections, link
+        connections.listener = self
+        self._machine = Machine(spec, self)
         self._reporter, self._grace = Reporter(), Grace()
-        self._callers: list[tuple[Peer, Head]] = []
+        self._callers: list[tuple[Peer, Head, float]] = []
         self._controller: Peer | None = None
         self._lead: Head | None = None
         self._number, self._lost_at = 0, 0.0
@@ -66,28 +63,61 @@ class Standby(Listener):
         self._is_running = True
         self._failure: StrategyFailed | None = None
         self._server: Queue[Server] = Queue()
-        identity = spec.server.identity
+        connections.watch(link.socket, self._follow)
+
+    @classmethod
+    def open(cls, spec: StandbySpec, socket_: socket.socket) -> Standby:
+        """Listens, and calls the leader.
+
+        Args:
+            spec: Of the run.
+            socket_: Bound and listening; it is owned from now on.
+
+        Raises:
+            ExchangeTimeout: The leader does not greet.
+            OSError: The leader is gone.
+        """
+        server, identity = spec.server, spec.server.identity
         certificate = None if identity is None else identity.certificate
+        connections = open_connections(server, socket_)
         try:
-            self._link = Link(spec.leader, spec.server.secret, certificate=certificate)
-            self._link.send({"kind": "standby", "generation": spec.generation})
+            link = Link(spec.leader, server.secret, certificate=certificate)
+            link.send({"kind": "standby", "generation": spec.generation})
         except BaseException:
-            self._connections.close()
+            connections.close()
             raise
-        self._connections.watch(self._link.socket, self._follow)
+        return cls(server, connections, link)
 
     def run(self) -> None:
         """Follows, then leads if it is told to, to the end of the run."""
-        while self._is_running and self._lead is None:
-            self._connections.serve(FLUSH_S)
-            self._connections.drop_strangers()
-            if self._is_left_alone:
-                self._is_running = False
-        if self._lead is None or not self._is_running:
-            self._link.close()
-            self._connections.close()
-        else:
-            self._take_over(self._lead)
+        while self.is_following:
+            self.turn()
+        server = self.succeed()
+        if server is not None:
+            server.run()
+
+    @property
+    def is_following(self) -> bool:
+        """Whether it neither leads nor has ended."""
+        return self._is_running and self._lead is None
+
+    def turn(self) -> None:
+        """Hears whoever speaks, or waits for a moment."""
+        self._connections.serve(FLUSH_S)
+        self._connections.drop_strangers()
+        self._send_back()
+        if self._is_left_alone:
+            self._is_running = False
+
+    def _send_back(self) -> None:
+        """Whoever waits here while the leader is there had better call that one."""
+        late = time.monotonic() - CALLER_S
+        for peer, head, since in list(self._callers):
+            is_worker = head["kind"] == "rejoin"
+            if is_worker and since < late and not self._lost_at and not peer.is_gone:
+                self._callers.remove((peer, head, since))
+                peer.role = ""
+                self._connections.send(peer, {"kind": "elsewhere"})
 
     @property
     def _is_left_alone(self) -> bool:
@@ -96,19 +126,29 @@ class Standby(Listener):
             return False
         return time.monotonic() - self._lost_at > GREETING_TIMEOUT_S
 
-    def _take_over(self, lead: Head) -> None:
+    def succeed(self) -> Server | None:
+        """The server that it becomes; None where it is not needed any more."""
+        if self._lead is None or not self._is_running:
+            self._link.close()
+            self._connections.close()
+            return None
         while not self._lost_at and self._link.has_input(0.0):
             self._follow()
         self._leave_leader()
         # Nobody was heard since; and who is on the way back needs a moment.
         self._grace.forgive(time.monotonic() - self._took_at)
-        succeeds = self._machine, self._reporter, self._grace
-        server = Server(self._spec, self._connections, succeeds)
-        self._server.put(server)
-        failure = self._failure
-        server.run(
-            lambda: server.follow_up(self._controller, lead, self._callers, failure)
+        succession = Succession(
+            machine=self._machine,
+            reporter=self._reporter,
+            grace=self._grace,
+            controller=self._controller,
+            lead=self._lead,
+            callers=[(peer, head) for peer, head, _ in self._callers],
+            failure=self._failure,
         )
+        server = Server(self._spec, self._connections, succession)
+        self._server.put(server)
+        return server
 
     def stop(self) -> None:
         """Ends it soon, if it does not lead; for whoever runs it in a thread."""
@@ -183,14 +223,14 @@ class Standby(Listener):
         kind = head["kind"]
         if peer.role == "controller":
             if self._lead is not None:
-                self._callers.append((peer, head))
+                self._callers.append((peer, head, time.monotonic()))
             elif kind == "lead":
                 self._lead = head
         elif kind == "control" and peer.channel.is_commander:
             peer.role, self._controller = "controller", peer
-        elif kind == "rejoin":
-            peer.role = "caller"
-            self._callers.append((peer, head))
+        elif kind == "rejoin" or (kind == "standby" and peer.channel.is_commander):
+            peer.role = "caller"  # the next standby may be there before this one leads
+            self._callers.append((peer, head, time.monotonic()))
         elif kind == "join":
             self._connections.send(peer, {"kind": "elsewhere"})
         else:

@@ -29,7 +29,7 @@ from shoal.engine.observer import EpochEnd, Record
 from shoal.engine.reports import read_epoch, read_records
 from shoal.engine.server import JOINED_AGAIN, Server, open_connections
 from shoal.engine.standby import Standby, StandbySpec
-from shoal.engine.tls import make_identity
+from shoal.engine.tls import identity_for, make_identity
 from shoal.engine.wire import Head, Link
 from shoal.engine.worker import WorkerSpec, work
 from shoal.errors import ClusterError, WorkerFailed
@@ -63,8 +63,8 @@ def _quietly(target: Callable[[], object]) -> None:
         target()
 
 
-def _listen() -> socket.socket:
-    return socket.create_server(("127.0.0.1", 0), backlog=64)
+def _listen(host: str) -> socket.socket:
+    return socket.create_server((host, 0), backlog=64)
 
 
 @final
@@ -83,9 +83,9 @@ class Cluster:
             metrics=setup.metrics,
             digest="inline",
         )
-        identity = make_identity() if setup.has_tls else None
+        identity = make_identity() if setup.has_tls else identity_for(setup.host)
         self.certificate = None if identity is None else identity.certificate
-        self._listeners = [_listen(), _listen()]
+        self._listeners = [_listen(setup.host), _listen(setup.host)]
         self._spec = ServerSpec(
             secret=self.secret,
             strategy=setup.strategy,
@@ -135,7 +135,7 @@ class Cluster:
     def _start_standby(self) -> None:
         """A server that follows the one that leads."""
         spec = StandbySpec(server=self._spec, leader=self.address)
-        self._standby = Standby(spec, self._listeners[1].dup())
+        self._standby = Standby.open(spec, self._listeners[1].dup())
         self._run("shoal-standby", self._standby.run)
 
     def _greet_standby(self) -> None:
@@ -195,18 +195,24 @@ class Cluster:
 
     def start_worker(self, hint: int = -1) -> None:
         """Starts one more worker."""
-        setup, token = self._setup, secrets.token_hex(8)
+        spec = self.worker_spec(hint)
+        thread = self._run(f"shoal-worker-{hint}", partial(work, spec))
+        self._hands.append((spec.seat.token, thread))
+
+    def worker_spec(self, hint: int = -1) -> WorkerSpec:
+        """What one more worker is given, wherever it runs."""
+        setup = self._setup
         seat = Seat(
             address=self.address,
             other=self._listeners[1].getsockname() if setup.has_standby else None,
             secret=worker_secret(self.secret),
             sizes=self.sizes,
             hint=hint,
-            token=token,
+            token=secrets.token_hex(8),
             wants_slot=setup.wants_slot,
             certificate=self.certificate,
         )
-        spec = WorkerSpec(
+        return WorkerSpec(
             seat=seat,
             strategy=setup.strategy,
             compute=ComputeSpec(
@@ -224,8 +230,6 @@ class Cluster:
             reaction=setup.reaction,
             retry=setup.retry,
         )
-        thread = self._run(f"shoal-worker-{hint}", partial(work, spec))
-        self._hands.append((token, thread))
 
     def _hear(self, *, is_over: bool) -> None:
         """Takes one message of the server."""

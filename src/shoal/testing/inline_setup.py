@@ -43,7 +43,8 @@ class Setup:
         has_barrier: An epoch waits for the one before.
         quorum: Workers of a round that are enough, 0 for all.
         wants_slot: Vectors through shared memory, else through the socket.
-        has_tls: The server encrypts, as between hosts.
+        host: Where the server listens; others than loopback are encrypted.
+        has_tls: The server encrypts, wherever it listens.
         has_standby: A second server follows, and another one when that one leads.
         watch: `shoal.testing.faults`; workers that "leave" are replaced.
         late: Samples after which one more worker joins, for each.
@@ -66,6 +67,7 @@ class Setup:
     has_barrier: bool = True
     quorum: int = 0
     wants_slot: bool = True
+    host: str = "127.0.0.1"
     has_tls: bool = False
     has_standby: bool = False
     watch: Watch | None = None

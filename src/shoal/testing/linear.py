@@ -33,7 +33,6 @@ class LinearRows:
         return self._features[indices], self._targets[indices]
 
 
-@final
 class LinearBackend(Backend):
     """Least squares with SGD; metrics are the sum of losses and the count of rows.
 

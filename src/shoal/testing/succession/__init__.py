@@ -1,0 +1,16 @@
+"""A leading server and its standby under a seeded schedule, in one process.
+
+Server, standby, machine, mirror and reporter, and the workers with their seats, are
+those of a run: all of it but sockets, processes and the clock. Workers run in threads
+of which one at a time has the turn. Every run checks itself.
+
+    Succession(draw(seed=7)).run()     # raises Violation if a promise is broken
+
+`shoal.testing.fleet` is the simulation without a standby, of the sequencer alone and
+with recovery from checkpoints; it is a hundred times as fast.
+"""
+
+from shoal.testing.succession.scenario import KINDS, Scenario, draw
+from shoal.testing.succession.schedule import Succession
+
+__all__ = ["KINDS", "Scenario", "Succession", "draw"]

@@ -1,0 +1,198 @@
+"""A simulated controller: what it is told, and what it does about who is lost.
+
+The protocol of `shoal.engine.controller` and `shoal.engine.servers`, without their
+clocks. Where a run has neither leader nor standby left it ends: what follows from
+checkpoints is the business of `shoal.testing.fleet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, final
+
+from shoal.engine.observer import EpochEnd, Record
+from shoal.engine.reports import read_epoch, read_records
+from shoal.engine.server import JOINED_AGAIN
+from shoal.engine.wire import Head
+from shoal.errors import ExchangeTimeout
+from shoal.testing.fleet.violation import Violation, require
+from shoal.testing.succession.network import Wire
+
+
+class Stage(Protocol):
+    """What a controller does with processes."""
+
+    @property
+    def living(self) -> Sequence[str]:
+        """Tokens of workers whose process lives."""
+        ...
+
+    def call(self, *, is_leader: bool) -> Wire:
+        """Calls the leader or the standby; raises ExchangeTimeout."""
+        ...
+
+    def end_leader(self) -> None:
+        """Ends the leading server's process, if it has not ended."""
+        ...
+
+    def end_standby(self) -> None:
+        """Ends the standby's process, if it has not ended."""
+        ...
+
+    def promote(self) -> None:
+        """The standby's process is the leader's from now on."""
+        ...
+
+    def hire(self, hint: int) -> None:
+        """Starts a worker."""
+        ...
+
+    def end_worker(self, token: str) -> None:
+        """Ends a worker's process, if it has not ended."""
+        ...
+
+
+@final
+class SimController:
+    """The controller of one run.
+
+    Args:
+        stage: Of its processes.
+        epochs: Passes.
+    """
+
+    def __init__(self, stage: Stage, epochs: int) -> None:
+        self._stage, self._epochs = stage, epochs
+        self.wire: Wire | None = stage.call(is_leader=True)
+        self.relief: Wire | None = None
+        self.wants_standby, self.generation = True, 0
+        self.heard = 0
+        self.is_over = self.is_lost = self.has_rolled_back = False
+        self.ends: dict[int, EpochEnd] = {}
+        self.records: list[Record] = []
+        self._asked: dict[str, Head] = {}
+        self._hands: dict[str, int] = {}
+        self._seats: dict[tuple[int, int], str] = {}
+        self.command("control")
+        self._ask("proceed", epoch=0)
+
+    def hired(self, token: str, hint: int) -> None:
+        """A worker was started."""
+        self._hands[token] = hint
+
+    # ---------------------------------------------------------------- speaking
+
+    def command(self, kind: str, **values: Any) -> None:
+        """Tells the server something."""
+        if self.wire is not None:
+            self.wire.say({"kind": kind, "heard": self.heard, **values})
+
+    def _ask(self, kind: str, **values: Any) -> None:
+        """The same, and again to whoever takes the server's place."""
+        self._asked[kind] = values
+        self.command(kind, **values)
+
+    # ----------------------------------------------------------------- hearing
+
+    def hear(self) -> Head:
+        """Takes one frame of the leader."""
+        if self.wire is None:
+            raise RuntimeError("nobody is there to be heard")
+        frame = self.wire.down.popleft()
+        if not frame.text:
+            self.lost()
+            return {"kind": "end"}
+        head, body = frame.open()
+        if "number" in head:
+            is_next = head["number"] == self.heard + 1
+            require(is_next, "reports come once, in order", self.heard, head)
+            self.heard += 1
+        kind = head["kind"]
+        if kind == "standby_ready":
+            if head["generation"] == self.generation:
+                self._greet_standby()
+        elif kind == "standby_left":
+            if head["generation"] == self.generation:
+                self.lose_standby()
+        else:
+            self._keep(head, memoryview(body))
+        return head
+
+    def _keep(self, head: Head, body: memoryview) -> None:
+        kind = head["kind"]
+        if kind == "records":
+            self.records += read_records(head, body)[0]
+        elif kind == "epoch":
+            self._end_epoch(head, body)
+        elif kind == "optimizer":
+            self.is_over = True
+        elif kind == "rollback":
+            self.has_rolled_back = True
+        elif kind == "joined":
+            self._seats[head["rank"], head["incarnation"]] = head["token"]
+        elif kind == "left":
+            self._left(head)
+        elif kind in ("broken", "failed", "mismatch", "not_finite"):
+            raise Violation(f"nobody fails: {head}")
+
+    def _end_epoch(self, head: Head, body: memoryview) -> None:
+        epoch = head["epoch"]
+        require(epoch not in self.ends, "an epoch ends once", epoch)
+        self.ends[epoch] = read_epoch(head, body)
+        if epoch + 1 < self._epochs:
+            self._ask("proceed", epoch=epoch + 1)
+        if len(self.ends) == self._epochs:
+            self._ask("state")
+
+    # ----------------------------------------------------------------- workers
+
+    def _left(self, head: Head) -> None:
+        token = self._seats[head["rank"], head["incarnation"]]
+        if head["reason"] != JOINED_AGAIN and token in self._hands:
+            self._stage.end_worker(token)
+            self._replace(token, head["rank"])
+
+    def worker_ended(self, token: str) -> None:
+        """Its process is not there any more."""
+        self.command("gone", token=token)
+        if token in self._hands:
+            self._replace(token, self._hands[token])
+
+    def _replace(self, token: str, hint: int) -> None:
+        del self._hands[token]
+        if not self.is_over:
+            self._stage.hire(hint)
+
+    # ----------------------------------------------------------------- servers
+
+    def lost(self) -> None:
+        """The leader is gone, or hangs: the standby leads from now on."""
+        self._stage.end_leader()
+        self.wire, self.relief = self.relief, None
+        if self.wire is None:
+            self.is_lost = True
+            return
+        self._stage.promote()
+        self.command("lead", living=list(self._stage.living))
+        self.wants_standby = True
+        for kind, values in list(self._asked.items()):
+            self.command(kind, **values)
+
+    def _greet_standby(self) -> None:
+        try:
+            wire = self._stage.call(is_leader=False)
+        except ExchangeTimeout:
+            self.lose_standby()
+            return
+        wire.say({"kind": "control"})
+        self.relief = wire
+
+    def lose_standby(self) -> None:
+        """The leader goes on alone, until another standby has started."""
+        if self.relief is not None:
+            self.relief.hang_up()
+            self.relief = None
+        if not self.wants_standby:
+            self._stage.end_standby()
+            self.command("alone", generation=self.generation)
+            self.wants_standby = True

@@ -1,0 +1,35 @@
+"""What a simulated run with a standby leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.testing.fleet.violation import require
+from shoal.testing.succession.controller import SimController
+from shoal.testing.succession.scenario import Scenario
+
+
+def look_at_end(controller: SimController, scenario: Scenario) -> None:
+    """Checks what the controller was told, all in all."""
+    for epoch in range(scenario.epochs):
+        end = controller.ends[epoch]
+        books = [end.rows, int(end.metrics[1])]
+        if not controller.has_rolled_back:  # else some was told and then undone
+            told = [r.samples for r in controller.records if r.epoch == epoch]
+            books.append(sum(told))
+        is_whole = books == [scenario.rows] * len(books)
+        require(is_whole, "each sample is committed exactly once", epoch, books)
+    if not controller.has_rolled_back:
+        versions = [record.version for record in controller.records]
+        require(versions == sorted(versions), "versions only grow", versions)
+    if scenario.is_counting:
+        last = list(controller.ends.values())[-1].vector
+        rows = scenario.rows * scenario.epochs
+        require(bool(np.all(last == rows)), "the center has all of it", last, rows)
+
+
+def look_at_weights(disturbed: SimController, calm: SimController) -> None:
+    """Checks that rounds are what they would have been, had nothing happened."""
+    for epoch, end in disturbed.ends.items():
+        is_same = end.vector.tobytes() == calm.ends[epoch].vector.tobytes()
+        require(is_same, "nobody can tell from the weights", epoch)

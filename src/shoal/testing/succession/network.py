@@ -1,0 +1,343 @@
+"""Connections of the simulation, as servers and those who call them see them.
+
+A connection keeps the order of what it carries, and carries heads as text, as TCP
+does. What one end sends lies there until the other end is given it: memory that must
+not change before it is sent is read as late as it can be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+from shoal.engine.connections import Listener, Peer
+from shoal.engine.wire import BadFrame, Head
+from shoal.errors import ExchangeTimeout
+from shoal.testing.succession.strand import Strand
+
+GREETING_S = 0.5  # that a caller waits in vain, more or less
+
+Address: TypeAlias = tuple[str, int]
+Part: TypeAlias = memoryview | bytes
+
+
+@final
+@dataclass(eq=False)
+class Frame:
+    """What one end sends; its end is a frame without a head.
+
+    Args:
+        text: The head, as text; empty for the end of the connection.
+        parts: Of the body.
+    """
+
+    text: str = ""
+    parts: list[Part] = field(default_factory=list[Part])
+
+    def keep(self) -> None:
+        """Copies what may change."""
+        self.parts = [bytes(part) for part in self.parts]
+
+    def open(self) -> tuple[Head, bytes]:
+        """Head and body, as they are now."""
+        return json.loads(self.text), b"".join(bytes(part) for part in self.parts)
+
+
+@final
+@dataclass(eq=False)
+class Wire:
+    """One connection; it doubles as what a server has of it, a channel with a socket.
+
+    Args:
+        is_commander: Who called knows the run's secret.
+        up: On the way to the server.
+        down: On the way to who called.
+        is_closed: The server has closed it.
+        inbox: Where a server wants bodies.
+    """
+
+    is_commander: bool = False
+    up: deque[Frame] = field(default_factory=deque[Frame])
+    down: deque[Frame] = field(default_factory=deque[Frame])
+    is_closed: bool = False
+    inbox: memoryview | None = None
+
+    @property
+    def socket(self) -> Wire:
+        """Itself."""
+        return self
+
+    def fileno(self) -> int:
+        """A number, below 0 once it is closed."""
+        return -1 if self.is_closed else id(self)
+
+    def keep_output(self) -> None:
+        """Copies what waits to be sent."""
+        for frame in self.down:
+            frame.keep()
+
+    def say(self, head: Head, *body: Part) -> None:
+        """The caller sends."""
+        if not self.is_closed:
+            self.up.append(Frame(json.dumps(head), [bytes(part) for part in body]))
+
+    def hang_up(self, arrives: int | None = None) -> None:
+        """The caller is gone.
+
+        Args:
+            arrives: Frames that still do; None for all.
+        """
+        while arrives is not None and len(self.up) > arrives:
+            self.up.pop()
+        self.up.append(Frame())
+
+    def lose(self, up: int, down: int) -> None:
+        """The network cuts it; so much of what was sent still arrives."""
+        self.hang_up(up)
+        self.keep_output()
+        while len(self.down) > down:
+            self.down.pop()
+        self.down.append(Frame())
+
+    def close(self, arrives: int | None = None) -> None:
+        """The server closes it, or is gone; see `hang_up`."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.up.clear()
+        self.keep_output()  # its memory is about to be given back
+        while arrives is not None and len(self.down) > arrives:
+            self.down.pop()
+        self.down.append(Frame())
+
+
+@final
+class SimConnections:
+    """What `shoal.engine.connections.Connections` is to a server."""
+
+    def __init__(self) -> None:
+        self.listener: Listener
+        self.is_stopped = False
+        """The process does not run now; who calls is not greeted."""
+        self.peers: dict[Wire, Peer] = {}
+        self.due: Wire | None = None
+        """Of which the next frame is taken when the server listens next."""
+        self._watched: dict[Wire, Callable[[], None]] = {}
+        self._lost: list[tuple[Peer, str]] = []
+
+    @property
+    def speaking(self) -> list[Wire]:
+        """Connections with something for this server."""
+        watched = [wire for wire in self._watched if wire.down]
+        return [wire for wire in self.peers if wire.up] + watched
+
+    def accept(self, wire: Wire) -> None:
+        """Somebody has called."""
+        channel: Any = wire
+        self.peers[wire] = Peer(channel=channel, name="simulated")
+
+    def serve(self, timeout_s: float) -> None:
+        """Takes the frame that is due."""
+        del timeout_s
+        wire, self.due = self.due, None
+        if wire in self._watched:
+            self._watched[wire]()
+        elif wire is not None:
+            self._hear(self.peers[wire], wire)
+        self._drop_lost()
+
+    def _hear(self, peer: Peer, wire: Wire) -> None:
+        frame = wire.up.popleft()
+        if not frame.text:
+            self.drop(peer, "the peer closed the connection")
+            return
+        head, data = frame.open()
+        body = memoryview(bytearray(data))
+        if wire.inbox is not None and 0 < len(body) <= len(wire.inbox):
+            body = wire.inbox[: len(data)]
+            body[:] = data
+        try:
+            self.listener.on_frame(peer, head, body)
+        except BadFrame as error:
+            self.drop(peer, f"bad frame: {error}")
+
+    def _drop_lost(self) -> None:
+        while self._lost:
+            self.drop(*self._lost.pop(0))
+
+    def send(self, peer: Peer, head: Head, *body: Part) -> None:
+        """Sends one frame."""
+        wire: Any = peer.channel
+        if wire.is_closed:
+            self._lost.append((peer, "connection lost"))
+        else:
+            wire.down.append(Frame(json.dumps(head), [*body]))
+
+    def drop(self, peer: Peer, reason: str) -> None:
+        """Closes one connection and says so."""
+        wire: Any = peer.channel
+        if self.peers.pop(wire, None) is not None:
+            wire.close()
+            self.listener.on_gone(peer, reason)
+
+    def deliver_again(self, peer: Peer, head: Head) -> None:
+        """Another listener is told what a peer said."""
+        try:
+            self.listener.on_frame(peer, head, memoryview(b""))
+        except BadFrame as error:
+            self.drop(peer, f"bad frame: {error}")
+
+    def drop_strangers(self) -> None:
+        """Everybody here says at once what it is."""
+
+    def watch(self, wire: Wire, hear: Callable[[], None]) -> None:
+        """Calls `hear` when it is due."""
+        self._watched[wire] = hear
+
+    def unwatch(self, wire: Wire) -> None:
+        """The inverse of `watch`."""
+        del self._watched[wire]
+
+    def close(self) -> None:
+        """Closes everything."""
+        for wire, peer in list(self.peers.items()):
+            peer.role = "dismissed"
+            self.drop(peer, "the run is over")
+            wire.close()
+
+
+@final
+class SimLink:
+    """What `shoal.engine.wire.Link` is to who called.
+
+    Args:
+        wire: The connection.
+        strand: Who waits for frames with the turn handed back; None for one that
+            only listens when a frame is there.
+        hears: Called with every head.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        strand: Strand | None = None,
+        hears: Callable[[Head], None] = lambda _: None,
+    ) -> None:
+        self.socket, self._strand, self._hears = wire, strand, hears
+        self._is_over = False
+
+    def send(self, head: Head, *body: Part) -> None:
+        """Sends one frame."""
+        if self._is_over:
+            raise ConnectionResetError("the connection is closed")
+        self.socket.say(head, *body)
+
+    def receive(
+        self,
+        into: memoryview | None = None,
+        timeout_s: float | None = None,
+        stall_s: float | None = None,
+    ) -> tuple[Head, memoryview]:
+        """Waits for one frame.
+
+        Raises:
+            ConnectionResetError: The server is gone.
+        """
+        del timeout_s, stall_s
+        down = self.socket.down
+        if self._strand is not None:
+            self._strand.wait(lambda: bool(down))
+        frame = down.popleft()
+        if not frame.text:
+            self._is_over = True
+            raise ConnectionResetError("the peer closed the connection")
+        head, data = frame.open()
+        self._hears(head)
+        if into is not None and len(data) <= len(into):
+            into[: len(data)] = data
+            return head, into[: len(data)]
+        return head, memoryview(data)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something waits that nobody knows of."""
+        return False
+
+    def has_input(self, timeout_s: float) -> bool:
+        """Whether there is a frame."""
+        del timeout_s
+        return bool(self.socket.down)
+
+    def close(self, arrives: int | None = None) -> None:
+        """Hangs up; see `Wire.hang_up`."""
+        if not self._is_over:
+            self._is_over = True
+            self.socket.hang_up(arrives)
+
+
+@final
+class Network:
+    """Who listens where, and what time it is."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.servers: dict[Address, SimConnections] = {}
+        self.strand: Strand | None = None
+        """Whose turn it is."""
+        self.links: dict[Strand, SimLink] = {}
+        """The last of each."""
+        self.is_closed = False
+        self.version = 0
+        """The highest that anybody was told."""
+
+    def hears(self, head: Head) -> None:
+        """Somebody is told something."""
+        self.version = max(self.version, head.get("version", 0))
+
+    def call(self, address: Address, *, is_commander: bool) -> Wire:
+        """Calls a server.
+
+        Raises:
+            ExchangeTimeout: Nobody listens there.
+        """
+        server = self.servers.get(address)
+        if server is None or server.is_stopped:
+            self.now += GREETING_S
+            try:
+                raise ConnectionRefusedError if self.is_closed else TimeoutError
+            except OSError as error:
+                raise ExchangeTimeout(f"nobody is there: {error!r}") from None
+        wire = Wire(is_commander)
+        server.accept(wire)
+        return wire
+
+    # What takes the place of `Link` and of `time` in the engine's files.
+
+    def link(self, address: Address, secret: bytes, **_: Any) -> SimLink:
+        """A worker calls."""
+        del secret
+        strand = self._running
+        strand.wait(lambda: True)
+        found = SimLink(self.call(address, is_commander=False), strand, self.hears)
+        self.links[strand] = found
+        return found
+
+    @property
+    def _running(self) -> Strand:
+        if self.strand is None:
+            raise RuntimeError("only a worker waits")
+        return self.strand
+
+    def monotonic(self) -> float:
+        """The time; it moves only between events, and while somebody sleeps."""
+        return self.now
+
+    perf_counter = monotonic
+
+    def sleep(self, seconds: float) -> None:
+        """Hands the turn back."""
+        self.now += seconds
+        self._running.wait(lambda: True)

@@ -1,0 +1,96 @@
+"""What a simulated run with a standby is about, and what befalls it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import final
+
+KINDS = ("downpour", "aeasgd", "local_sgd", "all_reduce")
+"""Strategies: asynchronous, elastic, of rounds, of gradients."""
+
+ROUNDS = ("local_sgd", "all_reduce")
+SERVERS = ("crash", "hang", "lose", "deafen", "split")
+WORKERS = ("kill", "cut", "late", "jump")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One simulated run.
+
+    Args:
+        seed: Of the schedule.
+        kind: Name of the strategy.
+        workers: That train.
+        rows: Samples of an epoch.
+        epochs: Passes.
+        batch_size: Samples of a step: of each worker, or of a gang.
+        period: Steps between exchanges.
+        has_barrier: An epoch waits for the one before.
+        trouble: How often each kind of trouble comes: the leading server is killed
+            ("crash") or stopped ("hang"), the standby is killed ("lose") or stopped
+            ("deafen"), their connection breaks ("split"); a worker is killed ("kill"),
+            its connection breaks ("cut"), one more joins ("late"), the clock jumps
+            ("jump").
+        slow: Whose words are mostly passed over by the leader: those of the
+            "controller", the "standby" or nobody.
+    """
+
+    seed: int
+    kind: str
+    workers: int
+    rows: int
+    epochs: int
+    batch_size: int
+    period: int
+    has_barrier: bool
+    trouble: Counter[str] = field(default_factory=Counter[str])
+    slow: str = ""
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether the center is to count the samples that came in."""
+        return self.kind == "downpour"
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the weights do not depend on the schedule.
+
+        Rounds repeat bit for bit, as long as nothing befalls the workers themselves.
+        """
+        is_calm = not any(self.trouble[name] for name in WORKERS)
+        return self.kind in ROUNDS and self.has_barrier and is_calm
+
+
+def draw(seed: int, kind: str | None = None) -> Scenario:
+    """Draws a run and what befalls it.
+
+    Args:
+        seed: Any integer; the same one gives the same run.
+        kind: One of `KINDS`, None to take the seed's.
+
+    Example:
+        >>> draw(6).kind, draw(6) == draw(6)
+        ('local_sgd', True)
+    """
+    kind = kind or KINDS[seed % len(KINDS)]
+    choice = random.Random(f"succession {kind} {seed}")
+    trouble = {name: choice.choice([0, 0, 1, 2]) for name in SERVERS}
+    trouble["crash"] = choice.choice([1, 1, 2, 3])
+    trouble["split"] = choice.choice([0, 1, 2, 3])  # the hardest to get right
+    if choice.random() < 0.5:
+        trouble |= {name: choice.choice([0, 0, 1, 2]) for name in WORKERS}
+    return Scenario(
+        seed=seed,
+        kind=kind,
+        workers=choice.randint(1, 4),
+        rows=choice.randint(4, 40),
+        epochs=choice.randint(1, 3),
+        batch_size=choice.randint(1, 6),
+        period=1 if kind == "all_reduce" else choice.randint(1, 3),
+        has_barrier=choice.random() < 0.7,
+        trouble=Counter(trouble),
+        slow=choice.choice(["", "", "controller", "standby"]),
+    )

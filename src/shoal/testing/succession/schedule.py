@@ -1,0 +1,341 @@
+"""The schedule of a simulated run with a standby: who moves next, and what breaks.
+
+This file decides it, from a seed, as `shoal.testing.fleet.schedule` does for runs
+without one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias, final
+from unittest import mock
+
+from shoal.engine import machine, member, mirror, server, standby, worker
+from shoal.engine.server import Server
+from shoal.engine.standby import Standby
+from shoal.testing.fleet.violation import Violation, require
+from shoal.testing.succession.controller import SimController
+from shoal.testing.succession.invariants import look_at_end, look_at_weights
+from shoal.testing.succession.network import Network, Wire
+from shoal.testing.succession.scenario import Scenario
+from shoal.testing.succession.stage import Process, SimStage
+from shoal.testing.succession.strand import Strand
+
+MOST_EVENTS = 20_000
+MOST_IDLE = 2_000  # turns in which nothing can happen but that time passes
+IDLE_S = 0.5
+TICK = 0.05  # chance that an event is only the clock's
+TICK_S = 0.1
+TROUBLE = 0.06  # chance of trouble at an event, while there is some left
+UNRELIEVED = 0.02  # chance that it may hit a leader whose standby is not ready
+SLOWNESS = 0.9  # chance that a slow peer is passed over
+NOTICED = 0.1  # chance that a leader that is stopped is found to be
+
+Event: TypeAlias = Callable[[], None]
+
+
+@final
+class Succession:
+    """One simulated run.
+
+    Args:
+        scenario: What it is about; see `draw`.
+
+    Example:
+        >>> from shoal.testing.succession import draw
+        >>> run = Succession(draw(seed=1)).run()
+        >>> run.tally["events"] > 0, run.controller.is_over
+        (True, True)
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.random = random.Random(scenario.seed)
+        self.tally: Counter[str] = Counter()
+        self.log: list[tuple[object, ...]] = []
+        self.left = Counter(scenario.trouble)
+        self.network = Network()
+        with _simulated(self.network):
+            self.stage = SimStage(scenario, self.network, self.random)
+        self.controller = self.stage.controller
+        self._idle = 0
+
+    # ------------------------------------------------------------ schedule
+
+    def run(self) -> Succession:
+        """Runs to the end.
+
+        Raises:
+            Violation: A promise was broken, or the run did not end.
+        """
+        try:
+            with _simulated(self.network):
+                for _ in range(MOST_EVENTS):
+                    if not self._step():
+                        break
+                else:
+                    raise Violation("every run ends")
+            self._look_at_end()
+            return self
+        except Violation as violation:
+            violation.add_note(self.story())
+            raise
+        except Exception as error:
+            violation = Violation(f"the engine raises nothing: {error!r}")
+            violation.add_note(self.story())
+            raise violation from error
+        finally:
+            for strand in self.stage.strands.values():
+                strand.kill()
+
+    def _step(self) -> bool:
+        """Lets one thing happen; False when the run is over."""
+        controller = self.controller
+        if (controller.is_over or controller.is_lost) and not self.network.is_closed:
+            self._log("over", "lost" if controller.is_lost else "")
+            self.tally["lost"] += controller.is_lost
+            self.stage.close()
+        events = self._events(is_slow=True) or self._events(is_slow=False)
+        if not events and self.network.is_closed:
+            return False
+        self.tally["events"] += 1
+        self._idle = 0 if events else self._idle + 1
+        require(self._idle < MOST_IDLE, "every run ends: it is stuck")
+        if not events:
+            self._tick(IDLE_S)
+        elif not self._make_trouble():
+            is_tick = self.random.random() < TICK
+            self._tick(TICK_S) if is_tick else self.random.choice(events)()
+        self.stage.bury()
+        return True
+
+    def _events(self, *, is_slow: bool) -> list[Event]:
+        """What can happen next.
+
+        Args:
+            is_slow: Whoever is slow is mostly passed over.
+        """
+        stage = self.stage
+        found = [
+            partial(self._hears, process, wire)
+            for process in stage.servers
+            if not process.connections.is_stopped
+            for wire in process.connections.speaking
+            if not (is_slow and self._is_passed_over(process, wire))
+        ]
+        found += [
+            partial(self._works, token, strand)
+            for token, strand in stage.strands.items()
+            if strand.can_go
+        ]
+        return found + self._events_of_controller()
+
+    def _events_of_controller(self) -> list[Event]:
+        found: list[Event] = [self._miss] if self.stage.exits else []
+        if self.network.is_closed:
+            return found
+        controller, leader = self.controller, self.stage.leader
+        if controller.wire is not None and controller.wire.down:
+            found.append(self._report)
+        if leader is not None and leader.connections.is_stopped:
+            found.append(self._find_silent)
+        if leader is not None and controller.wants_standby:
+            found.append(self.stage.start_standby)
+        return found
+
+    def _is_passed_over(self, process: Process, wire: Wire) -> bool:
+        peer = process.connections.peers.get(wire)
+        is_slow = peer is not None and peer.role == self.scenario.slow != ""
+        return is_slow and self.random.random() < SLOWNESS
+
+    # --------------------------------------------------------------- turns
+
+    def _hears(self, process: Process, wire: Wire) -> None:
+        process.connections.due = wire
+        name = "leader" if process is self.stage.leader else "standby"
+        self._log(name, "hears", *_glance(wire))
+        self._turn(process)
+
+    def _tick(self, seconds: float) -> None:
+        self.network.now += seconds * self.random.random()
+        for process in self.stage.servers:
+            if not process.connections.is_stopped:
+                self._turn(process)
+
+    def _turn(self, process: Process) -> None:
+        body = process.body
+        body.turn()
+        if isinstance(body, Standby) and not body.is_following:
+            self._succeed(process, body)
+        elif isinstance(body, Server) and not body.is_running:
+            body.close()
+            self.stage.ended(process)
+
+    def _succeed(self, process: Process, body: Standby) -> None:
+        successor = body.succeed()
+        if successor is None:
+            self.stage.ended(process)
+            return
+        self._log("the standby leads")
+        self.tally["succession"] += 1
+        version, told = successor.machine.sequencer.version, self.network.version
+        require(version >= told, "what anybody was told, the standby knows", told)
+        process.body = successor
+        successor.begin()
+
+    def _works(self, token: str, strand: Strand) -> None:
+        link = self.stage.link_of(token)
+        heard = () if link is None else _glance(link.socket)
+        self._log("worker", token, *heard)
+        self.network.strand = strand
+        strand.resume()
+        self.network.strand = None
+
+    def _report(self) -> None:
+        head = self.controller.hear()
+        self.network.hears(head)
+        self._log("controller hears", head)
+
+    def _miss(self) -> None:
+        """The controller finds that a process has ended."""
+        stage = self.stage
+        what, which = stage.exits.pop(self.random.randrange(len(stage.exits)))
+        self._log("controller misses", what)
+        if self.network.is_closed:
+            return
+        if what == "worker":
+            self.controller.worker_ended(str(which))
+        elif which is stage.leader:
+            self.controller.lost()
+        elif which is stage.follower:
+            self.controller.lose_standby()
+
+    def _find_silent(self) -> None:
+        if self.random.random() < NOTICED:
+            self._log("controller gives up the leader")
+            self.controller.lost()
+
+    # --------------------------------------------------------------- trouble
+
+    def _make_trouble(self) -> bool:
+        """Breaks something, if it is time to and there is something left to break."""
+        if self.network.is_closed or self.random.random() >= TROUBLE:
+            return False
+        kinds = [kind for kind, count in self.left.items() if count]
+        if not kinds:
+            return False
+        kind = self.random.choice(kinds)
+        done = getattr(self, f"_{kind}")()
+        if done:
+            self._log("trouble", kind)
+            self.left[kind] -= 1
+            self.tally[kind] += 1
+        return done
+
+    def _can_lead(self) -> bool:
+        """Whether the run can do without its leader; now and then it need not."""
+        has_relief = self.controller.relief is not None
+        is_there = has_relief and self.stage.follower is not None
+        return is_there or self.random.random() < UNRELIEVED
+
+    def _crash(self) -> bool:
+        leader = self.stage.leader
+        if leader is None or not self._can_lead():
+            return False
+        self.stage.ended(leader)
+        return True
+
+    def _hang(self) -> bool:
+        leader = self.stage.leader
+        if leader is None or leader.connections.is_stopped or not self._can_lead():
+            return False
+        leader.connections.is_stopped = True
+        return True
+
+    def _lose(self) -> bool:
+        follower = self.stage.follower
+        if follower is not None:
+            self.stage.ended(follower)
+        return follower is not None
+
+    def _deafen(self) -> bool:
+        follower = self.stage.follower
+        if follower is None or follower.connections.is_stopped:
+            return False
+        follower.connections.is_stopped = True
+        return True
+
+    def _split(self) -> bool:
+        follower = self.stage.follower
+        link = None if follower is None else follower.link
+        return link is not None and self.stage.cut(link)
+
+    def _any_worker(self) -> str | None:
+        living = list(self.stage.strands)
+        return self.random.choice(living) if living else None
+
+    def _kill(self) -> bool:
+        token = self._any_worker()
+        if token is not None:
+            self.stage.end_worker(token)
+        return token is not None
+
+    def _cut(self) -> bool:
+        token = self._any_worker()
+        link = None if token is None else self.stage.link_of(token)
+        return link is not None and self.stage.cut(link)
+
+    def _late(self) -> bool:
+        self.stage.hire(-1)
+        return True
+
+    def _jump(self) -> bool:
+        self.network.now += self.random.uniform(2, 12)
+        return True
+
+    # --------------------------------------------------------------- the end
+
+    def _look_at_end(self) -> None:
+        left = list(self.stage.strands)
+        require(not left, "every worker ends", left)
+        if self.controller.is_lost:
+            return
+        look_at_end(self.controller, self.scenario)
+        if self.scenario.is_repeatable and self.scenario.trouble:
+            calm = replace(self.scenario, trouble=Counter())
+            look_at_weights(self.controller, _run(calm))
+
+    def _log(self, *what: object) -> None:
+        self.log.append(what)
+
+    def story(self, lines: int = 40) -> str:
+        """The scenario and the last events, one a line."""
+        events = [" ".join(map(str, entry)) for entry in self.log[-lines:]]
+        return "\n".join([str(self.scenario), *events])
+
+
+def _run(scenario: Scenario) -> SimController:
+    return Succession(scenario).run().controller
+
+
+@contextmanager
+def _simulated(network: Network) -> Generator[None]:
+    """The engine's own clock and connections, exchanged for those of a run."""
+    with ExitStack() as stack:
+        for module in (machine, member, mirror, server, standby, worker):
+            stack.enter_context(mock.patch.object(module, "time", network))
+        stack.enter_context(mock.patch.object(member, "Link", network.link))
+        yield
+
+
+def _glance(wire: Wire) -> tuple[str, ...]:
+    """What comes next on a connection."""
+    for way in (wire.up, wire.down):
+        if way:
+            return (way[0].text[:200] or "the end",)
+    return ()

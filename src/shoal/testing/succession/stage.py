@@ -1,0 +1,282 @@
+"""The processes of a simulated run: two servers and workers, and how they end.
+
+This file decides what a process is here: a server is an object that is given turns, a
+worker a thread that is; whoever ends leaves its connections as a killed process does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast, final
+
+from shoal.backends.base import Backend, ComputeSpec
+from shoal.engine.bulk import Sizes
+from shoal.engine.connections import Connections
+from shoal.engine.machine import ServerSpec
+from shoal.engine.member import Seat
+from shoal.engine.server import Server
+from shoal.engine.standby import Standby
+from shoal.engine.wire import Link
+from shoal.engine.worker import WorkerSpec, work
+from shoal.errors import ExchangeTimeout
+from shoal.strategies import get
+from shoal.testing.inline_setup import Setup
+from shoal.testing.linear import LinearBackend
+from shoal.testing.problems import LeastSquares
+from shoal.testing.succession.controller import SimController
+from shoal.testing.succession.counting import CountingBackend
+from shoal.testing.succession.network import (
+    Address,
+    Network,
+    SimConnections,
+    SimLink,
+    Wire,
+)
+from shoal.testing.succession.scenario import Scenario
+from shoal.testing.succession.strand import Strand
+
+FEATURES = 2
+SECRET = bytes(32)
+
+
+@final
+@dataclass(eq=False)
+class Process:
+    """A server's.
+
+    Args:
+        address: Where it listens.
+        connections: Its own.
+        body: What it does.
+        link: To the leader, of a standby.
+    """
+
+    address: Address
+    connections: SimConnections
+    body: Server | Standby
+    link: SimLink | None = None
+
+
+@final
+class SimStage:
+    """All processes of one run.
+
+    Args:
+        scenario: Of the run.
+        network: Between them.
+        chance: Decides how much of what was sent still arrives.
+
+    Attributes:
+        exits: Processes that ended, and the controller does not know: what they were,
+            and which.
+    """
+
+    def __init__(
+        self, scenario: Scenario, network: Network, chance: random.Random
+    ) -> None:
+        self.network, self._random = network, chance
+        self.setup = setup_of(scenario)
+        self.spec = server_spec(self.setup)
+        self._addresses: list[Address] = [("simulated", 0), ("simulated", 1)]
+        self.strands: dict[str, Strand] = {}
+        self.exits: list[tuple[str, object]] = []
+        self._hired = 0
+        self.follower: Process | None = None
+        self.leader: Process | None = self._listen(self._start_server())
+        self.controller = SimController(self, scenario.epochs)
+        for hint in range(scenario.workers):
+            self.hire(hint)
+
+    @property
+    def servers(self) -> list[Process]:
+        """Those that are there."""
+        return [p for p in (self.leader, self.follower) if p is not None]
+
+    # --------------------------------------------------------------- servers
+
+    def _start_server(self) -> Process:
+        connections = SimConnections()
+        body = Server(self.spec, cast("Connections", connections))
+        return Process(self._addresses[0], connections, body)
+
+    def _listen(self, process: Process) -> Process:
+        self.network.servers[process.address] = process.connections
+        return process
+
+    def start_standby(self) -> None:
+        """Starts the standby that the controller wants."""
+        controller = self.controller
+        controller.wants_standby = False
+        controller.generation += 1
+        try:
+            wire = self.call(is_leader=True)
+        except ExchangeTimeout:
+            controller.lose_standby()
+            return
+        link, connections = SimLink(wire), SimConnections()
+        link.send({"kind": "standby", "generation": controller.generation})
+        body = Standby(self.spec, cast("Connections", connections), cast("Link", link))
+        process = Process(self._addresses[1], connections, body, link)
+        self.follower = self._listen(process)
+
+    def call(self, *, is_leader: bool) -> Wire:
+        """The controller calls."""
+        address = self._addresses[0 if is_leader else 1]
+        return self.network.call(address, is_commander=True)
+
+    def promote(self) -> None:
+        """The standby's process is the leader's from now on."""
+        self._addresses.reverse()
+        self.leader, self.follower = self.follower, None
+
+    def end_leader(self) -> None:
+        """Ends the leading server's process."""
+        if self.leader is not None:
+            self.kill_server(self.leader)
+            self.leader = None
+
+    def end_standby(self) -> None:
+        """Ends the standby's process."""
+        if self.follower is not None:
+            self.kill_server(self.follower)
+            self.follower = None
+
+    def kill_server(self, process: Process) -> None:
+        """A server's process ends, whatever it was doing."""
+        if self.network.servers.get(process.address) is not process.connections:
+            return
+        for wire in list(process.connections.peers):
+            wire.close(self._part(len(wire.down)))
+        if process.link is not None:
+            process.link.close(self._part(len(process.link.socket.up)))
+        process.connections.is_stopped = True
+        del self.network.servers[process.address]
+
+    def ended(self, process: Process) -> None:
+        """A server's process is not there any more; the controller will miss it."""
+        self.kill_server(process)
+        what = "leader" if process is self.leader else "standby"
+        self.exits.append((what, process))
+
+    # --------------------------------------------------------------- workers
+
+    @property
+    def living(self) -> Sequence[str]:
+        """Tokens of workers whose process lives."""
+        return list(self.strands)
+
+    def hire(self, hint: int) -> None:
+        """Starts a worker."""
+        self._hired += 1
+        token = f"{self._hired}"
+        self.strands[token] = Strand(partial(work, self._worker_spec(hint, token)))
+        self.controller.hired(token, hint)
+
+    def link_of(self, token: str) -> SimLink | None:
+        """Of a worker, if it has called already."""
+        return self.network.links.get(self.strands[token])
+
+    def end_worker(self, token: str) -> None:
+        """Ends a worker's process."""
+        if token in self.strands:
+            link = self.link_of(token)
+            if link is not None:
+                link.close(self._part(len(link.socket.up)))
+            self.strands[token].kill()
+
+    def bury(self) -> None:
+        """Takes workers that have ended away; the controller will miss them.
+
+        Raises:
+            BaseException: What ended one that no `SystemExit` ended.
+        """
+        for token, strand in list(self.strands.items()):
+            if strand.is_over:
+                del self.strands[token]
+                self.exits.append(("worker", token))
+                if strand.error is not None:
+                    raise strand.error
+
+    def _worker_spec(self, hint: int, token: str) -> WorkerSpec:
+        setup = self.setup
+        return WorkerSpec(
+            seat=Seat(
+                address=self._addresses[0],
+                other=self._addresses[1],
+                secret=SECRET,
+                sizes=self.spec.sizes,
+                hint=hint,
+                token=token,
+                wants_slot=False,
+            ),
+            strategy=setup.strategy,
+            compute=ComputeSpec(
+                window=setup.strategy.period,
+                batch_size=setup.batch_size,
+                local_momentum=setup.strategy.local_momentum,
+                loss_at=(0,),
+            ),
+            order=setup.order,
+            open_backend=setup.open_backend,
+            open_source=lambda: setup.source,
+            is_gang=setup.is_gang,
+        )
+
+    # --------------------------------------------------------------- endings
+
+    def cut(self, link: SimLink) -> bool:
+        """The network loses a connection; each end finds it closed by the other."""
+        wire = link.socket
+        if wire.is_closed:
+            return False
+        wire.lose(self._part(len(wire.up)), self._part(len(wire.down)))
+        return True
+
+    def close(self) -> None:
+        """The controller ends all servers; workers find that nobody is there."""
+        self.end_leader()
+        self.end_standby()
+        self.network.is_closed = True
+
+    def _part(self, whole: int) -> int:
+        return self._random.randint(0, whole)
+
+
+def setup_of(scenario: Scenario) -> Setup:
+    """What a scenario trains."""
+    problem = LeastSquares.seeded(rows=scenario.rows, size=FEATURES)
+    backend = CountingBackend if scenario.is_counting else LinearBackend
+
+    def open_backend(spec: ComputeSpec, _: Any) -> Backend:
+        return backend(problem.size, spec)
+
+    setup = Setup.linear(
+        problem,
+        replace(get(scenario.kind), period=scenario.period),
+        workers=scenario.workers,
+        epochs=scenario.epochs,
+        batch_size=scenario.batch_size,
+        has_barrier=scenario.has_barrier,
+    )
+    return replace(setup, open_backend=open_backend)
+
+
+def server_spec(setup: Setup) -> ServerSpec:
+    """What a server of this setup is given."""
+    sizes = Sizes(
+        vector=setup.vector.size,
+        statistics=setup.statistics.size,
+        metrics=setup.metrics,
+        digest="simulated",
+    )
+    return ServerSpec(
+        secret=SECRET,
+        strategy=setup.strategy,
+        rules=setup.rules(),
+        sizes=sizes,
+        vector=setup.vector,
+        statistics=setup.statistics,
+    )

@@ -1,0 +1,148 @@
+"""How the controller looks after a server and its standby."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shoal.engine.machine import ServerSpec
+from shoal.engine.server import Server, open_connections
+from shoal.engine.servers import Servers
+from shoal.engine.serving import ServeInherited
+from shoal.engine.standby import Standby, StandbySpec
+from shoal.testing.inline import Setup
+from shoal.testing.succession.stage import server_spec
+from tests.engine.test_standby import setup
+
+LIMIT_S = 10.0
+LONG_S = 1000.0
+
+
+class FakeStage:
+    """Processes that are threads; a standby starts when the test says so."""
+
+    def __init__(self) -> None:
+        self.server, self.standby = "server", ""
+        self.listener, self.other_listener = (
+            socket.create_server(("127.0.0.1", 0)) for _ in range(2)
+        )
+        self.address = self.listener.getsockname()
+        self.other_address = self.other_listener.getsockname()
+        self.parts: list[ServeInherited] = []
+        self.stopped: list[str] = []
+
+    def give(self, name: str, part: ServeInherited) -> None:
+        self.parts.append(part)
+
+    def start_standby(self) -> None:
+        self.standby = "standby"
+
+    def stop(self, name: str) -> None:
+        self.stopped.append(name)
+
+    @property
+    def follows(self) -> StandbySpec:
+        """The part of the standby that was started last."""
+        spec = self.parts[-1].spec
+        assert isinstance(spec, StandbySpec)
+        return spec
+
+
+class Notes:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def on_event(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+
+@pytest.fixture
+def stage() -> Iterator[FakeStage]:
+    found = FakeStage()
+    yield found
+    found.listener.close()
+    found.other_listener.close()
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def servers(stage: FakeStage, notes: Notes) -> Iterator[Servers]:
+    """With a server that greets, whose controller has started a standby."""
+    given: Setup = setup("aeasgd")
+    spec: ServerSpec = server_spec(given)
+    server = Server(spec, open_connections(spec, stage.listener.dup()))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    processes: Any = stage
+    observer: Any = notes
+    found = Servers(processes, observer, 1, list, has_standby=True)
+    found.start(spec)
+    found.connect(LIMIT_S, lambda: None)
+    found.look({}, LONG_S)
+    yield found
+    found.close()
+    thread.join(LIMIT_S)
+
+
+def hear(servers: Servers, wanted: str, notes: Notes) -> None:
+    """Hears the server until something was told to the user."""
+    while wanted not in dict(notes.events):
+        assert servers.receive(LIMIT_S) is None
+
+
+def test_a_standby_that_never_starts_is_replaced(
+    servers: Servers, stage: FakeStage, notes: Notes
+) -> None:
+    servers.look({}, 0.0)
+    assert stage.stopped == ["standby"]
+    assert "hung: not started within" in dict(notes.events)["standby_lost"]["reason"]
+    while not stage.standby:
+        servers.look({}, LONG_S)
+    assert stage.follows.generation == 2
+
+
+def test_a_standby_that_calls_has_started(
+    servers: Servers, stage: FakeStage, notes: Notes
+) -> None:
+    standby = Standby.open(stage.follows, stage.other_listener.dup())
+    thread = threading.Thread(target=standby.run)
+    thread.start()
+    hear(servers, "standby_ready", notes)
+    servers.look({}, 0.0)
+    assert "standby_lost" not in dict(notes.events)
+    assert not stage.stopped
+    standby.stop()
+    thread.join(LIMIT_S)
+
+
+def test_a_standby_given_up_before_its_server_knew_of_it_is_not_taken(
+    servers: Servers, stage: FakeStage, notes: Notes
+) -> None:
+    """It called and died at once: its server must not wait for it for ever."""
+    servers.look({}, 0.0)  # the controller gives up the first, and says so
+    while not stage.standby:
+        servers.look({}, LONG_S)
+    first, second = (
+        part.spec for part in stage.parts if isinstance(part.spec, StandbySpec)
+    )
+    late = Standby.open(first, stage.other_listener.dup())
+    late_thread = threading.Thread(target=late.run)
+    late_thread.start()
+    fresh = Standby.open(second, stage.other_listener.dup())
+    thread = threading.Thread(target=fresh.run)
+    thread.start()
+    hear(servers, "standby_ready", notes)
+    for standby in (late, fresh):
+        standby.stop()
+    for each in (late_thread, thread):
+        each.join(LIMIT_S)

@@ -1,0 +1,54 @@
+"""Random schedules of a leading server and its standby: nobody notices a succession.
+
+`make simulate` runs fifty times as many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from benchmarks import simulate
+from shoal.engine.mirror import Mirror
+from shoal.testing.fleet import Violation
+from shoal.testing.succession import KINDS, Succession, draw
+from shoal.testing.succession.scenario import SERVERS, WORKERS
+
+SCHEDULES = 200
+BLOCK = 50
+
+
+@pytest.mark.parametrize("first", range(0, SCHEDULES, BLOCK))
+def test_every_schedule_keeps_every_promise(first: int) -> None:
+    _, broken = simulate.succeed(first, first + BLOCK)
+    commands = [f"python -m benchmarks.simulate --standby {seed}" for seed in broken]
+    assert not broken, "\n".join([*commands, *broken.values()])
+
+
+def test_schedules_do_what_they_are_for() -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(60):
+        tally += Succession(draw(seed)).run().tally
+    assert {*SERVERS, *WORKERS, "succession"} <= set(+tally)
+
+
+@pytest.mark.parametrize("seed", range(len(KINDS)))
+def test_one_seed_twice_is_one_run(seed: int) -> None:
+    assert Succession(draw(seed)).run().log == Succession(draw(seed)).run().log
+
+
+def test_a_seed_that_fails_says_how_to_see_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Mirror, "_release", lambda self: None)  # all wait for ever
+    _, broken = simulate.succeed(0, 2)
+    seed, why = next(iter(broken.items()))
+    simulate.report(seed, why, "--standby")
+    command = f"python -m benchmarks.simulate --standby {seed}"
+    assert command in capsys.readouterr().out
+    assert simulate.replay(Succession(draw(seed))) == 1
+    assert why in capsys.readouterr().out
+    with pytest.raises(Violation) as caught:
+        Succession(draw(seed)).run()
+    assert "leader hears" in "".join(caught.value.__notes__)

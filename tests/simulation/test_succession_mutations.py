@@ -1,0 +1,188 @@
+"""Bugs put into server and standby on purpose: the simulation finds each of them.
+
+What takes it thousands of schedules has a test of its own in `tests/engine`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.engine.connections import Peer
+from shoal.engine.machine import Machine
+from shoal.engine.member import Member
+from shoal.engine.mirror import Mirror
+from shoal.engine.reporter import Reporter
+from shoal.engine.server import Server
+from shoal.engine.standby import Standby
+from shoal.testing.fleet import Violation
+from shoal.testing.succession import Succession, draw
+from shoal.testing.succession.network import Wire
+
+MOST_SEEDS = 300
+Patch = pytest.MonkeyPatch
+MUTANTS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutant(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTANTS[plant.__name__] = plant
+    return plant
+
+
+def before(patch: Patch, kind: type, name: str, spoil: Callable[..., None]) -> None:
+    """Does something before a method."""
+    original = getattr(kind, name)
+
+    def spoilt(self: Any, *args: Any) -> Any:
+        spoil(self, *args)
+        return original(self, *args)
+
+    patch.setattr(kind, name, spoilt)
+
+
+# ------------------------------------------------------------ known before told
+
+
+@mutant
+def answers_before_the_standby_knows(patch: Patch) -> None:
+    def send(self: Any, peer: Peer, head: Any, *body: Any) -> None:
+        self._connections.send(peer, head, *body)
+
+    patch.setattr(Mirror, "send", send)
+
+
+@mutant
+def tells_the_standby_after_the_event(patch: Patch) -> None:
+    def do(self: Any, event: Any, post: Any = None, blob: Any = b"") -> None:
+        event["at"] = 0.0
+        self.machine.handle(event, blob)
+        self._mirror.log(event, post, blob)
+
+    patch.setattr(Server, "_do", do)
+
+
+@mutant
+def goes_on_when_its_standby_is_lost(patch: Patch) -> None:
+    def lost(self: Any) -> None:
+        self.peer = self._asked = None
+        self._let_go()
+
+    patch.setattr(Mirror, "lost", lost)
+
+
+@mutant
+def sends_vectors_that_have_changed(patch: Patch) -> None:
+    patch.setattr(Wire, "keep_output", lambda self: None)
+
+
+# -------------------------------------------------------------- what it knows
+
+
+@mutant
+def follows_without_vectors(patch: Patch) -> None:
+    original = Standby._take
+
+    def take(self: Any, event: Any, body: Any) -> None:
+        original(self, event, memoryview(bytes(len(body))))
+
+    patch.setattr(Standby, "_take", take)
+
+
+@mutant
+def takes_over_without_the_numbers_of_questions(patch: Patch) -> None:
+    def forget(server: Any) -> None:
+        for post in server.machine.posts.values() if server._succeeds else ():
+            post.question = -1
+
+    before(patch, Server, "begin", forget)
+
+
+@mutant
+def takes_over_without_its_answers(patch: Patch) -> None:
+    def forget(server: Any) -> None:
+        for post in server.machine.posts.values() if server._succeeds else ():
+            post.answer = None
+
+    before(patch, Server, "begin", forget)
+
+
+@mutant
+def joins_without_the_center(patch: Patch) -> None:
+    def spoil(machine: Any, found: Any) -> None:
+        found["center"]["vector"] = machine.spec.vector.copy()
+
+    before(patch, Machine, "thaw", spoil)
+
+
+# -------------------------------------------------------------- the controller
+
+
+@mutant
+def reports_again_what_was_heard(patch: Patch) -> None:
+    patch.setattr(Reporter, "forget", lambda self, heard: None)
+
+
+@mutant
+def keeps_no_reports(patch: Patch) -> None:
+    patch.setattr(Reporter, "keep", lambda self, head, *body: None)
+
+
+# ----------------------------------------------------------------- the workers
+
+
+@mutant
+def forgets_who_called_meanwhile(patch: Patch) -> None:
+    def forget(server: Any) -> None:
+        if server._succeeds:
+            server._succeeds.callers.clear()
+
+    before(patch, Server, "begin", forget)
+
+
+@mutant
+def goes_back_without_its_message(patch: Patch) -> None:
+    original = Member._go_back
+
+    def go_back(self: Any, error: Any) -> None:
+        self.bulk.up[:] = bytes(len(self.bulk.up))
+        original(self, error)
+
+    patch.setattr(Member, "_go_back", go_back)
+
+
+class Counting(dict[str, Any]):
+    """A message that has another number each time it is sent."""
+
+    numbers = itertools.count(1)
+
+    def items(self) -> Any:
+        return {**self, "question": next(self.numbers)}.items()
+
+
+@mutant
+def asks_something_new_when_it_comes_back(patch: Patch) -> None:
+    original = Member._ask
+
+    def ask(self: Any, head: Any, **fields: Any) -> Any:
+        return original(self, Counting(head), **fields)
+
+    patch.setattr(Member, "_ask", ask)
+
+
+def catch(most: int = MOST_SEEDS) -> int:
+    """The first seed that finds something."""
+    for seed in range(most):
+        try:
+            Succession(draw(seed)).run()
+        except Violation:
+            return seed
+    return -1
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_caught(name: str, monkeypatch: Patch) -> None:
+    MUTANTS[name](monkeypatch)
+    assert catch() >= 0
