@@ -49,8 +49,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/shoal demo
 
+# Tests that start processes have the machine to themselves; the others share it.
 test: lint generated docs
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
+		-m "not slow and not process"
+	$(BIN)/python -m pytest -m "process and not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

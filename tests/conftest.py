@@ -12,10 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shoal.engine import slots
 from tests.datasets import Digits, Table, read_higgs, read_mnist
 
 GRACE_S = 5.0
 """How long a thread, process or file may take to go after its test."""
+
+HAS_NEIGHBOURS = "PYTEST_XDIST_WORKER" in os.environ
+"""Whether other processes of pytest run beside this one."""
 
 # Libraries set these when they are first imported, whichever test that is.
 LIBRARY_VARIABLES = (
@@ -44,6 +48,8 @@ def _own_temporary_folder(
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         patch.setenv("SHOAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        if HAS_NEIGHBOURS:  # whose slots would look like leaks of this process
+            patch.setattr(slots, "slot_folders", lambda: [Path(folder)])
         yield
 
 
@@ -116,8 +122,7 @@ def _ports() -> set[str]:
 
 
 def _files() -> set[str]:
-    folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
-    return {str(p) for folder in folders for p in folder.glob("shoal*")}
+    return {str(p) for folder in slots.slot_folders() for p in folder.glob("shoal*")}
 
 
 @pytest.fixture(scope="session")

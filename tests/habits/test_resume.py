@@ -19,6 +19,8 @@ from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.runs.store import open_run
 from tests.habits.resume_case import EPOCHS, ROWS, train
 
+pytestmark = pytest.mark.process
+
 CASE = Path(__file__).with_name("resume_case.py")
 TRAINED = ROWS * 4 // 5  # the rest is for validation
 KEYS = {"accuracy", "loss", "val_accuracy", "val_loss"}

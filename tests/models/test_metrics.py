@@ -151,7 +151,9 @@ def evaluate_in_shards(model: Any, x: Any, y: Any, weight: Any = None) -> tuple:
 def assert_equal(merged: dict, whole: dict) -> None:
     assert merged.keys() == whole.keys()
     for name, value in whole.items():
-        np.testing.assert_allclose(merged[name], value, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            merged[name], value, rtol=1e-5, atol=1e-6, err_msg=name
+        )
 
 
 def test_evaluate_in_shards_with_weights() -> None:
