@@ -134,8 +134,11 @@ class Away:
 
 
 def train(hosts: Hosts, **fields: Any) -> tuple[bytes, list[dict[str, Any]], Away]:
-    """Trains on the other hosts; returns what went between them, events, workers."""
-    given = setup("downpour", wants_slot=False, host=hosts.address, **fields)
+    """Trains on the other hosts; returns what went between them, events, workers.
+
+    By rounds, which begin when all workers are there.
+    """
+    given = setup("local_sgd", wants_slot=False, host=hosts.address, **fields)
     with Sniffer(hosts.bridge) as sniffer:
         with Cluster(given) as cluster:
             away = Away(cluster, hosts)
@@ -184,4 +187,4 @@ def test_a_worker_of_another_run_is_shut_out(hosts: Hosts) -> None:
         assert all(away.wait())
         del cluster.worker_spec
         runs_well(cluster)
-        away.wait()
+    away.wait()

@@ -23,7 +23,7 @@ from shoal.engine.ledger import Piece
 from shoal.engine.left_out import LeftOut
 from shoal.engine.member import Fenced, Member, Seat
 from shoal.engine.reading import Reader, Retry, Rows
-from shoal.errors import DataError, ExchangeTimeout, PlanError, ShoalError
+from shoal.errors import DataError, PlanError, ShoalError
 from shoal.launchers.cores import bind
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
@@ -93,7 +93,7 @@ def work(spec: WorkerSpec) -> None:
     """
     try:
         member = Member(spec.seat, spec.strategy)
-    except (OSError, ExchangeTimeout) as error:
+    except (OSError, ShoalError) as error:
         # The controller does not know it yet: only the end of the process tells.
         sys.exit(f"this worker could not join the run: {error}")
     worker = None
