@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import dataclass
 from typing import final
 
 from shoal.engine.bulk import Bulk
@@ -21,10 +20,12 @@ from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.mirror import Mirror
 from shoal.engine.patience import PAUSE_S
 from shoal.engine.post import Post
+from shoal.engine.relief import ENDED, Relief
 from shoal.engine.reporter import Reporter
 from shoal.engine.slots import Slot, tag_of
 from shoal.engine.spread import InPairs
 from shoal.engine.strangers import Strangers
+from shoal.engine.succession import Succession
 from shoal.engine.tls import server_context
 from shoal.engine.wire import BadFrame, Head
 from shoal.engine.words import WORDS, hint_of, names
@@ -32,30 +33,6 @@ from shoal.engine.words import WORDS, hint_of, names
 FLUSH_S = 0.1
 SEE_OFF_S = 1.0  # most that a worker which hangs holds up the end of a run
 JOINED_AGAIN = "it joined again"
-ENDED = "its process ended"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Succession:
-    """What a standby leaves to the server that it becomes.
-
-    Args:
-        machine: The run.
-        reporter: What the controller was not told yet.
-        grace: How long rounds took.
-        controller: Who says that it leads, None where that one is gone again.
-        lead: What it says: reports it has heard, and tokens of living processes.
-        callers: Who has said what since the leader was lost, or before that was clear.
-        failure: Of the strategy, at an event that the leader may not have told of.
-    """
-
-    machine: Machine
-    reporter: Reporter
-    grace: Grace
-    controller: Peer | None
-    lead: Head
-    callers: list[tuple[Peer, Head]]
-    failure: StrategyFailed | None
 
 
 def open_connections(spec: ServerSpec, socket_: socket.socket) -> Connections:
@@ -91,7 +68,7 @@ class Server(Listener):
         self._mirror = Mirror(connections)
         self._workers: dict[int, Peer] = {}
         self._strangers = Strangers()
-        self._standby: Peer | None = None
+        self._relief = Relief(connections, self._mirror, self._mention)
         self._is_running = True
         self._flushed = time.monotonic()
         if succeeds is None:
@@ -151,8 +128,8 @@ class Server(Listener):
             self._grace.forgive(time.monotonic() - before)
         if self._grace.is_over(before):  # and who spoke until then has been heard
             self._do({"event": "overdue"})
-        if self._standby is not None:
-            self._take_standby(self._standby)
+        if self._reporter.controller is not None and self.machine.is_quiet:
+            self._relief.take(lambda: pack(self.machine.freeze()))
         if time.monotonic() - self._flushed >= FLUSH_S:
             self._flushed = time.monotonic()
             if self.machine.teller.has_records:
@@ -175,11 +152,7 @@ class Server(Listener):
             elif post.patience.is_over(now):
                 limit_s = post.patience.limit_s
                 self._lose(post, f"hung: silent for more than {limit_s:.1f} s")
-        standby = self._mirror.peer
-        if pause_s > PAUSE_S:
-            self._mirror.forgive(pause_s)
-        elif standby is not None and (reason := self._mirror.overdue()):
-            self._connections.drop(standby, reason)
+        self._relief.look(pause_s)
 
     def _lose(self, post: Post, reason: str) -> None:
         """A worker hangs, or has not come back after its server was lost."""
@@ -242,7 +215,7 @@ class Server(Listener):
                 del self._workers[peer.rank]
                 self._leave(self.machine.posts[peer.rank], reason, is_hung=peer.is_hung)
         elif peer.role == "standby":
-            self._lose_standby(peer, reason)
+            self._relief.gone(peer, reason)
         elif not peer.role and self._is_running:
             self._strangers.note(peer.name, reason)
             self._tell_of_strangers()
@@ -268,7 +241,7 @@ class Server(Listener):
                 "": self._greet,
                 "controller": self._obey,
                 "worker": self._hear,
-                "standby": self._heed_standby,
+                "standby": self._relief.heed,
             }[peer.role]
             receive(peer, head, body)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -281,9 +254,7 @@ class Server(Listener):
             heard = int(head.get("heard", 0))
             self._reporter.attach(self._mirror.send, peer, heard)
         elif kind == "standby" and is_commander:
-            peer.role, peer.incarnation = "standby", whole(head["generation"])
-            self._standby = peer
-            self._mention({"kind": "standby_called", "generation": peer.incarnation})
+            self._relief.called(peer, head)
         elif kind == "join":
             self._welcome(peer, head)
         elif kind == "rejoin":
@@ -413,7 +384,7 @@ class Server(Listener):
         elif kind == "ping":
             self._mention({"kind": "pong"})
         elif kind == "alone":
-            self._go_alone(whole(head["generation"]))
+            self._relief.give_up(whole(head["generation"]))
         elif kind == "gone":
             for post in list(self.machine.posts.values()):
                 if post.token == head["token"]:
@@ -425,47 +396,6 @@ class Server(Listener):
         """A worker that is not connected will not come back."""
         if post.rank not in self._workers:
             self._leave(post, reason, is_hung=False)
-
-    # --------------------------------------------------------------- standby
-
-    def _go_alone(self, generation: int) -> None:
-        """The controller has given up standbys up to this generation."""
-        peer = self._mirror.peer
-        if peer is not None and peer.incarnation <= generation:
-            self._connections.drop(peer, ENDED)  # its end was not heard here yet
-        self._mirror.go_alone(generation)
-
-    def _take_standby(self, peer: Peer) -> None:
-        """A standby joins as soon as no message is half-way.
-
-        Reports from before it joined are known to nobody else: with a controller there
-        they are on the way to it, and it hears them before it hears of the standby.
-        """
-        if peer.is_gone:
-            self._standby = None
-        elif self._mirror.is_given_up(peer.incarnation):
-            self._connections.drop(peer, ENDED)
-        elif not self._mirror.can_begin or self._reporter.controller is None:
-            return
-        elif self.machine.is_quiet:
-            self._standby = None
-            self._mirror.begin(peer, pack(self.machine.freeze()))
-
-    def _heed_standby(self, peer: Peer, head: Head, _body: memoryview) -> None:
-        if peer is not self._mirror.peer:
-            raise BadFrame("a word of a standby that was told nothing")
-        number = whole(head["number"])
-        self._mirror.acknowledge(number)
-        if number == 1:
-            self._mention({"kind": "standby_ready", "generation": peer.incarnation})
-
-    def _lose_standby(self, peer: Peer, reason: str) -> None:
-        if peer is self._mirror.peer:
-            self._mirror.lost()
-            self._mention(
-                {"kind": "standby_left", "generation": peer.incarnation,
-                 "reason": reason}
-            )  # fmt: skip
 
     def begin(self) -> None:
         """Goes on where another server was lost, if one was.

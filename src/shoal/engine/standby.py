@@ -18,7 +18,8 @@ from shoal.engine.grace import Grace
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.post import Post
 from shoal.engine.reporter import Reporter
-from shoal.engine.server import FLUSH_S, Server, Succession, open_connections
+from shoal.engine.server import FLUSH_S, Server, open_connections
+from shoal.engine.succession import Succession
 from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
 CALLER_S = 1.0  # until this one has heard as well that the leader is lost
