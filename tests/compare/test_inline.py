@@ -81,7 +81,9 @@ def test_one_worker_is_plain_training(strategy: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["all_reduce", "local_sgd"])
+@pytest.mark.parametrize(
+    "strategy", ["all_reduce", pytest.param("local_sgd", marks=pytest.mark.slow)]
+)
 def test_rounds_are_those_of_processes(strategy: str) -> None:
     here, there = make_model(), make_model()
     inline_ = fit(here, strategy, workers=2)

@@ -20,6 +20,11 @@ from shoal.runs.folder import Folder
 from shoal.runs.store import open_run
 from shoal.testing import faults
 
+# Threads have shown them (`test_standby.py`, `test_training.py`); `make matrix` starts
+# processes for these as well.
+ALSO_ROUNDS = pytest.param("local_sgd", marks=pytest.mark.slow)
+ALSO_GANGS = pytest.param("all_reduce", marks=pytest.mark.slow)
+
 ROWS, EPOCHS, BATCH = 1000, 3, 32
 
 
@@ -63,7 +68,7 @@ def kinds(history: Any) -> list[str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["aeasgd", "local_sgd", "all_reduce"])
+@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_ROUNDS, "all_reduce"])
 def test_a_killed_worker_is_replaced(strategy: str) -> None:
     with faults.kill(rank=1, step=12):
         history = fit(strategy, epochs=10)
@@ -105,7 +110,12 @@ class KillServer(keras.callbacks.Callback):
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("strategy", "batch"), [("aeasgd", 1), ("local_sgd", 12), ("all_reduce", 70)]
+    ("strategy", "batch"),
+    [
+        ("aeasgd", 1),
+        pytest.param("local_sgd", 12, marks=pytest.mark.slow),
+        ("all_reduce", 70),
+    ],
 )
 def test_a_killed_server_is_replaced(strategy: str, batch: int) -> None:
     """Before the first checkpoint, and in an epoch after one."""
@@ -160,7 +170,7 @@ def listens(child: psutil.Process) -> bool:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["aeasgd", "all_reduce"])
+@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GANGS])
 def test_a_standby_takes_over(strategy: str) -> None:
     """Twice: the standby's standby as well. No worker is lost, nothing goes back."""
     history = fit(strategy, epochs=9999, callbacks=[KillLeader(2, "server")], standby=1)
@@ -237,7 +247,7 @@ class StopServer(KillServer):
 
 @pytest.mark.process
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("strategy", ["aeasgd", "all_reduce"])
+@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GANGS])
 def test_a_server_that_hangs_is_found_and_replaced(strategy: str) -> None:
     history = fit(strategy, epochs=6, callbacks=[StopServer(12)])
     found = summary(history)

@@ -52,7 +52,7 @@ def undisturbed() -> Any:
     return train(False, "all_reduce")
 
 
-@pytest.mark.parametrize("batch", [0, 25])
+@pytest.mark.parametrize("batch", [pytest.param(0, marks=pytest.mark.slow), 25])
 def test_all_reduce_goes_on_bit_for_bit(
     tmp_path: Path, batch: int, undisturbed: Any
 ) -> None:

@@ -97,7 +97,9 @@ def test_schedules_end_where_keras_ends(strategy: str, workers: int) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", ["all_reduce", "local_sgd"])
+@pytest.mark.parametrize(
+    "strategy", ["all_reduce", pytest.param("local_sgd", marks=pytest.mark.slow)]
+)
 def test_deterministic_runs_repeat_bit_for_bit(strategy: str) -> None:
     """With dropout and shuffling; the seed is that of `set_random_seed`."""
     x, y = data(1000)
