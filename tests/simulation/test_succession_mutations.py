@@ -78,6 +78,11 @@ def sends_vectors_that_have_changed(patch: Patch) -> None:
     patch.setattr(Wire, "keep_output", lambda self: None)
 
 
+@mutant
+def blames_workers_for_what_its_standby_does(patch: Patch) -> None:
+    patch.setattr(Mirror, "stalled_s", lambda self: 0.0)
+
+
 # -------------------------------------------------------------- what it knows
 
 

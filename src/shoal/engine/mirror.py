@@ -15,7 +15,7 @@ from collections import deque
 from typing import final
 
 from shoal.engine.connections import Connections, Peer
-from shoal.engine.patience import TIMES
+from shoal.engine.patience import PAUSE_S, TIMES
 from shoal.engine.post import Post
 from shoal.engine.pulse import SLOWEST
 from shoal.engine.wire import Head
@@ -42,6 +42,8 @@ class Mirror:
         self._sizes: deque[int] = deque()
         self._held: deque[tuple[int, Peer, Head, tuple[memoryview | bytes, ...]]]
         self._held = deque()
+        self._held_since: float | None = None
+        self._looked = 0.0
 
     # --------------------------------------------------------------- standby
 
@@ -118,6 +120,17 @@ class Mirror:
             return ""
         return f"hung: took no event for more than {limit_s:.1f} s"
 
+    def stalled_s(self) -> float:
+        """Seconds since the last look in which answers waited for the standby.
+
+        Short waits are none: every answer waits for its trip.
+        """
+        now, since = time.monotonic(), self._held_since
+        if since is None or now - since <= PAUSE_S:
+            return 0.0
+        before, self._looked = max(since, self._looked), now
+        return now - before
+
     def forgive(self, pause_s: float) -> None:
         """The server itself did not run for so long."""
         if self._asked is not None:
@@ -157,9 +170,12 @@ class Mirror:
             self._connections.send(peer, head, *body)
         else:
             self._held.append((self._sent, peer, head, body))
+            if self._held_since is None:
+                self._held_since = time.monotonic()
 
     def _release(self) -> None:
         while self._held and self._held[0][0] <= self._known:
             _, peer, head, body = self._held.popleft()
             if not peer.is_gone:
                 self._connections.send(peer, head, *body)
+        self._held_since = time.monotonic() if self._held else None

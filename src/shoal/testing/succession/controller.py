@@ -68,6 +68,7 @@ class SimController:
         self.wants_standby, self.generation = True, 0
         self.heard = 0
         self.is_over = self.is_lost = self.has_rolled_back = False
+        self.has_lost_workers = False
         self.ends: dict[int, EpochEnd] = {}
         self.records: list[Record] = []
         self._asked: dict[str, Head] = {}
@@ -147,8 +148,11 @@ class SimController:
     # ----------------------------------------------------------------- workers
 
     def _left(self, head: Head) -> None:
+        if head["reason"] == JOINED_AGAIN:
+            return
+        self.has_lost_workers = True
         token = self._seats[head["rank"], head["incarnation"]]
-        if head["reason"] != JOINED_AGAIN and token in self._hands:
+        if token in self._hands:
             self._stage.end_worker(token)
             self._replace(token, head["rank"])
 

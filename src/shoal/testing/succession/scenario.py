@@ -34,6 +34,7 @@ class Scenario:
             ("deafen"), their connection breaks ("split"); a worker is killed ("kill"),
             its connection breaks ("cut"), one more joins ("late"), the clock jumps
             ("jump").
+        tick_s: The most that the clock moves between two events.
         slow: Whose words are mostly passed over by the leader: those of the
             "controller", the "standby" or nobody.
     """
@@ -47,6 +48,7 @@ class Scenario:
     period: int
     has_barrier: bool
     trouble: Counter[str] = field(default_factory=Counter[str])
+    tick_s: float = 0.1
     slow: str = ""
 
     @property
@@ -55,13 +57,15 @@ class Scenario:
         return self.kind == "downpour"
 
     @property
-    def is_repeatable(self) -> bool:
-        """Whether the weights do not depend on the schedule.
+    def has_steady_workers(self) -> bool:
+        """Whether nothing befalls the workers themselves."""
+        return not any(self.trouble[name] for name in WORKERS)
 
-        Rounds repeat bit for bit, as long as nothing befalls the workers themselves.
-        """
-        is_calm = not any(self.trouble[name] for name in WORKERS)
-        return self.kind in ROUNDS and self.has_barrier and is_calm
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the weights do not depend on the schedule, as those of rounds."""
+        is_round = self.kind in ROUNDS and self.has_barrier
+        return is_round and self.has_steady_workers
 
 
 def draw(seed: int, kind: str | None = None) -> Scenario:
@@ -92,5 +96,6 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         period=1 if kind == "all_reduce" else choice.randint(1, 3),
         has_barrier=choice.random() < 0.7,
         trouble=Counter(trouble),
+        tick_s=choice.choice([0.1, 0.1, 0.6]),
         slow=choice.choice(["", "", "controller", "standby"]),
     )

@@ -30,7 +30,6 @@ MOST_EVENTS = 20_000
 MOST_IDLE = 2_000  # turns in which nothing can happen but that time passes
 IDLE_S = 0.5
 TICK = 0.05  # chance that an event is only the clock's
-TICK_S = 0.1
 TROUBLE = 0.06  # chance of trouble at an event, while there is some left
 UNRELIEVED = 0.02  # chance that it may hit a leader whose standby is not ready
 SLOWNESS = 0.9  # chance that a slow peer is passed over
@@ -110,7 +109,9 @@ class Succession:
             self._tick(IDLE_S)
         elif not self._make_trouble():
             is_tick = self.random.random() < TICK
-            self._tick(TICK_S) if is_tick else self.random.choice(events)()
+            self._tick(self.scenario.tick_s) if is_tick else self.random.choice(
+                events
+            )()
         self.stage.bury()
         return True
 
@@ -306,6 +307,9 @@ class Succession:
         if self.controller.is_lost:
             return
         look_at_end(self.controller, self.scenario)
+        if self.scenario.has_steady_workers:
+            has_lost = self.controller.has_lost_workers
+            require(not has_lost, "what befalls servers costs no worker")
         if self.scenario.is_repeatable and self.scenario.trouble:
             calm = replace(self.scenario, trouble=Counter())
             look_at_weights(self.controller, _run(calm))
