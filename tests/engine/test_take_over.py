@@ -11,6 +11,7 @@ import pytest
 
 from shoal.engine.greeting import worker_secret
 from shoal.engine.mirror import Mirror
+from shoal.engine.relief import Relief
 from shoal.engine.wire import Head, Link, pack_head
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.strategies import LocalSGD, get
@@ -230,6 +231,19 @@ def test_going_on_alone_is_allowed_for_each_standby_by_itself() -> None:
     assert not mirror.is_given_up(5)
     mirror.go_alone(5)
     assert mirror.can_begin
+
+
+def test_a_standby_that_goes_before_it_was_taken_is_told_of() -> None:
+    """It may hang, and would not be missed."""
+    said: list[Head] = []
+    mirror, peer = quiet_mirror(), standby_of(0)
+    relief = Relief(mirror._connections, mirror, said.append)
+    relief.called(peer, {"generation": 3})
+    relief.gone(peer, "cut")
+    assert [head["kind"] for head in said] == ["standby_called", "standby_left"]
+    assert {head["generation"] for head in said} == {3}
+    relief.take(lambda: b"all")
+    assert mirror.peer is None
 
 
 def test_whoever_waits_at_the_standby_of_a_leader_that_lives_is_sent_there() -> None:

@@ -53,9 +53,7 @@ class Relief:
         peer = self._caller
         if peer is None:
             return
-        if peer.is_gone:
-            self._caller = None
-        elif self._mirror.is_given_up(peer.incarnation):
+        if self._mirror.is_given_up(peer.incarnation):
             self._connections.drop(peer, ENDED)
         elif self._mirror.can_begin:
             self._caller = None
@@ -87,13 +85,17 @@ class Relief:
             self._connections.drop(peer, reason)
 
     def gone(self, peer: Peer, reason: str) -> None:
-        """Its connection is closed."""
+        """Its connection is closed, perhaps before it was taken."""
         if peer is self._mirror.peer:
             self._mirror.lost()
-            self._mention(
-                {"kind": "standby_left", "generation": peer.incarnation,
-                 "reason": reason}
-            )  # fmt: skip
+        elif peer is self._caller:
+            self._caller = None
+        else:
+            return
+        generation = peer.incarnation
+        self._mention(
+            {"kind": "standby_left", "generation": generation, "reason": reason}
+        )
 
     def give_up(self, generation: int) -> None:
         """The controller has given up standbys up to this generation."""

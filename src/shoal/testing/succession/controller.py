@@ -69,6 +69,8 @@ class SimController:
         self.heard = 0
         self.is_over = self.is_lost = self.has_rolled_back = False
         self.has_lost_workers = False
+        self.is_called = False
+        """Whether the standby that was started last has called its server."""
         self.ends: dict[int, EpochEnd] = {}
         self.records: list[Record] = []
         self._asked: dict[str, Head] = {}
@@ -112,6 +114,8 @@ class SimController:
         if kind == "standby_ready":
             if head["generation"] == self.generation:
                 self._greet_standby()
+        elif kind == "standby_called":
+            self.is_called |= head["generation"] == self.generation
         elif kind == "standby_left":
             if head["generation"] == self.generation:
                 self.lose_standby()

@@ -145,6 +145,10 @@ class Succession:
             found.append(self._report)
         if leader is not None and leader.connections.is_stopped:
             found.append(self._find_silent)
+        follower = self.stage.follower
+        is_hung = follower is not None and follower.connections.is_stopped
+        if is_hung and not controller.is_called:
+            found.append(self._find_missing)
         if leader is not None and controller.wants_standby:
             found.append(self.stage.start_standby)
         return found
@@ -220,6 +224,11 @@ class Succession:
         if self.random.random() < NOTICED:
             self._log("controller gives up the leader")
             self.controller.lost()
+
+    def _find_missing(self) -> None:
+        if self.random.random() < NOTICED:
+            self._log("controller gives up a standby that never called")
+            self.controller.lose_standby()
 
     # --------------------------------------------------------------- trouble
 

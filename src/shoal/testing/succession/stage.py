@@ -111,6 +111,7 @@ class SimStage:
         controller = self.controller
         controller.wants_standby = False
         controller.generation += 1
+        controller.is_called = False
         try:
             wire = self.call(is_leader=True)
         except ExchangeTimeout:
