@@ -178,7 +178,7 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
         again = Machine(spec, Silence())
         again.thaw(unpack(pack(machine.freeze())))
         cluster.run()
-    assert len(taken) > 30
+    assert len(taken) > 20  # joins, pushes, and how often somebody has to wait
     for text, vectors, blob, state in taken:
         assert_same(describe(again), state)
         event = json.loads(text)
