@@ -1,4 +1,4 @@
-"""Contract tests for plug-in authors, tiny problems, and a simulated cluster.
+"""Contract tests for plug-in authors, tiny problems, faults, and simulated runs.
 
 from shoal.testing import check_strategy
 check_strategy(MyStrategy)          # the whole test of a strategy

@@ -9,6 +9,6 @@ and numbers that a random schedule moves. Every run checks itself.
 
 from shoal.testing.fleet.scenario import KINDS, Scenario, draw
 from shoal.testing.fleet.schedule import Fleet
-from shoal.testing.fleet.violation import Violation
+from shoal.testing.violation import Violation
 
 __all__ = ["KINDS", "Fleet", "Scenario", "Violation", "draw"]

@@ -14,7 +14,7 @@ from shoal.engine import recovery
 from shoal.testing.fleet.scenario import Scenario
 from shoal.testing.fleet.server import Report, SimServer
 from shoal.testing.fleet.store import Center, Place
-from shoal.testing.fleet.violation import require
+from shoal.testing.violation import require
 
 RESTART_S = 2.0  # until a server is there again
 STATE_S = 20.0  # for the last worker's state

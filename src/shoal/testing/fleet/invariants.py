@@ -8,7 +8,7 @@ from shoal.engine.ledger import Piece
 from shoal.engine.sequencer import Rules
 from shoal.testing.fleet.server import SimServer
 from shoal.testing.fleet.store import Center
-from shoal.testing.fleet.violation import require
+from shoal.testing.violation import require
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from shoal.testing.fleet.lines import Line, Work
-from shoal.testing.fleet.violation import require
+from shoal.testing.violation import require
 
 
 @final

@@ -7,12 +7,11 @@ any two of them.
 
 from __future__ import annotations
 
-import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, final
+from typing import final
 
 from shoal.engine.sequencer import Push, Sequencer
 from shoal.testing.fleet.controller import SimController
@@ -21,19 +20,17 @@ from shoal.testing.fleet.lines import Line
 from shoal.testing.fleet.scenario import Scenario
 from shoal.testing.fleet.server import Report, SimServer
 from shoal.testing.fleet.store import Center, Checkpoint, Place, Store
-from shoal.testing.fleet.violation import Violation, require
 from shoal.testing.fleet.worker import SimWorker
+from shoal.testing.schedules import Event, Schedule
+from shoal.testing.violation import require
 
-MOST_EVENTS = 20_000
 TROUBLE = 0.08  # chance of trouble at an event, while there is some left
 SLOW = 3  # every third worker may be
 STUBBORN = 0.5  # chance that a worker sends what it pushed to a server that is gone
 
-Event: TypeAlias = Callable[[], None]
-
 
 @final
-class Fleet:
+class Fleet(Schedule[Scenario]):
     """One simulated run.
 
     Args:
@@ -47,26 +44,14 @@ class Fleet:
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        self.scenario, self.rules = scenario, scenario.rules
-        self.random = random.Random(scenario.seed)
-        self.tally: Counter[str] = Counter()
-        self.log: list[tuple[object, ...]] = []
+        super().__init__(scenario, _trouble_of(scenario), TROUBLE)
+        self.rules = scenario.rules
         self.store, self.watch = Store(), Watch()
         self.workers: dict[int, SimWorker] = {}
         self.lines: list[Line] = []
         self.past: list[tuple[int, Push]] = []
         self.exits: list[tuple[int, int]] = []
         self.started = self.era = 0
-        self.left = Counter(
-            kill=scenario.kills,
-            cut=scenario.cuts,
-            crash=scenario.crashes,
-            blackout=scenario.blackouts,
-            late=scenario.late,
-            repeat=scenario.repeats,
-            stray=scenario.strays,
-            halt=int(scenario.is_halting),
-        )
         place = Place(self.rules.first_epoch)
         self.controller = SimController(scenario, place, now=0.0)
         self.reports: deque[Report] = deque()
@@ -77,26 +62,8 @@ class Fleet:
 
     # ------------------------------------------------------------ schedule
 
-    def run(self) -> Fleet:
-        """Runs to the end.
-
-        Raises:
-            Violation: A promise was broken, or the run did not end.
-        """
-        try:
-            for _ in range(MOST_EVENTS):
-                if not self.step():
-                    self._look_at_end()
-                    return self
-            raise Violation("every run ends")
-        except Violation as violation:
-            violation.add_note(self.story())
-            raise
-        except Exception as error:
-            raise Violation(f"the engine raises nothing: {error!r}") from error
-
     def step(self) -> bool:
-        """Lets one thing happen; False when nothing can any more."""
+        """Lets one thing happen; False when the run is over."""
         events = self._events(are_slow=True) or self._events(are_slow=False)
         if events:
             self._turn(events)
@@ -251,21 +218,6 @@ class Fleet:
 
     # --------------------------------------------------------------- trouble
 
-    def _make_trouble(self) -> bool:
-        """Breaks something, if it is time to and there is something left to break."""
-        if self.random.random() >= TROUBLE:
-            return False
-        kinds = [kind for kind, count in self.left.items() if count]
-        if not kinds:
-            return False
-        kind = self.random.choice(kinds)
-        done = getattr(self, f"_{kind}")()
-        if done:
-            self._log("trouble", kind)
-            self.left[kind] -= 1
-            self.tally[kind] += 1
-        return done
-
     def _any_worker(self, wanted: Callable[[SimWorker], bool]) -> SimWorker | None:
         found = [worker for worker in self.workers.values() if wanted(worker)]
         return self.random.choice(found) if found else None
@@ -398,10 +350,15 @@ class Fleet:
             look_at_end(controller.final, self.rules, controller.end)
         self.tally["damaged"] = self.store.damaged
 
-    def _log(self, *what: object) -> None:
-        self.log.append(what)
 
-    def story(self, lines: int = 40) -> str:
-        """The scenario and the last events, one a line."""
-        events = [" ".join(map(str, entry)) for entry in self.log[-lines:]]
-        return "\n".join([str(self.scenario), *events])
+def _trouble_of(scenario: Scenario) -> Counter[str]:
+    return Counter(
+        kill=scenario.kills,
+        cut=scenario.cuts,
+        crash=scenario.crashes,
+        blackout=scenario.blackouts,
+        late=scenario.late,
+        repeat=scenario.repeats,
+        stray=scenario.strays,
+        halt=int(scenario.is_halting),
+    )

@@ -26,8 +26,8 @@ from shoal.strategies.base import Facts
 from shoal.testing.fleet.latecomers import Latecomers
 from shoal.testing.fleet.lines import Letter, Line, Message, Work
 from shoal.testing.fleet.store import Center, Checkpoint, Place
-from shoal.testing.fleet.violation import require
 from shoal.testing.fleet.worker import mix
+from shoal.testing.violation import require
 
 JOINED = 1  # weights that travelled without the optimizer's state are not the gang's
 

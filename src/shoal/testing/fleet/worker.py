@@ -10,7 +10,7 @@ from shoal.engine.ledger import Piece
 from shoal.engine.sequencer import Push, Rules
 from shoal.engine.worker import next_batches
 from shoal.testing.fleet.lines import Letter, Line, Message, Work
-from shoal.testing.fleet.violation import require
+from shoal.testing.violation import require
 
 
 def mix(*numbers: int) -> int:

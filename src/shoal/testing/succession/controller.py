@@ -15,8 +15,8 @@ from shoal.engine.reports import read_epoch, read_records
 from shoal.engine.server import JOINED_AGAIN
 from shoal.engine.wire import Head
 from shoal.errors import ExchangeTimeout
-from shoal.testing.fleet.violation import Violation, require
 from shoal.testing.succession.network import Wire
+from shoal.testing.violation import Violation, require
 
 
 class Stage(Protocol):

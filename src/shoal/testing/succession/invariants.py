@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.testing.fleet.violation import require
 from shoal.testing.succession.controller import SimController
 from shoal.testing.succession.scenario import Scenario
+from shoal.testing.violation import require
 
 
 def look_at_end(controller: SimController, scenario: Scenario) -> None:

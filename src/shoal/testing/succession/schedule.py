@@ -6,27 +6,26 @@ without one.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias, final
+from typing import final
 from unittest import mock
 
 from shoal.engine import machine, member, mirror, server, standby, worker
 from shoal.engine.server import Server
 from shoal.engine.standby import Standby
-from shoal.testing.fleet.violation import Violation, require
+from shoal.testing.schedules import Event, Schedule
 from shoal.testing.succession.controller import SimController
 from shoal.testing.succession.invariants import look_at_end, look_at_weights
 from shoal.testing.succession.network import Network, Wire
 from shoal.testing.succession.scenario import Scenario
 from shoal.testing.succession.stage import Process, SimStage
 from shoal.testing.succession.strand import Strand
+from shoal.testing.violation import require
 
-MOST_EVENTS = 20_000
 MOST_IDLE = 2_000  # turns in which nothing can happen but that time passes
 IDLE_S = 0.5
 TICK = 0.05  # chance that an event is only the clock's
@@ -35,11 +34,9 @@ UNRELIEVED = 0.02  # chance that it may hit a leader whose standby is not ready
 SLOWNESS = 0.9  # chance that a slow peer is passed over
 NOTICED = 0.1  # chance that a leader that is stopped is found to be
 
-Event: TypeAlias = Callable[[], None]
-
 
 @final
-class Succession:
+class Succession(Schedule[Scenario]):
     """One simulated run.
 
     Args:
@@ -53,11 +50,7 @@ class Succession:
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.random = random.Random(scenario.seed)
-        self.tally: Counter[str] = Counter()
-        self.log: list[tuple[object, ...]] = []
-        self.left = Counter(scenario.trouble)
+        super().__init__(scenario, scenario.trouble, TROUBLE)
         self.network = Network()
         with _simulated(self.network):
             self.stage = SimStage(scenario, self.network, self.random)
@@ -66,33 +59,16 @@ class Succession:
 
     # ------------------------------------------------------------ schedule
 
-    def run(self) -> Succession:
-        """Runs to the end.
-
-        Raises:
-            Violation: A promise was broken, or the run did not end.
-        """
+    @contextmanager
+    def _setting(self) -> Generator[None]:
         try:
             with _simulated(self.network):
-                for _ in range(MOST_EVENTS):
-                    if not self._step():
-                        break
-                else:
-                    raise Violation("every run ends")
-            self._look_at_end()
-            return self
-        except Violation as violation:
-            violation.add_note(self.story())
-            raise
-        except Exception as error:
-            violation = Violation(f"the engine raises nothing: {error!r}")
-            violation.add_note(self.story())
-            raise violation from error
+                yield
         finally:
             for strand in self.stage.strands.values():
                 strand.kill()
 
-    def _step(self) -> bool:
+    def step(self) -> bool:
         """Lets one thing happen; False when the run is over."""
         controller = self.controller
         if (controller.is_over or controller.is_lost) and not self.network.is_closed:
@@ -233,19 +209,7 @@ class Succession:
     # --------------------------------------------------------------- trouble
 
     def _make_trouble(self) -> bool:
-        """Breaks something, if it is time to and there is something left to break."""
-        if self.network.is_closed or self.random.random() >= TROUBLE:
-            return False
-        kinds = [kind for kind, count in self.left.items() if count]
-        if not kinds:
-            return False
-        kind = self.random.choice(kinds)
-        done = getattr(self, f"_{kind}")()
-        if done:
-            self._log("trouble", kind)
-            self.left[kind] -= 1
-            self.tally[kind] += 1
-        return done
+        return not self.network.is_closed and super()._make_trouble()
 
     def _can_lead(self) -> bool:
         """Whether the run can do without its leader; now and then it need not."""
@@ -322,14 +286,6 @@ class Succession:
         if self.scenario.is_repeatable and self.scenario.trouble:
             calm = replace(self.scenario, trouble=Counter())
             look_at_weights(self.controller, _run(calm))
-
-    def _log(self, *what: object) -> None:
-        self.log.append(what)
-
-    def story(self, lines: int = 40) -> str:
-        """The scenario and the last events, one a line."""
-        events = [" ".join(map(str, entry)) for entry in self.log[-lines:]]
-        return "\n".join([str(self.scenario), *events])
 
 
 def _run(scenario: Scenario) -> SimController:

@@ -1,0 +1,113 @@
+"""What the schedules of simulated runs have in common: the loop, trouble, the story.
+
+What can happen next, and what breaks, each simulation decides for itself, from a seed;
+see `shoal.testing.fleet` and `shoal.testing.succession`.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+
+from shoal.testing.violation import Violation
+
+MOST_EVENTS = 20_000
+
+Event: TypeAlias = Callable[[], None]
+
+
+class Drawn(Protocol):
+    """What a run is about, drawn from a number."""
+
+    @property
+    def seed(self) -> int:
+        """Of the schedule."""
+        ...
+
+
+S = TypeVar("S", bound=Drawn)
+
+
+class Schedule(ABC, Generic[S]):
+    """One simulated run.
+
+    A kind of trouble is a method of the subclass: `_kill` for "kill". It says whether
+    there was something to break.
+
+    Args:
+        scenario: What it is about.
+        trouble: How often each kind of trouble may come.
+        chance: Of trouble at an event, while there is some left.
+
+    Attributes:
+        tally: How often what happened.
+        log: Every event, in order.
+    """
+
+    def __init__(self, scenario: S, trouble: Counter[str], chance: float) -> None:
+        self.scenario = scenario
+        self.random = random.Random(scenario.seed)
+        self.tally: Counter[str] = Counter()
+        self.log: list[tuple[object, ...]] = []
+        self.left = Counter(trouble)
+        self._chance = chance
+
+    def run(self) -> Self:
+        """Runs to the end.
+
+        Raises:
+            Violation: A promise was broken, or the run did not end.
+        """
+        try:
+            with self._setting():
+                for _ in range(MOST_EVENTS):
+                    if not self.step():
+                        self._look_at_end()
+                        return self
+            raise Violation("every run ends")
+        except Violation as violation:
+            violation.add_note(self.story())
+            raise
+        except Exception as error:
+            violation = Violation(f"the engine raises nothing: {error!r}")
+            violation.add_note(self.story())
+            raise violation from error
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Lets one thing happen; False when the run is over."""
+
+    @abstractmethod
+    def _look_at_end(self) -> None:
+        """Checks what a run that is over leaves behind."""
+
+    def _setting(self) -> AbstractContextManager[None]:
+        """In which the run takes place."""
+        return nullcontext()
+
+    def _make_trouble(self) -> bool:
+        """Breaks something, if it is time to and there is something left to break."""
+        if self.random.random() >= self._chance:
+            return False
+        kinds = [kind for kind, count in self.left.items() if count]
+        if not kinds:
+            return False
+        kind = self.random.choice(kinds)
+        done = getattr(self, f"_{kind}")()
+        if done:
+            self._log("trouble", kind)
+            self.left[kind] -= 1
+            self.tally[kind] += 1
+        return done
+
+    def _log(self, *what: object) -> None:
+        self.log.append(what)
+
+    def story(self, lines: int = 40) -> str:
+        """The scenario and the last events, one a line."""
+        events = [" ".join(map(str, entry)) for entry in self.log[-lines:]]
+        return "\n".join([str(self.scenario), *events])
