@@ -273,18 +273,15 @@ class RoundOfOne(RoundStrategy):
     def pull(
         self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
     ) -> tuple[Vector, Vector]:
-        return reply, reply
+        return adopt_reply(local, pushed, reply)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepliesFromOneBuffer(RoundStrategy):
+class RepliesFromOneBuffer(RoundOfOne):
     """Writes every reply over the last one of that length."""
 
     name: ClassVar[str] = "replies_from_one_buffer"
     buffers: dict[int, Vector] = field(default_factory=dict)
-
-    def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
-        return local
 
     def merge(
         self,
@@ -297,11 +294,6 @@ class RepliesFromOneBuffer(RoundStrategy):
         reply = self.buffers.setdefault(center.size, np.empty_like(center))
         reply[:] = center
         return dict.fromkeys(messages, reply)
-
-    def pull(
-        self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
-    ) -> tuple[Vector, Vector]:
-        return adopt_reply(local, pushed, reply)
 
 
 class Neither(Strategy):

@@ -99,7 +99,7 @@ def follows_without_vectors(patch: Patch) -> None:
 @mutant
 def takes_over_without_the_numbers_of_questions(patch: Patch) -> None:
     def forget(server: Any) -> None:
-        for post in server.machine.posts.values() if server._succeeds else ():
+        for post in server.machine.posts.values() if server._handover else ():
             post.question = -1
 
     before(patch, Server, "begin", forget)
@@ -108,7 +108,7 @@ def takes_over_without_the_numbers_of_questions(patch: Patch) -> None:
 @mutant
 def takes_over_without_its_answers(patch: Patch) -> None:
     def forget(server: Any) -> None:
-        for post in server.machine.posts.values() if server._succeeds else ():
+        for post in server.machine.posts.values() if server._handover else ():
             post.answer = None
 
     before(patch, Server, "begin", forget)
@@ -141,8 +141,8 @@ def keeps_no_reports(patch: Patch) -> None:
 @mutant
 def forgets_who_called_meanwhile(patch: Patch) -> None:
     def forget(server: Any) -> None:
-        if server._succeeds:
-            server._succeeds.callers.clear()
+        if server._handover:
+            server._handover.callers.clear()
 
     before(patch, Server, "begin", forget)
 

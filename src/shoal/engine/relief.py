@@ -34,6 +34,11 @@ class Relief:
         self._connections, self._mirror, self._mention = connections, mirror, mention
         self._caller: Peer | None = None
 
+    @property
+    def has_caller(self) -> bool:
+        """Whether a standby waits to be taken."""
+        return self._caller is not None
+
     def called(self, peer: Peer, head: Head) -> None:
         """A standby is there, and is taken when it can be."""
         peer.role, peer.incarnation = "standby", whole(head["generation"])

@@ -16,6 +16,7 @@ from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.fields import whole
 from shoal.engine.frozen import pack
 from shoal.engine.grace import Grace
+from shoal.engine.handover import Handover
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.mirror import Mirror
 from shoal.engine.patience import PAUSE_S
@@ -25,7 +26,6 @@ from shoal.engine.reporter import Reporter
 from shoal.engine.slots import Slot, tag_of
 from shoal.engine.spread import InPairs
 from shoal.engine.strangers import Strangers
-from shoal.engine.succession import Succession
 from shoal.engine.tls import server_context
 from shoal.engine.wire import BadFrame, Head
 from shoal.engine.words import WORDS, hint_of, names
@@ -54,16 +54,16 @@ class Server(Listener):
     Args:
         spec: What to serve.
         connections: Where peers call; the server owns it from now on.
-        succeeds: What a standby leaves to the server it becomes; None for a new run.
+        handover: What a standby leaves to the server it becomes; None for a new run.
     """
 
     def __init__(
         self,
         spec: ServerSpec,
         connections: Connections,
-        succeeds: Succession | None = None,
+        handover: Handover | None = None,
     ) -> None:
-        self.spec, self._succeeds = spec, succeeds
+        self.spec, self._handover = spec, handover
         self._connections = connections
         self._mirror = Mirror(connections)
         self._workers: dict[int, Peer] = {}
@@ -71,12 +71,12 @@ class Server(Listener):
         self._relief = Relief(connections, self._mirror, self._mention)
         self._is_running = True
         self._flushed = time.monotonic()
-        if succeeds is None:
+        if handover is None:
             self._reporter, self._grace = Reporter(), Grace()
             self.machine = Machine(spec, self)
         else:
-            self._reporter, self._grace = succeeds.reporter, succeeds.grace
-            self.machine = succeeds.machine
+            self._reporter, self._grace = handover.reporter, handover.grace
+            self.machine = handover.machine
             self.machine.serve(self)
         self._began = time.monotonic() - self.machine.at
         self._spread = self.machine.center.spread = InPairs()
@@ -128,7 +128,11 @@ class Server(Listener):
             self._grace.forgive(time.monotonic() - before)
         if self._grace.is_over(before):  # and who spoke until then has been heard
             self._do({"event": "overdue"})
-        if self._reporter.controller is not None and self.machine.is_quiet:
+        if (
+            self._relief.has_caller
+            and self._reporter.controller is not None
+            and self.machine.is_quiet
+        ):
             self._relief.take(lambda: pack(self.machine.freeze()))
         if time.monotonic() - self._flushed >= FLUSH_S:
             self._flushed = time.monotonic()
@@ -406,21 +410,21 @@ class Server(Listener):
             StrategyFailed: At an event that the other server may not have told of any
                 more, or now.
         """
-        succeeds = self._succeeds
-        if succeeds is None:
+        handover = self._handover
+        if handover is None:
             return
-        if succeeds.controller is not None:
-            heard = int(succeeds.lead["heard"])
-            self._reporter.attach(self._mirror.send, succeeds.controller, heard)
+        if handover.controller is not None:
+            heard = int(handover.lead["heard"])
+            self._reporter.attach(self._mirror.send, handover.controller, heard)
             self._mention({"kind": "leads"})
-        if succeeds.failure is not None:
-            raise succeeds.failure
+        if handover.failure is not None:
+            raise handover.failure
         now = time.monotonic()
         for post in list(self.machine.posts.values()):
             post.patience.answered(now)  # the next word is: here I am
-            if post.token not in succeeds.lead["living"]:
+            if post.token not in handover.lead["living"]:
                 self._forget(post)
-        for peer, head in succeeds.callers:
+        for peer, head, _ in handover.callers:
             if not peer.is_gone:
                 peer.role = "" if peer.role == "caller" else peer.role
                 self._connections.deliver_again(peer, head)

@@ -66,7 +66,7 @@ class Servers:
         self._pulse = Pulse()
         self._heard = 0
         self._standby_due: float | None = None
-        self._called_since: float | None = None  # a standby is to call its server
+        self._standby_started: float | None = None  # and has not called its server yet
         self._standby_failures = self._generation = 0
         self._lost_at = 0.0
         self.on_succession: Callable[[], None] = lambda: None
@@ -212,7 +212,7 @@ class Servers:
             self._lose_standby(exits[self._stage.standby].reason)
         if self._stage.server in exits:
             self.lost(exits[self._stage.server])
-        now, since = time.monotonic(), self._called_since
+        now, since = time.monotonic(), self._standby_started
         if since is not None and now - since > start_limit_s:
             self._lose_standby(f"hung: not started within {start_limit_s:.1f} s")
         if self._standby_due is not None and now >= self._standby_due:
@@ -267,7 +267,7 @@ class Servers:
         for link in (self._link, self._relief):
             if link is not None:
                 link.close()
-        self._link = self._relief = self._standby_due = self._called_since = None
+        self._link = self._relief = self._standby_due = self._standby_started = None
         stage = self._stage
         stage.stop(stage.server)  # it may only hang
         if stage.standby:
@@ -283,7 +283,7 @@ class Servers:
         stage, spec = self._stage, self._spec
         if spec is not None:
             stage.start_standby()
-            self._called_since = time.monotonic()
+            self._standby_started = time.monotonic()
             server = replace(spec, restart=None)  # the leader tells what there is
             self._generation += 1
             part = StandbySpec(
@@ -296,7 +296,7 @@ class Servers:
         if head["generation"] != self._generation:
             return  # of one that was given up before the server knew
         if head["kind"] == "standby_called":
-            self._called_since = None
+            self._standby_started = None
         elif head["kind"] == "standby_ready":
             self._greet_standby()
         else:
@@ -319,7 +319,7 @@ class Servers:
     def _lose_standby(self, reason: str) -> None:
         """The server goes on alone, until another standby has started."""
         stage = self._stage
-        self._called_since = None
+        self._standby_started = None
         if self._relief is not None:
             self._relief.close()
             self._relief = None

@@ -15,11 +15,11 @@ from typing import final
 from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.frozen import unpack
 from shoal.engine.grace import Grace
+from shoal.engine.handover import Caller, Handover
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.post import Post
 from shoal.engine.reporter import Reporter
 from shoal.engine.server import FLUSH_S, Server, open_connections
-from shoal.engine.succession import Succession
 from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
 CALLER_S = 1.0  # until this one has heard as well that the leader is lost
@@ -56,7 +56,7 @@ class Standby(Listener):
         connections.listener = self
         self._machine = Machine(spec, self)
         self._reporter, self._grace = Reporter(), Grace()
-        self._callers: list[tuple[Peer, Head, float]] = []
+        self._callers: list[Caller] = []
         self._controller: Peer | None = None
         self._lead: Head | None = None
         self._number, self._lost_at = 0, 0.0
@@ -113,10 +113,11 @@ class Standby(Listener):
     def _send_back(self) -> None:
         """Whoever waits here while the leader is there had better call that one."""
         late = time.monotonic() - CALLER_S
-        for peer, head, since in list(self._callers):
+        for caller in list(self._callers):
+            peer, head, since = caller
             is_worker = head["kind"] == "rejoin"
             if is_worker and since < late and not self._lost_at and not peer.is_gone:
-                self._callers.remove((peer, head, since))
+                self._callers.remove(caller)
                 peer.role = ""
                 self._connections.send(peer, {"kind": "elsewhere"})
 
@@ -138,16 +139,16 @@ class Standby(Listener):
         self._leave_leader()
         # Nobody was heard since; and who is on the way back needs a moment.
         self._grace.forgive(time.monotonic() - self._took_at)
-        succession = Succession(
+        handover = Handover(
             machine=self._machine,
             reporter=self._reporter,
             grace=self._grace,
             controller=self._controller,
             lead=self._lead,
-            callers=[(peer, head) for peer, head, _ in self._callers],
+            callers=self._callers,
             failure=self._failure,
         )
-        server = Server(self._spec, self._connections, succession)
+        server = Server(self._spec, self._connections, handover)
         self._server.put(server)
         return server
 
@@ -224,14 +225,14 @@ class Standby(Listener):
         kind = head["kind"]
         if peer.role == "controller":
             if self._lead is not None:
-                self._callers.append((peer, head, time.monotonic()))
+                self._callers.append(Caller(peer, head, time.monotonic()))
             elif kind == "lead":
                 self._lead = head
         elif kind == "control" and peer.channel.is_commander:
             peer.role, self._controller = "controller", peer
         elif kind == "rejoin" or (kind == "standby" and peer.channel.is_commander):
             peer.role = "caller"  # the next standby may be there before this one leads
-            self._callers.append((peer, head, time.monotonic()))
+            self._callers.append(Caller(peer, head, time.monotonic()))
         elif kind == "join":
             self._connections.send(peer, {"kind": "elsewhere"})
         else:

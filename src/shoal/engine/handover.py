@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, final
 
 from shoal.engine.connections import Peer
 from shoal.engine.grace import Grace
@@ -11,8 +12,23 @@ from shoal.engine.reporter import Reporter
 from shoal.engine.wire import Head
 
 
+class Caller(NamedTuple):
+    """Who has said something that only whoever leads can answer.
+
+    Args:
+        peer: Its connection.
+        head: What it said.
+        since: When, in seconds of a monotonic clock.
+    """
+
+    peer: Peer
+    head: Head
+    since: float
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
-class Succession:
+class Handover:
     """What a standby leaves to the server that it becomes.
 
     Args:
@@ -21,7 +37,7 @@ class Succession:
         grace: How long rounds took.
         controller: Who says that it leads, None where that one is gone again.
         lead: What it says: reports it has heard, and tokens of living processes.
-        callers: Who has said what since the leader was lost, or before that was clear.
+        callers: Since the leader was lost, or before that was clear.
         failure: Of the strategy, at an event that the leader may not have told of.
     """
 
@@ -30,5 +46,5 @@ class Succession:
     grace: Grace
     controller: Peer | None
     lead: Head
-    callers: list[tuple[Peer, Head]]
+    callers: list[Caller]
     failure: StrategyFailed | None
