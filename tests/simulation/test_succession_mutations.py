@@ -80,7 +80,7 @@ def sends_vectors_that_have_changed(patch: Patch) -> None:
 
 @mutant
 def blames_workers_for_what_its_standby_does(patch: Patch) -> None:
-    patch.setattr(Mirror, "stalled_s", lambda self: 0.0)
+    patch.setattr(Mirror, "waiting", property(lambda self: set()))
 
 
 # -------------------------------------------------------------- what it knows

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import final
+from typing import NamedTuple, final
 
 from shoal.engine.connections import Connections, Peer
 from shoal.engine.patience import PAUSE_S, TIMES
@@ -21,6 +21,24 @@ from shoal.engine.pulse import SLOWEST
 from shoal.engine.wire import Head
 
 FLOOR_S = 2.0  # it has nothing to do but to listen; another one is soon started
+
+
+class Held(NamedTuple):
+    """A frame that waits until the standby knows what led to it.
+
+    Args:
+        number: Of the event that the standby must have.
+        since: When it was held back, in seconds of a monotonic clock.
+        peer: Who is to have it.
+        head: Of the frame.
+        body: Of the frame.
+    """
+
+    number: int
+    since: float
+    peer: Peer
+    head: Head
+    body: tuple[memoryview | bytes, ...]
 
 
 @final
@@ -40,9 +58,7 @@ class Mirror:
         self._asked: float | None = None
         self._longest_s = 0.0
         self._sizes: deque[int] = deque()
-        self._held: deque[tuple[int, Peer, Head, tuple[memoryview | bytes, ...]]]
-        self._held = deque()
-        self._held_since: float | None = None
+        self._held: deque[Held] = deque()
         self._looked = 0.0
 
     # --------------------------------------------------------------- standby
@@ -120,13 +136,19 @@ class Mirror:
             return ""
         return f"hung: took no event for more than {limit_s:.1f} s"
 
+    @property
+    def waiting(self) -> set[Peer]:
+        """Who has not heard yet what it is told."""
+        return {held.peer for held in self._held}
+
     def stalled_s(self) -> float:
         """Seconds since the last look in which answers waited for the standby.
 
         Short waits are none: every answer waits for its trip.
         """
-        now, since = time.monotonic(), self._held_since
-        if since is None or now - since <= PAUSE_S:
+        now = time.monotonic()
+        since = self._held[0].since if self._held else now
+        if now - since <= PAUSE_S:
             return 0.0
         before, self._looked = max(since, self._looked), now
         return now - before
@@ -169,13 +191,10 @@ class Mirror:
         if is_known and not self._held:
             self._connections.send(peer, head, *body)
         else:
-            self._held.append((self._sent, peer, head, body))
-            if self._held_since is None:
-                self._held_since = time.monotonic()
+            self._held.append(Held(self._sent, time.monotonic(), peer, head, body))
 
     def _release(self) -> None:
-        while self._held and self._held[0][0] <= self._known:
-            _, peer, head, body = self._held.popleft()
-            if not peer.is_gone:
-                self._connections.send(peer, head, *body)
-        self._held_since = time.monotonic() if self._held else None
+        while self._held and self._held[0].number <= self._known:
+            held = self._held.popleft()
+            if not held.peer.is_gone:
+                self._connections.send(held.peer, held.head, *held.body)

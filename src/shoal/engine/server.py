@@ -150,11 +150,13 @@ class Server(Listener):
         """
         now = time.monotonic()
         pause_s = now - before
-        stalled_s = self._mirror.stalled_s()  # whoever works has not heard its answer
-        self._grace.forgive(stalled_s)
+        self._grace.forgive(self._mirror.stalled_s())
+        waiting = self._mirror.waiting
         for post in list(self.machine.posts.values()):
-            if pause_s > PAUSE_S or stalled_s:
-                post.patience.forgive(stalled_s or pause_s)
+            if self._workers.get(post.rank) in waiting:
+                post.patience.answered(now)  # it will be, once the standby knows
+            elif pause_s > PAUSE_S:
+                post.patience.forgive(pause_s)
             elif post.patience.is_over(now):
                 limit_s = post.patience.limit_s
                 self._lose(post, f"hung: silent for more than {limit_s:.1f} s")

@@ -1,0 +1,75 @@
+"""Who waits while a standby is slow, and who has only fallen silent."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shoal.engine import mirror as mirrors
+from shoal.engine.connections import Connections
+from shoal.engine.patience import PAUSE_S, Patience
+from shoal.engine.server import Server
+from shoal.testing.succession.network import SimConnections, Wire
+from shoal.testing.succession.stage import server_spec
+from tests.engine.cases import setup
+from tests.engine.test_take_over import quiet_mirror, standby_of
+
+LONG_AGO = -1000.0
+
+
+def test_short_waits_are_no_stall_and_no_second_counts_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(mirrors, "time", clock)
+    mirror, worker = quiet_mirror(), standby_of(0)
+    mirror.begin(standby_of(1), b"all")
+    found: list[float] = []
+    for seconds in (0.0, PAUSE_S, 0.5, 0.25):
+        clock.now += seconds
+        mirror.send(worker, {"kind": "grant"})
+        found.append(mirror.stalled_s())
+    assert found == [0.0, 0.0, PAUSE_S + 0.5, 0.25]
+    assert mirror.waiting == {worker}
+    mirror.acknowledge(1)
+    assert (mirror.stalled_s(), mirror.waiting) == (0.0, set())
+
+
+def join(connections: SimConnections, server: Server, rank: int) -> Wire:
+    """A worker that has compiled, and was heard last a long time ago."""
+    wire, sizes = Wire(), server.spec.sizes
+    connections.accept(wire)
+    who = {"hint": rank, "node": "here", "pid": 1, "token": f"{rank}"}
+    asks = {"digest": sizes.digest, "metrics": sizes.metrics, "wants_slot": False}
+    say(connections, wire, {"kind": "join", **who, **asks})
+    say(connections, wire, {"kind": "slot", "is_shared": False})
+    server.machine.posts[rank].patience = Patience(startup_s=1.0, since=LONG_AGO)
+    return wire
+
+
+def say(connections: SimConnections, wire: Wire, head: Any) -> None:
+    wire.say(head)
+    connections.due = wire
+    connections.serve(0.0)
+
+
+def test_a_slow_standby_excuses_who_waits_for_it_and_nobody_else() -> None:
+    connections = SimConnections()
+    server = Server(server_spec(setup("downpour")), cast("Connections", connections))
+    waiting, _ = (join(connections, server, rank) for rank in range(2))
+    controller, standby = Wire(is_commander=True), Wire(is_commander=True)
+    connections.accept(controller)
+    connections.accept(standby)
+    say(connections, controller, {"kind": "control"})
+    say(connections, controller, {"kind": "proceed", "epoch": 0})
+    server._mirror.begin(connections.peers[standby], b"all")
+    say(connections, waiting, {"kind": "ready", "question": 1})
+    server.machine.posts[0].patience = Patience(startup_s=1.0, since=LONG_AGO)
+    server._mirror._held[0] = server._mirror._held[0]._replace(since=LONG_AGO)
+    server._flushed, began = LONG_AGO, server._grace.began
+    server.turn()
+    assert set(server.machine.posts) == {0}
+    assert server._grace.began > began + PAUSE_S  # nor is a round overdue meanwhile
+    server.close()
