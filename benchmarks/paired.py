@@ -123,7 +123,8 @@ class Runner:
         until = time.monotonic() + START_S
         while self._counter.value < ROWS:  # a first epoch, with all that is compiled
             if self._process.poll() is not None or time.monotonic() > until:
-                sys.exit(f"{self.name} does not train; try: {' '.join(command)}")
+                line = " ".join(command)
+                sys.exit(f"{self.name} does not train; try: PYTHONPATH={paths} {line}")
             time.sleep(0.1)
         self._family = self._everybody()
         self._tell(signal.SIGSTOP)
@@ -176,7 +177,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--train"]:
         train(sys.argv[2], int(sys.argv[3]), Counter(Path(sys.argv[4])))
         return
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="all_reduce")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--turns", type=int, default=12)

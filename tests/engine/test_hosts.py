@@ -45,6 +45,13 @@ class Hosts:
         net = f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(256)}"
         self.bridge, self.address = f"sh{name}", f"{net}.1"
         self.names = [f"shoal-{name}-{n}" for n in range(2)]
+        try:
+            self._open(net)
+        except subprocess.CalledProcessError:
+            self.close()
+            raise
+
+    def _open(self, net: str) -> None:
         ip("link", "add", self.bridge, "type", "bridge")
         ip("address", "add", f"{self.address}/24", "dev", self.bridge)
         ip("link", "set", self.bridge, "up")
@@ -57,10 +64,9 @@ class Hosts:
             ip("-n", host, "link", "set", there, "up")
 
     def close(self) -> None:
-        for host in self.names:
+        for words in (*(("netns", host) for host in self.names), ("link", self.bridge)):
             with suppress(subprocess.CalledProcessError):
-                ip("netns", "delete", host)
-        ip("link", "delete", self.bridge)
+                ip(words[0], "delete", words[1])
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,18 @@ def test_a_standby_that_never_starts_is_replaced(
     assert stage.follows.generation == 2
 
 
+def test_a_standby_that_nobody_could_hear_of_is_not_given_up(
+    servers: Servers, stage: FakeStage
+) -> None:
+    """A callback may keep the controller for minutes."""
+    began = servers._standby_started
+    assert began is not None
+    servers._standby_started, servers._looked = began - LONG_S, began - LONG_S
+    servers.look({}, LIMIT_S)
+    servers.look({}, LIMIT_S)
+    assert not stage.stopped
+
+
 def test_a_standby_that_calls_has_started(
     servers: Servers, stage: FakeStage, notes: Notes
 ) -> None:

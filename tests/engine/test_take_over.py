@@ -12,7 +12,7 @@ import pytest
 from shoal.engine.greeting import worker_secret
 from shoal.engine.mirror import Mirror
 from shoal.engine.relief import Relief
-from shoal.engine.wire import Head, Link, pack_head
+from shoal.engine.wire import BadFrame, Head, Link, pack_head
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.strategies import LocalSGD, get
 from shoal.testing import inline
@@ -244,6 +244,20 @@ def test_a_standby_that_goes_before_it_was_taken_is_told_of() -> None:
     assert {head["generation"] for head in said} == {3}
     relief.take(lambda: b"all")
     assert mirror.peer is None
+
+
+def test_an_earlier_standby_does_not_take_the_place_of_a_later_one() -> None:
+    """It was given up, and what it had said comes late."""
+    said: list[Head] = []
+    mirror, later, earlier = quiet_mirror(), standby_of(0), standby_of(0)
+    relief = Relief(mirror._connections, mirror, said.append)
+    relief.called(later, {"generation": 3})
+    with pytest.raises(BadFrame):
+        relief.called(earlier, {"generation": 2})
+    relief.gone(earlier, "bad frame")
+    relief.take(lambda: b"all")
+    assert mirror.peer is later
+    assert [head["generation"] for head in said] == [3]
 
 
 def test_whoever_waits_at_the_standby_of_a_leader_that_lives_is_sent_there() -> None:

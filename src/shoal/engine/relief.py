@@ -40,8 +40,14 @@ class Relief:
         return self._caller is not None
 
     def called(self, peer: Peer, head: Head) -> None:
-        """A standby is there, and is taken when it can be."""
+        """A standby is there, and is taken when it can be.
+
+        Raises:
+            BadFrame: A later one is there: the controller has given this one up.
+        """
         peer.role, peer.incarnation = "standby", whole(head["generation"])
+        if self._caller is not None and peer.incarnation < self._caller.incarnation:
+            raise BadFrame("a standby that another one has followed")
         self._caller = peer
         self._mention({"kind": "standby_called", "generation": peer.incarnation})
 

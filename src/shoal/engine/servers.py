@@ -13,6 +13,7 @@ from typing import Any, final
 
 from shoal.engine.machine import ServerSpec
 from shoal.engine.observer import Observer
+from shoal.engine.patience import PAUSE_S
 from shoal.engine.pulse import Pulse, Silent, hear
 from shoal.engine.recovery import FIRST_DELAY_S, later_delay_s
 from shoal.engine.serving import ServeInherited
@@ -68,7 +69,7 @@ class Servers:
         self._standby_due: float | None = None
         self._standby_started: float | None = None  # and has not called its server yet
         self._standby_failures = self._generation = 0
-        self._lost_at = 0.0
+        self._lost_at, self._looked = 0.0, time.monotonic()
         self.on_succession: Callable[[], None] = lambda: None
         """Called when another process leads: what the old one was told last may be
         lost."""
@@ -212,9 +213,17 @@ class Servers:
             self._lose_standby(exits[self._stage.standby].reason)
         if self._stage.server in exits:
             self.lost(exits[self._stage.server])
-        now, since = time.monotonic(), self._standby_started
-        if since is not None and now - since > start_limit_s:
-            self._lose_standby(f"hung: not started within {start_limit_s:.1f} s")
+        self._look_for_standby(start_limit_s)
+
+    def _look_for_standby(self, start_limit_s: float) -> None:
+        """Gives up one that never calls its server, and starts one when it is due."""
+        now = time.monotonic()
+        pause_s, self._looked = now - self._looked, now
+        if self._standby_started is not None:
+            if pause_s > PAUSE_S:  # it may have called, and nobody listened
+                self._standby_started += pause_s
+            elif now - self._standby_started > start_limit_s:
+                self._lose_standby(f"hung: not started within {start_limit_s:.1f} s")
         if self._standby_due is not None and now >= self._standby_due:
             self._start_standby()
 

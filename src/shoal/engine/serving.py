@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shoal.engine.machine import ServerSpec
 from shoal.engine.server import Server, open_connections
 from shoal.engine.standby import Standby, StandbySpec
-from shoal.errors import ExchangeTimeout
+from shoal.errors import ShoalError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ def serve(given: ServeInherited) -> None:
         sys.exit(0)
     try:
         standby = Standby.open(given.spec, listener)
-    except (OSError, ExchangeTimeout) as error:
+    except (OSError, ShoalError) as error:
         sys.exit(f"this standby could not follow its server: {error}")
     standby.run()
     sys.exit(0)

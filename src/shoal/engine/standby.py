@@ -75,6 +75,7 @@ class Standby(Listener):
             socket_: Bound and listening; it is owned from now on.
 
         Raises:
+            BadFrame: Whoever listens there is not the leader.
             ExchangeTimeout: The leader does not greet.
             OSError: The leader is gone.
         """
