@@ -310,6 +310,23 @@ class TestFrames:
             assert received[-len(body) :] == body
             assert not channel.has_output
 
+    def test_what_waits_can_be_kept_as_it_is(self) -> None:
+        # Whoever hung and was dropped may still write to a slot that a standby is sent.
+        body = bytearray(secrets.token_bytes(8 << 20))
+        before = bytes(body)
+        with pair() as (caller, channel):
+            greet(caller, channel)
+            channel.send({"kind": "event"}, memoryview(body))
+            assert channel.has_output
+            channel.keep_output()
+            body[:] = bytes(len(body))
+            received = bytearray()
+            size = len(pack_head({"kind": "event"}, len(body))) + len(body)
+            while len(received) < size:
+                channel.flush()
+                received += caller.recv(1 << 20)
+            assert received[-len(body) :] == before
+
     @given(st.binary(max_size=64))
     def test_garbage_is_a_bad_frame_or_nothing_else(self, data: bytes) -> None:
         try:
