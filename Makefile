@@ -55,11 +55,12 @@ HASTY := XLA_FLAGS="--xla_backend_optimization_level=0 \
 	--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1"
 
-# Tests that start processes have the machine to themselves; the others share it.
+# Tests that start processes wait for them half of the time, but they need more memory
+# and cores than the others.
 test: lint generated docs
 	$(HASTY) $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
 		-m "not slow and not process"
-	$(HASTY) $(BIN)/python -m pytest -m "process and not slow"
+	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "process and not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -108,10 +108,11 @@ class Runner:
     home: Path
     folder: Path
     rates: list[float] = field(default_factory=list[float])
+    _process: psutil.Popen | None = None
+    _family: list[psutil.Process] = field(default_factory=list[psutil.Process])
 
     def start(self) -> None:
         """Starts it, and stops it once it trains."""
-        self._family: list[psutil.Process] = []
         path = self.folder / f"{self.name.replace(' ', '-')}.count"
         self._counter = Counter(path)
         command = [sys.executable, str(Path(__file__).resolve()), "--train", self.who,
@@ -144,12 +145,15 @@ class Runner:
         for process in self._everybody():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
     def _everybody(self) -> list[psutil.Process]:
         """Its processes, also before it trains."""
+        if self._family or self._process is None:
+            return self._family
         with contextlib.suppress(psutil.NoSuchProcess):
-            return self._family or [self._process, *self._process.children(True)]
+            return [self._process, *self._process.children(True)]
         return []
 
     def _tell(self, number: signal.Signals) -> None:

@@ -38,6 +38,27 @@ LIBRARY_THREADS = ("fsspecIO",)
 LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Notes which slots there are; see `pytest_sessionfinish`."""
+    session.config.stash[_SLOTS] = _files()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the session if it leaves a slot behind.
+
+    Tests that run beside each other cannot tell whose a slot in shared memory is.
+    """
+    if HAS_NEIGHBOURS:
+        return
+    left = _left_over(_files, session.config.stash[_SLOTS])
+    if left:
+        print(f"\nthe tests leaked {', '.join(sorted(left))}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+_SLOTS = pytest.StashKey[set[str]]()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_temporary_folder(
     tmp_path_factory: pytest.TempPathFactory,

@@ -22,7 +22,9 @@ ROWS, EPOCHS, BATCH, BAD = 1000, 3, 32, 700
 # Threads have shown what rounds do (`test_not_finite.py`); `make matrix` starts
 # processes for them as well.
 ALSO_ROUNDS = pytest.param("local_sgd", marks=pytest.mark.slow)
-THREE = ["aeasgd", ALSO_ROUNDS, "all_reduce"]
+ALSO_SERVED = pytest.param("aeasgd", marks=pytest.mark.slow)
+ALSO_GANGS = pytest.param("all_reduce", marks=pytest.mark.slow)
+SERVED = ["aeasgd", ALSO_ROUNDS, ALSO_GANGS]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,8 @@ def fit(net: Any, strategy: str, on_nan: str | None, **fields: Any) -> Any:
         **fields,
     }  # fmt: skip
     x, y = given.pop("data", None) or data()
-    return shoal.fit(net, x, y, **given)
+    train = given.pop("by", shoal.fit)
+    return train(net, x, y, **given)
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -93,7 +96,7 @@ def check_named(found: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", THREE)
+@pytest.mark.parametrize("strategy", SERVED)
 def test_skipped_samples_count_once_and_teach_nothing(strategy: str) -> None:
     net = model()
     history = fit(net, strategy, "skip")
@@ -109,6 +112,7 @@ def test_skipped_samples_count_once_and_teach_nothing(strategy: str) -> None:
 def test_a_gang_that_skips_trains_as_keras_without_that_batch() -> None:
     net = model()
     history = fit(net, "all_reduce", "skip")
+    check_whole(net, history)
     start = BAD - BAD % BATCH
     x, y = (np.delete(a, slice(start, start + BATCH), axis=0) for a in data())
     plain = model()
@@ -120,7 +124,7 @@ def test_a_gang_that_skips_trains_as_keras_without_that_batch() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", THREE)
+@pytest.mark.parametrize("strategy", SERVED)
 def test_a_stopped_run_names_the_chunk_and_keeps_what_was_good(
     strategy: str, tmp_path: Path
 ) -> None:
@@ -141,7 +145,7 @@ def test_a_stopped_run_names_the_chunk_and_keeps_what_was_good(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", THREE)
+@pytest.mark.parametrize("strategy", [ALSO_SERVED, ALSO_ROUNDS, "all_reduce"])
 def test_a_run_that_is_rolled_back_leaves_the_chunk_out(strategy: str) -> None:
     net = model()
     history = fit(net, strategy, "rollback")
@@ -209,8 +213,11 @@ def hurt_by_a_label(y: Any, predicted: Any) -> Any:
 def test_a_loss_alone_counts_as_well(strategy: str) -> None:
     x, y = data(is_bad=False)
     y[BAD] = -1.0
-    net = model(loss=hurt_by_a_label)
-    history = fit(net, strategy, "skip", data=(x, y), epochs=1)
+    net, other = model(loss=hurt_by_a_label), model(loss=hurt_by_a_label)
+    with shoal.Session() as session:
+        history = fit(net, strategy, "skip", data=(x, y), epochs=1, by=session.fit)
+        with pytest.raises(NotFinite, match="the loss of worker"):
+            fit(other, strategy, "stop", data=(x, y), run=False, by=session.fit)
     [told] = events(Path(history.run.url), "not_finite")
     assert told["what"] == "loss"
     # The data shows nothing; the loss of each step of the window does.
@@ -218,8 +225,6 @@ def test_a_loss_alone_counts_as_well(strategy: str) -> None:
     assert any(start <= BAD < stop for start, stop in told["ranges"])
     assert told["bad_rows"] == 0
     assert np.isfinite(history.history["loss"]).all()
-    with pytest.raises(NotFinite, match="the loss of worker"):
-        fit(model(loss=hurt_by_a_label), strategy, "stop", data=(x, y), run=False)
 
 
 @pytest.mark.process
@@ -232,8 +237,9 @@ def test_an_optimizer_that_copes_is_left_alone() -> None:
 
     ours, theirs = scaled(), scaled()
     good = data(is_bad=False)
-    history = fit(ours, "all_reduce", "stop", data=good)
-    fit(theirs, "all_reduce", None, data=good, run=False)
+    with shoal.Session() as session:
+        history = fit(ours, "all_reduce", "stop", data=good, by=session.fit)
+        fit(theirs, "all_reduce", None, data=good, run=False, by=session.fit)
     for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert history.history["loss"][-1] < history.history["loss"][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,18 @@ def break_off(root: Path, strategy: str, epoch: int, batch: int = 0) -> Path:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     [folder] = root.iterdir()
     return folder
+
+
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in its last epoch, with two checkpoints."""
+    return break_off(tmp_path_factory.mktemp("broken"), "aeasgd", EPOCHS - 1)
+
+
+@pytest.fixture
+def folder(broken_off: Path, tmp_path: Path) -> Path:
+    """A copy of that run, alone in a folder."""
+    return Path(shutil.copytree(broken_off, tmp_path / broken_off.name))
 
 
 def check_end(history: shoal.api.History, folder: Path) -> None:
@@ -67,18 +80,16 @@ def test_all_reduce_goes_on_bit_for_bit(
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_another_number_of_workers(tmp_path: Path) -> None:
-    folder = break_off(tmp_path, "aeasgd", 1)
+def test_another_number_of_workers(folder: Path) -> None:
     check_end(shoal.resume(folder, workers=1), folder)
     assert open_run(str(folder)).summary().workers == 1
 
 
-def test_before_its_first_checkpoint_by_the_command_line(tmp_path: Path) -> None:
-    folder = break_off(tmp_path, "local_sgd", 0)
+def test_before_its_first_checkpoint_by_the_command_line(folder: Path) -> None:
     for name in (folder / "checkpoints").glob("*.manifest"):
         name.unlink()  # as if it had been killed a moment earlier
     result = CliRunner().invoke(
-        app, ["runs", "--root", str(tmp_path), "resume", folder.name[:12]]
+        app, ["runs", "--root", str(folder.parent), "resume", folder.name[:12]]
     )
     assert result.exit_code == 0, result.output
     counts = f"{TRAINED * EPOCHS:,} of {TRAINED * EPOCHS:,} committed"
@@ -86,8 +97,7 @@ def test_before_its_first_checkpoint_by_the_command_line(tmp_path: Path) -> None
     assert (folder / "models" / "last.keras").is_file()
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
-    folder = break_off(tmp_path, "downpour", 3)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(folder: Path) -> None:
     newest = max((folder / "checkpoints").glob("*.manifest"))
     parts = sorted((folder / "checkpoints" / "parts").glob(f"{newest.stem}-*"))
     content = bytearray(parts[-1].read_bytes())
@@ -119,9 +129,8 @@ def test_runs_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_backend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = break_off(tmp_path, "aeasgd", 0)
     monkeypatch.setattr("keras.backend.backend", lambda: "torch")
     with pytest.raises(PlanError, match="KERAS_BACKEND=jax"):
         shoal.resume(folder)

@@ -42,14 +42,15 @@ def test_fit_goes_on_where_fit_ended_and_keras_goes_on_from_there(
 
     plain.fit(x, y, **common)
     plain.set_weights(weights_of(plain))  # else Keras cannot go on: shared buffers
-    shoal.fit(model, x, y, **ours)
-    assert_close(weights_of(model), weights_of(plain))
-    model.save(tmp_path / "model.keras")
-    model = keras.models.load_model(tmp_path / "model.keras")
+    with shoal.Session() as session:
+        session.fit(model, x, y, **ours)
+        assert_close(weights_of(model), weights_of(plain))
+        model.save(tmp_path / "model.keras")
+        model = keras.models.load_model(tmp_path / "model.keras")
 
-    plain.fit(x, y, epochs=2, initial_epoch=1, **common)
-    plain.set_weights(weights_of(plain))
-    shoal.fit(model, x, y, epochs=2, initial_epoch=1, **ours)
+        plain.fit(x, y, epochs=2, initial_epoch=1, **common)
+        plain.set_weights(weights_of(plain))
+        session.fit(model, x, y, epochs=2, initial_epoch=1, **ours)
     _assert_same_state(model, plain)
 
     plain.fit(x, y, **common)
@@ -139,7 +140,8 @@ def test_a_subclassed_model_trains_again_and_is_not_slowed_by_its_history() -> N
     x, y = data(64)
     model = Net()
     model.compile("sgd", "sparse_categorical_crossentropy")
-    first = shoal.fit(model, x, y, workers=2, run=False, verbose=0)
-    assert model.history is first
-    again = shoal.fit(model, x, y, workers=2, run=False, verbose=0)
+    with shoal.Session() as session:
+        first = session.fit(model, x, y, workers=2, run=False, verbose=0)
+        assert model.history is first
+        again = session.fit(model, x, y, workers=2, run=False, verbose=0)
     assert again.history["loss"][0] < first.history["loss"][0]

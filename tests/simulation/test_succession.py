@@ -30,7 +30,7 @@ def test_schedules_do_what_they_are_for() -> None:
     tally: Counter[str] = Counter()
     for seed in range(60):
         tally += Succession(draw(seed)).run().tally
-    assert {*SERVERS, *WORKERS, "succession"} <= set(+tally)
+    assert {*SERVERS, *WORKERS, *simulate.SUCCESSION_LABELS} <= set(+tally)
 
 
 @pytest.mark.parametrize("seed", range(len(KINDS)))

@@ -35,7 +35,7 @@ class Handover:
         machine: The run.
         reporter: What the controller was not told yet.
         grace: How long rounds took.
-        controller: Who says that it leads, None where that one is gone again.
+        controller: Who says that it leads.
         lead: What it says: reports it has heard, and tokens of living processes.
         callers: Since the leader was lost, or before that was clear.
         failure: Of the strategy, at an event that the leader may not have told of.
@@ -44,7 +44,7 @@ class Handover:
     machine: Machine
     reporter: Reporter
     grace: Grace
-    controller: Peer | None
+    controller: Peer
     lead: Head
     callers: list[Caller]
     failure: StrategyFailed | None

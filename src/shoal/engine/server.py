@@ -415,10 +415,9 @@ class Server(Listener):
         handover = self._handover
         if handover is None:
             return
-        if handover.controller is not None:
-            heard = int(handover.lead["heard"])
-            self._reporter.attach(self._mirror.send, handover.controller, heard)
-            self._mention({"kind": "leads"})
+        heard = int(handover.lead["heard"])
+        self._reporter.attach(self._mirror.send, handover.controller, heard)
+        self._mention({"kind": "leads"})
         if handover.failure is not None:
             raise handover.failure
         now = time.monotonic()

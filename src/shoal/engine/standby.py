@@ -131,7 +131,8 @@ class Standby(Listener):
 
     def succeed(self) -> Server | None:
         """The server that it becomes; None where it is not needed any more."""
-        if self._lead is None or not self._is_running:
+        lead, controller = self._lead, self._controller
+        if lead is None or controller is None or not self._is_running:
             self._link.close()
             self._connections.close()
             return None
@@ -144,8 +145,8 @@ class Standby(Listener):
             machine=self._machine,
             reporter=self._reporter,
             grace=self._grace,
-            controller=self._controller,
-            lead=self._lead,
+            controller=controller,
+            lead=lead,
             callers=self._callers,
             failure=self._failure,
         )
@@ -243,3 +244,4 @@ class Standby(Listener):
         """Without a controller there is nobody who could need it."""
         if peer is self._controller:
             self._controller, self._is_running = None, False
+        self._callers = [caller for caller in self._callers if caller.peer is not peer]
