@@ -29,19 +29,14 @@ def push_into(
 
 
 def pull_into(
-    strategy: Strategy,
-    out: tuple[Vector, Vector],
-    local: Vector,
-    anchor: Vector,
-    reply: Vector,
+    strategy: Strategy, out: Vector, local: Vector, anchor: Vector, reply: Vector
 ) -> None:
-    """Writes a worker's new (local, anchor) into `out`, by segments."""
-    new_local, new_anchor = out
+    """Writes a worker's new weights into `out`, and changes `anchor`, by segments."""
     for part in segments(local.size):
-        mine = local[part]
-        new_local[part], new_anchor[part] = strategy.pull(
-            mine, mine, anchor[part], reply[part]
-        )
+        mine, old = local[part], anchor[part]
+        out[part], new = strategy.pull(mine, mine, old, reply[part])
+        if new is not old:
+            anchor[part] = new
 
 
 class Center:

@@ -123,7 +123,7 @@ class Member:
         start = np.frombuffer(body, np.float32, size + count)
         self.optimizer = bytes(body[start.nbytes :])
         """Another worker's optimizer state, empty where there was none."""
-        self._spare = [(_vector(size), _vector(size)) for _ in range(2)]
+        self._spare = [_vector(size) for _ in range(2)]
         self.local, self.anchor = _vector(size), _vector(size)
         self.statistics = start[size:].copy()
         self._adopt(start[:size])
@@ -301,12 +301,12 @@ class Member:
         if head["body"] == "reply":
             pull_into(self.strategy, out, local, self.anchor, self.bulk.reply)
         elif head["body"] == "center":
-            out[0][:] = self.strategy.adopt(self.bulk.reply)
-            out[1][:] = self.bulk.reply
+            out[:] = self.strategy.adopt(self.bulk.reply)
+            self.anchor[:] = self.bulk.reply
         else:  # an elastic repeat skips one displacement, or the run is done
-            out[0][:], out[1][:] = local, self.anchor
-        self._spare.append((self.local, self.anchor))
-        self.local, self.anchor = out
+            out[:] = local
+        self._spare.append(self.local)
+        self.local = out
         self.times.exchange_s += time.perf_counter() - began
 
     def push_gradient(

@@ -13,8 +13,9 @@ from typing import TypeAlias, final
 
 from shoal.launchers.cores import count_cores
 
-SEGMENT = 1 << 15  # floats; a few of these fit a core's second-level cache
-LONG_SEGMENT = 1 << 17  # floats; threads that change places often wait for each other
+# Floats. A few of these do not fit a core's second-level cache, but with shorter ones
+# Python's own time counts, and threads that change places often wait for each other.
+SEGMENT = 1 << 17
 _LINE = 16  # floats of a cache line, which two threads had better not share
 WORTH_A_THREAD = 1 << 17  # floats; below, one thread is done before another wakes up
 
@@ -84,7 +85,7 @@ class InPairs:
 
 def _pairs(size: int) -> list[slice]:
     """An even number of segments, all but the last of one length."""
-    count = 2 * -(-size // (2 * LONG_SEGMENT))
+    count = 2 * -(-size // (2 * SEGMENT))
     length = -(-size // count)
     return list(segments(size, -(-length // _LINE) * _LINE))
 

@@ -199,9 +199,9 @@ class Crew:
     def pull(self, mate: Mate) -> None:
         """Takes the strategy's reply to a worker's message."""
         # Fresh memory: the backend may still look at what it was given.
-        out = (np.empty_like(mate.reply), np.empty_like(mate.reply))
+        out = np.empty_like(mate.reply)
         pull_into(self._plan.strategy, out, mate.local, mate.anchor, mate.reply)
-        mate.local, mate.anchor = out
+        mate.local = out
 
     def adopt(self, mate: Mate, center: Vector) -> None:
         """Starts over from the center."""
