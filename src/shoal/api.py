@@ -95,7 +95,9 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         echo: Also print what workers print, each line after its worker's name; it is
             in their logs anyway.
         callbacks: Keras callbacks; they run in this process, on the common weights.
-            Under "ensemble" each member gets deep copies of them.
+            Hooks of batches are called once an exchange and up to a tenth of a second
+            after it: what they set or stop comes that much later, what hooks of epochs
+            do comes at once. Under "ensemble" each member gets deep copies of them.
         validation_split: Share of the rows, from the end, to validate on.
         validation_data: `(x, y)` or `(x, y, sample_weight)`.
         shuffle: Whether to draw a new order each epoch; "batch" shuffles within each

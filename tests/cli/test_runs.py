@@ -73,6 +73,15 @@ def test_show_counts_samples_beyond_the_end_apart(shoal: Shoal, tmp_path: Path):
     assert "96 of 96 committed, 32 beyond the end" in shown
 
 
+def test_show_says_why_a_run_failed(shoal: Shoal, tmp_path: Path):
+    with create(tmp_path / "shoal-runs", "x") as run:
+        run.event("run_started", strategy="adag")
+        run.finish("failed", {"reason": "WorkerFailed: worker 1 raised\nat length"})
+    shown = shoal("runs", "show", run.id).stdout
+    assert "WorkerFailed: worker 1 raised" in shown
+    assert "at length" not in shown
+
+
 def test_show_as_json(shoal: Shoal, make_run: MakeRun):
     found = json.loads(shoal("runs", "show", make_run().id, "--json").stdout)
     wanted = {

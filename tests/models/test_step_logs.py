@@ -29,6 +29,24 @@ class Logging(keras.Model):
         return {**logs, "twice": 2 * loss, "rows": len(x), "all": x[0]}, state
 
 
+class OwnLoss(keras.Model):
+    """As in Keras' guide: the loss is logged, and no metric knows of it."""
+
+    def train_step(self, state: Any, data: Any) -> Any:  # pyright: ignore
+        trainable, others, slots, metrics = state
+        x, y = data
+
+        def loss_of(trainable: Any) -> Any:
+            found, after = self.stateless_call(trainable, others, x, training=True)
+            return 3 * keras.ops.mean((found - y) ** 2), after
+
+        compute = jax.value_and_grad(loss_of, has_aux=True)
+        (loss, others), gradients = compute(trainable)
+        optimizer: Any = self.optimizer
+        trainable, slots = optimizer.stateless_apply(slots, gradients, trainable)
+        return {"loss": loss}, (trainable, others, slots, metrics)
+
+
 class Broken(keras.Model):
     def train_step(self, state: Any, data: Any) -> Any:  # pyright: ignore
         raise RuntimeError
@@ -46,6 +64,7 @@ def test_logs_beyond_metrics_are_found_without_computing() -> None:
     for kind, names in (
         (Logging, StepLogs(("rows", "twice"), ("all",))),
         (keras.Model, StepLogs()),
+        (OwnLoss, StepLogs(("loss",))),
         (Broken, StepLogs()),
     ):
         model = make(kind)
@@ -77,6 +96,18 @@ def test_history_has_their_mean_over_samples(strategy: str, workers: int) -> Non
         assert twice == pytest.approx(2 * loss, rel=1e-5)
     if strategy == "local_sgd" and workers == 1:
         assert history["rows"][0] == pytest.approx((96 * 16 + 4 * 4) / 100)
+
+
+@pytest.mark.parametrize("strategy", ["all_reduce", "aeasgd"])
+def test_a_loss_that_no_metric_knows_of_is_shown(strategy: str) -> None:
+    """It was always 0: the state of a metric that nobody updates."""
+    history = shoal.fit(
+        make(OwnLoss), X, Y, batch_size=16, epochs=2, strategy=strategy, workers=2,
+        cluster="inline", run=False, verbose=0,
+    ).history  # fmt: skip
+    model = make()
+    expected = 3 * model.evaluate(X, Y, verbose=0, return_dict=True)["loss"]
+    assert history["loss"] == pytest.approx([expected, expected], rel=1e-5)
 
 
 @pytest.mark.process

@@ -212,6 +212,7 @@ def _facts(run: RunSummary) -> list[tuple[str, Any]]:
     """Returns the lines that describe a run, those that say something."""
     report = run.report
     best = report.get("best") or {}
+    reason = str(report.get("reason", "")).partition("\n")[0]
     shares = [
         f"{name} {report[f'{name}_share']:.0%}"
         for name in ("compute", "data", "wait", "exchange")
@@ -219,6 +220,7 @@ def _facts(run: RunSummary) -> list[tuple[str, Any]]:
     ]
     lines: list[tuple[str, Any]] = [
         ("status", run.status),
+        ("reason", reason if run.status == "failed" else ""),
         ("strategy", run.strategy),
         ("workers", f"{run.workers}, {run.workers_lost} lost on the way"),
         ("started", run.started.replace("T", " ")),

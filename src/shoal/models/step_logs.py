@@ -2,11 +2,13 @@
 
 Metrics have states, which add up over workers. Any other log is a number of one
 step. Keras shows that of the last step of an epoch; with several workers there is
-no last one, so Shoal shows the mean over the epoch's samples.
+no last one, so Shoal shows the mean over the epoch's samples. So it does with a loss
+that a `train_step` computes and logs without telling the metric of that name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from shoal.models.losses import symbols
 
 
 class StepLogs(NamedTuple):
-    """Names of what a `train_step` logs, less those of metrics.
+    """Names of what a `train_step` logs, less those of metrics that it updates.
 
     Args:
         numbers: Single numbers.
@@ -44,19 +46,33 @@ def read_step_logs(model: Any, sample: Any) -> StepLogs:
     )
     state = tuple(symbols([v.value for v in group]) for group in groups)
 
+    idle: set[str] = set()
+
     def step(state: Any, rows: Any) -> Any:
-        logs, _ = model.train_step(state, rows)
+        logs, after = model.train_step(state, rows)
+        idle.update(_idle_metrics(model, state[3], after[3]))
         return {k: keras.tree.map_structure(keras.ops.convert_to_tensor, v)
                 for k, v in logs.items()}  # fmt: skip
 
     try:
         logs = spec_of(step, state, symbols(sample))
-        known = set(model.get_metrics_result())
+        known = set(model.get_metrics_result()) - idle
     except Exception:  # a worker would raise it as well, and show where
         return StepLogs()
     names = sorted(name for name in logs if name not in known)
     numbers = tuple(name for name in names if _is_number(logs[name]))
     return StepLogs(numbers, tuple(name for name in names if name not in numbers))
+
+
+def _idle_metrics(model: Any, before: Sequence[Any], after: Sequence[Any]) -> set[str]:
+    """Names of metrics whose states a step hands back as it was given them."""
+    pairs = iter(zip(before, after, strict=True))
+    found: set[str] = set()
+    for metric in model.metrics:
+        states = [next(pairs) for _ in metric.variables]
+        if states and all(old is new for old, new in states):
+            found.add(metric.name)
+    return found
 
 
 def _is_number(log: Any) -> bool:
