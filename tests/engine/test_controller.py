@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from shoal.engine.controller import Controller, Job
+from shoal.engine.instructions import Rules
 from shoal.engine.recovery import RecoveryPolicy
+from shoal.engine.restart import Restart
+from shoal.engine.sequencer import Sequencer
 from shoal.engine.wire import Head
 from shoal.plan.often import Often
 
@@ -47,3 +50,80 @@ def test_a_checkpoint_that_was_asked_for_is_asked_for_again(
     controller._hear(head, memoryview(vector.tobytes()))
     controller._repeat()
     assert told[4:] == ["learning_rate"]
+
+
+class Heard:
+    """An observer that notes which ends it was told of, and may want to stop."""
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+        self.wants_stop = False
+
+    def on_epoch(self, end: Any) -> None:
+        self.ends.append(end.epoch)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def restart(complete: int) -> Restart:
+    """A checkpoint that knows of so many epochs."""
+    sequencer = Sequencer(RULES)
+    for epoch in range(complete):
+        book = sequencer.ledger
+        book.open(epoch, 8)
+        piece = book.lease(0, epoch, 8)
+        assert piece is not None
+        book.commit(0, [piece])
+        book.close(epoch)
+    return Restart(sequencer=sequencer.to_json(), arrays={})
+
+
+RULES = Rules(
+    epoch_rows=(8,), first_epoch=0, epochs=6, workers=1, batch=8, window=1,
+    is_rounds=False, is_gang=False, is_elastic=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("is_halted", [False, True])
+def test_epochs_that_a_checkpoint_does_not_know_are_trained_again(
+    is_halted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their ends were told: nobody hears of them twice, and none is left out."""
+    observer: Any = Heard()
+    job = Job(
+        workers=1, policy=RecoveryPolicy(), first_epoch=0, epochs=6,
+        log=lambda _: None, often=Often(),
+    )  # fmt: skip
+    controller, told = Controller(job, observer, observer), list[Any]()
+
+    def command(kind: str, **values: Any) -> None:
+        if kind in ("proceed", "halt"):
+            told.append(values.get("epoch", kind))
+
+    monkeypatch.setattr(controller._servers, "command", command)
+    monkeypatch.setattr(controller, "_ask", lambda *_: None)
+    monkeypatch.setattr(
+        "shoal.engine.controller.read_epoch",
+        lambda head, *_: SimpleNamespace(epoch=head["epoch"]),
+    )
+
+    def end(epoch: int) -> None:
+        controller._hear({"kind": "epoch", "epoch": epoch}, memoryview(b""))
+
+    controller._open(0)
+    for epoch in range(4):
+        end(epoch)
+    assert told == [0, 1, 2, 3, 4]
+    controller._is_halted = is_halted
+    past: Any = SimpleNamespace(
+        server=SimpleNamespace(restart=restart(complete=2), rules=RULES)
+    )
+    controller._go_back(past)
+    controller._repeat()
+    end(2)
+    end(3)
+    assert told[5:] == [2, 3, 4, *(["halt"] if is_halted else [])]
+    assert observer.ends == [0, 1, 2, 3]
+    end(4)
+    assert observer.ends == [0, 1, 2, 3, 4]

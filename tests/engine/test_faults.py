@@ -15,7 +15,7 @@ import shoal
 from shoal.engine import pulse
 from shoal.engine.worker import WATCH, Moment
 from shoal.errors import ClusterError, WorkerFailed, WorkerLost
-from shoal.runs.events import read_events
+from shoal.runs.events import read_events, unpack_exchanges
 from shoal.runs.folder import Folder
 from shoal.runs.store import open_run
 from shoal.testing import faults
@@ -127,6 +127,35 @@ def test_a_killed_server_is_replaced(strategy: str, batch: int) -> None:
     told = kinds(history)
     assert [told.count(k) for k in ("server_lost", "server_replaced")] == [1, 1]
     assert told.count("worker_lost") == 0
+
+
+class KillAtEnd(KillServer):
+    """Kills the server when an epoch's end is told, before a checkpoint knows of it."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Waits for the end."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(epoch, logs)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_ROUNDS, ALSO_GANGS])
+def test_an_epoch_that_was_told_and_then_lost_is_trained_again(strategy: str) -> None:
+    """It was left out: the next one was trained on what was before it."""
+    history = fit(strategy, callbacks=[KillAtEnd(2)])
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
+    assert history.epoch == list(range(EPOCHS))
+    counts = dict.fromkeys(range(EPOCHS), 0)
+    for event in read_events(Folder.at(history.run.url)):
+        if event["kind"] == "rollback":
+            counts |= {
+                epoch: 0 for epoch in counts if str(epoch) not in event["committed"]
+            }
+        for record in unpack_exchanges(event) if event["kind"] == "exchanges" else ():
+            counts[record["epoch"]] += record["samples"]
+    assert set(counts.values()) == {ROWS}
 
 
 class KillLeader(keras.callbacks.Callback):

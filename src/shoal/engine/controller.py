@@ -170,9 +170,23 @@ class Controller:
         self._servers.prepare()
         self._begin(past)
         past.next_lineage()
+        self._go_back(past)
         self._repeat()
         seconds = round(time.monotonic() - began, 3)
         self._observer.on_event("server_replaced", seconds=seconds, by="restart")
+
+    def _go_back(self, past: Past) -> None:
+        """The server begins at the checkpoint: before an end that was told, perhaps."""
+        restart, upcoming = past.server.restart, self._job.first_epoch
+        if restart is not None:
+            upcoming = restart.open_sequencer(past.server.rules).upcoming
+        if self._opened is not None:
+            self._opened = min(self._opened, upcoming)
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether an epoch is trained again whose end has been told."""
+        return self._opened is not None and self._opened < self._epochs.next
 
     def _repeat(self) -> None:
         """Tells a server what the one before it may have heard, or not."""
@@ -180,7 +194,7 @@ class Controller:
             self._command("expect", workers=self._expected)
         if self._opened is not None:
             self._command("proceed", epoch=self._opened)
-        if self._is_halted:
+        if self._is_halted and not self._is_behind:
             self._command("halt")
         self._command("learning_rate", value=self._learning_rate)
         if self._asked:
@@ -271,7 +285,8 @@ class Controller:
         wants_stop = self._observer.wants_stop
         if wants_stop and not self._is_halted and not self._epochs.are_over:
             self._is_halted = True
-            self._command("halt")
+            if not self._is_behind:
+                self._command("halt")
 
     def _not_finite(self, head: Head) -> None:
         """Numbers of a worker are NaN or infinite: tells, and goes on as chosen.
@@ -308,13 +323,23 @@ class Controller:
     # --------------------------------------------------------------- epochs
 
     def _open(self, epoch: int) -> None:
-        self._opened = epoch
         self._observer.on_epoch_begin(epoch)
         self._tell_learning_rate()
-        # Without a barrier it may have begun; then the one after it may begin now.
+        self._proceed(epoch)
+
+    def _proceed(self, epoch: int) -> None:
+        """Without a barrier it may have begun; then the one after it may begin now."""
+        self._opened = epoch
         self._command("proceed", epoch=epoch)
 
     def _keep_epoch(self, head: Head, body: memoryview) -> None:
+        epoch = int(head["epoch"])
+        if epoch < self._epochs.next:  # its end has been told, and then forgotten
+            self._checkpoint()
+            self._proceed(epoch + 1)
+            if self._is_halted and not self._is_behind:
+                self._command("halt")
+            return
         state = self._ask("state", "optimizer", STATE_TIMEOUT_S)
         if state is None:
             text = "no worker sent its optimizer state; the model keeps an older one"
@@ -322,7 +347,7 @@ class Controller:
         else:
             self._keep_snapshot(*state)
         found = None if state is None else bytes(state[1])
-        # From here on this epoch is not trained again, whatever happens.
+        # Once that is here this epoch is not trained again, whatever happens.
         self._checkpoint()
         self._epochs.ended(read_epoch(head, body, found))
 

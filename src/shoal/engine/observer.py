@@ -136,6 +136,9 @@ class EpochsInOrder:
         end: The epoch it ends before.
         observer: Whom to tell.
         open_epoch: Called with each epoch that may begin after the first.
+
+    Attributes:
+        next: The first epoch that the observer was not told the end of.
     """
 
     def __init__(
@@ -145,7 +148,7 @@ class EpochsInOrder:
         observer: Observer,
         open_epoch: Callable[[int], None],
     ) -> None:
-        self._next, self._end = first, end
+        self.next, self._end = first, end
         self._observer, self._open = observer, open_epoch
         self._waiting: dict[int, EpochEnd] = {}
         self.are_over = first >= end
@@ -153,9 +156,9 @@ class EpochsInOrder:
     def ended(self, end: EpochEnd) -> None:
         """Passes an epoch on, when its turn has come, and those that waited for it."""
         self._waiting[end.epoch] = end
-        while self._next in self._waiting and not self.are_over:
-            self._observer.on_epoch(self._waiting.pop(self._next))
-            self._next += 1
-            self.are_over = self._next >= self._end or self._observer.wants_stop
+        while self.next in self._waiting and not self.are_over:
+            self._observer.on_epoch(self._waiting.pop(self.next))
+            self.next += 1
+            self.are_over = self.next >= self._end or self._observer.wants_stop
             if not self.are_over:
-                self._open(self._next)
+                self._open(self.next)

@@ -51,8 +51,17 @@ class Samples:
             self._committed[epoch] = int(event["samples"])
 
     def roll_back(self, committed: Mapping[str, Any]) -> None:
-        """Takes back what is lost with the weights that held it."""
+        """Takes back what is lost with the weights that held it.
+
+        Of an epoch that had ended, too: its samples will be counted again.
+        """
+        before = self._committed
         self._committed = {int(epoch): int(n) for epoch, n in committed.items()}
+        self._settled = {
+            epoch
+            for epoch in self._settled
+            if self._committed.get(epoch) == before.get(epoch)
+        }
 
     def rows_of(self, epoch: int, plan: Mapping[str, Any]) -> int:
         """Samples that an epoch should have, of all models that came to its end.
