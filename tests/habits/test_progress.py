@@ -80,6 +80,19 @@ def test_a_log_gets_a_line_an_epoch(
     assert show(io.StringIO(), verbose, monkeypatch).splitlines() == [*EVENTS, LAST]
 
 
+def test_a_lost_server_is_named_with_what_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    progress = Progress(make_plan(), 2)
+    progress.event("server_lost", {"reason": "killed", "has_standby": True})
+    progress.event("server_lost", {"reason": "the server of the run is gone: killed"})
+    progress.close()
+    assert "the server is lost: killed; its standby leads now" in stream.getvalue()
+    assert "is gone: killed; going on from the last checkpoint" in stream.getvalue()
+
+
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_zero_is_silent(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert show(stream(), 0, monkeypatch) == ""

@@ -263,7 +263,8 @@ class Servers:
         if not self._send(relief, lead):
             relief.close()
             return False
-        self._observer.on_event("server_lost", reason=why.partition("\n")[0])
+        reason = why.partition("\n")[0]
+        self._observer.on_event("server_lost", reason=reason, has_standby=True)
         self._link = relief
         self._stage.promote()
         self._begin_pulse(self._pulse.startup_s)

@@ -156,8 +156,12 @@ class Progress:
             seconds = float(fields.get("seconds", 0.0))
             self.say(f"worker {rank} is replaced, {seconds:.1f} s later")
         elif kind == "server_lost":
-            self._alive.clear()
-            self.say(f"{fields.get('reason')}; going on from the last checkpoint")
+            reason = fields.get("reason")
+            if fields.get("has_standby"):
+                self.say(f"the server is lost: {reason}; its standby leads now")
+            else:
+                self._alive.clear()
+                self.say(f"{reason}; going on from the last checkpoint")
         elif kind == "warning":
             self._warn(str(fields.get("text")))
 
