@@ -183,10 +183,14 @@ class Controller:
         if self._opened is not None:
             self._opened = min(self._opened, upcoming)
 
-    @property
-    def _is_behind(self) -> bool:
-        """Whether an epoch is trained again whose end has been told."""
-        return self._opened is not None and self._opened < self._epochs.next
+    def _halt(self) -> None:
+        """Tells a server to stop, if a callback said so.
+
+        Not while an epoch is trained again whose end has been told.
+        """
+        is_behind = self._opened is not None and self._opened < self._epochs.next
+        if self._is_halted and not is_behind:
+            self._command("halt")
 
     def _repeat(self) -> None:
         """Tells a server what the one before it may have heard, or not."""
@@ -194,8 +198,7 @@ class Controller:
             self._command("expect", workers=self._expected)
         if self._opened is not None:
             self._command("proceed", epoch=self._opened)
-        if self._is_halted and not self._is_behind:
-            self._command("halt")
+        self._halt()
         self._command("learning_rate", value=self._learning_rate)
         if self._asked:
             self._command(self._asked)
@@ -285,8 +288,7 @@ class Controller:
         wants_stop = self._observer.wants_stop
         if wants_stop and not self._is_halted and not self._epochs.are_over:
             self._is_halted = True
-            if not self._is_behind:
-                self._command("halt")
+            self._halt()
 
     def _not_finite(self, head: Head) -> None:
         """Numbers of a worker are NaN or infinite: tells, and goes on as chosen.
@@ -337,8 +339,7 @@ class Controller:
         if epoch < self._epochs.next:  # its end has been told, and then forgotten
             self._checkpoint()
             self._proceed(epoch + 1)
-            if self._is_halted and not self._is_behind:
-                self._command("halt")
+            self._halt()
             return
         state = self._ask("state", "optimizer", STATE_TIMEOUT_S)
         if state is None:
