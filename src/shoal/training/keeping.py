@@ -86,6 +86,11 @@ class Keeper:
             self._newest = checkpoint
             self._change.notify_all()
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._number > 0
+
     def close(self) -> None:
         """Waits a while for what is to be written, and ends. Safe to repeat."""
         with self._change:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,40 +49,59 @@ def perform(arguments: Mapping[str, Any], means: Means) -> Any:
     with start(ready.arguments.run, name=name, root=root) as record:
         record.write_plan(plan.to_json())
         announce(plan, record)
+        keeper = _keeper(ready, record)
 
         def work() -> Outcome:
             for text in plan.warnings:
                 record.event("warning", text=text)
                 # Of the caller of `fit`, four calls away.
                 warnings.warn(text, ShoalWarning, stacklevel=5)
-            return _train(ready, record, means)
+            return _train(ready, record, means, keeper)
 
-        return follow(record, ready.work.model, means.began, work)
+        return follow(record, ready.work.model, means.began, work, keeper)
 
 
-def follow(record: Run, model: Any, began: float, work: Callable[[], Outcome]) -> Any:
-    """Trains, and records how that ends.
+def follow(
+    record: Run,
+    model: Any,
+    began: float,
+    work: Callable[[], Outcome],
+    keeper: Keeper | None,
+) -> Any:
+    """Trains, saves the model, and records how that ends.
 
     Args:
         record: Of the run.
         model: That is trained.
         began: Monotonic seconds of the user's call.
         work: Trains it.
+        keeper: Of its checkpoints, None for none. They go when the model is saved.
+
+    Raises:
+        ModelNotSaved: It is trained, and the storage did not take it.
     """
     before_s, started = time.monotonic() - began, time.monotonic()
     try:
         outcome = work()
+        _save(record, model)
     except BaseException as error:
+        if keeper:
+            keeper.close()
         _record_end(record, model, error)
         raise
-    _save(record, model)
-    report = {"total_s": round(time.monotonic() - began, 3)}
+    is_saved = not _is_away(record)
+    if keeper:
+        (keeper.discard if is_saved else keeper.close)()
+    report: dict[str, Any] = {"total_s": round(time.monotonic() - began, 3)}
     if outcome.first_step is not None:
         startup_s = before_s + outcome.first_step - started
         report["startup_s"] = round(startup_s, 3)
-    record.finish("finished", report)
     outcome.history.run = record
-    _check_saved(record, outcome.history)
+    if not is_saved:
+        error = _not_saved(record, outcome.history, keeper)
+        record.finish("failed", {**report, "reason": f"ModelNotSaved: {error}"})
+        raise error
+    record.finish("finished", report)
     return outcome.history
 
 
@@ -99,43 +118,50 @@ def _is_away(record: Run) -> bool:
     return isinstance(record, StoredRun) and isinstance(record.model_error, OSError)
 
 
-def _check_saved(record: Run, history: Any) -> None:
+def _not_saved(record: Run, history: Any, keeper: Keeper | None) -> ModelNotSaved:
     """A program must not end as if all were well when the model is nowhere."""
-    if isinstance(record, StoredRun) and _is_away(record):
-        raise ModelNotSaved(
-            f"the model is trained, but {record.url} did not take it "
-            f"({record.model_error}). Expected a storage with space that can be "
-            "reached. The model object holds the trained weights: save it elsewhere "
-            "with model.save(path); this error has the history.",
-            history=history,
-        )
+    error = record.model_error if isinstance(record, StoredRun) else None
+    later = (
+        f", or let a new process finish the run: shoal runs resume {record.url}"
+        if keeper and keeper.has_saved
+        else ""
+    )
+    return ModelNotSaved(
+        f"the model is trained, but {record.url} did not take it ({error}). "
+        "Expected a storage with space that can be reached. The model object holds "
+        "the trained weights: save it elsewhere with model.save(path); this error "
+        f"has the history. Then make space{later}.",
+        history=history,
+    )
 
 
-def _train(ready: Ready, record: Run, means: Means) -> Outcome:
+def _keeper(ready: Ready, record: Run) -> Keeper | None:
+    """Of the checkpoints of a run that can be resumed."""
+    is_kept = ready.often is not None and not (
+        ready.plan.strategy.is_independent or ready.plan.cluster == "inline"
+    )
+    if not is_kept or not isinstance(record, StoredRun):
+        return None
+    folder, inputs = record.folder, inputs_of(ready)
+    keeper = Keeper(folder, warner(record))
+    keeper.begin(lambda: write_inputs(folder, inputs))
+    return keeper
+
+
+def _train(ready: Ready, record: Run, means: Means, keeper: Keeper | None) -> Outcome:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record)
     if ready.plan.cluster == "inline":
         return inline.train(ready.plan, ready.work, record, ready.habits())
     habits = replace(ready.habits(), on_turn=means.heed)
-    if ready.often is None or not isinstance(record, StoredRun):
-        return train(ready.plan, ready.work, record, habits, means.stage)
-    folder = record.folder
-    inputs, keeper = inputs_of(ready), Keeper(folder, warner(record))
-    with keeping(keeper, habits) as kept:
-        keeper.begin(lambda: write_inputs(folder, inputs))
-        return train(ready.plan, ready.work, record, kept, means.stage)
+    if keeper:
+        habits = keeping(keeper, habits)
+    return train(ready.plan, ready.work, record, habits, means.stage)
 
 
-@contextmanager
-def keeping(keeper: Keeper, habits: Habits) -> Generator[Habits]:
-    """Checkpoints while a run trains; they are needed no more when it ends well."""
-    kept = replace(habits, keep=lambda past: keeper.keep(past.to_checkpoint()))
-    try:
-        yield kept
-    except BaseException:
-        keeper.close()
-        raise
-    keeper.discard()
+def keeping(keeper: Keeper, habits: Habits) -> Habits:
+    """The habits of a run that has checkpoints."""
+    return replace(habits, keep=lambda past: keeper.keep(past.to_checkpoint()))
 
 
 def warner(record: Run) -> Callable[[str], None]:

@@ -77,10 +77,10 @@ def resume(call: Call) -> Any:
         keeper = Keeper(record.folder, warn, first=number, store=store)
 
         def go_on() -> Outcome:
-            with keeping(keeper, replace(habits, past=past)) as kept:
-                return train(plan, work, record, kept)
+            kept = keeping(keeper, replace(habits, past=past))
+            return train(plan, work, record, kept)
 
-        return follow(record, work.model, began, go_on)
+        return follow(record, work.model, began, go_on, keeper)
 
 
 def _open(run: str | os.PathLike[str] | Run) -> StoredRun:
