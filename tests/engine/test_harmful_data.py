@@ -168,9 +168,11 @@ class Fault(keras.callbacks.Callback):
 
 @pytest.mark.process
 def test_what_is_left_out_stays_so_in_a_run_that_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="broken off"):
+    with pytest.raises(RuntimeError, match="broken off") as caught:
         fit(model(), "local_sgd", "rollback", callbacks=[Fault()])
+    [note] = caught.value.__notes__
     url = only(tmp_path)
+    assert f"shoal runs resume {url}" in note
     history = shoal.resume(str(url), callbacks=[])
     assert history.epoch == [0, 1, 2]
     assert all(np.isfinite(history.history["loss"]))

@@ -20,6 +20,8 @@ def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
     stage: Any = SimpleNamespace(
         server="s",
         worker=lambda hint: f"w{hint}",
+        is_warm=lambda _: False,
+        longest_start_s=0.0,
         give=lambda *_: None,
         poll=lambda: {gone.name: gone for gone in ended},
     )
@@ -40,10 +42,12 @@ class Stand:
     """A stage without processes, and a clock that only moves when it is told to."""
 
     server = "s"
+    longest_start_s = 0.0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 2) -> None:
         self.now, self.made, self.told = 1000.0, 0, list[tuple[str, Any]]()
         self.ended: dict[str, Exit] = {}
+        self.warm = set[str]()
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         policy, observer = RecoveryPolicy(max_restarts=99), SimpleNamespace()
         observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
@@ -58,6 +62,9 @@ class Stand:
     def worker(self, hint: int) -> str:
         self.made += 1
         return f"w{self.made}"
+
+    def is_warm(self, token: str) -> bool:
+        return token in self.warm
 
     def give(self, *_: object) -> None: ...
 
@@ -115,6 +122,23 @@ def test_a_worker_that_joined_and_never_works_is_replaced(
     stand.staff.joined("w2", 1, {})
     stand.watch(20.0)
     assert [reason.partition(":")[0] for reason in stand.reasons()] == ["hung"]
+
+
+def test_a_process_that_had_waited_is_missed_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has imported all it needs: to start takes no longer than it took others."""
+    stand = Stand(monkeypatch, workers=1)
+    stand.watch(11.0)
+    stand.works("w1", 0)
+    stand.warm = {"w2"}  # a spare process, which hangs
+    stand.stop("w1")
+    stand.watch(start_limit_s(11.0, is_warm=True) - 0.5)
+    assert stand.made == 2
+    stand.watch(2.0)
+    assert stand.reasons()[1].startswith("hung: not ready after 16")
+    stand.watch(start_limit_s(11.0) - 2.0)  # the next one is not
+    assert stand.made == 3
 
 
 def test_nobody_is_given_up_for_what_was_not_heard(

@@ -107,14 +107,19 @@ class Pulse:
         return self.asked is not None and now - self.asked > self.limit_s
 
 
-def start_limit_s(longest_s: float) -> float:
+def start_limit_s(longest_s: float, *, is_warm: bool = False) -> float:
     """Seconds a process may take to start, from the longest start that was measured.
 
+    Args:
+        longest_s: The longest, 0 for none.
+        is_warm: It has waited for its part, with all it needs imported.
+
     Example:
-        >>> start_limit_s(2.0), start_limit_s(0.0)
-        (13.0, inf)
+        >>> start_limit_s(2.0), start_limit_s(2.0, is_warm=True), start_limit_s(0.0)
+        (13.0, 7.0, inf)
     """
-    return FLOOR_S + START_TIMES * longest_s if longest_s else float("inf")
+    times = 1.0 if is_warm else START_TIMES
+    return FLOOR_S + times * longest_s if longest_s else float("inf")
 
 
 def hear(

@@ -36,6 +36,7 @@ class Hand:
         replaces: Monotonic seconds of the loss it makes good, 0 for none.
         ends_at: Monotonic seconds when its process is ended, 0 for never.
         works_since: Monotonic seconds when it had compiled, 0 before.
+        is_warm: Its process had waited for a part.
     """
 
     hint: int
@@ -46,6 +47,7 @@ class Hand:
     replaces: float = 0.0
     ends_at: float = 0.0
     works_since: float = 0.0
+    is_warm: bool = False
 
 
 @final
@@ -79,14 +81,13 @@ class Staff:
         self._due: list[tuple[float, Hand]] = []
         self._spares, self._restarts = spares, 0
         self._failures: dict[int, int] = {}
-        self._longest_start_s = 0.0
         self._watched = time.monotonic()
         self._is_dismissed = False
 
     @property
     def start_limit_s(self) -> float:
         """Seconds a process may take to start: a worker, or a server, which is less."""
-        return start_limit_s(self._longest_start_s)
+        return start_limit_s(self._stage.longest_start_s)
 
     def give(self, workers: int, make_spec: Callable[[int, str], WorkerSpec]) -> None:
         """Sends every worker its part."""
@@ -100,7 +101,11 @@ class Staff:
         token = self._stage.worker(hint)
         began = time.monotonic()
         self._hands[token] = Hand(
-            hint=hint, token=token, started=began, replaces=replaces
+            hint=hint,
+            token=token,
+            started=began,
+            replaces=replaces,
+            is_warm=self._stage.is_warm(token),
         )
         self._stage.give(token, self._make_spec(hint, token), self._log(hint))
 
@@ -122,7 +127,8 @@ class Staff:
             if hand.rank != rank or hand.works_since:
                 continue
             hand.works_since = now
-            self._longest_start_s = max(self._longest_start_s, now - hand.started)
+            stage = self._stage
+            stage.longest_start_s = max(stage.longest_start_s, now - hand.started)
             if hand.replaces:
                 seconds = round(now - hand.replaces, 3)
                 self._observer.on_event("worker_replaced", rank=rank, seconds=seconds)
@@ -177,12 +183,13 @@ class Staff:
     def _end_hung(self, now: float) -> None:
         """Gives up processes that do not start; the server never heard of some."""
         pause_s, self._watched = now - self._watched, now
-        limit_s = self.start_limit_s
+        longest_s = self._stage.longest_start_s
         for hand in self._hands.values():
             if hand.works_since or hand.ends_at:
                 continue
+            limit_s = start_limit_s(longest_s, is_warm=hand.is_warm)
             if pause_s > PAUSE_S:  # it may have said so, and nobody listened
-                hand.started += pause_s
+                hand.started = min(now, hand.started + pause_s)
             elif now - hand.started > limit_s:
                 hand.reason = f"hung: not ready after {limit_s:.1f} s"
                 hand.ends_at = now
@@ -232,9 +239,10 @@ class Staff:
                 text = f"{gone.name} {reason}; going on with {workers} worker(s)"
                 self._observer.on_event("warning", text=text)
             case recovery.Abort(why):
+                look = ", or look at the output:" if gone.output else "."
                 raise WorkerLost(
                     f"{why}. At least {self._policy.min_workers} worker(s) were "
-                    "expected to live. Raise max_restarts, or look at the output:",
+                    f"expected to live. Raise max_restarts{look}",
                     rank=hand.hint,
                     traceback=gone.output,
                 )

@@ -7,6 +7,7 @@ plan made and the data written, workers have done that.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +62,10 @@ class Stage:
         self._launcher = ProcessLauncher(shared=(self.blob.descriptor,))
         self._waiting: dict[int, str] = {}
         self._spares: list[str] = []
+        self._began: dict[str, float] = {}
         self._polled: dict[str, Exit] = {}
+        self.longest_start_s = 0.0
+        """The longest that a worker took from its part to its work, in all runs."""
         self.server = self.standby = ""
         try:
             self.start_server()
@@ -124,7 +128,9 @@ class Stage:
             environment=cast.environment,
             threads=cast.threads,
         )
-        return self._launcher.start(role)
+        token = self._launcher.start(role)
+        self._began[token] = time.monotonic()
+        return token
 
     def recast(self, cast: Cast) -> None:
         """The plan has become clear: workers that do not suit it go."""
@@ -146,6 +152,11 @@ class Stage:
         self._waiting = {h: t for h, t in waiting.items() if t not in ended}
         if self.server in ended:
             self.server = ""
+
+    def is_warm(self, token: str) -> bool:
+        """Whether a worker's process has had the time to import all it needs."""
+        age_s = time.monotonic() - self._began[token]
+        return bool(self.longest_start_s) and age_s > self.longest_start_s
 
     def worker(self, hint: int) -> str:
         """Returns a worker's token: one that waits, a spare one, or a new one."""
@@ -209,6 +220,7 @@ class Stage:
         self._polled, self.standby = {}, ""
         self._waiting = {h: t for h, t in workers.items() if t in living}
         self._spares = [token for token in self._spares if token in living]
+        self._began = {t: began for t, began in self._began.items() if t in living}
         self._listeners = [_listen()]
         self.start_server()
         self._is_resting = True

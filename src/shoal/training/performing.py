@@ -87,6 +87,7 @@ def follow(
     except BaseException as error:
         if keeper:
             keeper.close()
+            _tell_of_resume(record, keeper, error)
         _record_end(record, model, error)
         raise
     is_saved = not _is_away(record)
@@ -133,6 +134,15 @@ def _not_saved(record: Run, history: Any, keeper: Keeper | None) -> ModelNotSave
         f"has the history. Then make space{later}.",
         history=history,
     )
+
+
+def _tell_of_resume(record: Run, keeper: Keeper, error: BaseException) -> None:
+    """What a traceback ends with; of Ctrl-C there is a line of its own."""
+    if keeper.has_saved and isinstance(error, Exception):
+        error.add_note(
+            "The run can go on from its last checkpoint: "
+            f"shoal runs resume {record.url}, or shoal.resume in Python."
+        )
 
 
 def _keeper(ready: Ready, record: Run) -> Keeper | None:
