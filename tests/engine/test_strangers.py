@@ -132,6 +132,22 @@ def test_words_of_the_wrong_kind_never_reach_the_controller(
     assert [e for e in events if e["kind"] == "joined" and e["rank"] == 9] == []
 
 
+def test_a_worker_without_a_place_is_refused_and_no_stranger() -> None:
+    """It has proven the secret, and comes back after another took its place."""
+    with Cluster(setup()) as cluster:
+        link = Link(cluster.address, worker_secret(cluster.secret))
+        link.send(
+            {"kind": "rejoin", "rank": 7, "incarnation": 1, "token": "gone",
+             "wants_slot": False}
+        )  # fmt: skip
+        answer = link.receive(timeout_s=20)[0]
+        assert answer["kind"] == "refused"
+        assert "no place in the run" in answer["reason"]
+        link.close()
+        events = runs_well(cluster)
+    assert not [e for e in events if e["kind"] == "stranger"]
+
+
 def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever() -> None:
     """Answers to it would fill the server's memory."""
     push = {"kind": "push", "lineage": 0, "sequence": 1, "pieces": [], "steps": 1,

@@ -42,6 +42,7 @@ class Peer:
         is_settled: A worker has said whether it mapped it.
         is_asking: It has said something on this connection, and was not answered.
         is_hung: It was dropped for its silence.
+        is_refused: It is a process of the run that has no place in it any more.
     """
 
     channel: Channel
@@ -53,6 +54,7 @@ class Peer:
     is_settled: bool = False
     is_asking: bool = False
     is_hung: bool = False
+    is_refused: bool = False
 
     @property
     def is_gone(self) -> bool:

@@ -224,7 +224,7 @@ class Server(Listener):
                 self._leave(self.machine.posts[peer.rank], reason, is_hung=peer.is_hung)
         elif peer.role == "standby":
             self._relief.gone(peer, reason)
-        elif not peer.role and self._is_running:
+        elif self._is_running and not (peer.role or peer.is_refused):
             self._strangers.note(peer.name, reason)
             self._tell_of_strangers()
 
@@ -273,8 +273,7 @@ class Server(Listener):
     def _welcome(self, peer: Peer, head: Head) -> None:
         sizes, known = self.spec.sizes, names(head)
         if head["digest"] != sizes.digest or head["metrics"] != sizes.metrics:
-            refusal = {"kind": "refused", "reason": "another model layout"}
-            self._connections.send(peer, refusal)
+            self._refuse(peer, "another model layout")
             self._mention({"kind": "mismatch", "node": known["node"]})
             return
         hint, wants_slot = hint_of(head), bool(head["wants_slot"])
@@ -304,13 +303,17 @@ class Server(Listener):
             and post.token == head["token"]
         )
         if post is None or not is_known or post.rank in self._workers:
-            reason = "it has no place in the run any more"
-            self._connections.send(peer, {"kind": "refused", "reason": reason})
+            self._refuse(peer, "it has no place in the run any more")
             return
         peer.role = "worker"
         self._seat(peer, post)
         slot = self._offer(peer, wants_slot=bool(head["wants_slot"]))
         self._connections.send(peer, {"kind": "again", "slot": slot})
+
+    def _refuse(self, peer: Peer, reason: str) -> None:
+        """Tells one that proved the secret; it stays under the limits of callers."""
+        peer.is_refused = True
+        self._connections.send(peer, {"kind": "refused", "reason": reason})
 
     def _seat(self, peer: Peer, post: Post) -> None:
         peer.rank, peer.incarnation = post.rank, post.incarnation
