@@ -55,6 +55,7 @@ SUCCESSION_LABELS = {
     "cut": "connections of workers cut",
     "late": "workers that joined late",
     "jump": "times the clock jumped",
+    "overdue": "rounds closed without the late",
     "succession": "standbys that took over",
     "lost": "runs that lost both, and go on from a checkpoint",
 }

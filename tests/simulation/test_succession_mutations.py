@@ -158,6 +158,20 @@ def goes_back_without_its_message(patch: Patch) -> None:
     patch.setattr(Member, "_go_back", go_back)
 
 
+# ------------------------------------------------------------ quorum and grace
+
+
+@mutant
+def closes_an_overdue_round_alone(patch: Patch) -> None:
+    original = Mirror.log
+
+    def log(self: Any, event: Any, *bodies: Any) -> None:
+        if event["event"] != "overdue":
+            original(self, event, *bodies)
+
+    patch.setattr(Mirror, "log", log)
+
+
 class Counting(dict[str, Any]):
     """A message that has another number each time it is sent."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 KINDS = ("downpour", "aeasgd", "local_sgd", "all_reduce")
@@ -37,6 +37,8 @@ class Scenario:
         tick_s: The most that the clock moves between two events.
         slow: Whose words are mostly passed over by the leader: those of the
             "controller", the "standby" or nobody.
+        quorum: Workers of a round that are enough when the others are late, 0 for all;
+            one worker is late again and again then.
     """
 
     seed: int
@@ -50,6 +52,7 @@ class Scenario:
     trouble: Counter[str] = field(default_factory=Counter[str])
     tick_s: float = 0.1
     slow: str = ""
+    quorum: int = 0
 
     @property
     def is_counting(self) -> bool:
@@ -58,8 +61,8 @@ class Scenario:
 
     @property
     def has_steady_workers(self) -> bool:
-        """Whether nothing befalls the workers themselves."""
-        return not any(self.trouble[name] for name in WORKERS)
+        """Whether nothing befalls the workers themselves, not even that one is late."""
+        return not (self.quorum or any(self.trouble[name] for name in WORKERS))
 
     @property
     def is_repeatable(self) -> bool:
@@ -86,7 +89,7 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
     trouble["split"] = choice.choice([0, 1, 2, 3])  # the hardest to get right
     if choice.random() < 0.5:
         trouble |= {name: choice.choice([0, 0, 1, 2]) for name in WORKERS}
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         kind=kind,
         workers=choice.randint(1, 4),
@@ -99,3 +102,7 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         tick_s=choice.choice([0.1, 0.1, 0.6]),
         slow=choice.choice(["", "", "controller", "standby"]),
     )
+    if kind == "local_sgd" and choice.random() < 0.5:
+        quorum = choice.randint(1, scenario.workers)
+        scenario = replace(scenario, quorum=quorum)
+    return scenario

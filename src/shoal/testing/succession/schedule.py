@@ -32,6 +32,7 @@ TICK = 0.05  # chance that an event is only the clock's
 TROUBLE = 0.06  # chance of trouble at an event, while there is some left
 UNRELIEVED = 0.02  # chance that it may hit a leader whose standby is not ready
 SLOWNESS = 0.9  # chance that a slow peer is passed over
+LATENESS = 0.7  # chance that time passes while only who is late could speak
 NOTICED = 0.1  # chance that a leader that is stopped is found to be
 
 
@@ -75,7 +76,11 @@ class Succession(Schedule[Scenario]):
             self._log("over", "lost" if controller.is_lost else "")
             self.tally["lost"] += controller.is_lost
             self.stage.close()
-        events = self._events(is_slow=True) or self._events(is_slow=False)
+        events = self._events(is_slow=True)
+        if not events:
+            events = self._events(is_slow=False)
+            if events and self._is_waited_for():
+                events = [partial(self._tick, IDLE_S)]
         if not events and self.network.is_closed:
             return False
         self.tally["events"] += 1
@@ -129,9 +134,16 @@ class Succession(Schedule[Scenario]):
             found.append(self.stage.start_standby)
         return found
 
+    def _is_waited_for(self) -> bool:
+        """Whether time passes while one is late, as its round may close without it."""
+        return self.scenario.quorum > 0 and self.random.random() < LATENESS
+
     def _is_passed_over(self, process: Process, wire: Wire) -> bool:
         peer = process.connections.peers.get(wire)
-        is_slow = peer is not None and peer.role == self.scenario.slow != ""
+        if peer is None:
+            return False
+        is_late = self.scenario.quorum > 0 and peer.role == "worker" and not peer.rank
+        is_slow = is_late or peer.role == self.scenario.slow != ""
         return is_slow and self.random.random() < SLOWNESS
 
     # --------------------------------------------------------------- turns
@@ -179,6 +191,7 @@ class Succession(Schedule[Scenario]):
 
     def _report(self) -> None:
         head = self.controller.hear()
+        self.tally["overdue"] += head["kind"] == "late"
         self.network.hears(head)
         self._log("controller hears", head)
 

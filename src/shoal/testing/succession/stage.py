@@ -261,6 +261,7 @@ def setup_of(scenario: Scenario) -> Setup:
         epochs=scenario.epochs,
         batch_size=scenario.batch_size,
         has_barrier=scenario.has_barrier,
+        quorum=scenario.quorum,
     )
     return replace(setup, open_backend=open_backend)
 
