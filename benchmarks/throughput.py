@@ -72,7 +72,7 @@ def main() -> None:
     """Prints a table and JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=64_000)
+    parser.add_argument("--rows", type=int, default=128_000)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--quick", action="store_true", help="1 repeat of 2 epochs")
     given = parser.parse_args()

@@ -19,6 +19,7 @@ from shoal.backends.jax_fixed import Fixed, reseeded
 from shoal.backends.jax_gradient import Gradient
 from shoal.backends.jax_keep import Copies, Kept
 from shoal.backends.jax_parts import Array, Parts, State
+from shoal.backends.jax_random import install
 from shoal.backends.jax_window import Window
 from shoal.vectors import Vector
 
@@ -28,6 +29,7 @@ class JaxBackend(Backend):
     """See `Backend`. One device; threads are set by the process's environment."""
 
     def __init__(self, model: keras.Model, spec: ComputeSpec) -> None:
+        install()
         self._spec = spec
         self._parts = parts = Parts(model, spec)
         self._window, self._gradient = Window(parts), Gradient(parts)
