@@ -54,8 +54,9 @@ class RunSummary(BaseModel):
         exchanges: Pushes that were acknowledged.
         workers_lost: Workers that died or stopped answering.
         metrics: By name, one mapping for each epoch that ended.
-        report: total_s, startup_s; compute_s, data_s, wait_s and exchange_s summed
-            over workers, with the share of each, such as compute_share; and `best`.
+        report: total_s, of the call and so a little more than `seconds`; startup_s;
+            compute_s, data_s, wait_s and exchange_s summed over workers, with the
+            share of each, such as compute_share; and `best`.
         warnings: One line each.
     """
 
