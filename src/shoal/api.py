@@ -143,6 +143,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         WorkerFailed: Code of the model raised on a worker.
         WorkerLost: Workers died more often than `max_restarts` allows.
         NotFinite: Numbers turned NaN or infinite, and `on_nan` does not go on.
+        ModelNotSaved: The storage did not take the trained model; `model` has it.
         KeyboardInterrupt: After Ctrl-C; `model` has the weights so far.
 
     Example:

@@ -87,6 +87,18 @@ def test_keys_in_batches() -> None:
     assert jax.vmap(lambda key: random.bits(key, (5,)))(keys[:0]).shape == (0, 5)
 
 
+@pytest.mark.usefixtures("installed")
+def test_programs_that_are_spread_over_devices() -> None:
+    from jax.sharding import Mesh, PartitionSpec
+
+    spec = PartitionSpec("all")
+    keys = random.split(random.PRNGKey(5), 2)
+    mesh = Mesh(np.array(jax.devices()[:1]), ("all",))
+    draw = jax.vmap(lambda key: random.bits(key, (4,)))
+    spread = jax.shard_map(draw, mesh=mesh, in_specs=spec, out_specs=spec)
+    np.testing.assert_array_equal(jax.jit(spread)(keys), draw(keys))
+
+
 def test_a_jax_with_other_names_keeps_its_own_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,7 +15,7 @@ from typer.testing import Result
 import shoal as package
 from shoal.cli import backend
 from shoal.cli.script import load_problem
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, WorkerLost
 from shoal.strategies import registry
 from shoal.training.comparison import COLUMNS
 
@@ -345,6 +345,24 @@ def test_version(shoal: Shoal):
 def test_usage_errors(shoal: Shoal):
     assert shoal("runs", "shaw").exit_code == 2
     assert shoal("demo", "--workers", 0).exit_code == 2
+
+
+def test_what_an_error_adds_is_shown(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as how a run that failed goes on."""
+    error = WorkerLost("worker 0 was killed.")
+    error.add_note("The run can go on from its last checkpoint.")
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("shoal.resume", fail)
+    done = shoal("runs", "resume", "x")
+    assert done.exit_code == 1
+    assert done.stderr.endswith(
+        "killed.\nThe run can go on from its last checkpoint.\n"
+    )
 
 
 def test_python_dash_m(tmp_path: Path):

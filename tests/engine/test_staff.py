@@ -20,8 +20,8 @@ def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
     stage: Any = SimpleNamespace(
         server="s",
         worker=lambda hint: f"w{hint}",
-        is_warm=lambda _: False,
-        longest_start_s=0.0,
+        age_s=lambda _: 0.0,
+        longest_join_s=0.0,
         give=lambda *_: None,
         poll=lambda: {gone.name: gone for gone in ended},
     )
@@ -42,7 +42,7 @@ class Stand:
     """A stage without processes, and a clock that only moves when it is told to."""
 
     server = "s"
-    longest_start_s = 0.0
+    longest_join_s = 0.0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 2) -> None:
         self.now, self.made, self.told = 1000.0, 0, list[tuple[str, Any]]()
@@ -63,8 +63,8 @@ class Stand:
         self.made += 1
         return f"w{self.made}"
 
-    def is_warm(self, token: str) -> bool:
-        return token in self.warm
+    def age_s(self, token: str) -> float:
+        return 1000.0 if token in self.warm else 0.0
 
     def give(self, *_: object) -> None: ...
 
@@ -139,6 +139,44 @@ def test_a_process_that_had_waited_is_missed_sooner(
     assert stand.reasons()[1].startswith("hung: not ready after 16")
     stand.watch(start_limit_s(11.0) - 2.0)  # the next one is not
     assert stand.made == 3
+
+
+def test_a_session_knows_how_long_a_process_takes_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its workers were there already, and began at once; the next one does not."""
+    stand = Stand(monkeypatch, workers=1)
+    stand.longest_join_s = 4.0  # in the run before
+    stand.watch(0.3)
+    stand.works("w1", 0)
+    stand.stop("w1")
+    stand.watch(start_limit_s(4.0) - 0.5)
+    assert stand.made == 2
+    stand.watch(2.0)
+    assert stand.reasons()[1].startswith("hung: not ready after 21")
+
+
+def test_workers_of_a_session_may_take_as_long_as_the_model_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are there already, but nobody knows how long this one takes to compile."""
+    stand = Stand(monkeypatch)
+    stand.longest_join_s, stand.warm = 0.2, {"w1", "w2"}
+    stand.watch(100.0)
+    stand.works("w1", 0)
+    stand.watch(100.0)
+    assert stand.reasons() == []
+
+
+def test_a_start_that_is_heard_of_late_was_not_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A callback took five minutes, and the worker had begun before."""
+    stand = Stand(monkeypatch)
+    stand.watch(2.0)
+    stand.now += 300.0
+    stand.works("w1", 0)
+    assert stand.staff.start_limit_s == pytest.approx(start_limit_s(2.0))
 
 
 def test_nobody_is_given_up_for_what_was_not_heard(

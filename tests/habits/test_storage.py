@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.errors import ModelNotSaved, ShoalWarning
+from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
+from shoal.runs.store import create, open_run
 from shoal.training import performing
+from shoal.training.fitting import Outcome
 from tests.habits.cases import data, make_model
 
 
@@ -61,12 +64,70 @@ def test_a_run_whose_model_was_not_saved_can_be_finished_later(
     assert str(summary.report["reason"]).startswith("ModelNotSaved")
     (folder / "models" / "last.keras").rmdir()
     history = shoal.resume(folder, callbacks=[])
-    assert history.history == before.history
+    assert history.epoch == before.epoch == [0, 1]
+    assert history.history["loss"][0] == before.history["loss"][0]
     assert history.run.summary().samples_committed == 512
     saved = keras.saving.load_model(folder / "models" / "last.keras")
-    for ours, theirs in zip(saved.get_weights(), model.get_weights(), strict=True):
+    for ours, theirs in zip(
+        saved.get_weights(), history.model.get_weights(), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
+    assert int(saved.optimizer.iterations) == int(model.optimizer.iterations)
     assert not (folder / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("away"), MemoryError(), RuntimeError("write failed: errno = 28")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_keeps_a_good_model_from_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(performing, "RETRIES_S", (0.0,))
+    model = make_model()
+    monkeypatch.setattr(model, "save", raises(error))
+    with create(tmp_path, "full") as run, pytest.raises(ModelNotSaved):
+        performing.follow(run, model, 0.0, outcome, None)
+    assert open_run(str(next(tmp_path.iterdir()))).summary().status == "failed"
+
+
+def test_ctrl_c_while_checkpoints_are_closed(tmp_path: Path) -> None:
+    """The run has an end all the same."""
+    keeper: Any = SimpleNamespace(close=raises(KeyboardInterrupt()))
+    with create(tmp_path, "twice") as run, pytest.raises(KeyboardInterrupt):
+        performing.follow(run, make_model(), 0.0, raises(RuntimeError("first")), keeper)
+    summary = open_run(str(next(tmp_path.iterdir()))).summary()
+    assert summary.status == "failed"
+    assert summary.report["reason"] == "RuntimeError: first"
+
+
+def test_ctrl_c_while_checkpoints_are_removed(tmp_path: Path) -> None:
+    keeper: Any = SimpleNamespace(discard=raises(KeyboardInterrupt()))
+    with create(tmp_path, "removed") as run, pytest.raises(KeyboardInterrupt):
+        performing.follow(run, make_model(), 0.0, outcome, keeper)
+    assert open_run(str(next(tmp_path.iterdir()))).summary().status == "finished"
+
+
+def test_a_run_that_another_process_goes_on_with_is_left_to_it(tmp_path: Path) -> None:
+    keeper: Any = SimpleNamespace(close=lambda: None, has_saved=True)
+    error = CheckpointError("another process goes on with this run")
+    with create(tmp_path, "fenced") as run, pytest.raises(CheckpointError) as caught:
+        performing.follow(run, make_model(), 0.0, raises(error), keeper)
+    assert not hasattr(caught.value, "__notes__")
+    assert open_run(str(next(tmp_path.iterdir()))).summary().status == "running"
+
+
+def raises(error: BaseException) -> Any:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def outcome() -> Outcome:
+    """Of a training that ended well."""
+    return Outcome(history=SimpleNamespace(), first_step=None)
 
 
 def test_a_model_that_nobody_took_is_no_success(

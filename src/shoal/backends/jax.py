@@ -29,7 +29,8 @@ class JaxBackend(Backend):
     """See `Backend`. One device; threads are set by the process's environment."""
 
     def __init__(self, model: keras.Model, spec: ComputeSpec) -> None:
-        install()
+        if not spec.is_alone:
+            install()
         self._spec = spec
         self._parts = parts = Parts(model, spec)
         self._window, self._gradient = Window(parts), Gradient(parts)

@@ -57,12 +57,13 @@ def words(
         ['0x6b200159', '0x99ba4efe']
     """
     given = (key1, key2, count1, count2)
-    shape = jnp.broadcast_shapes(*(value.shape for value in given))
+    # Made of what is given: where that is spread over devices, so is this.
+    nothing = (key1 ^ key1) + (key2 ^ key2) + (count1 ^ count1) + (count2 ^ count2)
     packed = lax.fori_loop(
         0,
         _one(key1),
         lambda _, __: _pack(*_mixed(*given)),
-        jnp.zeros(shape, jnp.complex64),
+        _pack(nothing, nothing),
     )
     return _word(lax.real(packed)), _word(lax.imag(packed))
 

@@ -49,7 +49,8 @@ def _is_typers_own(error: Exception) -> bool:
 
 def _message(error: Exception) -> str:
     if isinstance(error, ShoalError):
-        return f"{type(error).__name__}: {error}"
+        notes = getattr(error, "__notes__", [])
+        return "\n".join([f"{type(error).__name__}: {error}", *notes])
     return (
         f"{type(error).__name__}: {error}\n"
         "This was not foreseen; the same command after `shoal --debug` shows where."

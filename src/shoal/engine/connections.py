@@ -42,7 +42,7 @@ class Peer:
         is_settled: A worker has said whether it mapped it.
         is_asking: It has said something on this connection, and was not answered.
         is_hung: It was dropped for its silence.
-        is_refused: It is a process of the run that has no place in it any more.
+        is_refused: It proved the secret, and was turned away.
     """
 
     channel: Channel

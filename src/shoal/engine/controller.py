@@ -431,8 +431,7 @@ class Controller:
         self._command("stop")
         self._backlog.extend(self._servers.last_words(GRACE_S))
         for head, body in self._backlog:
-            # The last checkpoint too: the storage may not take the model.
-            if head["kind"] in ("records", "restart"):
+            if head["kind"] == "records":
                 self._hear(head, body)
         self._stage.dismiss(self._staff.workers(), GRACE_S)
 

@@ -36,7 +36,7 @@ class Hand:
         replaces: Monotonic seconds of the loss it makes good, 0 for none.
         ends_at: Monotonic seconds when its process is ended, 0 for never.
         works_since: Monotonic seconds when it had compiled, 0 before.
-        is_warm: Its process had waited for a part.
+        is_warm: Its process had waited to take somebody's place.
     """
 
     hint: int
@@ -81,13 +81,21 @@ class Staff:
         self._due: list[tuple[float, Hand]] = []
         self._spares, self._restarts = spares, 0
         self._failures: dict[int, int] = {}
+        self._longest_start_s = 0.0
         self._watched = time.monotonic()
         self._is_dismissed = False
 
     @property
     def start_limit_s(self) -> float:
         """Seconds a process may take to start: a worker, or a server, which is less."""
-        return start_limit_s(self._stage.longest_start_s)
+        return start_limit_s(self._longest_cold_s)
+
+    @property
+    def _longest_cold_s(self) -> float:
+        """The longest start that is to be expected, 0 before one was measured."""
+        longest_s = self._longest_start_s
+        # In a session all may have been there already, and the next one is not.
+        return longest_s and max(longest_s, self._stage.longest_join_s)
 
     def give(self, workers: int, make_spec: Callable[[int, str], WorkerSpec]) -> None:
         """Sends every worker its part."""
@@ -105,7 +113,7 @@ class Staff:
             token=token,
             started=began,
             replaces=replaces,
-            is_warm=self._stage.is_warm(token),
+            is_warm=bool(replaces) and self._stage.age_s(token) > self._longest_start_s,
         )
         self._stage.give(token, self._make_spec(hint, token), self._log(hint))
 
@@ -115,7 +123,9 @@ class Staff:
         if hand is not None:
             hand.rank = rank
             hand.reason, hand.ends_at = "", 0.0  # it may have joined before
-            startup_s = round(time.monotonic() - hand.started, 3)
+            stage, began = self._stage, hand.started
+            startup_s = round(max(0.0, self._heard - began), 3)
+            stage.longest_join_s = max(stage.longest_join_s, startup_s)
             self._observer.on_event(
                 "worker_started", startup_s=startup_s, rank=rank, **facts
             )
@@ -127,12 +137,18 @@ class Staff:
             if hand.rank != rank or hand.works_since:
                 continue
             hand.works_since = now
-            stage = self._stage
-            stage.longest_start_s = max(stage.longest_start_s, now - hand.started)
+            longest_s = max(self._longest_start_s, self._heard - hand.started)
+            self._longest_start_s = longest_s
             if hand.replaces:
                 seconds = round(now - hand.replaces, 3)
                 self._observer.on_event("worker_replaced", rank=rank, seconds=seconds)
                 hand.replaces = 0.0
+
+    @property
+    def _heard(self) -> float:
+        """When what is heard now was said, or earlier: nobody may have listened."""
+        now = time.monotonic()
+        return self._watched if now - self._watched > PAUSE_S else now
 
     def left(self, rank: int, reason: str, *, is_hung: bool) -> None:
         """A worker's connection is gone: its process ends soon, or is ended."""
@@ -183,11 +199,12 @@ class Staff:
     def _end_hung(self, now: float) -> None:
         """Gives up processes that do not start; the server never heard of some."""
         pause_s, self._watched = now - self._watched, now
-        longest_s = self._stage.longest_start_s
+        longest_s, cold_s = self._longest_start_s, self._longest_cold_s
         for hand in self._hands.values():
             if hand.works_since or hand.ends_at:
                 continue
-            limit_s = start_limit_s(longest_s, is_warm=hand.is_warm)
+            is_warm = hand.is_warm
+            limit_s = start_limit_s(longest_s if is_warm else cold_s, is_warm=is_warm)
             if pause_s > PAUSE_S:  # it may have said so, and nobody listened
                 hand.started = min(now, hand.started + pause_s)
             elif now - hand.started > limit_s:

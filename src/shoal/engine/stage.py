@@ -64,8 +64,9 @@ class Stage:
         self._spares: list[str] = []
         self._began: dict[str, float] = {}
         self._polled: dict[str, Exit] = {}
-        self.longest_start_s = 0.0
-        """The longest that a worker took from its part to its work, in all runs."""
+        self.longest_join_s = 0.0
+        """The longest that a worker took to call its server, in all runs: most of it
+        is the start of a process, which depends on no model."""
         self.server = self.standby = ""
         try:
             self.start_server()
@@ -153,10 +154,9 @@ class Stage:
         if self.server in ended:
             self.server = ""
 
-    def is_warm(self, token: str) -> bool:
-        """Whether a worker's process has had the time to import all it needs."""
-        age_s = time.monotonic() - self._began[token]
-        return bool(self.longest_start_s) and age_s > self.longest_start_s
+    def age_s(self, token: str) -> float:
+        """Seconds since a worker's process was started."""
+        return time.monotonic() - self._began[token]
 
     def worker(self, hint: int) -> str:
         """Returns a worker's token: one that waits, a spare one, or a new one."""

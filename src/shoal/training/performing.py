@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.engine.stage import Stage
-from shoal.errors import ModelNotSaved, ShoalWarning
+from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
 from shoal.plan import environment
 from shoal.runs.base import Run
 from shoal.runs.store import StoredRun, start
@@ -83,62 +83,78 @@ def follow(
     before_s, started = time.monotonic() - began, time.monotonic()
     try:
         outcome = work()
-        _save(record, model)
+        is_saved = _save(record, model)
     except BaseException as error:
-        if keeper:
-            keeper.close()
-            _tell_of_resume(record, keeper, error)
-        _record_end(record, model, error)
+        try:
+            if keeper:
+                keeper.close()
+                _tell_of_resume(record, keeper, error)
+        finally:  # also when Ctrl-C is pressed meanwhile
+            _record_end(record, model, error)
         raise
-    is_saved = not _is_away(record)
-    if keeper:
-        (keeper.discard if is_saved else keeper.close)()
     report: dict[str, Any] = {"total_s": round(time.monotonic() - began, 3)}
     if outcome.first_step is not None:
         startup_s = before_s + outcome.first_step - started
         report["startup_s"] = round(startup_s, 3)
     outcome.history.run = record
     if not is_saved:
-        error = _not_saved(record, outcome.history, keeper)
-        record.finish("failed", {**report, "reason": f"ModelNotSaved: {error}"})
-        raise error
+        raise _not_saved(record, outcome.history, keeper, report)
     record.finish("finished", report)
+    if keeper:
+        keeper.discard()
     return outcome.history
 
 
-def _save(record: Run, model: Any) -> None:
-    """Saves the trained model; a storage that is away for a moment is waited for."""
+def _save(record: Run, model: Any) -> bool:
+    """Saves the trained model; a storage that is away for a moment is waited for.
+
+    Returns:
+        False when it is nowhere, and might have been saved.
+    """
     for wait_s in (*RETRIES_S, None):
         saved = record.save_model(model, "last")
-        if saved or not _is_away(record) or wait_s is None:
-            return
-        time.sleep(wait_s)
+        if saved or not _is_away(record):
+            return True
+        if wait_s is not None:
+            time.sleep(wait_s)
+    return False
 
 
 def _is_away(record: Run) -> bool:
-    return isinstance(record, StoredRun) and isinstance(record.model_error, OSError)
-
-
-def _not_saved(record: Run, history: Any, keeper: Keeper | None) -> ModelNotSaved:
-    """A program must not end as if all were well when the model is nowhere."""
+    """Whether it was not the model that could not be saved."""
     error = record.model_error if isinstance(record, StoredRun) else None
-    later = (
-        f", or let a new process finish the run: shoal runs resume {record.url}"
-        if keeper and keeper.has_saved
-        else ""
-    )
-    return ModelNotSaved(
-        f"the model is trained, but {record.url} did not take it ({error}). "
+    is_full = "errno = 28" in str(error)  # as HDF5 says it, in errors of any kind
+    return is_full or isinstance(error, (OSError, MemoryError))
+
+
+def _not_saved(
+    record: Run, history: Any, keeper: Keeper | None, report: dict[str, Any]
+) -> ModelNotSaved:
+    """A program must not end as if all were well when the model is nowhere."""
+    cause = record.model_error if isinstance(record, StoredRun) else None
+    text = (
+        f"the model is trained, but {record.url} did not take it ({cause}). "
         "Expected a storage with space that can be reached. The model object holds "
         "the trained weights: save it elsewhere with model.save(path); this error "
-        f"has the history. Then make space{later}.",
-        history=history,
+        "has the history."
     )
+    try:
+        if keeper:
+            keeper.close()
+            if keeper.has_saved:
+                text += (
+                    " Or make space, and when this process has ended, train the end "
+                    f"of the run again: shoal runs resume {record.url}"
+                )
+    finally:
+        record.finish("failed", {**report, "reason": f"ModelNotSaved: {text}"})
+    return ModelNotSaved(text, history=history)
 
 
 def _tell_of_resume(record: Run, keeper: Keeper, error: BaseException) -> None:
     """What a traceback ends with; of Ctrl-C there is a line of its own."""
-    if keeper.has_saved and isinstance(error, Exception):
+    is_fenced = isinstance(error, CheckpointError)
+    if keeper.has_saved and isinstance(error, Exception) and not is_fenced:
         error.add_note(
             "The run can go on from its last checkpoint: "
             f"shoal runs resume {record.url}, or shoal.resume in Python."
@@ -214,6 +230,8 @@ def inputs_of(ready: Ready) -> Inputs:
 
 def _record_end(record: Run, model: Any, error: BaseException) -> None:
     """Records why a run ended early; what was interrupted keeps its weights."""
+    if isinstance(error, CheckpointError):
+        return  # another process goes on with the run, and will say how it ends
     if isinstance(error, KeyboardInterrupt):
         with suppress(KeyboardInterrupt):  # pressed again: without it
             record.save_model(model, "last")
