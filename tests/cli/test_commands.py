@@ -357,12 +357,12 @@ def test_what_an_error_adds_is_shown(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("shoal.resume", fail)
+    monkeypatch.setattr("shoal.cli.runs.find_run", fail)
     done = shoal("runs", "resume", "x")
     assert done.exit_code == 1
-    assert done.stderr.endswith(
-        "killed.\nThe run can go on from its last checkpoint.\n"
-    )
+    message, note, _ = done.stderr.split("\n")
+    assert message == "WorkerLost: worker 0 was killed."
+    assert note == "The run can go on from its last checkpoint."
 
 
 def test_python_dash_m(tmp_path: Path):
