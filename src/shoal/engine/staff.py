@@ -88,14 +88,14 @@ class Staff:
     @property
     def start_limit_s(self) -> float:
         """Seconds a process may take to start: a worker, or a server, which is less."""
-        return start_limit_s(self._longest_cold_s)
-
-    @property
-    def _longest_cold_s(self) -> float:
-        """The longest start that is to be expected, 0 before one was measured."""
         longest_s = self._longest_start_s
         # In a session all may have been there already, and the next one is not.
-        return longest_s and max(longest_s, self._stage.longest_join_s)
+        return start_limit_s(longest_s and max(longest_s, self._stage.longest_join_s))
+
+    def _limit_s(self, hand: Hand) -> float:
+        if hand.is_warm:
+            return start_limit_s(self._longest_start_s, is_warm=True)
+        return self.start_limit_s
 
     def give(self, workers: int, make_spec: Callable[[int, str], WorkerSpec]) -> None:
         """Sends every worker its part."""
@@ -123,8 +123,8 @@ class Staff:
         if hand is not None:
             hand.rank = rank
             hand.reason, hand.ends_at = "", 0.0  # it may have joined before
-            stage, began = self._stage, hand.started
-            startup_s = round(max(0.0, self._heard - began), 3)
+            stage = self._stage
+            startup_s = round(max(0.0, self._heard - hand.started), 3)
             stage.longest_join_s = max(stage.longest_join_s, startup_s)
             self._observer.on_event(
                 "worker_started", startup_s=startup_s, rank=rank, **facts
@@ -137,8 +137,8 @@ class Staff:
             if hand.rank != rank or hand.works_since:
                 continue
             hand.works_since = now
-            longest_s = max(self._longest_start_s, self._heard - hand.started)
-            self._longest_start_s = longest_s
+            start_s = self._heard - hand.started
+            self._longest_start_s = max(self._longest_start_s, start_s)
             if hand.replaces:
                 seconds = round(now - hand.replaces, 3)
                 self._observer.on_event("worker_replaced", rank=rank, seconds=seconds)
@@ -199,12 +199,10 @@ class Staff:
     def _end_hung(self, now: float) -> None:
         """Gives up processes that do not start; the server never heard of some."""
         pause_s, self._watched = now - self._watched, now
-        longest_s, cold_s = self._longest_start_s, self._longest_cold_s
         for hand in self._hands.values():
             if hand.works_since or hand.ends_at:
                 continue
-            is_warm = hand.is_warm
-            limit_s = start_limit_s(longest_s if is_warm else cold_s, is_warm=is_warm)
+            limit_s = self._limit_s(hand)
             if pause_s > PAUSE_S:  # it may have said so, and nobody listened
                 hand.started = min(now, hand.started + pause_s)
             elif now - hand.started > limit_s:
