@@ -222,6 +222,21 @@ class LooksAtItsNeighbours(Adding):
         return center
 
 
+class RepliesInPlaceWithTheMessage(Adding):
+    def apply_into(
+        self, reply: Vector, center: Vector, state: State, message: Vector, facts: Facts
+    ) -> None:
+        center += message
+        reply[:] = message
+
+
+class ForgetsItsAnchorInPlace(Adding):
+    def pull_into(
+        self, out: Vector, local: Vector, anchor: Vector, reply: Vector
+    ) -> None:
+        out[:] = reply
+
+
 class SwitchesToDouble(Adding):
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
         return (local - anchor).astype(np.float64)  # pyright: ignore[reportReturnType]
@@ -323,6 +338,8 @@ def test_a_correct_class_passes() -> None:
         (ForgetsStepsTakenMeanwhile, "law07_keeps_steps_taken_meanwhile"),
         (Drifts, "law06_ones_stay_ones"),
         (LooksAtItsNeighbours, "law10_works_on_segments"),
+        (RepliesInPlaceWithTheMessage, "law10_writes_in_place_the_same"),
+        (ForgetsItsAnchorInPlace, "law10_writes_in_place_the_same"),
         (SwitchesToDouble, "law07_changes_only_center_and_state"),
         (ReplacesItsState, "law07_changes_only_center_and_state"),
         (KeepsCountOutsideItsState, "law07_survives_checkpoint"),

@@ -33,10 +33,7 @@ def pull_into(
 ) -> None:
     """Writes a worker's new weights into `out`, and changes `anchor`, by segments."""
     for part in segments(local.size):
-        mine, old = local[part], anchor[part]
-        out[part], new = strategy.pull(mine, mine, old, reply[part])
-        if new is not old:
-            anchor[part] = new
+        strategy.pull_into(out[part], local[part], anchor[part], reply[part])
 
 
 class Center:
@@ -72,7 +69,7 @@ class Center:
         for part in segments(self.vector.size):
             state = {name: value[part] for name, value in self.state.items()}
             center = self.vector[part]
-            reply[part] = strategy.apply(center, state, message[part], facts)
+            strategy.apply_into(reply[part], center, state, message[part], facts)
         self._blend(rank, statistics, facts)
 
     def _blend(self, rank: int, statistics: Vector, facts: Facts) -> None:

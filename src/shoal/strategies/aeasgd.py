@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from shoal.strategies.base import Facts, ServerStrategy, State
-from shoal.strategies.elastic import ElasticStrategy, draw_together
-from shoal.vectors import Vector
+from shoal.strategies.elastic import ElasticServer
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class AEASGD(ElasticStrategy, ServerStrategy):
+class AEASGD(ElasticServer):
     """Elastic averaging, asynchronous: workers explore, a spring ties them to a center.
 
     Every `period` local steps a worker and the center move toward each other by
@@ -46,6 +44,7 @@ class AEASGD(ElasticStrategy, ServerStrategy):
 
     Example:
         >>> import numpy as np
+        >>> from shoal.strategies import Facts
         >>> aeasgd = AEASGD(beta=0.5, period=4)
         >>> local, center = np.array([4.0], "f4"), np.array([0.0], "f4")
         >>> message = aeasgd.push(local, anchor=center, steps=4)
@@ -60,9 +59,3 @@ class AEASGD(ElasticStrategy, ServerStrategy):
     name: ClassVar[str] = "aeasgd"
 
     period: int = 10
-
-    def apply(
-        self, center: Vector, state: State, message: Vector, facts: Facts
-    ) -> Vector:
-        """Moves the center toward the worker and returns the displacement."""
-        return draw_together(center, message, self.moving_rate_for(facts.workers))

@@ -132,6 +132,24 @@ class Strategy(ABC):
         was under way are `local - pushed`, and stay.
         """
 
+    def pull_into(
+        self, out: Vector, local: Vector, anchor: Vector, reply: Vector
+    ) -> None:
+        """Does what `pull` does after a wait: writes to `out`, and to `anchor`.
+
+        Override it where the result can be made in `out` at once; a law asks that it
+        is the same, bit by bit.
+
+        Args:
+            out: The new local vector; no memory of the others.
+            local: What was sent.
+            anchor: Changed in place.
+            reply: Of the server.
+        """
+        out[:], after = self.pull(local, local, anchor, reply)
+        if after is not anchor:
+            anchor[:] = after
+
     def adopt(self, center: Vector) -> Vector:
         """Returns the local vector of a worker that joins, or starts over."""
         return center.copy()
@@ -172,6 +190,16 @@ class ServerStrategy(Strategy):
         self, center: Vector, state: State, message: Vector, facts: Facts
     ) -> Vector:
         """Changes `center` and `state` in place and returns the reply."""
+
+    def apply_into(
+        self, reply: Vector, center: Vector, state: State, message: Vector, facts: Facts
+    ) -> None:
+        """Does what `apply` does, and writes the reply to `reply`.
+
+        Override it where the reply can be made there at once; a law asks that it is
+        the same, bit by bit. `reply` is no memory of the others.
+        """
+        reply[:] = self.apply(center, state, message, facts)
 
 
 @dataclass(frozen=True, kw_only=True)

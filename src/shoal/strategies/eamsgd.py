@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from shoal.strategies.base import Facts, ServerStrategy, State
-from shoal.strategies.elastic import ElasticStrategy, draw_together
-from shoal.vectors import Vector
+from shoal.strategies.elastic import ElasticServer
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class EAMSGD(ElasticStrategy, ServerStrategy):
+class EAMSGD(ElasticServer):
     """Elastic averaging with Nesterov momentum on the workers: fast on smooth losses.
 
     As `AEASGD`, but each worker carries a velocity and takes its gradient where the
@@ -60,6 +58,7 @@ class EAMSGD(ElasticStrategy, ServerStrategy):
 
     Example:
         >>> import numpy as np
+        >>> from shoal.strategies import Facts
         >>> eamsgd = EAMSGD(beta=0.5, momentum=0.9)
         >>> local, center = np.array([4.0], "f4"), np.array([0.0], "f4")
         >>> message = eamsgd.push(local, anchor=center, steps=4)
@@ -84,12 +83,6 @@ class EAMSGD(ElasticStrategy, ServerStrategy):
     def local_momentum(self) -> float:
         """The look-ahead momentum the worker wraps around its optimizer."""
         return float(self.momentum)
-
-    def apply(
-        self, center: Vector, state: State, message: Vector, facts: Facts
-    ) -> Vector:
-        """Moves the center toward the worker and returns the displacement."""
-        return draw_together(center, message, self.moving_rate_for(facts.workers))
 
     def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
         """Adds a warning for many workers, where a high learning rate fails."""

@@ -1,4 +1,4 @@
-"""What the elastic family shares: the moving rate, and the worker's two verbs.
+"""What the elastic family shares: the moving rate, and the verbs.
 
 This file decides how strongly workers and center pull each other, from one of
 three spellings, and which spellings are refused.
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar
 
+import numpy as np
+
 from shoal.errors import ConfigError, PlanError
-from shoal.strategies.base import Strategy
+from shoal.strategies.base import Facts, ServerStrategy, State, Strategy
 from shoal.vectors import Vector
 
 
@@ -81,6 +83,12 @@ class ElasticStrategy(Strategy):
         """Moves the worker toward the center by the displacement in the reply."""
         return local - reply, anchor
 
+    def pull_into(
+        self, out: Vector, local: Vector, anchor: Vector, reply: Vector
+    ) -> None:
+        """Moves the worker, with no vector in between."""
+        np.subtract(local, reply, out=out)
+
     def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:
         """Returns 2 / L: an exchange takes means, which never lead away."""
         return 2.0 / curvature
@@ -113,13 +121,26 @@ class ElasticStrategy(Strategy):
         return found
 
 
-def draw_together(center: Vector, message: Vector, moving_rate: float) -> Vector:
-    """Moves the center toward a worker and returns the displacement e.
+@dataclass(frozen=True, kw_only=True)
+class ElasticServer(ElasticStrategy, ServerStrategy):
+    """What the two that exchange on arrival share: the server's verb."""
 
-    The worker's part, x <- x - e, must use this very e: a difference taken
-    elsewhere would be from a center that has moved since.
-    """
-    displacement = message - center
-    displacement *= moving_rate
-    center += displacement
-    return displacement
+    def apply(
+        self, center: Vector, state: State, message: Vector, facts: Facts
+    ) -> Vector:
+        """Moves the center toward the worker and returns the displacement."""
+        reply = np.empty_like(message)
+        self.apply_into(reply, center, state, message, facts)
+        return reply
+
+    def apply_into(
+        self, reply: Vector, center: Vector, state: State, message: Vector, facts: Facts
+    ) -> None:
+        """Moves the center, and writes the displacement where it is sent from.
+
+        The worker's part, x <- x - e, must use this very e: a difference taken
+        elsewhere would be from a center that has moved since.
+        """
+        np.subtract(message, center, out=reply)
+        reply *= self.moving_rate_for(facts.workers)
+        center += reply

@@ -11,7 +11,7 @@ import io
 import numpy as np
 
 from shoal.strategies import ADAG, DiLoCo, Downpour, Facts, LocalSGD, Strategy
-from shoal.strategies.base import RoundStrategy
+from shoal.strategies.base import RoundStrategy, ServerStrategy
 from shoal.testing.stage import SIZE, WORKERS, Stage, equal, near, same, sealed, serve
 from shoal.vectors import Vector
 
@@ -201,6 +201,34 @@ def divides_by_steps_taken(strategy: Strategy) -> None:
     change = stage.local[0] - stage.anchor[0]
     for steps in (1, 3, ADAG().period):
         near(stage.push(steps)[0] * np.float32(steps), change, f"{steps} steps")
+
+
+def writes_in_place_the_same(strategy: Strategy) -> None:
+    """The verbs that write where the engine wants it equal those that return it."""
+    returned, written = Stage(strategy=strategy), Stage(strategy=strategy)
+    for _ in range(4):
+        returned.wander()
+        written.wander()
+        messages, facts = returned.push(), returned.facts()
+        replies = returned.serve(messages, facts)
+        for rank, message in messages.items():
+            reply = replies[rank]
+            if isinstance(strategy, ServerStrategy):
+                reply = np.full(SIZE, np.nan, np.float32)
+                strategy.apply_into(
+                    reply, written.center, written.state, message, facts[rank]
+                )
+                equal(reply, replies[rank], "reply written in place")
+            local, anchor = returned.local[rank], returned.anchor[rank].copy()
+            out = np.full(SIZE, np.nan, np.float32)
+            strategy.pull_into(out, local, anchor, sealed(reply.copy()))
+            pulled = strategy.pull(local, local, returned.anchor[rank], replies[rank])
+            equal(out, pulled[0], "local vector written in place")
+            equal(anchor, pulled[1], "anchor changed in place")
+        if isinstance(strategy, ServerStrategy):
+            equal(written.center, returned.center, "center")
+            for name in returned.state:
+                equal(written.state[name], returned.state[name], f"state {name!r}")
 
 
 def works_on_segments(strategy: Strategy) -> None:
