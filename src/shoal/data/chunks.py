@@ -1,0 +1,184 @@
+"""Samples that lie in chunks: files, shards of a stream, batches somebody else made.
+
+This file decides the contract of sources that are read a chunk at a time, and how
+rows by number are found in them. Which chunk comes when is decided in `chunk_order`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import trees
+from shoal.data.sources import Batch, Source
+
+Offsets: TypeAlias = npt.NDArray[np.int64]
+Mixing: TypeAlias = Literal["rows", "chunks", "nothing"]
+
+MEMORY_BYTES = 512 << 20
+"""Of chunks that one process holds, unless told otherwise."""
+
+
+class Chunk(Protocol):
+    """Some samples that are read together."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory it takes while it is open."""
+        ...
+
+    def take(self, offsets: Offsets) -> Batch:
+        """Returns rows of the chunk, by their places in it."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class ArrayChunk:
+    """A chunk that is in memory, whole.
+
+    Args:
+        rows: Arrays as Keras packs them, rows first.
+
+    Example:
+        >>> ArrayChunk((np.arange(3), np.ones(3))).take(np.array([2, 0]))[0]
+        array([2, 0])
+    """
+
+    rows: Batch
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all arrays."""
+        return sum(leaf.nbytes for leaf in trees.leaves(self.rows))
+
+    def take(self, offsets: Offsets) -> Batch:
+        """Returns rows, copied."""
+        return trees.map_leaves(lambda array: array[offsets], self.rows)
+
+
+class ChunkedSource(Source):
+    """Samples in chunks of known sizes. Subclass it for data that is read in parts.
+
+    A source is pickled and opened again by every worker: it holds names and sizes,
+    no handles. Workers read it from one thread at a time, but several workers at once.
+    What it gives for a chunk and an epoch must be the same however often it is read;
+    where it cannot promise that, `is_exactly_once` is False and `plan` says so.
+    """
+
+    kind: str = "chunks"
+    """The words a user would know the data by: "Parquet files"."""
+    mixing: Mixing = "rows"
+    """What a shuffle may do: mix rows of several chunks; put chunks in another order
+    and keep the rows of each; or nothing, where the data has an order of its own."""
+    is_exactly_once: bool = True
+    """Whether a chunk that is read again has the same samples."""
+    batch_size: int | None = None
+    """Rows of a batch, where the data comes in batches already; None: any."""
+
+    @property
+    @abstractmethod
+    def chunk_rows(self) -> Sequence[int]:
+        """Samples of each chunk; none of them is 0."""
+
+    @abstractmethod
+    def read(self, chunk: int, epoch: int) -> Chunk:
+        """Opens a chunk.
+
+        Args:
+            chunk: Its number.
+            epoch: For data that differs from epoch to epoch.
+
+        Raises:
+            DataError: It cannot be read; says which file, and what to do.
+        """
+
+    def serving(self) -> AbstractContextManager[None]:
+        """What goes on in the driver's process while workers read; nothing, mostly."""
+        return nullcontext()
+
+    def __len__(self) -> int:
+        return int(sum(self.chunk_rows))
+
+    def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Batch:
+        """Returns rows in the order of `indices`; opens chunks for this call alone."""
+        if isinstance(indices, slice):
+            indices = np.arange(*indices.indices(len(self)))
+        return Shelf(self).take(np.asarray(indices, np.int64), epoch=0)
+
+
+@final
+class Shelf:
+    """Chunks of a source that are open, the ones used last; not more than fit.
+
+    Args:
+        source: Of the chunks.
+        memory_bytes: They may take together. One is always kept.
+    """
+
+    def __init__(self, source: ChunkedSource, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._source, self._limit = source, memory_bytes
+        self._starts = np.concatenate([[0], np.cumsum(source.chunk_rows)])
+        self._open: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
+        self._used_bytes = 0
+
+    def chunks_of(self, indices: Offsets) -> npt.NDArray[np.int64]:
+        """Returns the number of the chunk each row lies in."""
+        return np.searchsorted(self._starts, indices, side="right").astype(np.int64) - 1
+
+    def take(self, indices: Offsets, epoch: int) -> Batch:
+        """Returns rows by number, in the order of `indices`.
+
+        Raises:
+            IndexError: A row is outside the data.
+            DataError: A chunk cannot be read.
+        """
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self._starts[-1]:
+            raise IndexError(f"rows outside 0 to {self._starts[-1] - 1}")
+        owners = self.chunks_of(indices)
+        # Chunks in the order of first use: a stream is read forwards.
+        _, first = np.unique(owners, return_index=True)
+        chunks = owners[np.sort(first)]
+        parts: list[Batch] = []
+        places: list[Offsets] = []
+        for chunk in chunks:
+            mine = np.flatnonzero(owners == chunk)
+            offsets = indices[mine] - self._starts[chunk]
+            parts.append(self._chunk(int(chunk), epoch).take(offsets))
+            places.append(mine)
+        return parts[0] if len(parts) == 1 else _joined(parts, places)
+
+    def put(self, chunk: int, epoch: int, found: Chunk) -> None:
+        """Keeps a chunk that somebody has opened; others make room for it."""
+        self._open[chunk, epoch] = found
+        self._used_bytes += found.size_bytes
+        while self._used_bytes > self._limit and len(self._open) > 1:
+            _, old = self._open.popitem(last=False)
+            self._used_bytes -= old.size_bytes
+
+    def has(self, chunk: int, epoch: int) -> bool:
+        """Whether a chunk is open."""
+        return (chunk, epoch) in self._open
+
+    def _chunk(self, chunk: int, epoch: int) -> Chunk:
+        key = chunk, epoch
+        if key in self._open:
+            self._open.move_to_end(key)
+        else:
+            self.put(chunk, epoch, self._source.read(chunk, epoch))
+        return self._open[key]
+
+
+def _joined(parts: Sequence[Batch], places: Sequence[Offsets]) -> Batch:
+    """Parts of a batch in one, each row where it was asked for."""
+    back = np.argsort(np.concatenate(places), kind="stable")
+    leaves = zip(*map(trees.leaves, parts), strict=True)
+    whole = iter([np.concatenate(arrays)[back] for arrays in leaves])
+    return trees.map_leaves(lambda _: next(whole), parts[0])
