@@ -55,12 +55,20 @@ HASTY := XLA_FLAGS="--xla_backend_optimization_level=0 \
 	--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1"
 
+# What other backends than JAX are held to by `make test`; `make matrix` runs all.
+EVERYWHERE := tests/backends/test_every_backend.py tests/backends/test_window.py \
+	tests/models/test_step_logs.py
+
 # Tests that start processes wait for them half of the time, but they need more memory
 # and cores than the others.
 test: lint generated docs
 	$(HASTY) $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
 		-m "not slow and not process"
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "process and not slow"
+	for name in tensorflow torch; do \
+		KERAS_BACKEND=$$name $(HASTY) $(BIN)/python -m pytest -n 2 -m "not slow" \
+			$(EVERYWHERE) || exit 1; \
+	done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -190,10 +190,9 @@ def test_mixed_reductions_cannot_share_a_gradient():
     assert plan(model=same, workers=2).workers == 2
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "openvino"])
-def test_backends_that_cannot_train(backend: str):
-    with pytest.raises(PlanError, match=f"'{backend}' cannot train yet") as caught:
-        plan(model=replace(MODEL, backend=backend))
+def test_backends_that_cannot_train():
+    with pytest.raises(PlanError, match="'openvino' cannot train") as caught:
+        plan(model=replace(MODEL, backend="openvino"))
     assert "KERAS_BACKEND=jax" in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""A window of the JAX backend tells in which of its steps the loss turned."""
+"""A window of any backend tells in which of its steps the loss turned."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import keras
 import numpy as np
 import pytest
 
-from shoal.backends.base import Clock, ComputeSpec
-from shoal.backends.jax import JaxBackend
+from shoal.backends.base import Backend, Clock, ComputeSpec
+from shoal.engine.opening import backend_class
 from shoal.models.metrics import MetricStates
 
 BATCH, WINDOW = 4, 6
 
 
-def opened(**given: Any) -> JaxBackend:
+def opened(**given: Any) -> Backend:
     net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     net.compile(keras.optimizers.SGD(**given), "mse", metrics=["mae"])
     net.train_on_batch(np.zeros((1, 3)), np.zeros((1, 1)))
     spec = ComputeSpec(
         window=WINDOW, batch_size=BATCH, loss_at=MetricStates.of(net).loss_at
     )
-    return JaxBackend(net, spec)
+    return backend_class(keras.backend.backend())(net, spec)
 
 
 def rows(steps: int) -> tuple[Any, Any]:

@@ -338,6 +338,20 @@ def test_commands_need_no_variable(tmp_path: Path, script):
     assert "backend jax" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("name", ["tensorflow", "torch", "jax"])
+def test_a_backend_that_is_not_installed_is_named(name: str, tmp_path: Path):
+    """Hidden, as all are installed here: what a machine with another one would say."""
+    (tmp_path / "problem.py").write_text("import keras\n")
+    hidden = f"import sys; sys.modules[{name!r}] = None; import shoal.cli.app as a; "
+    done = subprocess.run(
+        [sys.executable, "-c", hidden + "a.main()", "compare", "problem.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "KERAS_BACKEND": name},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert f"pip install 'shoal[{name}]'" in done.stderr
+
+
 def test_version(shoal: Shoal):
     assert shoal("--version").stdout == f"shoal {package.__version__}\n"
 

@@ -57,7 +57,7 @@ def engine(
     variables, statistics = exchanged_variables(model), statistic_variables(model)
     layout, beside = Layout.of(variables), Layout.of(statistics)
     is_gang = strategy.exchanges == "gradients"
-    opening = OpenBackend(name="jax", model=pack(model))
+    opening = OpenBackend(name=keras.backend.backend(), model=pack(model))
     lock = threading.Lock()
 
     def open_backend(compute: Any, rows: Any) -> Any:

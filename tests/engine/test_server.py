@@ -236,7 +236,7 @@ def test_a_strategy_that_raises_ends_the_run_and_drops_nobody(
         raise ValueError("bad arithmetic")
 
     given = setup(name)
-    method = "merge" if name == "local_sgd" else "apply"
+    method = "merge" if name == "local_sgd" else "apply_into"
     monkeypatch.setattr(type(given.strategy), method, fail)
     with Cluster(given) as cluster, pytest.raises(ClusterError) as raised:
         cluster.run()

@@ -36,6 +36,8 @@ for name, (blob, x, y) in pickle.load(open(source, "rb")).items():
         out[name] = observe(unpack(blob), x, y)
     except Exception as error:
         out[name] = error
+    if name == "mlp":
+        out["modules of mlp"] = sorted(sys.modules)
 out["modules"] = sorted(sys.modules)
 pickle.dump(out, open(target, "wb"))
 """
@@ -53,7 +55,9 @@ def observe(model, x, y):
         "trainable": [v.trainable for v in model.variables],
         "counts": (len(model.trainable_variables), len(model.layers)),
         "classes": [type(l).__name__ for l in model._flatten_layers()],
-        "predict": [np.asarray(p) for p in keras.tree.flatten(model(x))],
+        "predict": [
+            keras.ops.convert_to_numpy(p) for p in keras.tree.flatten(model(x))
+        ],
     }
     if not hasattr(model, "no_steps"):
         steps = [model.train_on_batch(x, y, return_dict=True) for _ in range(2)]
@@ -150,7 +154,9 @@ def test_fresh_process_needs_neither_these_modules_nor_tensorflow(
 ) -> None:
     modules = journeys[1]["modules"]
     assert not [m for m in modules if "travel_cases" in m or "test_travel" in m]
-    assert "tensorflow" not in modules
+    # Keras itself imports it for a Bidirectional layer, where it is installed.
+    is_needed = keras.backend.backend() == "tensorflow"
+    assert ("tensorflow" in journeys[1]["modules of mlp"]) is is_needed
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class Plain(keras.layers.Layer):
         self.gain = self.add_weight(shape=(input_shape[-1],), initializer="ones")
 
     def call(self, x: Any) -> Any:
-        return x * self.gain * self.scale
+        return keras.ops.multiply(x * self.gain, self.scale)
 
 
 class Told(keras.layers.Layer):

@@ -1,16 +1,44 @@
 """One file a compute backend; the only room that imports one."""
 
-BACKENDS = {"jax": "shoal.backends.jax:JaxBackend"}
-"""Those that can train: name in Keras -> "module:class", imported by workers only."""
+from __future__ import annotations
 
-UNUSED = ("matplotlib", "pandas", "requests", "IPython")
-"""What Keras imports if it can and no worker needs: a third of its import time."""
+from dataclasses import dataclass
+from typing import final
 
-SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
-LATER = (
-    "jax.experimental.sparse.linalg",  # loads SciPy
-    SPLASH,
-    f"{SPLASH}.splash_attention_kernel",
-    f"{SPLASH}.splash_attention_mask",
-)
-"""What Keras and JAX import and few need: a third of what is left."""
+_SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is known of a backend before anything of it is imported.
+
+    Args:
+        target: "module:class", imported by workers only.
+        unused: What Keras imports if it can and no worker needs: a third of its
+            import time.
+        later: What Keras and the backend import and few need.
+    """
+
+    target: str
+    unused: tuple[str, ...] = ("matplotlib", "pandas", "requests", "IPython")
+    later: tuple[str, ...] = ()
+
+
+BACKENDS = {
+    "jax": Entry(
+        target="shoal.backends.jax:JaxBackend",
+        later=(
+            "jax.experimental.sparse.linalg",  # loads SciPy
+            _SPLASH,
+            f"{_SPLASH}.splash_attention_kernel",
+            f"{_SPLASH}.splash_attention_mask",
+        ),
+    ),
+    "tensorflow": Entry(
+        target="shoal.backends.tensorflow:TensorFlowBackend",
+        unused=("matplotlib", "pandas", "IPython"),
+    ),
+    "torch": Entry(target="shoal.backends.torch:TorchBackend"),
+}
+"""Those that can train, by their names in Keras."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
 from shoal.backends.compile_cache import turn
-from shoal.backends.jax_fixed import Fixed, reseeded
+from shoal.backends.fixed import Fixed, reseeded
 from shoal.backends.jax_gradient import Gradient
 from shoal.backends.jax_keep import Copies, Kept
 from shoal.backends.jax_parts import Array, Parts, State
@@ -39,7 +39,7 @@ class JaxBackend(Backend):
         self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
         self._copies = Copies()
-        fixed = [reseeded(v.value, spec.rank_seed) for v in parts.fixed]
+        fixed = [jnp.asarray(reseeded(v.value, spec.rank_seed)) for v in parts.fixed]
         self._fixed = Fixed(fixed)
         momentum = self.layout.size if spec.local_momentum else 0
         self.state = State(
@@ -97,7 +97,8 @@ class JaxBackend(Backend):
 
     def skip(self) -> None:
         """Random numbers go on as if this worker had taken the step."""
-        self.state = self.state._replace(fixed=self._fixed.skip(self.state.fixed))
+        fixed = [jnp.asarray(v) for v in self._fixed.skip(self.state.fixed)]
+        self.state = self.state._replace(fixed=fixed)
 
     def apply(self, mean: Vector, clock: Clock) -> None:
         """Takes the optimizer step, and waits for it: `mean` may change then."""
@@ -147,7 +148,9 @@ class JaxBackend(Backend):
             self.state.slots[place] = jnp.array(array)
             at += array.nbytes
         if len(blob) > at:
-            fixed = self._fixed.unpack(memoryview(blob)[at:])
+            found = self._fixed.unpack(memoryview(blob)[at:])
+            # Copies: what a worker's program is given, it may overwrite.
+            fixed = [jnp.array(value) for value in found]
             self.state = self.state._replace(fixed=fixed)
 
     def keep(self) -> tuple[Any, ...]:

@@ -19,8 +19,8 @@ from shoal.backends.jax_parts import (
     cut,
     join,
     like,
-    wide,
 )
+from shoal.backends.parts import wide
 from shoal.errors import PlanError
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from shoal.backends.base import Data
-from shoal.backends.jax_parts import Array, Parts, State, cut, join, like, wide
+from shoal.backends.jax_parts import Array, Parts, State, cut, join, like
+from shoal.backends.parts import wide
 
 
 @final

@@ -37,6 +37,19 @@ def choose_backend(wanted: str = "") -> None:
             return
 
 
+def missing_backend(error: BaseException) -> str:
+    """Returns which backend of Keras an import failed for, empty for none.
+
+    Example:
+        >>> missing_backend(ModuleNotFoundError("No module", name="torch.nn"))
+        'torch'
+    """
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    name = (error.name or "").partition(".")[0]
+    return name if name in BACKENDS else ""
+
+
 def _configured() -> str:
     """The backend in Keras' file of settings."""
     folder = os.environ.get("KERAS_HOME") or Path.home() / ".keras"

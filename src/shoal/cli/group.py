@@ -7,6 +7,8 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
+from shoal.backends import BACKENDS
+from shoal.cli.backend import missing_backend
 from shoal.errors import ConfigError, DataError, PlanError, ShoalError
 
 USER_ERROR, FAILURE = 2, 1
@@ -38,7 +40,7 @@ def exit_status(error: Exception) -> int:
         (2, 1)
     """
     is_user_error = isinstance(error, (ConfigError, PlanError, DataError))
-    return USER_ERROR if is_user_error else FAILURE
+    return USER_ERROR if is_user_error or missing_backend(error) else FAILURE
 
 
 def _is_typers_own(error: Exception) -> bool:
@@ -48,6 +50,12 @@ def _is_typers_own(error: Exception) -> bool:
 
 
 def _message(error: Exception) -> str:
+    if name := missing_backend(error):
+        return (
+            f"Keras computes with {name}, which is not installed. Expected it, "
+            f"or another one chosen by KERAS_BACKEND: {', '.join(BACKENDS)}. "
+            f"Run: pip install 'shoal[{name}]'."
+        )
     if isinstance(error, ShoalError):
         notes = getattr(error, "__notes__", [])
         return "\n".join([f"{type(error).__name__}: {error}", *notes])

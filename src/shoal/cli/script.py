@@ -15,6 +15,7 @@ from typing import Any, cast, final
 
 import cloudpickle
 
+from shoal.cli.backend import missing_backend
 from shoal.errors import ConfigError
 from shoal.registry import did_you_mean
 
@@ -88,6 +89,8 @@ def _load(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        if missing_backend(error):
+            raise
         raise _raised(f"loading {path}", path, error, PROBLEM) from error
     return module
 

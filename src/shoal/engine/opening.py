@@ -30,7 +30,7 @@ class OpenBackend:
         """Unpacks the model and prepares it; called once the rank is known."""
         model = unpack(self.model)
         prepare(model, sample)
-        return _backend(self.name)(model, compute)
+        return backend_class(self.name)(model, compute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,12 @@ class CleanUp:
 
     def __call__(self) -> None:
         """Frees compiled programs, and what Keras remembers of models."""
-        _backend(self.name).forget()
+        backend_class(self.name).forget()
 
 
-def _backend(name: str) -> Any:
-    module, _, attribute = BACKENDS[name].partition(":")
+def backend_class(name: str) -> Any:
+    """Imports a backend; its class is called with a model and a spec."""
+    module, _, attribute = BACKENDS[name].target.partition(":")
     return getattr(import_module(module), attribute)
 
 

@@ -203,7 +203,14 @@ class ProcessLauncher(Launcher):
 
 def _settings(threads: int) -> dict[str, str]:
     """What numeric libraries and the allocator read when they start."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC")
+    names = (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "PJRT_NPROC",
+        "TF_NUM_INTRAOP_THREADS",
+        "TF_NUM_INTEROP_THREADS",
+    )
     # Vectors stay in the heap and are reused. By default glibc maps each anew,
     # and fresh pages cost 20 % of an all_reduce step on a virtual machine.
     heap = {

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import Any, cast, final
 
 from shoal.models.fresh import all_zero
+from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.state import ModelState
 
 
@@ -133,7 +134,7 @@ def _is_keras(module: str) -> bool:
 def _config_of(model: Any) -> dict[str, Any]:
     """Serializes without compile arguments, which travel as objects."""
     lib = import_module("keras.src.saving.serialization_lib")
-    with warnings.catch_warnings(), lib.ObjectSharingScope():
+    with warnings.catch_warnings(), lib.ObjectSharingScope(), no_tensorflow():
         warnings.simplefilter("ignore")
         config = lib.serialize_keras_object(model)
     return {**config, "compile_config": None}

@@ -36,11 +36,12 @@ def plain_constants() -> Generator[None]:
 @contextmanager
 def _constants(constant: Constant) -> Generator[None]:
     """Replaces initializers for which `constant` gives a value."""
-    base = import_module("keras.src.backend.common").KerasVariable
-    original = base.__dict__.get("_initialize_with_initializer")
-    if original is None:
+    kinds = import_module("keras.src.backend").Variable.__mro__
+    base = next((k for k in kinds if "_initialize_with_initializer" in vars(k)), None)
+    if base is None:
         yield
         return
+    original = vars(base)["_initialize_with_initializer"]
 
     def initialize(self: Any, initializer: Any) -> None:
         value = constant(initializer)

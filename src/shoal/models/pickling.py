@@ -19,7 +19,9 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast, final
 
 import cloudpickle
@@ -28,6 +30,7 @@ import cloudpickle
 # threads. Reentrant: what is pickled may run code that pickles.
 _REGISTRY = threading.RLock()
 
+_WRAPPERS = "tensorflow.python.trackable.data_structures"
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 _TRANSIENT: dict[str, Callable[[], Any]] = {
     "_losses": list,  # of the last call: traced values on JAX
@@ -105,6 +108,17 @@ class TravelPickler(cloudpickle.Pickler):
         if isinstance(obj, self._callback) and "_model" in vars(obj):
             # the model travels by itself; a callback gets the one it finds there
             return _shell, (type(obj),), {**vars(obj), "_model": None}
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            # cloudpickle knows plain modules only, and torch.ops is none
+            if sys.modules.get(obj.__name__) is obj:
+                return import_module, (obj.__name__,)
+            return NotImplemented
+        if _is_distribution(type(obj)):
+            # TensorFlow's optimizers hold the process's own, which is no state
+            return _called, ("tensorflow", "distribute.get_strategy")
+        if type(obj).__module__ == _WRAPPERS and isinstance(obj, (list, dict, tuple)):
+            plain = list(obj.items()) if isinstance(obj, dict) else list(obj)
+            return _kind_of(obj), (plain,)
         return super().reducer_override(obj)
 
 
@@ -166,7 +180,8 @@ def state_of(obj: Any, variables: Iterable[Any] = ()) -> dict[str, Any]:
         # Layer.__new__ wraps these methods of every instance; the shell has its own
         elif name in ("build", "quantize") and hasattr(value, "__wrapped__"):
             continue
-        elif name != "stored_ids":
+        # TensorFlow's book of what to save, which it begins anew where there is none
+        elif name != "stored_ids" and not name.startswith("_self_"):
             state[name] = value
     if hasattr(obj, "_var_key"):
         held = [*variables, *getattr(obj, "_trainable_variables", ())]
@@ -205,6 +220,22 @@ def _shell(cls: type, is_functional: bool = False) -> Any:
         return make(cls)
     except TypeError:  # a __new__ of the user's that wants arguments
         return object.__new__(cls)
+
+
+def _kind_of(collection: Any) -> type:
+    """The plain type of what TensorFlow has wrapped."""
+    return next(kind for kind in (list, dict, tuple) if isinstance(collection, kind))
+
+
+def _is_distribution(cls: type) -> bool:
+    """True for TensorFlow's distribution strategies."""
+    home = "tensorflow.python.distribute."
+    return cls.__name__.endswith("Strategy") and cls.__module__.startswith(home)
+
+
+def _called(module: str, path: str) -> Any:
+    """What a function of a module returns here."""
+    return attrgetter(path)(import_module(module))()
 
 
 def _refill(collection: Any, state: tuple[list[Any], dict[str, Any]]) -> None:

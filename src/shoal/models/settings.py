@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, final
 
+from shoal.models.no_tensorflow import no_tensorflow
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +28,13 @@ class KerasSettings:
     def read(cls) -> KerasSettings:
         """Reads those of this process."""
         keras = import_module("keras")
-        policy = keras.config.dtype_policy()
+        with no_tensorflow():
+            policy = keras.dtype_policies.serialize(keras.config.dtype_policy())
         return cls(
             floatx=keras.config.floatx(),
             epsilon=float(keras.config.epsilon()),
             image_data_format=keras.config.image_data_format(),
-            dtype_policy=keras.dtype_policies.serialize(policy),
+            dtype_policy=policy,
         )
 
     def apply(self) -> None:

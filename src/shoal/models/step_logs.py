@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shoal.models.losses import symbols
 
 
@@ -28,7 +30,10 @@ class StepLogs(NamedTuple):
 
 
 def read_step_logs(model: Any, sample: Any) -> StepLogs:
-    """Traces one training step of a model that overrides it; computes nothing.
+    """Tries one training step of a model that overrides it; the model stays as it was.
+
+    On JAX the step is traced and computes nothing. Other backends keep the state of
+    a model in its variables: there the step is taken, and undone.
 
     Args:
         model: Prepared.
@@ -37,6 +42,20 @@ def read_step_logs(model: Any, sample: Any) -> StepLogs:
     keras = import_module("keras")
     if type(model).train_step is keras.Model.train_step:
         return StepLogs()
+    look = _traced if keras.backend.backend() == "jax" else _taken
+    try:
+        logs, idle = look(model, sample)
+        known = set(model.get_metrics_result()) - idle
+    except Exception:  # a worker would raise it as well, and show where
+        return StepLogs()
+    names = sorted(name for name in logs if name not in known)
+    numbers = tuple(name for name in names if _is_number(logs[name]))
+    return StepLogs(numbers, tuple(name for name in names if name not in numbers))
+
+
+def _traced(model: Any, sample: Any) -> tuple[dict[str, Any], set[str]]:
+    """The logs of a step as symbols, and metrics that it does not update."""
+    keras = import_module("keras")
     spec_of = import_module("keras.src.backend").compute_output_spec
     groups = (
         model.trainable_variables,
@@ -45,7 +64,6 @@ def read_step_logs(model: Any, sample: Any) -> StepLogs:
         model.metrics_variables,
     )
     state = tuple(symbols([v.value for v in group]) for group in groups)
-
     idle: set[str] = set()
 
     def step(state: Any, rows: Any) -> Any:
@@ -54,14 +72,41 @@ def read_step_logs(model: Any, sample: Any) -> StepLogs:
         return {k: keras.tree.map_structure(keras.ops.convert_to_tensor, v)
                 for k, v in logs.items()}  # fmt: skip
 
+    return spec_of(step, state, symbols(sample)), idle
+
+
+def _taken(model: Any, sample: Any) -> tuple[dict[str, Any], set[str]]:
+    """The logs of a step that is taken and undone, and metrics it does not update."""
+    keras = import_module("keras")
+    model.reset_metrics()
+    held = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    kept = [np.array(keras.ops.convert_to_numpy(v.value)) for v in held]
+
+    def to_tensor(array: Any) -> Any:
+        return None if array is None else keras.ops.convert_to_tensor(array)
+
+    def states(metric: Any) -> list[Any]:
+        found = (keras.ops.convert_to_numpy(v.value) for v in metric.variables)
+        return [np.array(value) for value in found]
+
     try:
-        logs = spec_of(step, state, symbols(sample))
-        known = set(model.get_metrics_result()) - idle
-    except Exception:  # a worker would raise it as well, and show where
-        return StepLogs()
-    names = sorted(name for name in logs if name not in known)
-    numbers = tuple(name for name in names if _is_number(logs[name]))
-    return StepLogs(numbers, tuple(name for name in names if name not in numbers))
+        before = {metric.name: states(metric) for metric in model.metrics}
+        logs = model.train_step(keras.tree.map_structure(to_tensor, sample))
+        idle = {
+            m.name
+            for m in model.metrics
+            if m.variables and all(map(np.array_equal, states(m), before[m.name]))
+        }
+        return {name: np.asarray(_to_numpy(log)) for name, log in logs.items()}, idle
+    finally:
+        for variable, value in zip(held, kept, strict=True):
+            variable.assign(value)
+
+
+def _to_numpy(log: Any) -> Any:
+    """A log as an array; nothing but its shape and kind is looked at."""
+    keras = import_module("keras")
+    return keras.ops.convert_to_numpy(log) if keras.ops.is_tensor(log) else log
 
 
 def _idle_metrics(model: Any, before: Sequence[Any], after: Sequence[Any]) -> set[str]:

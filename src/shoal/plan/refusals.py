@@ -48,7 +48,7 @@ def _refuse_model(model: ModelFacts) -> None:
     """Models that no strategy can train."""
     if model.backend not in BACKENDS:
         raise PlanError(
-            f"backend {model.backend!r} cannot train yet. "
+            f"backend {model.backend!r} cannot train. "
             f"Expected one of: {', '.join(BACKENDS)}. "
             f"Set KERAS_BACKEND={next(iter(BACKENDS))} before Keras is imported."
         )

@@ -18,6 +18,7 @@ from shoal.engine.observer import EpochEnd, Observer, Record, Rescue, Sums
 from shoal.engine.restart import Restart
 from shoal.models.inspection import learning_rate_of
 from shoal.models.metrics import MetricStates
+from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import Plan
 from shoal.plan.often import Often
 from shoal.runs.base import Run
@@ -373,7 +374,8 @@ class Driver(Observer):
         score = monitor.score(logs[monitor.name])
         if self._best is None or score > self._best:
             self._best = score
-            self._run.save_model(self._model, "best")
+            with no_tensorflow():
+                self._run.save_model(self._model, "best")
 
     @property
     def wants_stop(self) -> bool:

@@ -23,6 +23,7 @@ from shoal.errors import ConfigError
 from shoal.facts import Monitor
 from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, prepare
+from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.travel import unpack
 from shoal.plan import Plan
 from shoal.runs.base import Run
@@ -61,7 +62,8 @@ def train_members(ready: Ready, run: Run) -> Outcome:
     order = _ranking([o.history.history for o in outcomes], plan.monitor)
     models = [works[place].model for place in order]
     _adopt(ready.work.model, models[0])
-    run.save_model(ready.work.model, "best")
+    with no_tensorflow():
+        run.save_model(ready.work.model, "best")
     history = outcomes[order[0]].history
     history.set_model(ready.work.model)
     ready.work.model.history = history

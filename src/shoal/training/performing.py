@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.engine.stage import Stage
 from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
+from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import environment
 from shoal.runs.base import Run
 from shoal.runs.store import StoredRun, start
@@ -112,7 +113,8 @@ def _save(record: Run, model: Any) -> bool:
         False when it is nowhere, and might have been saved.
     """
     for wait_s in (*RETRIES_S, None):
-        saved = record.save_model(model, "last")
+        with no_tensorflow():
+            saved = record.save_model(model, "last")
         if saved or not _is_away(record):
             return True
         if wait_s is not None:
@@ -233,7 +235,7 @@ def _record_end(record: Run, model: Any, error: BaseException) -> None:
     if isinstance(error, CheckpointError):
         return  # another process goes on with the run, and will say how it ends
     if isinstance(error, KeyboardInterrupt):
-        with suppress(KeyboardInterrupt):  # pressed again: without it
+        with suppress(KeyboardInterrupt), no_tensorflow():  # pressed again: without
             record.save_model(model, "last")
         record.finish("interrupted", {"reason": "KeyboardInterrupt"})
     else:

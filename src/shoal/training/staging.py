@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from shoal.backends import BACKENDS, LATER, UNUSED
+from shoal.backends import BACKENDS
 from shoal.backends.compile_cache import cache_variables
 from shoal.clusters.local import read_machine
 from shoal.engine.stage import Cast, Stage
@@ -24,8 +24,11 @@ from shoal.training.interruption import undisturbed
 
 def preload_for(backend: str, module: str) -> Preload:
     """What processes import that will run a module with a backend of Keras."""
-    compute = BACKENDS.get(backend, "keras").partition(":")[0]
-    return Preload(modules=(module, compute), without=UNUSED, later=LATER)
+    entry = BACKENDS.get(backend)
+    if entry is None:
+        return Preload(modules=(module, "keras"))
+    compute = entry.target.partition(":")[0]
+    return Preload(modules=(module, compute), without=entry.unused, later=entry.later)
 
 
 def cast_of(backend: str, workers: int, threads: int) -> Cast:

@@ -8,12 +8,14 @@ that joins a gang, draws what it would have drawn.
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Sequence
+from typing import Any, TypeAlias, final
 
-import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
-from shoal.backends.jax_parts import Arrays
+Arrays: TypeAlias = Sequence[Any]
+Copies: TypeAlias = list[npt.NDArray[Any]]
 
 
 @final
@@ -36,16 +38,16 @@ class Fixed:
             for now, began in zip(found, self._began, strict=True)
         )
 
-    def unpack(self, blob: bytes | memoryview) -> Arrays:
+    def unpack(self, blob: bytes | memoryview) -> Copies:
         """Returns this worker's values where another one's are `blob`."""
-        values: Arrays = []
+        values: Copies = []
         at = 0
         for began in self._began:
             value = np.frombuffer(blob, began.dtype, began.size, at)
             value = value.reshape(began.shape)
             at += value.nbytes
             moved = began + value if is_random_state(began) else value.copy()
-            values.append(jnp.array(moved, began.dtype))
+            values.append(np.asarray(moved, began.dtype))
         return values
 
     @property
@@ -61,12 +63,12 @@ class Fixed:
             for a, b in pairs
         ]
 
-    def skip(self, values: Arrays) -> Arrays:
-        """Returns values after a step that only others took."""
+    def skip(self, values: Arrays) -> list[Any]:
+        """Returns values after a step that only others took; what stays, as it is."""
         if self._draws is None:
-            return values
+            return list(values)
         pairs = zip(values, self._draws, strict=True)
-        return [v if d is None else jnp.array(np.asarray(v) + d) for v, d in pairs]
+        return [v if d is None else np.asarray(v) + d for v, d in pairs]
 
 
 def is_random_state(value: Any) -> bool:
@@ -81,4 +83,4 @@ def reseeded(value: Any, rank: int) -> Any:
     seed = np.asarray(value).copy()
     words = np.random.SeedSequence([int(seed[0]), rank])
     seed[0] = words.generate_state(1)[0]
-    return jnp.asarray(seed)
+    return seed

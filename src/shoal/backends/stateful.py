@@ -1,0 +1,419 @@
+"""Backends whose models hold their state in variables, as TensorFlow's and torch's do.
+
+This file decides what lies in the variables and when. A window of steps is given flat
+vectors and gives flat vectors back: between windows the variables hold nothing of
+value but optimizer and random state. While gradients are exchanged the weights stay in
+the variables, from one `load` to the next.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from shoal.backends.base import Backend, Clock, ComputeSpec, Data
+from shoal.backends.fixed import Fixed, reseeded
+from shoal.backends.parts import ModelParts, numpy_of
+from shoal.errors import PlanError
+from shoal.vectors import Vector
+
+Values = list[npt.NDArray[Any]]
+
+
+class Taken(NamedTuple):
+    """What a window of steps gave.
+
+    Args:
+        weights: As the variables held them in the end, `(size,)`.
+        statistics: `(count,)`.
+        velocity: Of the look-ahead momentum, `(size,)` or empty.
+        grown: What metrics, and logs, gained.
+        fine: Steps before the loss was not finite.
+    """
+
+    weights: Vector
+    statistics: Vector
+    velocity: Vector
+    grown: npt.NDArray[Any]
+    fine: int
+
+
+class Gradients(NamedTuple):
+    """What a step without its update gave.
+
+    Args:
+        arrays: One gradient a variable, the mean over the batch.
+        statistics: `(count,)`.
+        grown: As in `Taken`.
+    """
+
+    arrays: Sequence[npt.NDArray[Any]]
+    statistics: Vector
+    grown: npt.NDArray[Any]
+
+
+class _State(NamedTuple):
+    """All that one worker goes on from; arrays of its own."""
+
+    vector: Vector
+    statistics: Vector
+    velocity: Vector
+    fixed: Values
+    slots: Values
+    sums: npt.NDArray[np.float64]
+
+
+class StatefulBackend(Backend):
+    """See `Backend`. Subclass it with the three programs of a backend."""
+
+    def __init__(self, model: Any, spec: ComputeSpec) -> None:
+        self._spec = spec
+        self._parts = parts = ModelParts(model, spec)
+        self.layout, self.statistics_layout = parts.layout, parts.statistics_layout
+        self.metrics_size = parts.metrics_size
+        _assign(parts.fixed, self._seeded(spec.rank_seed))
+        self._fixed = Fixed(_values(parts.fixed))
+        self._sums = np.zeros(self.metrics_size)
+        momentum = self.layout.size if spec.local_momentum else 0
+        self._velocity = np.zeros(momentum, np.float32)
+        self._statistics = parts.statistics_layout.gather(parts.beside)
+        self._vector: Vector = parts.layout.gather(parts.trainable)
+        self._is_unfolded = False
+        """Whether the variables hold the weights, and `_vector` is out of date."""
+
+    # ------------------------------------------------- programs of a backend
+
+    @abstractmethod
+    def _window(
+        self,
+        point: Vector,
+        statistics: Vector,
+        velocity: Vector,
+        data: Data,
+        steps: int,
+    ) -> Taken:
+        """Takes `steps` steps from a point; metrics begin anew.
+
+        With momentum the variables hold x + mu v, `point` among them; after each step
+        v := mu v + (what the step moved them by), and they move by mu v more.
+
+        Args:
+            point: What the variables are to hold.
+            statistics: The same of statistics.
+            velocity: v, or empty.
+            data: As `run` was given it: rows of `steps` steps, in order.
+            steps: How many.
+        """
+
+    @abstractmethod
+    def _gradients(self, statistics: Vector, data: Data, scale: float) -> Gradients:
+        """Takes one step with the weights in the variables, up to its update.
+
+        Args:
+            statistics: To begin with.
+            data: Rows of the step.
+            scale: What the loss is multiplied with, where it sums over the batch.
+        """
+
+    @abstractmethod
+    def _update(self, gradient: Vector) -> None:
+        """Applies a gradient to the variables with the optimizer."""
+
+    # --------------------------------------------------------------- weights
+
+    def load(self, vector: Vector, statistics: Vector) -> None:
+        """Sets weights and statistics."""
+        self._vector, self._is_unfolded = vector, False
+        self._statistics = statistics.copy()
+
+    def read(self) -> tuple[Vector, Vector]:
+        """Returns weights and statistics."""
+        self._fold()
+        return self._vector, self._statistics
+
+    def statistics(self) -> Vector:
+        """Returns the statistics alone."""
+        return self._statistics
+
+    def set_statistics(self, statistics: Vector) -> None:
+        """Sets the statistics alone."""
+        if statistics.size:
+            self._statistics = statistics.copy()
+
+    def run(self, data: Data, steps: int, clock: Clock) -> int | None:
+        """Takes `steps` optimizer steps."""
+        parts, mu = self._parts, self._spec.local_momentum
+        self._fold()
+        self._read_clock(clock)
+        point = _plus(self._vector, self._velocity, mu)
+        taken = self._window(point, self._statistics, self._velocity, data, steps)
+        vector = taken.weights
+        if parts.is_narrow:  # the master takes only what the steps added
+            vector = point + vector - _rounded(point, parts)
+        self._velocity = taken.velocity
+        self._vector = _plus(vector, self._velocity, -mu)
+        self._statistics = taken.statistics
+        self._sums += taken.grown
+        return taken.fine if taken.fine < steps else None
+
+    # ------------------------------------------------------------- gradients
+
+    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+        """Writes the sum of gradients of one step; returns its mass."""
+        self._unfold()
+        is_measured = self._fixed.is_measured
+        before = [] if is_measured else _values(self._parts.fixed)
+        rows = _rows(data)
+        found = self._gradients(self._statistics, data, gang_rows / rows)
+        if not is_measured:
+            self._fixed.measure(before, _values(self._parts.fixed))
+        self._statistics = found.statistics
+        self._sums += found.grown
+        mass = np.float32(self._mass(data, rows))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start, array in zip(self.layout.offsets, found.arrays, strict=True):
+                part = out[start : start + array.size]
+                np.multiply(array.reshape(-1), mass, out=part)
+        return float(mass)
+
+    def _mass(self, data: Data, rows: int) -> float:
+        """What a gradient weighs in the mean of all workers."""
+        is_weighted = self._spec.mass == "weights"
+        if is_weighted and isinstance(data, tuple) and len(data) > 2:
+            return float(np.sum(_leaves(data[2])[0], dtype=np.float32))
+        return float(rows)
+
+    def skip(self) -> None:
+        """Random numbers go on as if this worker had taken the step."""
+        fixed = self._parts.fixed
+        _assign(fixed, self._fixed.skip(_values(fixed)))
+
+    def apply(self, mean: Vector, clock: Clock) -> None:
+        """Takes the optimizer step."""
+        parts = self._parts
+        self._unfold()
+        self._read_clock(clock)
+        if not parts.is_narrow:
+            self._update(mean)
+            return
+        before = self.layout.gather(parts.trainable)
+        self._update(mean)
+        moved = self.layout.gather(parts.trainable) - before
+        # The master of narrow variables takes what the step added.
+        self._vector = np.add(self._vector, moved, dtype=np.float32)
+        self.layout.scatter(self._vector, parts.trainable)
+
+    def _unfold(self) -> None:
+        """Puts the weights into the variables, for good."""
+        if not self._is_unfolded:
+            self.layout.scatter(self._vector, self._parts.trainable)
+            self._is_unfolded = True
+
+    def _fold(self) -> None:
+        """Takes the weights out of the variables; narrow ones have a master."""
+        if self._is_unfolded and not self._parts.is_narrow:
+            self._vector = self.layout.gather(self._parts.trainable)
+        self._is_unfolded = False
+
+    # ---------------------------------------------------- clock and metrics
+
+    def _read_clock(self, clock: Clock) -> None:
+        """Lets the schedule read the run clock from here."""
+        if self._parts.clock is not None:
+            began = float(keras.ops.convert_to_numpy(self._parts.step.value))
+            self._set_clock(clock.start, clock.pace, began)
+
+    def _set_clock(self, start: float, pace: float, began: float) -> None:
+        """Keeps the clock where programs read it; see `RunClock.now`."""
+        if self._parts.clock is not None:
+            self._parts.clock.now = (start, pace, began)
+
+    def set_learning_rate(self, value: float) -> None:
+        """Sets the optimizer's learning rate; no-op under a schedule."""
+        if self._parts.clock is None:
+            self._parts.rate.assign(value)
+
+    def take_metrics(self, out: npt.NDArray[np.float64], *, add: bool) -> None:
+        """Writes or adds the sums of metric state since the last call."""
+        out[:] = out + self._sums if add else self._sums
+        self._sums[:] = 0.0
+
+    # ----------------------------------------------------------------- state
+
+    def snapshot(self) -> bytes:
+        """Returns the optimizer's variables as raw bytes, in its own order, and more.
+
+        The driver's model has the same optimizer, and reads no further.
+        """
+        slots = b"".join(v.tobytes() for v in _values(self._parts.optimizer.variables))
+        return slots + self._fixed.pack(_values(self._parts.fixed))
+
+    def restore(self, blob: bytes) -> None:
+        """Sets the optimizer's variables from a snapshot."""
+        at = 0
+        for variable in self._parts.optimizer.variables:
+            value = numpy_of(variable)
+            array = np.frombuffer(blob, value.dtype, value.size, at)
+            variable.assign(array.reshape(value.shape))
+            at += array.nbytes
+        if len(blob) > at:
+            _assign(self._parts.fixed, self._fixed.unpack(memoryview(blob)[at:]))
+
+    def keep(self) -> tuple[Any, ...]:
+        """Copies all state."""
+        vector = self._vector
+        if self._is_unfolded and not self._parts.is_narrow:
+            vector = self.layout.gather(self._parts.trainable)
+        return self._state(vector)
+
+    def revert(self, kept: tuple[Any, ...]) -> None:
+        """Goes back to a state that was kept; sums of metrics start again."""
+        self._install(_State(*kept))
+        self._sums = np.zeros_like(self._sums)
+
+    def fork(self, rank: int) -> tuple[Any, ...]:
+        """Returns what worker `rank` would begin with."""
+        state = self._state(self._vector)
+        return state._replace(
+            velocity=np.zeros_like(self._velocity),
+            fixed=self._seeded(rank),
+            sums=np.zeros_like(self._sums),
+        )
+
+    def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Goes on as the worker with `state`."""
+        self._fold()
+        before = self._state(self._vector)
+        self._install(_State(*state))
+        return before
+
+    def _state(self, vector: Vector) -> _State:
+        parts = self._parts
+        return _State(
+            vector=vector,
+            statistics=self._statistics.copy(),
+            velocity=self._velocity.copy(),
+            fixed=_values(parts.fixed),
+            slots=_values(parts.optimizer.variables),
+            sums=self._sums.copy(),
+        )
+
+    def _install(self, state: _State) -> None:
+        parts = self._parts
+        self._vector, self._is_unfolded = state.vector, False
+        self._statistics = state.statistics.copy()
+        self._velocity = state.velocity.copy()
+        self._sums = state.sums.copy()
+        _assign(parts.fixed, state.fixed)
+        _assign(parts.optimizer.variables, state.slots)
+
+    def _seeded(self, rank: int) -> Values:
+        """Values of the fixed variables as the model came, with a rank's seeds."""
+        if not hasattr(self, "_came"):
+            self._came = _values(self._parts.fixed)
+        return [np.array(reseeded(value, rank)) for value in self._came]
+
+    def warm_up(self, data: Data, *, is_gradient: bool) -> None:
+        """Compiles what the run needs by taking a step, which is then undone."""
+        kept = self.keep()
+        if is_gradient:
+            out = np.empty(self.layout.size, np.float32)
+            self.gradient(data, _rows(data), out)
+            self.apply(np.zeros_like(out), Clock())
+        else:
+            self.run(data, max(1, _rows(data) // self._spec.batch_size), Clock())
+        self.revert(kept)
+
+    @staticmethod
+    def forget() -> None:
+        """Frees what Keras remembers of models."""
+        keras.backend.clear_session()
+        gc.collect()
+
+
+@contextmanager
+def caught_gradients(parts: ModelParts) -> Generator[list[list[Any]]]:
+    """Keeps the gradients that a `train_step` hands to its optimizer.
+
+    Yields:
+        A list with one entry a call: gradients in the order of the layout, None
+        where a variable has none.
+
+    Raises:
+        PlanError: Not one call was made.
+    """
+    caught: list[list[Any]] = []
+    optimizer = parts.optimizer
+
+    def keep(grads: Any, trainable_variables: Any = None) -> None:
+        variables = trainable_variables or optimizer._trainable_variables
+        found = {id(v): g for v, g in zip(variables, grads, strict=True)}
+        caught.append([found.get(id(v)) for v in parts.trainable])
+
+    # Not by assignment: Keras tracks what is assigned to an optimizer.
+    object.__setattr__(optimizer, "apply", keep)
+    try:
+        yield caught
+    finally:
+        object.__delattr__(optimizer, "apply")
+    if len(caught) != 1:
+        raise PlanError(
+            f"train_step of {parts.model.name!r} applied gradients {len(caught)} "
+            "times in one step. Gradient exchange expects exactly one "
+            "optimizer.apply. Choose a strategy that exchanges weights, "
+            "for example 'local_sgd'."
+        )
+
+
+@contextmanager
+def scaled_loss(parts: ModelParts, scale: Any) -> Generator[None]:
+    """For losses that sum over the batch: the mean over ranks becomes a sum."""
+    loss = parts.model._compile_loss
+    if not parts.spec.is_summed or loss is None:
+        yield
+        return
+    call = loss.call
+    loss.call = lambda *a, **k: call(*a, **k) * scale
+    try:
+        yield
+    finally:
+        del loss.call
+
+
+def _leaves(data: Data) -> list[Any]:
+    return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+
+
+def _rows(data: Data) -> int:
+    return len(_leaves(data)[0])
+
+
+def _values(variables: Sequence[Any]) -> Values:
+    return [numpy_of(variable) for variable in variables]
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _plus(vector: Vector, velocity: Vector, mu: float) -> Vector:
+    """X + mu v; with mu = 0 the very vector, and there is no velocity."""
+    return np.add(vector, mu * velocity, dtype=np.float32) if mu else vector
+
+
+def _rounded(point: Vector, parts: ModelParts) -> Vector:
+    """A vector as narrow variables hold it."""
+    out = np.empty_like(point)
+    for start, entry in zip(parts.layout.offsets, parts.layout.entries, strict=True):
+        part = slice(start, start + entry.size)
+        narrow = keras.ops.cast(keras.ops.convert_to_tensor(point[part]), entry.dtype)
+        out[part] = keras.ops.convert_to_numpy(keras.ops.cast(narrow, "float32"))
+    return out
