@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Literal, final
 
 DEFAULT_ROOT = "./shoal-runs"
 """Where runs are kept when neither an argument nor $SHOAL_RUNS says."""
@@ -61,6 +61,30 @@ class ModelFacts:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Chunking:
+    """How samples lie in chunks, and what a shuffle may do with them.
+
+    Args:
+        rows: Samples of each chunk, each at least 1.
+        mixing: "rows": rows of several chunks are mixed; "chunks": chunks change their
+            places and keep their rows in order; "nothing".
+        group_rows: Rows that are mixed with each other, unless one chunk has more.
+        has_lanes: Every batch takes from all chunks of a group, for workers that share
+            each batch.
+
+    Example:
+        >>> Chunking(rows=(3, 4)).group_rows >= 3
+        True
+    """
+
+    rows: tuple[int, ...]
+    mixing: Literal["rows", "chunks", "nothing"] = "rows"
+    group_rows: int = 1 << 20
+    has_lanes: bool = False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class DataFacts:
     """What `plan` needs to know about the data; read by `api`.
 
@@ -70,6 +94,8 @@ class DataFacts:
         kind: The word a user would know the data by.
         is_exactly_once: False for streams without random access.
         validation_rows: Samples to validate on, 0 for none.
+        chunking: How the samples lie in chunks, None where each can be had by number.
+        batch_size: Rows of the batches the data comes in, None where there are none.
 
     Example:
         >>> DataFacts(rows=100, size_bytes=800).is_exactly_once
@@ -81,6 +107,8 @@ class DataFacts:
     kind: str = "arrays"
     is_exactly_once: bool = True
     validation_rows: int = 0
+    chunking: Chunking | None = None
+    batch_size: int | None = None
 
 
 @final

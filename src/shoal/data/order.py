@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from shoal.data.chunk_order import ChunkOrder
 from shoal.errors import ConfigError
+from shoal.facts import Chunking
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Shuffle: TypeAlias = Literal[True, False, "batch"]
@@ -89,6 +91,8 @@ class Order:
         batch_size: Samples of one step, used by "batch" and `steps_per_epoch`.
         steps_per_epoch: Steps of an epoch, None for a whole pass.
         first_epoch: The epoch the run starts with.
+        chunking: How the rows lie in chunks; a shuffle then mixes what it allows,
+            and "batch" means True.
 
     Raises:
         ConfigError: `rows`, `batch_size` or `steps_per_epoch` is below 1.
@@ -111,6 +115,7 @@ class Order:
         batch_size: int = 32,
         steps_per_epoch: int | None = None,
         first_epoch: int = 0,
+        chunking: Chunking | None = None,
     ) -> None:
         if (
             rows < 1
@@ -129,6 +134,11 @@ class Order:
         self.steps_per_epoch = steps_per_epoch
         self.first_epoch = first_epoch
         self._kept: dict[int, npt.NDArray[np.int64]] = {}
+        self._chunks: ChunkOrder | None = None
+        if chunking is not None:
+            self._chunks = ChunkOrder(
+                chunking, seed, shuffle=shuffle is not False, batch_size=batch_size
+            )
 
     def span(self, epoch: int) -> Span:
         """Returns the pass an epoch belongs to and its rows there."""
@@ -167,9 +177,38 @@ class Order:
         if not 0 <= start <= stop <= span.rows:
             raise IndexError(f"[{start}, {stop}) is outside epoch {epoch}: {span}")
         first, last = span.start + start, span.start + stop
+        if self._chunks is not None:
+            return self._chunks.indices(span.turn, first, last)
         if self.shuffle is False:
             return np.arange(first, last, dtype=np.int64)
         return self._permutation(span.turn)[first:last]
+
+    def turn(self, epoch: int) -> int:
+        """Returns which pass over the data an epoch belongs to."""
+        return self.span(epoch).turn
+
+    def upcoming(
+        self, epoch: int, start: int, stop: int, gang: tuple[int, int] = (0, 0)
+    ) -> Indices:
+        """Returns rows that stand for the chunks that are needed next, none for arrays.
+
+        Args:
+            epoch: Number of the epoch.
+            start: Positions that are read now begin here.
+            stop: And end here.
+            gang: Where the batch that they are a share of begins, and its rows; rows 0
+                for no share.
+        """
+        if self._chunks is None:
+            return np.zeros(0, np.int64)
+        span, (begin, rows) = self.span(epoch), gang
+        part = ((start - begin) / rows, (stop - begin) / rows) if rows else (0.0, 1.0)
+        return self._chunks.upcoming(span.turn, span.start + stop - 1, part)
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether rows lie in chunks."""
+        return self._chunks is not None
 
     def _permutation(self, turn: int) -> Indices:
         """The whole pass; the last two are kept."""

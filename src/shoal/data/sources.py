@@ -41,6 +41,10 @@ class Source(ABC):
     def size_bytes(self) -> int:
         """Bytes of all samples."""
 
+    def close(self) -> None:
+        """Lets go of threads and files; nothing, mostly."""
+        return
+
 
 @final
 class ArraySource(Source):

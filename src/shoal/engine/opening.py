@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from shoal.backends import BACKENDS
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data import ArraySource
+from shoal.data.chunks import MEMORY_BYTES
+from shoal.data.read_ahead import ReadAhead
 from shoal.launchers.shared import map_inherited
 from shoal.models.inspection import prepare
 from shoal.models.travel import unpack
@@ -52,6 +55,23 @@ def backend_class(name: str) -> Any:
     """Imports a backend; its class is called with a model and a spec."""
     module, _, attribute = BACKENDS[name].target.partition(":")
     return getattr(import_module(module), attribute)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenChunks:
+    """Opens a source that is read in chunks.
+
+    Args:
+        source: As cloudpickle packed it.
+        memory_bytes: Of chunks that a worker holds.
+    """
+
+    source: bytes
+    memory_bytes: int = MEMORY_BYTES
+
+    def __call__(self) -> ReadAhead:
+        """Opens it; nothing is read yet."""
+        return ReadAhead(pickle.loads(self.source), self.memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

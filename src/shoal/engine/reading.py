@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.order import Order
+from shoal.data.read_ahead import ReadAhead
 from shoal.engine.ledger import Piece
 from shoal.errors import DataError
 
@@ -89,6 +90,14 @@ class Reader:
         Raises:
             DataError: The source raised at every attempt.
         """
+        if isinstance(self._source, ReadAhead):
+            last = pieces[-1]
+            # A share of a batch: where that begins is known by its size alone.
+            gang = (last.start - last.start % last.gang, last.gang) if last.gang else ()
+            upcoming = self._order.upcoming(
+                last.epoch, last.start, last.stop, gang or (0, 0)
+            )
+            self._source.expect(self._order.turn(last.epoch), upcoming)
         return self._ask(self.indices(pieces), pieces)
 
     def first(self, indices: Indices) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal.backends.base import Backend, Clock, ComputeSpec
 from shoal.data.order import Order
+from shoal.data.sources import Source
 from shoal.engine.complaints import SURE, VOID
 from shoal.engine.finite import WARN, Reaction
 from shoal.engine.guard import Guard, Harmed
@@ -114,6 +115,8 @@ def work(spec: WorkerSpec) -> None:
             )
     finally:
         member.leave()
+        if worker is not None:
+            worker.close()
         if spec.clean_up is not None:
             worker = None
             spec.clean_up()
@@ -131,7 +134,7 @@ class Worker:
         self._spec, self._member = spec, member
         self.steps = 0
         compute = replace(spec.compute, rank_seed=member.rank)
-        source = spec.open_source()
+        self._source = source = spec.open_source()
         self._reader = Reader(source, spec.order, spec.retry, member.tell)
         sample = self._reader.first(np.arange(SAMPLE_ROWS) % spec.order.rows)
         self._backend = spec.open_backend(compute, sample)
@@ -148,6 +151,11 @@ class Worker:
             loss_at=compute.loss_at,
             batch_size=compute.batch_size,
         )
+
+    def close(self) -> None:
+        """Ends what reads ahead."""
+        if isinstance(self._source, Source):
+            self._source.close()
 
     def _check_layout(self) -> None:
         """The model as it was opened here must have the driver's vectors."""

@@ -134,6 +134,9 @@ class Plan:
             batch_size=self.batch_size,
             steps_per_epoch=self.steps_per_epoch,
             first_epoch=self.initial_epoch,
+            chunking=None
+            if self.data.chunking is None
+            else replace(self.data.chunking, has_lanes=self.is_gang),
         )
 
     def explain(self) -> str:
@@ -145,6 +148,8 @@ class Plan:
         plain = asdict(self)
         plain["strategy"] = {"name": self.strategy.name, **plain["strategy"]}
         plain["warnings"] = list(self.warnings)
+        if self.data.chunking is not None:  # of which there may be very many
+            plain["data"]["chunking"]["rows"] = len(self.data.chunking.rows)
         return {**plain, "samples_expected": self.samples_expected}
 
 
@@ -170,7 +175,8 @@ def resolve(
     least, most = check(request, data, machine)
     check_quorum(request.quorum)
     strategy, rows_all = request.strategy, data.rows
-    batch = request.batch_size or default_batch(rows_all, request.steps_per_epoch)
+    batch = request.batch_size or data.batch_size
+    batch = batch or default_batch(rows_all, request.steps_per_epoch)
     rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
     is_gang = strategy.exchanges == "gradients"
     workers = min(most, useful_workers(strategy, rows, batch))

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock
-from shoal.data import ArraySource
+from shoal.data import Source
 from shoal.engine.center import pull_into, push_into
 from shoal.engine.ledger import Piece
 from shoal.engine.opening import OpenBackend
@@ -83,7 +83,7 @@ class Crew:
     """
 
     def __init__(
-        self, plan: Plan, packed: bytes, source: ArraySource, clock_start: float
+        self, plan: Plan, packed: bytes, source: Source, clock_start: float
     ) -> None:
         self._plan, self._source, self._began = plan, source, clock_start
         self._order, self._spec = plan.order(), compute_spec(plan)

@@ -12,8 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import cloudpickle
+
 from shoal.backends.base import ComputeSpec
-from shoal.data import ArraySource
+from shoal.data import ArraySource, Source
 from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
 from shoal.engine.finite import reaction_to
@@ -21,7 +23,7 @@ from shoal.engine.greeting import worker_secret
 from shoal.engine.machine import ServerSpec
 from shoal.engine.member import Seat
 from shoal.engine.observer import Rescue
-from shoal.engine.opening import CleanUp, OpenBackend, OpenMapped
+from shoal.engine.opening import CleanUp, OpenBackend, OpenChunks, OpenMapped
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.stage import Stage
@@ -60,7 +62,7 @@ class Work:
     """
 
     model: Any
-    source: ArraySource
+    source: Source
     custom_objects: Mapping[str, Any] | None = None
     factory: Callable[[], Any] | None = None
     packed: bytes = b""
@@ -188,8 +190,10 @@ def announce(plan: Plan, run: Run) -> None:
     )
 
 
-def write_data(source: ArraySource, blob: SharedBlob) -> None:
-    """Writes the data to memory that children map."""
+def write_data(source: Source, blob: SharedBlob) -> None:
+    """Writes arrays to memory that children map; chunks they read themselves."""
+    if not isinstance(source, ArraySource):
+        return
     with blob.allocate(source.blob_size()) as memory:
         source.write_blob(memory)
 
@@ -263,6 +267,13 @@ def compute_spec(plan: Plan) -> ComputeSpec:
     )
 
 
+def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
+    """How workers come by the data."""
+    if isinstance(source, ArraySource):
+        return OpenMapped(descriptor=blob.descriptor)
+    return OpenChunks(source=cloudpickle.dumps(source))
+
+
 def _give(
     controller: Controller, plan: Plan, work: Work, stage: Stage, past: Past | None
 ) -> None:
@@ -294,6 +305,7 @@ def _give(
     cores = shares_of_cores(plan.workers, plan.threads)
     open_backend = OpenBackend(name=plan.backend, model=work.packed)
     began = float(int(step_variable(model).numpy()))
+    open_source = _opening(work.source, stage.blob)
 
     def make(hint: int, token: str) -> WorkerSpec:
         seat = Seat(
@@ -311,7 +323,7 @@ def _give(
             compute=replace(compute, loss_at=states.loss_at),
             order=plan.order(),
             open_backend=open_backend,
-            open_source=OpenMapped(descriptor=stage.blob.descriptor),
+            open_source=open_source,
             is_gang=plan.is_gang,
             clock_start=began,
             cores=cores[hint] if hint < len(cores) else (),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import cloudpickle
 import numpy as np
 
-from shoal.data import ArraySource
+from shoal.data import ArraySource, Source
 from shoal.errors import CheckpointError
 from shoal.plan import Plan, Request
 from shoal.runs.checkpoint_files import (
@@ -46,7 +47,8 @@ class Inputs:
         plan: Of the run.
         request: It came from, with the seed that was drawn.
         packed: The model as `travel.pack` made it.
-        source: The samples; None where they are too many to be kept.
+        source: The samples; None where they are too many to be kept. Of what is read
+            in chunks only names and sizes are.
         validation: What the model is validated on.
         callbacks: None where they could not be kept.
         settings: Other arguments of `fit`, by name.
@@ -56,7 +58,7 @@ class Inputs:
     plan: Plan
     request: Request
     packed: bytes
-    source: ArraySource | None
+    source: Source | None
     validation: Validation | None
     callbacks: Sequence[Any] | None
     settings: dict[str, Any]
@@ -72,6 +74,7 @@ class _Index:
     callbacks: bytes | None
     data: Part | None
     held: Part | None
+    chunks: bytes | None = None
 
 
 def write_inputs(folder: Folder, inputs: Inputs) -> None:
@@ -88,8 +91,13 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
     place = folder.child(INPUTS)
     source, validation = inputs.source, inputs.validation
     data = held = None
-    if source is not None and source.size_bytes <= MOST_DATA_BYTES:
-        data = write_part(place, "data.bin", memoryview(source.to_blob()))
+    chunks = None
+    if isinstance(source, ArraySource):
+        if source.size_bytes <= MOST_DATA_BYTES:
+            data = write_part(place, "data.bin", memoryview(source.to_blob()))
+    elif source is not None:
+        with suppress(Exception):  # such as a generator, which has to be given again
+            chunks = cloudpickle.dumps(source)
     if validation is not None and validation.source.size_bytes <= MOST_DATA_BYTES:
         content = memoryview(validation.source.to_blob())
         held = write_part(place, "validation.bin", content)
@@ -99,6 +107,7 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
         callbacks=pack_callbacks(inputs.callbacks or []),
         data=data,
         held=held,
+        chunks=chunks,
     )
     try:
         content = cloudpickle.dumps(index)
@@ -127,7 +136,9 @@ def read_inputs(folder: Folder) -> Inputs:
         )
     try:
         index: _Index = pickle.loads(read_whole(place, INDEX))
-        data = None if index.data is None else _read(place, index.data)
+        data: Source | None = None if index.data is None else _read(place, index.data)
+        if index.chunks is not None:
+            data = pickle.loads(index.chunks)
         held = None if index.held is None else _read(place, index.held)
     except OSError:
         raise
