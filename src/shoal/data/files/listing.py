@@ -1,0 +1,142 @@
+"""Which files a URL stands for: what is taken, what is left out, in which order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+from shoal.data.files.store import FileEntry, Store, as_data_error
+from shoal.errors import ConfigError, DataError
+
+Urls: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, folder, glob or URL; or several."""
+
+MARKS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What was found.
+
+    Args:
+        files: With something in them, sorted by URL.
+        empty: URLs of files of 0 bytes, which are left out.
+    """
+
+    files: tuple[FileEntry, ...]
+    empty: tuple[str, ...] = ()
+
+
+def list_files(
+    url: Urls, *, storage_options: Mapping[str, Any] | None = None
+) -> tuple[FileEntry, ...]:
+    """Lists the data files a URL stands for, sorted by name.
+
+    Files and folders whose names begin with "_" or "." (`_SUCCESS`, `.part.crc`) are
+    left out unless they are named themselves, and so are files of 0 bytes.
+
+    Args:
+        url: A local path, a folder (searched to its leaves), a glob, any URL fsspec
+            knows such as "s3://bucket/prefix/", or a list of these.
+        storage_options: For fsspec's file system. S3 needs none where boto would
+            find credentials, region and endpoint (environment, `~/.aws`, role).
+
+    Raises:
+        DataError: Nothing is there, or it may not be listed.
+        ConfigError: A library for this kind of URL is not installed.
+
+    Example:
+        >>> import pathlib
+        >>> for name in "b.csv", "a.csv", "_SUCCESS":
+        ...     _ = pathlib.Path(name).write_text("x,y")
+        >>> [file.name for file in list_files(".")]
+        ['a.csv', 'b.csv']
+    """
+    return find_files(url, Store(storage_options)).files
+
+
+def find_files(url: Urls, store: Store) -> Listing:
+    """Lists files, and says which of them are empty.
+
+    Raises:
+        DataError: Nothing is there, or it may not be listed.
+    """
+    many = [url] if isinstance(url, (str, os.PathLike)) else list(url)
+    if not many:
+        raise ConfigError(
+            "url is an empty list. Expected at least one path or URL. "
+            "Pass the folder that holds the data."
+        )
+    found: dict[str, FileEntry] = {}
+    for one in many:
+        found.update(_entries(os.fspath(one), store))
+    files = sorted(found.values(), key=lambda file: file.url)
+    empty = tuple(file.url for file in files if file.size_bytes == 0)
+    if len(empty) == len(files):
+        shown = ", ".join(os.fspath(one) for one in many[:3])
+        raise DataError(
+            f"there are no data files at {shown}: {len(empty):,} empty ones, and none "
+            "with something in them (names that begin with '_' or '.' do not count). "
+            "Expected at least one file. Check the spelling of the path or prefix."
+        )
+    return Listing(files=tuple(f for f in files if f.size_bytes), empty=empty)
+
+
+def _entries(url: str, store: Store) -> dict[str, FileEntry]:
+    """Files of one URL, by their own URLs."""
+    from fsspec.utils import stringify_path
+
+    url = stringify_path(url)
+    system, path = store.filesystem(url), store.path(url)
+    try:
+        system.invalidate_cache()
+        found, root = _search(system, path)
+    except Exception as error:
+        raise as_data_error(error, url) from error
+    finally:
+        system.invalidate_cache()  # a million names need not stay in memory
+    files: dict[str, FileEntry] = {}
+    for name, info in found.items():
+        is_file = info.get("type") == "file" and not name.endswith("/")
+        if is_file and not _is_hidden(name[len(root) :]):
+            own = _url_of(system, name)
+            files[own] = FileEntry(
+                url=own, size_bytes=int(info.get("size") or 0), mark=_mark(info)
+            )
+    return files
+
+
+def _search(system: Any, path: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """What fsspec knows of each name, and the folder the user named."""
+    from fsspec.core import has_magic
+
+    if has_magic(path):
+        places = [place for place in map(path.find, "*?[") if place >= 0]
+        found = system.glob(path, detail=True)
+        if found or not system.exists(path):
+            return found, path[: path.rfind("/", 0, min(places)) + 1]
+    found = system.find(path, detail=True)
+    if not found and not system.exists(path):
+        raise FileNotFoundError("no such file or folder")
+    # A file that is named is taken, whatever its name.
+    return found, path
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in relative.split("/"))
+
+
+def _url_of(system: Any, name: str) -> str:
+    """A local path stays a path."""
+    url = str(system.unstrip_protocol(name))
+    return name if url.startswith(("file:", "local:")) else url
+
+
+def _mark(info: Mapping[str, Any]) -> str:
+    for key in MARKS:
+        if info.get(key) is not None:
+            return str(info[key]).strip('"')
+    return ""

@@ -1,0 +1,195 @@
+"""From parts of files to what a chunk holds: read, put together, checked, packed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar, final
+
+import numpy as np
+
+from shoal.data import trees
+from shoal.data.files.format import PART_BYTES, Columns, Format, Part
+from shoal.data.files.selection import Selection
+from shoal.data.files.store import FileEntry, Store
+from shoal.data.sources import Batch
+from shoal.errors import DataError
+
+Leaf: TypeAlias = tuple[str, str, tuple[int, ...]]
+"""Name, dtype, and shape of a row."""
+Sample: TypeAlias = tuple[Leaf, ...]
+"""What one row looks like: every chunk must be the same."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+MEMORY_BYTES = 4 * PART_BYTES
+"""Of files that are counted at the same time."""
+THREADS = 16
+
+
+class Reader(ABC):
+    """Reads a chunk's parts. Subclass it for data that is made of files otherwise."""
+
+    @abstractmethod
+    def read(self, parts: Sequence[Part]) -> Batch:
+        """Returns what Keras takes.
+
+        Raises:
+            DataError: A file cannot be read; it is named.
+        """
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ColumnReader(Reader):
+    """Reads files that hold columns.
+
+    Args:
+        form: Of the files.
+        store: They lie in.
+        selection: Which columns are what.
+
+    Example:
+        >>> from shoal.data.files.csv import Csv
+        >>> chosen = Selection(x="a", y=None, weight=None, floatx="float32")
+        >>> ColumnReader(form=Csv(), store=Store(), selection=chosen).read([])
+        Traceback (most recent call last):
+        ValueError: a chunk has at least one part
+    """
+
+    form: Format
+    store: Store
+    selection: Selection
+
+    def read(self, parts: Sequence[Part]) -> Batch:
+        """Reads parts one after another into arrays of their common length."""
+        if not parts:
+            raise ValueError("a chunk has at least one part")
+        names = self.selection.columns
+        rows, filled = sum(part.rows for part in parts), 0
+        whole: Columns = {}
+        found = self.form.read_parts(parts, self.store, names)
+        for part, columns in zip(parts, found, strict=True):
+            _check_rows(columns, part)
+            if len(parts) == 1:
+                return self.selection.pack(columns)
+            for name in names:
+                array = columns[name]
+                if name not in whole:
+                    whole[name] = np.empty((rows, *array.shape[1:]), array.dtype)
+                _check_alike(array, whole[name], name, part.file, parts[0].file)
+                whole[name][filled : filled + part.rows] = array
+            filled += part.rows
+        return self.selection.pack(whole)
+
+
+def _check_rows(columns: Columns, part: Part) -> None:
+    for name, array in columns.items():
+        if len(array) != part.rows:
+            raise DataError(
+                f"{part.file.url} gave {len(array):,} rows of {name!r} where "
+                f"{part.rows:,} were counted: it has changed since it was opened. "
+                "Expected files that stay as they are while they are read. "
+                "Write new data under new names, and open the files anew."
+            )
+
+
+def _check_alike(
+    array: Any, whole: Any, name: str, file: FileEntry, first: FileEntry
+) -> None:
+    if array.shape[1:] != whole.shape[1:] or array.dtype != whole.dtype:
+        raise unlike(
+            (name, array.dtype.name, array.shape[1:]),
+            (name, whole.dtype.name, whole.shape[1:]),
+            file.url,
+            first.url,
+        )
+
+
+def unlike(found: Leaf, expected: Leaf, url: str, first: str) -> DataError:
+    """Returns the error about a file that differs from the first.
+
+    Args:
+        found: What it has.
+        expected: What the first has.
+        url: The file, or the files.
+        first: The file all others must be like.
+    """
+    name, dtype, shape = found
+    hint = (
+        "Pass image_size=(height, width) to resize them all."
+        if name in ("image", "x") and len(shape) == 3
+        else "Write it again as the others, or leave it out."
+    )
+    return DataError(
+        f"{name!r} in {url} has rows of {dtype} and shape {shape}, but in {first} of "
+        f"{expected[1]} and shape {expected[2]}. Expected the same in all files. {hint}"
+    )
+
+
+def sample_of(batch: Batch) -> Sample:
+    """Describes a row of what a chunk holds.
+
+    Example:
+        >>> sample_of((np.zeros((3, 2)), np.zeros(3, "i4")))
+        (('x', 'float64', (2,)), ('y', 'int32', ()))
+    """
+    parts = batch if isinstance(batch, tuple) and len(batch) > 1 else (batch,)
+    named = zip(("x", "y", "sample_weight"), parts, strict=False)
+    return tuple(
+        (path, leaf.dtype.name, tuple(leaf.shape[1:]))
+        for name, tree in named
+        for path, leaf in trees.named_leaves(tree, name)
+    )
+
+
+def check_sample(found: Sample, expected: Sample, url: str, first: str) -> None:
+    """Compares rows of a chunk with those of the first.
+
+    Raises:
+        DataError: They differ; says which file does.
+    """
+    if found == expected:
+        return
+    for one, other in zip(found, expected, strict=False):
+        if one != other:
+            raise unlike(one, other, url, first)
+    raise DataError(
+        f"{url} gives {len(found)} arrays, but {first} gives {len(expected)}. "
+        "Expected the same arrays from all files. Make them alike."
+    )
+
+
+def in_parallel(
+    function: Callable[[Item], Result], items: Sequence[Item], *, item_bytes: int
+) -> list[Result | DataError]:
+    """Applies a function to all items, in threads; a `DataError` stands for a result.
+
+    Args:
+        function: Mostly waits for a store.
+        items: It gets one by one.
+        item_bytes: Memory that one takes, at most; decides how many threads there are.
+
+    Example:
+        >>> in_parallel(abs, [-1, 2], item_bytes=8)
+        [1, 2]
+    """
+
+    def safely(item: Item) -> Result | DataError:
+        try:
+            return function(item)
+        except DataError as error:
+            return error
+
+    threads = min(THREADS, len(items), max(1, MEMORY_BYTES // max(1, item_bytes)))
+    if threads <= 1:
+        return [safely(item) for item in items]
+    with ThreadPoolExecutor(threads, "shoal-files") as pool:
+        try:
+            return list(pool.map(safely, items))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,180 @@
+"""Which columns are x, y and sample_weight, and how they become what Keras takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import trees
+from shoal.data.arrays import dtype_of
+from shoal.data.files.format import Columns, Format
+from shoal.data.sources import Batch
+from shoal.errors import DataError
+from shoal.registry import did_you_mean
+
+Names: TypeAlias = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""A column; several that become one array; or those of each input, by its name."""
+
+
+@final
+@dataclass(frozen=True)
+class Stack:
+    """Columns that become one array of floats, side by side."""
+
+    names: tuple[str, ...]
+
+
+Wanted: TypeAlias = "str | Stack | dict[str, str | Stack] | None"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Columns of files, by their part in training.
+
+    Args:
+        x: Inputs: a name, a `Stack`, or a dict of these.
+        y: Targets, in the same forms, or None.
+        weight: Column of sample weights, or None.
+        floatx: Dtype floats are read in.
+
+    Example:
+        >>> x = Stack(("a", "b"))
+        >>> chosen = Selection(x=x, y="c", weight=None, floatx="float32")
+        >>> chosen.pack({"a": np.array([1]), "b": np.array([2.0]), "c": np.array([3])})
+        (array([[1., 2.]], dtype=float32), array([3]))
+    """
+
+    x: Wanted
+    y: Wanted
+    weight: str | None
+    floatx: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that are read, each once."""
+        leaves = trees.leaves([self.x, self.y, self.weight])
+        named = [leaf.names if isinstance(leaf, Stack) else (leaf,) for leaf in leaves]
+        return tuple(dict.fromkeys(name for names in named for name in names))
+
+    @property
+    def plain(self) -> frozenset[str]:
+        """Columns that keep their dtype, which must then be that of all files."""
+        leaves = trees.leaves([self.x, self.y])
+        return frozenset(leaf for leaf in leaves if isinstance(leaf, str))
+
+    def pack(self, columns: Columns) -> Batch:
+        """Packs columns as Keras packs x, y and sample_weight."""
+        x = self._tree(self.x, columns)
+        if self.y is None and self.weight is None:
+            return x
+        y = self._tree(self.y, columns)
+        if self.weight is None:
+            return x, y
+        return x, y, columns[self.weight].astype(dtype_of(self.floatx))
+
+    def _tree(self, wanted: Wanted, columns: Columns) -> trees.Tree:
+        def array(leaf: str | Stack) -> npt.NDArray[Any]:
+            if isinstance(leaf, Stack):
+                _check_flat(leaf, columns)
+                return _stacked([columns[name] for name in leaf.names], self.floatx)
+            return _as_trained(columns[leaf], self.floatx)
+
+        return trees.map_leaves(array, wanted)
+
+
+def _as_trained(array: npt.NDArray[Any], floatx: str) -> npt.NDArray[Any]:
+    is_float = array.dtype.kind == "f"
+    dtype = dtype_of(floatx) if is_float else array.dtype.newbyteorder("=")
+    return np.ascontiguousarray(array, dtype)
+
+
+def _check_flat(stack: Stack, columns: Columns) -> None:
+    for name in stack.names:
+        if columns[name].ndim > 2:
+            raise DataError(
+                f"column {name!r} has rows of shape {columns[name].shape[1:]}, which "
+                "do not stand beside other columns in one array. Expected numbers, or "
+                f"lists of numbers. Name it alone: {name!r}, or as an input of its "
+                f"own: {{'input': {name!r}, ...}}."
+            )
+
+
+def _stacked(arrays: list[npt.NDArray[Any]], floatx: str) -> npt.NDArray[Any]:
+    """Columns side by side; written once, without copies between."""
+    widths = [1 if array.ndim == 1 else array.shape[1] for array in arrays]
+    ends = np.cumsum([0, *widths])
+    out = np.empty((len(arrays[0]), ends[-1]), dtype_of(floatx))
+    for array, start, stop in zip(arrays, ends[:-1], ends[1:], strict=True):
+        out[:, start:stop] = array[:, None] if array.ndim == 1 else array
+    return out
+
+
+def select(
+    known: Sequence[str],
+    form: Format,
+    *,
+    features: Names | None,
+    label: Names | None,
+    weight: str | None,
+    floatx: str,
+    where: str,
+) -> Selection:
+    """Finds out which columns a user means.
+
+    Args:
+        known: Columns of the files.
+        form: Knows which columns are meant where none are named.
+        features: For x; None means the format's own, or all but the others.
+        label: For y; None means the format's own; () means none.
+        weight: For sample_weight.
+        floatx: Dtype floats are read in.
+        where: What the columns are of, for messages.
+
+    Raises:
+        DataError: A column is unknown, or a label is missing.
+    """
+    if label is None and form.label in known:
+        label = form.label
+    if label is None and form.needs_label:
+        raise DataError(
+            f"no label is named for {where}, whose columns are "
+            f"{', '.join(map(repr, known))}. Expected the column that the model "
+            "learns. Pass label='its name', or label=() for data without one."
+        )
+    y = _wanted(label, known, "label", where) if label else None
+    _wanted(weight, known, "weight", where)
+    if features is None and form.features in known:
+        features = form.features
+    if features is None:
+        used = Selection(x=None, y=y, weight=weight, floatx=floatx).columns
+        features = [name for name in known if name not in used]
+    if not features:
+        raise DataError(
+            f"there are no columns left to be features in {where}: all are label or "
+            "weight. Expected at least one input of the model. Name it with features=."
+        )
+    x = _wanted(features, known, "features", where)
+    return Selection(x=x, y=y, weight=weight, floatx=floatx)
+
+
+def _wanted(names: Names | None, known: Sequence[str], what: str, where: str) -> Wanted:
+    if names is None:
+        return None
+    if isinstance(names, Mapping):
+        items = names.items()
+        return {
+            key: cast("str | Stack", _wanted(value, known, what, where))
+            for key, value in items
+        }
+    for name in [names] if isinstance(names, str) else names:
+        if name not in known:
+            raise DataError(
+                f"{what}={names!r} of {where}: {did_you_mean('column', name, known)} "
+                f"Expected columns of the files. Correct {what}=."
+            )
+    return names if isinstance(names, str) else Stack(tuple(names))

@@ -1,0 +1,144 @@
+"""The source that reads files: chunks of parts, opened anew in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+
+import numpy as np
+
+from shoal.data import trees
+from shoal.data.arrays import dtype_of
+from shoal.data.chunks import ArrayChunk, ChunkedSource
+from shoal.data.files.format import Part
+from shoal.data.files.reader import Reader, Sample, check_sample, sample_of
+from shoal.data.sources import Batch
+from shoal.errors import DataError
+
+OnBadFile: TypeAlias = Literal["raise", "skip"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FilePortion:
+    """What is read as one chunk.
+
+    Args:
+        parts: Of files, in order.
+        rows: In all of them.
+    """
+
+    parts: tuple[Part, ...]
+    rows: int
+
+    @property
+    def url(self) -> str:
+        """The files, for messages."""
+        urls = list(dict.fromkeys(part.file.url for part in self.parts))
+        return urls[0] if len(urls) == 1 else f"{urls[0]} to {urls[-1]}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FileSource(ChunkedSource):
+    r"""Samples in files. Made by `open_files`; holds names, sizes and settings alone.
+
+    It is pickled to workers (with cloudpickle, if `preprocess=` comes from a script),
+    where files are opened again. Rows of a chunk are the same however often it is
+    read, as long as the files stay as they are.
+
+    A file that turns bad after it was counted is an error, with `on_bad_file="skip"`
+    as well: its rows were promised to the run, which gives every one of them out once
+    an epoch, and there is no honest other row to give in its place. Opening the files
+    again leaves it out.
+
+    Args:
+        reader: Reads parts.
+        portions: One for each chunk.
+        sample: What a row looks like.
+        kind: As a user would say it: "Parquet files".
+        skipped: (URL, reason) of files that are left out.
+        empty: URLs of files without rows.
+        classes: Names of the classes of images, in the order of their labels.
+        on_bad_file: What was asked for, for messages.
+
+    Example:
+        >>> from shoal.data.files import open_files
+        >>> import pathlib
+        >>> _ = pathlib.Path("a.csv").write_text("size,price\n1.5,10\n2.5,20\n")
+        >>> source = open_files("a.csv", label="price")
+        >>> source.kind, len(source), source.take(slice(1, 2))
+        ('CSV files', 2, (array([[2.5]], dtype=float32), array([20])))
+    """
+
+    reader: Reader
+    portions: tuple[FilePortion, ...]
+    sample: Sample
+    kind: str = "files"
+    skipped: tuple[tuple[str, str], ...] = ()
+    empty: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    on_bad_file: OnBadFile = "raise"
+
+    @property
+    def chunk_rows(self) -> Sequence[int]:
+        """Rows of each chunk."""
+        return [portion.rows for portion in self.portions]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """URLs of all files that are read, in order."""
+        parts = (part for portion in self.portions for part in portion.parts)
+        return tuple(dict.fromkeys(part.file.url for part in parts))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all rows, as they are read; files may be smaller, or bigger."""
+        return len(self) * row_bytes(self.sample)
+
+    def read(self, chunk: int, epoch: int) -> ArrayChunk:
+        """Reads a chunk; the same in every epoch.
+
+        Raises:
+            DataError: A file is damaged, gone or not the one that was counted.
+        """
+        del epoch
+        portion = self.portions[chunk]
+        try:
+            batch = self.reader.read(portion.parts)
+            self._check(batch, portion)
+        except DataError as error:
+            if self.on_bad_file == "raise":
+                raise
+            raise DataError(
+                f"{error}\n  on_bad_file='skip' cannot leave it out any more: its "
+                f"{portion.rows:,} rows were promised to the run when files were "
+                "counted. Start again; opening the files leaves it out then."
+            ) from error
+        return ArrayChunk(batch)
+
+    def _check(self, batch: Batch, portion: FilePortion) -> None:
+        first = self.portions[0].parts[0].file.url
+        check_sample(sample_of(batch), self.sample, portion.url, first)
+        for leaf in trees.leaves(batch):
+            if len(leaf) != portion.rows:
+                raise DataError(
+                    f"{portion.url} gave {len(leaf):,} rows where {portion.rows:,} "
+                    "were counted when it was opened. Expected the same rows each time "
+                    "it is read. Write new data under new names; let preprocess= give "
+                    "the same rows for the same files."
+                )
+
+
+def row_bytes(sample: Sample) -> int:
+    """Returns the memory of one row.
+
+    Example:
+        >>> row_bytes((("x", "float32", (3,)), ("y", "int64", ())))
+        20
+    """
+    return sum(
+        dtype_of(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        for _, dtype, shape in sample
+    )

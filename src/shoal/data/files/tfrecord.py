@@ -1,0 +1,226 @@
+"""TFRecord files of `tf.train.Example`, plain or gzip; checksums are looked at."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data.files.crc32c import masked_crc32c
+from shoal.data.files.example import Feature, parse_example
+from shoal.data.files.format import (
+    PART_BYTES,
+    Columns,
+    Format,
+    Part,
+    Types,
+    check_columns,
+    missing_column,
+    text_column,
+)
+from shoal.data.files.store import FileEntry, Store, reading
+from shoal.errors import DataError
+
+GZIP = b"\x1f\x8b"
+HEAD, TAIL = 12, 4
+"""Bytes around a record: its length and that length's checksum; its own checksum."""
+FIRST_BYTES = 1 << 20
+"""The first record is looked for in; longer ones are fetched by their length."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TfRecord(Format):
+    """Reads TFRecord files. A feature of one number is a column, of k one of rows of k.
+
+    Args:
+        part_bytes: Longer plain files are cut between records; gzip files cannot be.
+
+    Example:
+        >>> TfRecord().one
+        'TFRecord file'
+    """
+
+    kind = "TFRecord files"
+    extensions = (".tfrecord", ".tfrecords", ".tfrec")
+
+    part_bytes: int = PART_BYTES
+
+    def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:
+        """Reads the first record."""
+        with reading(file, "TFRecord file"):
+            return tuple(sorted(parse_example(_first(file, store))))
+
+    def count(
+        self, file: FileEntry, store: Store, columns: Sequence[str]
+    ) -> tuple[Part, ...]:
+        """Goes from record to record; checks lengths, not yet what is in them."""
+        with reading(file, "TFRecord file"):
+            example = parse_example(_first(file, store))
+            check_columns(file, columns, tuple(sorted(example)))
+            types = tuple((name, _type(example[name], name, file)) for name in columns)
+            return tuple(self._parts(file, store, types))
+
+    def _parts(self, file: FileEntry, store: Store, types: Types) -> Iterator[Part]:
+        start = store.read(file, 0, min(2, file.size_bytes))
+        if start == GZIP or file.size_bytes <= self.part_bytes:
+            data = _plain(store.read(file))
+            starts, _ = frames(data, file, is_whole=True)
+            yield Part(file=file, rows=len(starts), types=types)
+            return
+        position, size = 0, self.part_bytes
+        while position < file.size_bytes:
+            stop = min(file.size_bytes, position + size)
+            data = store.read(file, position, stop)
+            starts, lengths = frames(data, file, is_whole=stop == file.size_bytes)
+            if not len(starts):  # one record is longer than a part
+                size *= 2
+                continue
+            end = position + int(starts[-1] + lengths[-1]) + TAIL
+            yield Part(
+                file=file, rows=len(starts), start=position, stop=end, types=types
+            )
+            position, size = end, self.part_bytes
+
+    def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
+        """Reads records, and checks what they hold."""
+        with reading(part.file, "TFRecord file"):
+            data = store.read(part.file, part.start, part.stop)
+            if part.stop is None:
+                data = _plain(data)
+            starts, lengths = frames(data, part.file, is_whole=True)
+            _check_records(data, starts, lengths, part.file)
+            kinds = dict(part.types)
+            found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+                example = parse_example(data[start : start + length])
+                for name, values in found.items():
+                    if name not in example:
+                        raise missing_column(part.file, name, tuple(example))
+                    kind = _type(example[name], name, part.file)
+                    if kind != kinds[name]:
+                        raise _other_kind(part.file, name, kind, kinds[name])
+                    values.append(example[name][1])
+            return {n: _stacked(values, n, part.file) for n, values in found.items()}
+
+
+def frames(
+    data: bytes, file: FileEntry, *, is_whole: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Finds records: where each begins, and how long it is.
+
+    Args:
+        data: That begins with a record.
+        file: It is of, for messages.
+        is_whole: Whether the data must end with the end of a record.
+
+    Raises:
+        DataError: It is cut short, or the checksum of a length is wrong.
+    """
+    starts: list[int] = []
+    lengths: list[int] = []
+    position, end = 0, len(data)
+    unpack = struct.Struct("<Q").unpack_from
+    while position + HEAD <= end:
+        (length,) = unpack(data, position)
+        after = position + HEAD + length + TAIL
+        if after > end:
+            break
+        starts.append(position + HEAD)
+        lengths.append(length)
+        position = after
+    first, sizes = np.array(starts, np.int64), np.array(lengths, np.int64)
+    _check(data, first - HEAD, np.full(len(first), 8), "length", file)
+    if is_whole and position != end:
+        if position + HEAD <= end:  # cut short, or a length that is nonsense
+            last = np.array([position])
+            _check(data, last, np.array([8]), "length", file, len(starts))
+        raise DataError(
+            f"{file.url} is cut short in record {len(starts) + 1:,} (byte "
+            f"{position:,} of {end:,}). Expected whole records. Write the file again, "
+            "or pass on_bad_file='skip'."
+        )
+    return first, sizes
+
+
+def _check_records(
+    data: bytes,
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    file: FileEntry,
+) -> None:
+    _check(data, starts, lengths, "data", file)
+
+
+def _check(
+    data: bytes,
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    what: str,
+    file: FileEntry,
+    records_before: int = 0,
+) -> None:
+    """Compares checksums, which stand behind what they are of."""
+    raw = np.frombuffer(data, np.uint8)
+    places = (starts + lengths)[:, None] + np.arange(4)
+    stored = raw[places].view("<u4").ravel() if len(starts) else np.empty(0, "<u4")
+    wrong = np.flatnonzero(masked_crc32c(raw, starts, lengths) != stored)
+    if len(wrong):
+        raise DataError(
+            f"the checksum of the {what} of record {records_before + wrong[0] + 1:,} "
+            f"in {file.url} is wrong. Expected a TFRecord file as TensorFlow writes "
+            "it, undamaged. Copy or write the file again, or pass on_bad_file='skip'."
+        )
+
+
+def _first(file: FileEntry, store: Store) -> bytes:
+    """The first record, unless the file is damaged there."""
+    data = store.read(file, 0, min(file.size_bytes, FIRST_BYTES))
+    if data.startswith(GZIP):
+        data = _plain(store.read(file))
+    if len(data) < HEAD:
+        frames(data, file, is_whole=True)
+    (length,) = struct.unpack_from("<Q", data)
+    need = HEAD + length + TAIL
+    if need > len(data):
+        _check(data, np.array([0]), np.array([8]), "length", file)
+        data = store.read(file, 0, min(file.size_bytes, need))
+    starts, lengths = frames(data[:need], file, is_whole=True)
+    return data[starts[0] : starts[0] + lengths[0]]
+
+
+def _plain(data: bytes) -> bytes:
+    return gzip.decompress(data) if data.startswith(GZIP) else data
+
+
+def _type(feature: Feature, name: str, file: FileEntry) -> str:
+    kind, _ = feature
+    if kind == "bytes":
+        raise text_column(file, name, "bytes or text")
+    return kind
+
+
+def _other_kind(file: FileEntry, name: str, kind: str, expected: str) -> DataError:
+    return DataError(
+        f"feature {name!r} of {file.url} is {kind} in one record and {expected} in "
+        "another. Expected one kind in all records. Write the file again with one."
+    )
+
+
+def _stacked(
+    values: list[npt.NDArray[Any]], name: str, file: FileEntry
+) -> npt.NDArray[Any]:
+    lengths = sorted({len(value) for value in values})
+    if len(lengths) > 1:
+        raise DataError(
+            f"feature {name!r} of {file.url} has {lengths[0]} values in one record and "
+            f"{lengths[-1]} in another. Expected the same number in all records. "
+            "Pad the lists when the file is written."
+        )
+    flat = np.concatenate(values)
+    return flat if lengths == [1] else flat.reshape(len(values), -1)

@@ -1,0 +1,61 @@
+"""An S3 store of this machine, and what writes files of each format."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+KEYS = ("AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CONFIG_FILE")
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """A server that speaks S3; it does not look at keys."""
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://{host}:{port}"
+    server.stop()
+
+
+@dataclass
+class Bucket:
+    """A bucket of its own for each test."""
+
+    name: str
+    client: Any
+    endpoint: str
+
+    def put(self, key: str, data: bytes) -> str:
+        self.client.put_object(Bucket=self.name, Key=key, Body=data)
+        return f"s3://{self.name}/{key}"
+
+    def delete(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.name, Key=key)
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.name}"
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """An empty bucket; the environment says how it is reached."""
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    import boto3
+
+    client = boto3.client("s3")
+    name = f"shoal-{uuid.uuid4().hex[:12]}"
+    client.create_bucket(Bucket=name)
+    yield Bucket(name, client, s3_endpoint)
+    client.close()
