@@ -18,9 +18,25 @@ def s3_endpoint() -> Iterator[str]:
     pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0)
     server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://{host}:{port}"
+    _, port = server.get_host_and_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    _start_library_threads(endpoint)
+    yield endpoint
     server.stop()
+
+
+def _start_library_threads(endpoint: str) -> None:
+    """The loop of fsspec has threads that stay; they are of no single test."""
+    import s3fs
+
+    system = s3fs.S3FileSystem(
+        key="testing",
+        secret="testing",
+        endpoint_url=endpoint,
+        client_kwargs={"region_name": "us-east-1"},
+        skip_instance_cache=True,
+    )
+    assert system.ls("") == []
 
 
 @dataclass
@@ -34,6 +50,15 @@ class Bucket:
     def put(self, key: str, data: bytes) -> str:
         self.client.put_object(Bucket=self.name, Key=key, Body=data)
         return f"s3://{self.name}/{key}"
+
+    def put_quickly(self, contents: dict[str, bytes]) -> None:
+        """Puts many objects, past HTTP: the server is of this process."""
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+        for key, data in contents.items():
+            backend.put_object(self.name, key, data)
 
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.name, Key=key)

@@ -280,8 +280,13 @@ def test_fortran_arrays_are_read_whole(tmp_path: Path):
     np.testing.assert_array_equal(open_files(tmp_path).take(slice(None)), array)
 
 
-def test_records_as_tensorflow_writes_and_reads_them(tmp_path: Path):
-    tf = pytest.importorskip("tensorflow")
+@pytest.fixture(scope="session")
+def tf() -> Any:
+    """Imported before a test begins, since it sets variables of the environment."""
+    return pytest.importorskip("tensorflow")
+
+
+def test_records_as_tensorflow_writes_them(tf: Any, tmp_path: Path):
     path = str(tmp_path / "a.tfrecord")
     with tf.io.TFRecordWriter(path) as writer:
         for i in range(300):

@@ -55,8 +55,7 @@ def test_a_table_in_a_bucket(s3: Bucket, ending: str):
 def test_more_keys_than_a_listing_has(s3: Bucket):
     pixels = np.zeros((3, 3, 3), "u1")
     image = image_bytes(pixels)
-    for i in range(1200):
-        s3.put(f"train/{i % 3}/{i:04}.png", image)
+    s3.put_quickly({f"train/{i % 3}/{i:04}.png": image for i in range(1200)})
     s3.put("train/note.txt", b"hello")
     files = list_files(f"{s3.url}/train")
     assert len(files) == 1201
@@ -76,7 +75,9 @@ def test_globs_lists_and_fresh_listings(s3: Bucket):
         s3.put(f"d/{name}.npy", npy_bytes(X))
     s3.put("e/c.npy", npy_bytes(X))
     assert len(list_files(f"{s3.url}/d/*.npy")) == 2
-    assert len(list_files([f"{s3.url}/d", f"{s3.url}/e/c.npy", f"{s3.url}/d/a.npy"])) == 3
+    assert (
+        len(list_files([f"{s3.url}/d", f"{s3.url}/e/c.npy", f"{s3.url}/d/a.npy"])) == 3
+    )
     s3.put("d/z.npy", npy_bytes(X))
     assert [file.name for file in list_files(f"{s3.url}/d/")] == [
         "a.npy",
@@ -138,7 +139,9 @@ def with_authorization(s3: Bucket) -> Any:
 
     def allow(calls: str) -> None:
         request = urllib.request.Request(
-            f"{s3.endpoint}/moto-api/reset-auth", data=calls.encode(), method="POST"
+            f"{s3.endpoint}/moto-api/reset-auth",
+            data=calls.encode(),
+            headers={"Content-Type": "text/plain"},  # or it is taken for a form
         )
         with urllib.request.urlopen(request) as answer:
             assert json.loads(answer.read())["status"] == "ok"
