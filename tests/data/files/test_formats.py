@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +304,21 @@ def test_records_as_tensorflow_writes_them(tf: Any, tmp_path: Path):
     x, y = open_files(path, features="x", label="y").take(slice(None))
     np.testing.assert_array_equal(y, -np.arange(300))
     np.testing.assert_array_equal(x[:, 0], np.arange(300))
+
+
+@pytest.mark.data
+def test_photographs_of_ten_classes(tmp_path: Path):
+    path = Path(os.environ.get("SHOAL_DATA", ""), "cifar10_20k_jpg.zip")
+    if not path.is_file():
+        if os.environ.get("SHOAL_REQUIRE_DATA") == "1":
+            pytest.fail(f"needs {path}, and SHOAL_REQUIRE_DATA=1 forbids to skip")
+        pytest.skip(f"needs {path}")
+    with zipfile.ZipFile(path) as archive:
+        names = [n for n in archive.namelist() if "test/" in n and n.endswith(".jpg")]
+        archive.extractall(tmp_path, names[::10])
+    [folder] = {path.parent.parent for path in tmp_path.rglob("*.jpg")}
+    source = open_files(folder)
+    assert (len(source), len(source.classes)) == (400, 10)
+    x, y = source.take(slice(None))
+    assert (x.shape, x.dtype) == ((400, 32, 32, 3), "uint8")
+    assert np.bincount(y, minlength=10).min() > 0

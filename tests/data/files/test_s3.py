@@ -124,7 +124,11 @@ def test_a_key_that_is_deleted_after_listing(s3: Bucket, ending: str):
 
 def test_an_image_that_is_deleted_after_listing(s3: Bucket):
     urls = [
-        s3.put(f"cat/{i}.png", image_bytes(np.zeros((2, 2, 3), "u1"))) for i in range(5)
+        s3.put(
+            f"{'cat' if i < 4 else 'dog'}/{i}.png",
+            image_bytes(np.zeros((2, 2, 3), "u1")),
+        )
+        for i in range(5)
     ]
     source = open_files(s3.url)
     s3.delete("cat/3.png")

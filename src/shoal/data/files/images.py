@@ -78,6 +78,12 @@ class Images(Format):
         self, file: FileEntry, store: Store, columns: Sequence[str]
     ) -> tuple[Part, ...]:
         """One row each; decodes it if asked to."""
+        if "class" in columns and len(self.classes) == 1:
+            raise DataError(
+                f"all images lie in one folder: {_folder(file)}. Expected one folder "
+                "for each class. Give the folder above the classes, or label=() for "
+                "images without classes."
+            )
         if not self.is_checked:
             return (Part(file=file, rows=1),)
         with reading(file, "image"):

@@ -164,17 +164,23 @@ def check_sample(found: Sample, expected: Sample, url: str, first: str) -> None:
 
 
 def in_parallel(
-    function: Callable[[Item], Result], items: Sequence[Item], *, item_bytes: int
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    item_bytes: int,
+    is_lenient: bool,
 ) -> list[Result | DataError]:
-    """Applies a function to all items, in threads; a `DataError` stands for a result.
+    """Applies a function to all items, in threads.
 
     Args:
         function: Mostly waits for a store.
         items: It gets one by one.
         item_bytes: Memory that one takes, at most; decides how many threads there are.
+        is_lenient: Whether a `DataError` takes the place of a result. If not, that of
+            the first item that has one is raised, and later items are not begun.
 
     Example:
-        >>> in_parallel(abs, [-1, 2], item_bytes=8)
+        >>> in_parallel(abs, [-1, 2], item_bytes=8, is_lenient=False)
         [1, 2]
     """
 
@@ -182,7 +188,9 @@ def in_parallel(
         try:
             return function(item)
         except DataError as error:
-            return error
+            if is_lenient:
+                return error
+            raise
 
     threads = min(THREADS, len(items), max(1, MEMORY_BYTES // max(1, item_bytes)))
     if threads <= 1:

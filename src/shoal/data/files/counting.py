@@ -1,0 +1,251 @@
+"""Counting files when they are opened: parts, rows, what a row is, what is bad."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from shoal.data import trees
+from shoal.data.files.format import PART_BYTES, Format, Part, Types
+from shoal.data.files.listing import Listing
+from shoal.data.files.preprocess import (
+    Preprocess,
+    PreprocessReader,
+    entry_point,
+    groups,
+)
+from shoal.data.files.reader import (
+    ColumnReader,
+    Reader,
+    Sample,
+    check_sample,
+    in_parallel,
+    sample_of,
+)
+from shoal.data.files.selection import Selection
+from shoal.data.files.source import FilePortion, FileSource, row_bytes
+from shoal.data.files.store import FileEntry, Store
+from shoal.data.sources import default_floatx
+from shoal.errors import DataError
+
+
+@final
+@dataclass(kw_only=True)
+class Counting:
+    """Counts listed files once, and makes a source of them.
+
+    Args:
+        store: They lie in.
+        listing: Of them.
+        is_lenient: Whether bad files are left out, and noted in `skipped`.
+        skipped: (URL, reason) of files that are left out.
+
+    Example:
+        >>> counting = Counting(
+        ...     store=Store(), listing=Listing(files=()), is_lenient=True
+        ... )
+        >>> counting.leave_out("a.csv", DataError("it is bad."))
+        >>> counting.skipped
+        [('a.csv', 'it is bad.')]
+    """
+
+    store: Store
+    listing: Listing
+    is_lenient: bool
+    skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    def leave_out(self, url: str, error: DataError) -> None:
+        """Notes a bad file, or raises its error."""
+        if not self.is_lenient:
+            raise error
+        self.skipped.append((url, str(error)))
+
+    def first_names(self, form: Format, files: Sequence[FileEntry]) -> tuple[str, ...]:
+        """Columns of the first file that can be read."""
+        problem: DataError | None = None
+        for file in files:
+            try:
+                return form.names(file, self.store)
+            except DataError as error:
+                if not self.is_lenient:
+                    raise
+                problem = problem or error  # it is found again when files are counted
+        raise self._nothing_left(problem) from problem
+
+    def columns(
+        self,
+        form: Format,
+        files: Sequence[FileEntry],
+        chosen: Selection,
+        files_per_chunk: int | None,
+    ) -> FileSource:
+        """Counts files that hold columns."""
+        counted, empty = self._counted(form, files, chosen)
+        form = form.settle([part.types for parts in counted for part in parts])
+        reader = ColumnReader(form=form, store=self.store, selection=chosen)
+        counted, sample = self._sampled(reader, counted)
+        limit = files_per_chunk or form.parts_per_chunk
+        portions = _portions(
+            [part for parts in counted for part in parts], limit, row_bytes(sample)
+        )
+        return self._source(
+            reader,
+            portions,
+            sample,
+            kind=form.kind,
+            empty=empty,
+            classes=getattr(form, "classes", ()),
+        )
+
+    def _counted(
+        self, form: Format, files: Sequence[FileEntry], chosen: Selection
+    ) -> tuple[list[tuple[Part, ...]], list[str]]:
+        """Parts of each good file, and the files without rows."""
+
+        def count(file: FileEntry) -> tuple[Part, ...]:
+            return form.count(file, self.store, chosen.columns)
+
+        biggest = max(file.size_bytes for file in files)
+        # Threads cost more than naming an image does.
+        item_bytes = biggest if form.opens_to_count else 1 << 62
+        found = in_parallel(
+            count, files, item_bytes=item_bytes, is_lenient=self.is_lenient
+        )
+        counted: list[tuple[Part, ...]] = []
+        empty: list[str] = []
+        types: Types | None = None
+        for file, parts in zip(files, found, strict=True):
+            if isinstance(parts, DataError):
+                self.leave_out(file.url, parts)
+            elif not parts:
+                empty.append(file.url)
+            else:
+                own = _kept(parts[0].types, chosen)
+                types = own if types is None else types
+                if form.agree(types, own):
+                    counted.append(parts)
+                else:
+                    first = counted[0][0].file.url
+                    self.leave_out(file.url, _differs(own, types, file.url, first))
+        return counted, empty
+
+    def _sampled(
+        self, reader: Reader, counted: list[tuple[Part, ...]]
+    ) -> tuple[list[tuple[Part, ...]], Sample]:
+        """Reads the first part, to see what a row looks like."""
+        for place, parts in enumerate(counted):
+            try:
+                return counted[place:], sample_of(reader.read(parts[:1]))
+            except DataError as error:
+                self.leave_out(parts[0].file.url, error)
+        raise self._nothing_left()
+
+    def preprocessed(self, preprocess: Preprocess, files_per_chunk: int) -> FileSource:
+        """Runs the user's code for every chunk, to count its rows."""
+        entry_point(preprocess)
+        reader = PreprocessReader(
+            preprocess=preprocess, store=self.store, floatx=default_floatx()
+        )
+        lock = threading.Lock()
+
+        def count(files: Sequence[FileEntry]) -> tuple[int, Sample]:
+            batch = reader.run(files, lock)
+            return len(trees.leaves(batch)[0]), sample_of(batch)
+
+        chunks = groups(self.listing.files, files_per_chunk)
+        biggest = max(sum(file.size_bytes for file in files) for files in chunks)
+        found = in_parallel(
+            count, chunks, item_bytes=biggest, is_lenient=self.is_lenient
+        )
+        portions: list[FilePortion] = []
+        empty: list[str] = []
+        sample: Sample | None = None
+        for files, result in zip(chunks, found, strict=True):
+            if isinstance(result, DataError):
+                for file in files:
+                    self.leave_out(file.url, result)
+                continue
+            rows, own = result
+            if not rows:
+                empty.extend(file.url for file in files)
+                continue
+            parts = tuple(Part(file=file, rows=0) for file in files)
+            portion = FilePortion(parts=parts, rows=rows)
+            sample = own if sample is None else sample
+            try:
+                first = (portions or [portion])[0].url
+                check_sample(own, sample, portion.url, first)
+            except DataError as error:
+                for file in files:
+                    self.leave_out(file.url, error)
+                continue
+            portions.append(portion)
+        if sample is None:
+            raise self._nothing_left()
+        return self._source(reader, portions, sample, kind="files", empty=empty)
+
+    def _source(
+        self,
+        reader: Reader,
+        portions: Iterable[FilePortion],
+        sample: Sample,
+        *,
+        kind: str,
+        empty: Sequence[str],
+        classes: tuple[str, ...] = (),
+    ) -> FileSource:
+        return FileSource(
+            reader=reader,
+            portions=tuple(portions),
+            sample=sample,
+            kind=kind,
+            skipped=tuple(sorted(self.skipped)),
+            empty=tuple(sorted({*self.listing.empty, *empty})),
+            classes=classes,
+            on_bad_file="skip" if self.is_lenient else "raise",
+        )
+
+    def _nothing_left(self, problem: DataError | None = None) -> DataError:
+        first = self.skipped[-1][1] if self.skipped else "there are none in them."
+        reason = str(problem or first)
+        return DataError(
+            f"none of {len(self.listing.files):,} files has rows that can be read: "
+            f"{reason} Expected at least one good file. "
+            "Open them with on_bad_file='raise' to see what is wrong."
+        )
+
+
+def _kept(types: Types, chosen: Selection) -> Types:
+    """Types of columns that are not made floats anyway."""
+    if len(types) == 1 and types[0][0] not in chosen.columns:
+        return types
+    return tuple((n, t) for n, t in types if n in chosen.plain)
+
+
+def _differs(types: Types, expected: Types, url: str, first: str) -> DataError:
+    for (name, one), (_, other) in zip(types, expected, strict=True):
+        if one != other:
+            return DataError(
+                f"column {name!r} of {url} holds {one}, but that of {first} {other}. "
+                "Expected one type in all files. Write the file again with that type."
+            )
+    raise AssertionError("called for types that differ")
+
+
+def _portions(
+    parts: Sequence[Part], limit: int, bytes_of_row: int
+) -> Iterable[FilePortion]:
+    """Puts parts together: not more than so many, nor than fit 64 MB."""
+    own: list[Part] = []
+    rows = 0
+    for part in parts:
+        is_full = len(own) >= limit or (rows + part.rows) * bytes_of_row > PART_BYTES
+        if own and is_full:
+            yield FilePortion(parts=tuple(own), rows=rows)
+            own, rows = [], 0
+        own.append(part)
+        rows += part.rows
+    if own:
+        yield FilePortion(parts=tuple(own), rows=rows)
