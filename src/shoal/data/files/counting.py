@@ -219,8 +219,6 @@ class Counting:
 
 def _kept(types: Types, chosen: Selection) -> Types:
     """Types of columns that are not made floats anyway."""
-    if len(types) == 1 and types[0][0] not in chosen.columns:
-        return types
     return tuple((n, t) for n, t in types if n in chosen.plain)
 
 

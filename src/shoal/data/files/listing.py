@@ -119,8 +119,11 @@ def _search(system: Any, path: str) -> tuple[dict[str, dict[str, Any]], str]:
         if found or not system.exists(path):
             return found, path[: path.rfind("/", 0, min(places)) + 1]
     found = system.find(path, detail=True)
-    if not found and not system.exists(path):
-        raise FileNotFoundError("no such file or folder")
+    if not found:  # nothing, an empty folder, or a store that lists no single file
+        if not system.exists(path):
+            raise FileNotFoundError("no such file or folder")
+        info = system.info(path)
+        found = {path: info} if info.get("type") == "file" else {}
     # A file that is named is taken, whatever its name.
     return found, path
 

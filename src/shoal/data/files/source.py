@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final
 
 import numpy as np
@@ -80,11 +80,17 @@ class FileSource(ChunkedSource):
     empty: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     on_bad_file: OnBadFile = "raise"
+    _rows: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Asked for again and again, by every worker's order of rows.
+        rows = tuple(portion.rows for portion in self.portions)
+        object.__setattr__(self, "_rows", rows)
 
     @property
     def chunk_rows(self) -> Sequence[int]:
         """Rows of each chunk."""
-        return [portion.rows for portion in self.portions]
+        return self._rows
 
     @property
     def files(self) -> tuple[str, ...]:

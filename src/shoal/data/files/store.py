@@ -8,7 +8,7 @@ alone; every process opens its own connections.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -121,40 +121,52 @@ class Store:
             return b""
         path = self.path(file.url)
         data = self.filesystem(file.url).cat_file(path, start=start, end=end)
-        return _whole(data, end - start, file)
+        return _range(data, start, end, file)
 
     def read_all(self, files: Sequence[FileEntry]) -> list[bytes | Exception]:
         """Returns the bytes of many small files, read at once where the store can.
 
         What went wrong with a file stands in its place.
         """
-        if not files:
-            return []
-        system = self.filesystem(files[0].url)
-        found: list[Any] = system.cat_ranges(
-            [self.path(file.url) for file in files],
-            [0] * len(files),
-            [file.size_bytes for file in files],
-            on_error="return",
-        )
-        return [
-            data if isinstance(data, Exception) else _or_error(data, file)
-            for data, file in zip(found, files, strict=True)
-        ]
+        found: dict[str, bytes | Exception] = {}
+        for system, own in self._by_system(files):
+            parts = system.cat_ranges(
+                [self.path(file.url) for file in own],
+                [0] * len(own),
+                [file.size_bytes for file in own],
+                on_error="return",
+            )
+            for file, data in zip(own, parts, strict=True):
+                found[file.url] = _or_error(data, file)
+        return [found[file.url] for file in files]
+
+    def _by_system(
+        self, files: Sequence[FileEntry]
+    ) -> Iterable[tuple[Any, list[FileEntry]]]:
+        """Files by the file system that reads them; one, nearly always."""
+        groups: dict[int, tuple[Any, list[FileEntry]]] = {}
+        for file in files:
+            system = self.filesystem(file.url)
+            groups.setdefault(id(system), (system, []))[1].append(file)
+        return groups.values()
 
 
-def _or_error(data: bytes, file: FileEntry) -> bytes | Exception:
+def _or_error(data: bytes | Exception, file: FileEntry) -> bytes | Exception:
+    if isinstance(data, Exception):
+        return data
     try:
-        return _whole(data, file.size_bytes, file)
+        return _range(data, 0, file.size_bytes, file)
     except DataError as error:
         return error
 
 
-def _whole(data: bytes, size_bytes: int, file: FileEntry) -> bytes:
-    if len(data) == size_bytes:
+def _range(data: bytes, start: int, stop: int, file: FileEntry) -> bytes:
+    if len(data) == stop - start:
         return data
+    if len(data) == file.size_bytes:  # some web servers know no ranges
+        return data[start:stop]
     raise DataError(
-        f"{file.url} gave {len(data):,} bytes where {size_bytes:,} were expected: it "
+        f"{file.url} gave {len(data):,} bytes where {stop - start:,} were expected: it "
         "has changed since it was listed. Expected files that stay as they are while "
         "they are read. Write new data under new names, and open the files anew."
     )
