@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from shoal.data.files.format import Columns, Format, Part
 from shoal.data.files.libraries import library
-from shoal.data.files.store import FileEntry, Store, reading
+from shoal.data.files.refusals import reading
+from shoal.data.files.store import FileEntry, Store
 from shoal.errors import DataError
 
 FETCHED = 64

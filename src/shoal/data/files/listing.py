@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-from shoal.data.files.store import FileEntry, Store, as_data_error
+from shoal.data.files.refusals import as_data_error
+from shoal.data.files.store import FileEntry, Store
 from shoal.errors import ConfigError, DataError
 
 Urls: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -100,6 +101,7 @@ def _entries(url: str, store: Store) -> dict[str, FileEntry]:
         system.invalidate_cache()  # a million names need not stay in memory
     files: dict[str, FileEntry] = {}
     for name, info in found.items():
+        info = info or system.info(name)  # HTTP tells no sizes in a listing
         is_file = info.get("type") == "file" and not name.endswith("/")
         if is_file and not _is_hidden(name[len(root) :]):
             own = _url_of(system, name)

@@ -20,11 +20,12 @@ from shoal.data.files.format import (
     text_column,
     type_name,
 )
-from shoal.data.files.store import FileEntry, Store, reading
+from shoal.data.files.refusals import reading
+from shoal.data.files.store import FileEntry, Store
 from shoal.errors import DataError
 
 HEADER_BYTES = 1 << 16
-"""The header of an array is looked for in."""
+"""The header of an array, or of an archive, is looked for in."""
 
 
 @final
@@ -116,7 +117,7 @@ class Npz(Format):
 
     def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:
         """Reads the directory of the archive."""
-        with reading(file, "NPZ file"), store.open(file) as stream:
+        with reading(file, "NPZ file"), store.open(file, HEADER_BYTES) as stream:
             members = zipfile.ZipFile(stream).namelist()
         return tuple(member.removesuffix(".npy") for member in members)
 
@@ -129,7 +130,7 @@ class Npz(Format):
         dtypes: dict[str, np.dtype[Any]] = {}
         with (
             reading(file, "NPZ file"),
-            store.open(file) as stream,
+            store.open(file, HEADER_BYTES) as stream,
             zipfile.ZipFile(stream) as archive,
         ):
             for name in columns:

@@ -24,7 +24,8 @@ from shoal.data.files.format import (
     type_name,
 )
 from shoal.data.files.libraries import library
-from shoal.data.files.store import FileEntry, Store, reading
+from shoal.data.files.refusals import reading
+from shoal.data.files.store import FileEntry, Store
 from shoal.errors import DataError
 
 

@@ -19,7 +19,8 @@ from shoal.data import trees
 from shoal.data.arrays import Column, named_columns
 from shoal.data.files.format import PART_BYTES, Part
 from shoal.data.files.reader import Reader
-from shoal.data.files.store import FileEntry, Store, reading
+from shoal.data.files.refusals import reading
+from shoal.data.files.store import FileEntry, Store
 from shoal.data.sources import Batch
 from shoal.errors import ConfigError, DataError
 
@@ -35,6 +36,9 @@ class Preprocessor(Protocol):
 Preprocess: TypeAlias = (
     "Preprocessor | type[Preprocessor] | Callable[[list[str], list[BinaryIO]], Any]"
 )
+
+BUFFER_BYTES = 8 << 20
+"""Of a file too big to be held in memory, fetched at a time."""
 
 CONTRACT = (
     "Expected preprocess(keys, objects) to return (inputs, outputs, train_size): "
@@ -117,7 +121,9 @@ class PreprocessReader(Reader):
                 if isinstance(data, Exception):
                     raise data
                 streams.append(
-                    self.store.open(file) if data is None else io.BytesIO(data)
+                    self.store.open(file, BUFFER_BYTES)
+                    if data is None
+                    else io.BytesIO(data)
                 )
         return streams
 

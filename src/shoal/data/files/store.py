@@ -1,18 +1,18 @@
-"""Where files lie: opened through fsspec, with errors that say what to do.
+"""Where files lie: opened through fsspec.
 
-This file decides how a store is reached (credentials, region and endpoint as boto
-finds them) and what is said when it refuses. A `Store` is pickled as its options
-alone; every process opens its own connections.
+This file decides how a store is reached: credentials, region and endpoint as boto
+finds them. A `Store` is pickled as its options alone; every process opens its own
+connections.
 """
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, BinaryIO, final
+from typing import Any, BinaryIO, cast, final
 
 from shoal.errors import ConfigError, DataError
 
@@ -101,17 +101,20 @@ class Store:
         """Returns the name of a file within its file system."""
         return str(self.filesystem(url)._strip_protocol(url))
 
-    def open(self, file: FileEntry) -> BinaryIO:
+    def open(self, file: FileEntry, buffer_bytes: int = 0) -> BinaryIO:
         """Opens a file to be read here and there. Close it.
 
-        The size is known from the listing, so that S3 is not asked for it again.
+        Args:
+            file: Of the store.
+            buffer_bytes: That are fetched where less is asked for; 0: what is asked.
         """
         system = self.filesystem(file.url)
         if _is_remote(system):
-            # Readers ask for what they need; blocks read ahead would be thrown away.
-            return system.open(
-                self.path(file.url), "rb", size=file.size_bytes, cache_type="none"
+            stream = RemoteFile(self, file)
+            buffered = (
+                io.BufferedReader(stream, buffer_bytes) if buffer_bytes else stream
             )
+            return cast("BinaryIO", buffered)
         return system.open(self.path(file.url), "rb")
 
     def read(self, file: FileEntry, start: int = 0, stop: int | None = None) -> bytes:
@@ -149,6 +152,60 @@ class Store:
             system = self.filesystem(file.url)
             groups.setdefault(id(system), (system, []))[1].append(file)
         return groups.values()
+
+
+@final
+class RemoteFile(io.RawIOBase):
+    """A file of a store as a stream: a request for each read, and none beside them.
+
+    fsspec's own streams ask S3 for what the listing has told already.
+
+    Args:
+        store: It lies in.
+        file: To be read.
+
+    Example:
+        >>> import pathlib
+        >>> _ = pathlib.Path("a.txt").write_text("hello")
+        >>> stream = RemoteFile(Store(), FileEntry(url="a.txt", size_bytes=5))
+        >>> stream.seek(-3, io.SEEK_END), stream.read()
+        (2, b'llo')
+    """
+
+    def __init__(self, store: Store, file: FileEntry) -> None:
+        self._store, self._file, self._place = store, file, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Returns the place that is read next."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Goes to a place."""
+        from_where = {io.SEEK_CUR: self._place, io.SEEK_END: self._file.size_bytes}
+        self._place = max(0, from_where.get(whence, 0) + offset)
+        return self._place
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Reads as much as there is, or as is asked for."""
+        end = self._file.size_bytes
+        stop = end if size < 0 else min(end, self._place + size)
+        data = self._store.read(self._file, self._place, stop)
+        self._place += len(data)
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Reads as much as there is, and fits."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _or_error(data: bytes | Exception, file: FileEntry) -> bytes | Exception:
@@ -213,83 +270,3 @@ def _has_checksum_settings() -> bool:
     except PackageNotFoundError:
         return False
     return (int(major), int(minor)) >= (1, 36)
-
-
-@contextmanager
-def reading(file: FileEntry, kind: str) -> Iterator[None]:
-    """Turns whatever goes wrong with a file into a `DataError` that names it.
-
-    Args:
-        file: That is read.
-        kind: What it should be: "Parquet file".
-    """
-    try:
-        yield
-    except (DataError, ConfigError):
-        raise
-    except Exception as error:
-        raise as_data_error(error, file.url, kind) from error
-
-
-def as_data_error(error: Exception, url: str, kind: str = "") -> DataError:
-    """Says what went wrong with a URL, and what to do.
-
-    Args:
-        error: Of fsspec, of a store's library, or of a parser.
-        url: That was listed or read.
-        kind: What a file should be; "" while files are listed.
-
-    Example:
-        >>> print(as_data_error(PermissionError("403"), "s3://bucket/a.csv"))
-        access to s3://bucket/a.csv is denied (PermissionError: 403). Expected ...
-    """
-    if isinstance(error, DataError):
-        return error
-    why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    names = " ".join(cls.__name__ for cls in type(error).__mro__)
-    if isinstance(error, FileNotFoundError):
-        return _gone(url, why) if kind else _nowhere(url, why)
-    if "Credentials" in names or "TokenRetrieval" in names:
-        return DataError(
-            f"there are no usable credentials for {url} ({why}). Expected those of "
-            "boto: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile in ~/.aws, "
-            "or the role of the machine. Set them, or pass storage_options="
-            "{'anon': True} for a public bucket."
-        )
-    if isinstance(error, PermissionError) or "Forbidden" in why:
-        return DataError(
-            f"access to {url} is denied ({why}). Expected permission to list the "
-            "folder and to read its files (on S3: s3:ListBucket and s3:GetObject). "
-            "Check which user or role is in use (aws sts get-caller-identity)."
-        )
-    if any(word in names for word in ("Connect", "Endpoint", "Timeout", "DNS")):
-        return DataError(
-            f"the store of {url} does not answer ({why}). Expected it to be reachable "
-            "from this machine. Check the network, the region, and AWS_ENDPOINT_URL."
-        )
-    if not kind:
-        return DataError(
-            f"{url} cannot be listed ({why}). Expected a file, a folder, a glob or a "
-            "URL that fsspec can list. Check it with: python -c "
-            f"\"import fsspec; print(fsspec.open_files('{url}'))\""
-        )
-    return DataError(
-        f"{url} is no readable {kind} ({why}). Expected a whole one, as its writer "
-        "closed it. Write it again, or pass on_bad_file='skip' to leave such files "
-        "out when data is opened."
-    )
-
-
-def _gone(url: str, why: str) -> DataError:
-    return DataError(
-        f"{url} is gone: it was there when the files were listed ({why}). Expected "
-        "files that stay as they are while they are read. Put it back and resume, "
-        "or start again to train on what is there."
-    )
-
-
-def _nowhere(url: str, why: str) -> DataError:
-    return DataError(
-        f"there is nothing at {url} ({why}). Expected an existing file, folder, glob "
-        "or bucket. Check the spelling, and for S3 the account and the region."
-    )

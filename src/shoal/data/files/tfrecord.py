@@ -23,7 +23,8 @@ from shoal.data.files.format import (
     missing_column,
     text_column,
 )
-from shoal.data.files.store import FileEntry, Store, reading
+from shoal.data.files.refusals import reading
+from shoal.data.files.store import FileEntry, Store
 from shoal.errors import DataError
 
 GZIP = b"\x1f\x8b"
