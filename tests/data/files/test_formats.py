@@ -19,6 +19,7 @@ from shoal.data.files.example import parse_example, varints
 from shoal.data.files.numpy import Npy
 from shoal.data.files.store import FileEntry, Store
 from shoal.data.files.tfrecord import TfRecord
+from shoal.errors import DataError
 from tests.data.files.writing import (
     csv_bytes,
     example,
@@ -322,3 +323,48 @@ def test_photographs_of_ten_classes(tmp_path: Path):
     x, y = source.take(slice(None))
     assert (x.shape, x.dtype) == ((400, 32, 32, 3), "uint8")
     assert np.bincount(y, minlength=10).min() > 0
+
+
+@given(
+    some.lists(
+        some.tuples(
+            some.integers(-3, 300), some.integers(0, 2), some.binary(max_size=2)
+        ),
+        min_size=1,
+        max_size=60,
+    ),
+    some.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_records_that_are_alike_and_others(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], has_order: bool
+):
+    path = tmp_path_factory.mktemp("tfr") / "a.tfrecord"
+    texts: list[bytes] = []
+    for number, kind, text in drawn:
+        numbers = np.array([number, 5, number])
+        features = {"text": text, "n": numbers, "f": np.array([number], "f4")}
+        if kind == 1:
+            features = dict(reversed(features.items()))
+        if kind == 2 and not has_order:
+            features = {**features, "more": np.array([1.5, 2.5], "f4")}
+        texts.append(example(features))
+    path.write_bytes(b"".join(map(record, texts)))
+    _, found = read_in_parts(TfRecord(), path, ["n", "f"])
+    assert found["n"][:, 0].tolist() == [number for number, _, _ in drawn]
+    assert found["n"][:, 1].tolist() == [5] * len(drawn)
+    assert found["f"].tolist() == [number for number, _, _ in drawn]
+
+
+def test_records_of_other_widths_and_kinds(tmp_path: Path):
+    path = tmp_path / "a.tfrecord"
+    ones, twos = {"a": np.ones(1, "f4")}, {"a": np.ones(2, "f4")}
+    path.write_bytes(tfrecord_bytes([ones] * 20 + [twos]))
+    with pytest.raises(DataError, match="1 values in one record and 2"):
+        open_files(path, label=())
+    path.write_bytes(tfrecord_bytes([ones] * 20 + [{"a": np.ones(4, "i8")}] * 20))
+    with pytest.raises(DataError, match="is int64 in one record and float"):
+        open_files(path, label=())
+    path.write_bytes(tfrecord_bytes([ones] * 20 + [{"b": np.ones(1, "f4")}] * 20))
+    with pytest.raises(DataError, match="no column 'a'; it has 'b'"):
+        open_files(path, label=())

@@ -15,6 +15,9 @@ import numpy.typing as npt
 Kind: TypeAlias = Literal["bytes", "float", "int64", "nothing"]
 Feature: TypeAlias = tuple[Kind, npt.NDArray[Any]]
 
+Span: TypeAlias = tuple[Kind, int, int]
+"""Kind of a list, first byte, and the one after the last."""
+
 KINDS: dict[int, Kind] = {1: "bytes", 2: "float", 3: "int64"}
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 EMPTY = np.empty(0, np.float32)
@@ -35,31 +38,53 @@ def parse_example(data: bytes) -> dict[str, Feature]:
         >>> parse_example(b"\n\x0c\n\n\n\x01a\x12\x05\x1a\x03\n\x01\x07")
         {'a': ('int64', array([7]))}
     """
-    found: dict[str, Feature] = {}
+    return {
+        name: _values(kind, data, start, stop)
+        for name, (kind, start, stop) in feature_spans(data).items()
+    }
+
+
+def feature_spans(data: bytes) -> dict[str, Span]:
+    r"""Returns which kind of list each feature is, and the bytes it lies in.
+
+    Raises:
+        ValueError: It is cut short, or no Example.
+
+    Example:
+        >>> feature_spans(b"\n\x0c\n\n\n\x01a\x12\x05\x1a\x03\n\x01\x07")
+        {'a': ('int64', 11, 14)}
+    """
+    found: dict[str, Span] = {}
     for number, start, stop in _fields(data, 0, len(data)):
         if number != 1:
             continue
         for entry, first, last in _fields(data, start, stop):
             if entry == 1:
-                name, feature = _entry(data, first, last)
-                found[name] = feature
+                name, span = _entry(data, first, last)
+                found[name] = span
     return found
 
 
-def _entry(data: bytes, start: int, stop: int) -> tuple[str, Feature]:
+def _entry(data: bytes, start: int, stop: int) -> tuple[str, Span]:
     name = ""
-    feature: Feature = "nothing", EMPTY
+    span: Span = "nothing", start, start
     for number, first, last in _fields(data, start, stop):
         if number == 1:
             name = data[first:last].decode()
         elif number == 2:
             for kind, inner, end in _fields(data, first, last):
-                feature = _values(KINDS[kind], data, inner, end)
-    return name, feature
+                span = KINDS[kind], inner, end
+    return name, span
+
+
+def packed_span(data: bytes, span: Span) -> tuple[int, int] | None:
+    """Where numbers stand side by side; None where each has a tag of its own."""
+    inner = list(_fields(data, span[1], span[2]))
+    return inner[0][1:] if len(inner) == 1 else None
 
 
 def _values(kind: Kind, data: bytes, start: int, stop: int) -> Feature:
-    if kind == "bytes":
+    if kind in ("bytes", "nothing"):
         return kind, EMPTY
     parts: list[npt.NDArray[Any]] = []
     for _, first, last in _fields(data, start, stop):

@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from shoal.data.files.alike import alike
 from shoal.data.files.crc32c import masked_crc32c
 from shoal.data.files.example import Feature, parse_example
 from shoal.data.files.format import (
@@ -95,19 +96,42 @@ class TfRecord(Format):
             if part.stop is None:
                 data = _plain(data)
             starts, lengths = frames(data, part.file, is_whole=True)
-            _check_records(data, starts, lengths, part.file)
-            kinds = dict(part.types)
-            found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
-            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-                example = parse_example(data[start : start + length])
-                for name, values in found.items():
-                    if name not in example:
-                        raise missing_column(part.file, name, tuple(example))
-                    kind = _type(example[name], name, part.file)
-                    if kind != kinds[name]:
-                        raise _other_kind(part.file, name, kind, kinds[name])
-                    values.append(example[name][1])
-            return {n: _stacked(values, n, part.file) for n, values in found.items()}
+            _check(data, starts, lengths, "data", part.file)
+            return _columns(data, starts, lengths, columns, part)
+
+
+def _columns(
+    data: bytes,
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    columns: Sequence[str],
+    part: Part,
+) -> Columns:
+    """Reads records that are like others together, the rest one by one."""
+    kinds = dict(part.types)
+    records: list[npt.NDArray[np.int64]] = []
+    values: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
+    is_left = np.ones(len(starts), bool)
+    for some, found in alike(data, starts, lengths, columns):
+        for name in columns:
+            kind = "float" if found[name].dtype.kind == "f" else "int64"
+            _check_kind(part.file, name, kind, kinds[name])
+            values[name].append(found[name])
+        records.append(some)
+        is_left[some] = False
+    for place in np.flatnonzero(is_left):
+        start = starts[place]
+        example = parse_example(data[start : start + lengths[place]])
+        for name in columns:
+            if name not in example:
+                raise missing_column(part.file, name, tuple(example))
+            _check_kind(
+                part.file, name, _type(example[name], name, part.file), kinds[name]
+            )
+            values[name].append(example[name][1][None])
+        records.append(np.array([place]))
+    back = np.argsort(np.concatenate(records))
+    return {name: _stacked(values[name], back, name, part.file) for name in columns}
 
 
 def frames(
@@ -147,15 +171,6 @@ def frames(
             "or pass on_bad_file='skip'."
         )
     return first, sizes
-
-
-def _check_records(
-    data: bytes,
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    file: FileEntry,
-) -> None:
-    _check(data, starts, lengths, "data", file)
 
 
 def _check(
@@ -206,22 +221,27 @@ def _type(feature: Feature, name: str, file: FileEntry) -> str:
     return kind
 
 
-def _other_kind(file: FileEntry, name: str, kind: str, expected: str) -> DataError:
-    return DataError(
-        f"feature {name!r} of {file.url} is {kind} in one record and {expected} in "
-        "another. Expected one kind in all records. Write the file again with one."
-    )
+def _check_kind(file: FileEntry, name: str, kind: str, expected: str) -> None:
+    if kind != expected:
+        raise DataError(
+            f"feature {name!r} of {file.url} is {kind} in one record and {expected} in "
+            "another. Expected one kind in all records. Write the file again with one."
+        )
 
 
 def _stacked(
-    values: list[npt.NDArray[Any]], name: str, file: FileEntry
+    values: list[npt.NDArray[Any]],
+    back: npt.NDArray[np.int64],
+    name: str,
+    file: FileEntry,
 ) -> npt.NDArray[Any]:
-    lengths = sorted({len(value) for value in values})
-    if len(lengths) > 1:
+    """Values of all records, in the order of the file."""
+    widths = sorted({value.shape[1] for value in values})
+    if len(widths) > 1:
         raise DataError(
-            f"feature {name!r} of {file.url} has {lengths[0]} values in one record and "
-            f"{lengths[-1]} in another. Expected the same number in all records. "
+            f"feature {name!r} of {file.url} has {widths[0]} values in one record and "
+            f"{widths[-1]} in another. Expected the same number in all records. "
             "Pad the lists when the file is written."
         )
-    flat = np.concatenate(values)
-    return flat if lengths == [1] else flat.reshape(len(values), -1)
+    found = np.concatenate(values)[back]
+    return found[:, 0] if widths == [1] else found
