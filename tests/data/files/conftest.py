@@ -53,7 +53,7 @@ class Bucket:
 
     def put_quickly(self, contents: dict[str, bytes]) -> None:
         """Puts many objects, past HTTP: the server is of this process."""
-        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.core.models import DEFAULT_ACCOUNT_ID
         from moto.s3.models import s3_backends
 
         backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]

@@ -4,7 +4,7 @@ import gzip
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from tests.data.files.writing import (
 )
 
 TABLE = {"a": np.arange(50, dtype="f4"), "y": np.arange(50)}
-RECORDS = [{"a": np.float32(i), "y": np.array([i])} for i in range(50)]
+RECORDS: list[Any] = [{"a": np.float32(i), "y": np.array([i])} for i in range(50)]
 TEXT = ["s"] * 50
 FLOATS = {**TABLE, "y": TABLE["y"] / 2}
 GOOD: dict[str, bytes] = {
@@ -31,7 +31,9 @@ GOOD: dict[str, bytes] = {
     "csv": csv_bytes(TABLE),
     "csv.gz": gzip.compress(csv_bytes(TABLE)),
     "npz": npz_bytes(**TABLE),
-    "npy": npy_bytes(np.rec.fromarrays(list(TABLE.values()), names="a,y")),
+    "npy": npy_bytes(
+        np.rec.fromarrays(list(TABLE.values()), dtype=[("a", "f4"), ("y", "i8")])
+    ),
     "tfrecord": tfrecord_bytes(RECORDS),
     "tfrecord.gz": gzip.compress(tfrecord_bytes(RECORDS)),
 }
@@ -244,7 +246,7 @@ def test_arguments_that_are_wrong(tmp_path: Path):
         (ConfigError, "empty list", {"url": []}),
     ]:
         with pytest.raises(error, match=words):
-            open_files(**{"url": tmp_path, **arguments})
+            open_files(**cast("dict[str, Any]", {"url": tmp_path, **arguments}))
 
 
 def test_formats_that_lie_together(tmp_path: Path):

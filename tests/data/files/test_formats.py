@@ -51,7 +51,9 @@ FILES = {
     "csv.gz": lambda: gzip.compress(csv_bytes(TABLE)),
     "tsv": lambda: csv_bytes(TABLE).replace(b",", b"\t"),
     "npz": lambda: npz_bytes(**TABLE),
-    "npy": lambda: npy_bytes(np.rec.fromarrays([A, B, C], names="a,b,c")),
+    "npy": lambda: npy_bytes(
+        np.rec.fromarrays([A, B, C], dtype=[("a", "f8"), ("b", "i8"), ("c", "i8")])
+    ),
     "tfrecord": lambda: tfrecord_bytes(rows(TABLE)),
     "tfrecord-00000-of-00001.gz": lambda: gzip.compress(tfrecord_bytes(rows(TABLE))),
 }

@@ -77,7 +77,7 @@ def test_files_of_a_store_in_memory(tmp_path: Path):
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Says nothing."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,5 +88,5 @@ def record(data: bytes) -> bytes:
     return length + checksum(length) + data + checksum(data)
 
 
-def tfrecord_bytes(rows: list[Mapping[str, Any]]) -> bytes:
+def tfrecord_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return b"".join(record(example(row)) for row in rows)

@@ -109,15 +109,13 @@ def _columns(
 ) -> Columns:
     """Reads records that are like others together, the rest one by one."""
     kinds = dict(part.types)
-    records: list[npt.NDArray[np.int64]] = []
-    values: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
+    whole: Columns = {}
     is_left = np.ones(len(starts), bool)
     for some, found in alike(data, starts, lengths, columns):
         for name in columns:
             kind = "float" if found[name].dtype.kind == "f" else "int64"
             _check_kind(part.file, name, kind, kinds[name])
-            values[name].append(found[name])
-        records.append(some)
+            _fill(whole, name, some, found[name], len(starts), part.file)
         is_left[some] = False
     for place in np.flatnonzero(is_left):
         start = starts[place]
@@ -125,13 +123,13 @@ def _columns(
         for name in columns:
             if name not in example:
                 raise missing_column(part.file, name, tuple(example))
-            _check_kind(
-                part.file, name, _type(example[name], name, part.file), kinds[name]
-            )
-            values[name].append(example[name][1][None])
-        records.append(np.array([place]))
-    back = np.argsort(np.concatenate(records))
-    return {name: _stacked(values[name], back, name, part.file) for name in columns}
+            kind = _type(example[name], name, part.file)
+            _check_kind(part.file, name, kind, kinds[name])
+            _fill(whole, name, place, example[name][1], len(starts), part.file)
+    return {
+        name: array[:, 0] if array.shape[1] == 1 else array
+        for name, array in whole.items()
+    }
 
 
 def frames(
@@ -229,19 +227,23 @@ def _check_kind(file: FileEntry, name: str, kind: str, expected: str) -> None:
         )
 
 
-def _stacked(
-    values: list[npt.NDArray[Any]],
-    back: npt.NDArray[np.int64],
+def _fill(
+    whole: Columns,
     name: str,
+    records: Any,
+    values: npt.NDArray[Any],
+    rows: int,
     file: FileEntry,
-) -> npt.NDArray[Any]:
-    """Values of all records, in the order of the file."""
-    widths = sorted({value.shape[1] for value in values})
-    if len(widths) > 1:
+) -> None:
+    """Puts values where they belong; the first decide how many a record has."""
+    width = values.shape[-1]
+    if name not in whole:
+        whole[name] = np.empty((rows, width), values.dtype.newbyteorder("="))
+    expected = whole[name].shape[1]
+    if width != expected:
         raise DataError(
-            f"feature {name!r} of {file.url} has {widths[0]} values in one record and "
-            f"{widths[-1]} in another. Expected the same number in all records. "
+            f"feature {name!r} of {file.url} has {expected} values in one record and "
+            f"{width} in another. Expected the same number in all records. "
             "Pad the lists when the file is written."
         )
-    found = np.concatenate(values)[back]
-    return found[:, 0] if widths == [1] else found
+    whole[name][records] = values
