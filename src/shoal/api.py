@@ -69,6 +69,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     threads: int | None = None,
     seed: int | None = None,
     custom_objects: Mapping[str, Any] | None = None,
+    features: Any = None,
+    label: Any = None,
+    preprocess: Any = None,
+    on_bad_file: str = "raise",
 ) -> History:
     """Trains a Keras model on several processes; the weights end up in `model`.
 
@@ -80,7 +84,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         model: Compiled Keras model, or a callable without arguments that returns
             one; `history.model` has it then.
         x: Inputs: array (NumPy, JAX, pandas), or dict, list or tuple of arrays; rows
-            first.
+            first. Or a path, glob or URL of files, "s3://bucket/prefix/", or a source
+            of `shoal.data`.
         y: Targets, in any nesting.
         strategy: How workers agree: a name, as `shoal strategies` lists them, or an
             object of `shoal.strategies`.
@@ -133,6 +138,15 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         seed: Of the order of samples; default None honours
             `keras.utils.set_random_seed`.
         custom_objects: Name -> class or function, as in Keras.
+        features: Of files, the columns that are x: a name, a list, or input -> one of
+            these. Default None: all but `label`; of images the image.
+        label: Of files, the columns that are y. Default None: the class of images, the
+            key "y" of NPZ files.
+        preprocess: Of files, a class, object or function that reads them: it gets
+            (keys, objects) and returns (inputs, outputs, train_size). Default None:
+            what `preprocessing.py` beside the script defines, where there is one and
+            no column is named.
+        on_bad_file: "raise", or "skip" to leave out files that are bad from the start.
 
     Returns:
         Keras' history. `history.run` has `id`, `url` and `report`. Under "ensemble",

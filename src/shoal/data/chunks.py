@@ -26,6 +26,10 @@ MEMORY_BYTES = 512 << 20
 """Of chunks that one process holds, unless told otherwise."""
 
 
+GROUP_BYTES = MEMORY_BYTES // 4
+"""Of chunks whose rows are mixed with each other: beside them the next are read."""
+
+
 class Chunk(Protocol):
     """Some samples that are read together."""
 

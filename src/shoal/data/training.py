@@ -9,8 +9,11 @@ from typing import Any
 
 from shoal.data import trees
 from shoal.data.arrays import FIT, Column, check_lengths, named_columns
-from shoal.data.sources import ArraySource, default_floatx
+from shoal.data.chunks import ChunkedSource
+from shoal.data.located import FileArguments, is_location, open_located
+from shoal.data.sources import ArraySource, Source, default_floatx
 from shoal.data.streams import refuse_streams
+from shoal.data.weighted import ClassWeighted
 from shoal.data.weights import check_class_weight, class_weights, weights_per_output
 from shoal.errors import ConfigError, DataError
 
@@ -26,7 +29,8 @@ def training_data(
     validation_split: float = 0.0,
     validation_data: Any = None,
     floatx: str | None = None,
-) -> tuple[ArraySource, ArraySource | None]:
+    files: FileArguments | None = None,
+) -> tuple[Source, ArraySource | None]:
     """Reads the data arguments of `fit`, with the meaning they have in Keras.
 
     Args:
@@ -38,6 +42,7 @@ def training_data(
             shuffling; not used when there is `validation_data`.
         validation_data: `x`, `(x, y)` or `(x, y, sample_weight)`, or None.
         floatx: Dtype floats are read in; default None means Keras' floatx.
+        files: How files are read, where x names some.
 
     Returns:
         What to train on, and what to validate on, None for nothing.
@@ -56,9 +61,25 @@ def training_data(
         (8, 2, array([8, 9]))
     """
     kind = floatx or default_floatx()
+    files = files or FileArguments()
     data = (x, y, sample_weight)
+    chunked = _in_chunks(data, files, FIT)
+    if chunked is not None:
+        if validation_split:
+            raise ConfigError(
+                f"validation_split={validation_split} with {chunked.kind}. Expected "
+                "arrays, whose last rows can be cut off. Pass validation_data."
+            )
+        if class_weight is not None:
+            chunked = ClassWeighted(chunked, class_weight, kind)
+        return chunked, _held_out(validation_data, files, kind)
+    files.refuse(FIT)
     held_out: tuple[Any, Any, Any] | None = None
     where = FIT
+    if is_location(validation_data):
+        return weighted_source(data, class_weight, kind), _held_out(
+            validation_data, files, kind
+        )
     if validation_data is not None:
         held_out, where = unpack(validation_data), VALIDATION
     elif validation_split:
@@ -67,6 +88,37 @@ def training_data(
     if held_out is None:
         return train, None
     return train, weighted_source(held_out, None, kind, where)
+
+
+def _in_chunks(
+    data: tuple[Any, Any, Any], files: FileArguments, where: str
+) -> ChunkedSource | None:
+    """A source of what is read in chunks, None of arrays."""
+    if is_location(data[0]):
+        return open_located(*data, files, where)
+    return None
+
+
+def _held_out(data: Any, files: FileArguments, floatx: str) -> ArraySource | None:
+    """What to validate on; of chunks all that there is is read."""
+    if data is None:
+        return None
+    parts = (data, None, None) if is_location(data) else unpack(data)
+    chunked = _in_chunks(parts, files, VALIDATION)
+    if chunked is None:
+        return weighted_source(parts, None, floatx, VALIDATION)
+    rows = unpack_batch(chunked.take(slice(None)))
+    return ArraySource(*rows, floatx=floatx, where=VALIDATION)
+
+
+def unpack_batch(rows: Any) -> tuple[Any, Any, Any]:
+    """The inverse of how Keras packs x, y and sample weights.
+
+    Example:
+        >>> unpack_batch(("inputs", "targets"))
+        ('inputs', 'targets', None)
+    """
+    return unpack(rows) if isinstance(rows, tuple) else (rows, None, None)
 
 
 def weighted_source(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -14,6 +13,7 @@ from shoal.data.chunks import MEMORY_BYTES
 from shoal.data.read_ahead import ReadAhead
 from shoal.launchers.shared import map_inherited
 from shoal.models.inspection import prepare
+from shoal.models.pickling import loads
 from shoal.models.travel import unpack
 
 
@@ -62,7 +62,7 @@ class OpenChunks:
     """Opens a source that is read in chunks.
 
     Args:
-        source: As cloudpickle packed it.
+        source: As `pickling.dumps` packed it.
         memory_bytes: Of chunks that a worker holds.
     """
 
@@ -71,7 +71,7 @@ class OpenChunks:
 
     def __call__(self) -> ReadAhead:
         """Opens it; nothing is read yet."""
-        return ReadAhead(pickle.loads(self.source), self.memory_bytes)
+        return ReadAhead(loads(self.source), self.memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

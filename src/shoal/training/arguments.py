@@ -16,11 +16,13 @@ from typing import Any, final
 import numpy as np
 
 from shoal.clusters.local import read_machine
-from shoal.data import training_data
+from shoal.data import Source, training_data
+from shoal.data.chunks import GROUP_BYTES, ChunkedSource
+from shoal.data.located import FileArguments
 from shoal.data.order import Shuffle
 from shoal.engine.worker import WATCH
 from shoal.errors import ConfigError, PlanError
-from shoal.facts import DataFacts
+from shoal.facts import Chunking, DataFacts
 from shoal.models.inspection import SAMPLE_ROWS, find_model, prepare, read_model
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often
@@ -76,6 +78,20 @@ class Arguments:
     threads: int | None = None
     seed: int | None = None
     custom_objects: Mapping[str, Any] | None = None
+    features: Any = None
+    label: Any = None
+    preprocess: Any = None
+    on_bad_file: str = "raise"
+
+    @property
+    def files(self) -> FileArguments:
+        """What was said about files."""
+        return FileArguments(
+            features=self.features,
+            label=self.label,
+            preprocess=self.preprocess,
+            on_bad_file=self.on_bad_file,
+        )
 
     @classmethod
     def of(cls, **given: Any) -> Arguments:
@@ -149,6 +165,7 @@ def read(arguments: Arguments) -> Ready:
         class_weight=arguments.class_weight,
         validation_split=arguments.validation_split,
         validation_data=arguments.validation_data,
+        files=arguments.files,
     )
     sample = source.take(slice(0, SAMPLE_ROWS))
     prepare(model, sample)
@@ -156,6 +173,7 @@ def read(arguments: Arguments) -> Ready:
         rows=len(source),
         size_bytes=source.size_bytes,
         validation_rows=0 if held is None else len(held),
+        **_chunk_facts(source),
     )
     facts = read_model(
         model,
@@ -185,6 +203,24 @@ def read(arguments: Arguments) -> Ready:
         arguments=arguments,
         verbose=_verbosity(arguments.verbose),
     )
+
+
+def _chunk_facts(source: Source) -> dict[str, Any]:
+    """What a plan has to know of a source that is read in chunks."""
+    if not isinstance(source, ChunkedSource):
+        return {}
+    row_bytes = max(1, source.size_bytes // max(1, len(source)))
+    chunking = Chunking(
+        rows=tuple(source.chunk_rows),
+        mixing=source.mixing,
+        group_rows=max(1, GROUP_BYTES // row_bytes),
+    )
+    return {
+        "kind": source.kind,
+        "is_exactly_once": source.is_exactly_once,
+        "chunking": chunking,
+        "batch_size": source.batch_size,
+    }
 
 
 @contextmanager

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
-
 from shoal.backends.base import ComputeSpec
 from shoal.data import ArraySource, Source
 from shoal.engine.bulk import Sizes
@@ -34,6 +32,7 @@ from shoal.launchers.cores import shares_of_cores
 from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, learning_rate_of, step_variable
 from shoal.models.metrics import MetricStates
+from shoal.models.pickling import dumps
 from shoal.models.travel import pack
 from shoal.plan import Plan
 from shoal.runs.base import Run
@@ -271,7 +270,7 @@ def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
     """How workers come by the data."""
     if isinstance(source, ArraySource):
         return OpenMapped(descriptor=blob.descriptor)
-    return OpenChunks(source=cloudpickle.dumps(source))
+    return OpenChunks(source=dumps(source))
 
 
 def _give(

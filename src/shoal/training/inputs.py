@@ -18,6 +18,7 @@ import numpy as np
 
 from shoal.data import ArraySource, Source
 from shoal.errors import CheckpointError
+from shoal.models.pickling import dumps, loads
 from shoal.plan import Plan, Request
 from shoal.runs.checkpoint_files import (
     Damage,
@@ -97,7 +98,7 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
             data = write_part(place, "data.bin", memoryview(source.to_blob()))
     elif source is not None:
         with suppress(Exception):  # such as a generator, which has to be given again
-            chunks = cloudpickle.dumps(source)
+            chunks = dumps(source)
     if validation is not None and validation.source.size_bytes <= MOST_DATA_BYTES:
         content = memoryview(validation.source.to_blob())
         held = write_part(place, "validation.bin", content)
@@ -138,7 +139,7 @@ def read_inputs(folder: Folder) -> Inputs:
         index: _Index = pickle.loads(read_whole(place, INDEX))
         data: Source | None = None if index.data is None else _read(place, index.data)
         if index.chunks is not None:
-            data = pickle.loads(index.chunks)
+            data = loads(index.chunks)
         held = None if index.held is None else _read(place, index.held)
     except OSError:
         raise

@@ -212,6 +212,7 @@ def inputs_of(ready: Ready) -> Inputs:
         "checkpoint_every": given.checkpoint_every,
         "class_weight": given.class_weight,
         "validation_split": given.validation_split,
+        "files": given.files,
     }
     callbacks = given.callbacks
     if callbacks is not None and not isinstance(callbacks, (list, tuple)):

@@ -141,6 +141,7 @@ def _with_data(inputs: Inputs, call: Call) -> Inputs:
         class_weight=settings["class_weight"],
         validation_split=settings["validation_split"],
         validation_data=call.validation_data,
+        files=settings.get("files"),
     )
     validation = inputs.validation
     if held is not None:
