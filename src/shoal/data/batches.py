@@ -1,0 +1,172 @@
+"""Batches that another library made: how they become rows as Keras packs them.
+
+This file decides what a batch may be (x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`,
+in any nesting), how many rows it has, and what is said about one that is none. It
+recognises tensors by names alone, so that no library is imported for those without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import numpy as np
+
+from shoal.data import trees
+from shoal.data.arrays import FIT, Array, Column, check_lengths, named_columns
+from shoal.data.chunks import ArrayChunk
+from shoal.errors import DataError
+
+PARTS = ("x", "y", "sample_weight")
+
+
+def is_a(value: Any, package: str, *names: str) -> bool:
+    """Whether a value is of a class of some package, which need not be installed.
+
+    Example:
+        >>> is_a(np.ones(3), "numpy", "ndarray"), is_a(1, "torch", "Tensor")
+        (True, False)
+    """
+    return any(
+        cls.__name__ in names and cls.__module__.partition(".")[0] == package
+        for cls in type(value).__mro__
+    )
+
+
+def as_arrays(tree: trees.Tree) -> trees.Tree:
+    """Puts tensors that NumPy cannot read into the host's memory; leaves the rest.
+
+    Tensors of torch come off their device and their graph, sparse ones of SciPy and
+    TensorFlow become dense, and bfloat16 of torch, which it gives to nobody, float32.
+
+    Example:
+        >>> as_arrays({"a": np.ones(1), "b": [2, None]})
+        {'a': array([1.]), 'b': [2, None]}
+    """
+    return trees.map_leaves(_as_array, tree)
+
+
+def _copy(column: Column) -> Array:
+    return np.array(column.take(slice(None)))
+
+
+def _as_array(value: Any) -> Any:
+    if is_a(value, "torch", "Tensor"):
+        found = value.detach().cpu()
+        return (found.float() if "bfloat16" in str(found.dtype) else found).numpy()
+    if is_a(value, "tensorflow", "SparseTensor"):
+        array = np.zeros(tuple(value.dense_shape.numpy()), value.dtype.as_numpy_dtype)
+        array[tuple(value.indices.numpy().T)] = value.values.numpy()
+        return array
+    if is_a(value, "scipy", "_data_matrix", "sparray", "spmatrix"):
+        return value.toarray()
+    return value
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How batches of one kind of data are made into chunks. Small: it travels.
+
+    Args:
+        kind: What the user calls the data: "torch DataLoader".
+        floatx: Dtype that floats are trained in.
+        where: What the data was given to, for messages.
+
+    Example:
+        >>> packing = Packing(kind="list", floatx="float32")
+        >>> packing.chunk([np.ones((2, 1)), np.arange(2)], "batch 0").rows[1]
+        array([0, 1])
+    """
+
+    kind: str
+    floatx: str
+    where: str = FIT
+
+    def chunk(self, batch: Any, name: str, rows: int | None = None) -> ArrayChunk:
+        """Makes a chunk of one batch; nothing in it is shared with the batch.
+
+        Args:
+            batch: What the data gave.
+            name: Which batch, for messages: "batch 7".
+            rows: It has to have; default None means any number.
+
+        Raises:
+            DataError: It is no batch, its arrays differ in length, or it has
+                another number of rows than it should.
+        """
+        packed = self.parts(batch, name)
+        names = [f"{part} of {name}" for part in PARTS[: len(packed)]]
+        columns = [
+            named_columns(part, what, self.floatx, self.where)
+            for part, what in zip(packed, names, strict=True)
+        ]
+        named = [
+            pair
+            for column, what in zip(columns, names, strict=True)
+            for pair in trees.named_leaves(column, what)
+        ]
+        if not named:
+            raise self._empty(name)
+        found = check_lengths(named, self.where)
+        if rows is not None and rows != found:
+            raise self.odd_size(name, found, rows)
+        arrays = tuple(trees.map_leaves(_copy, column) for column in columns)
+        is_bare = len(arrays) == 1 and not isinstance(batch, (list, tuple))
+        return ArrayChunk(arrays[0] if is_bare else arrays)
+
+    def parts(self, batch: Any, name: str) -> tuple[Any, ...]:
+        """Splits a batch into inputs, targets and weights, as tensors NumPy can read.
+
+        Raises:
+            DataError: It has more parts than Keras knows.
+        """
+        if not isinstance(batch, (list, tuple)):
+            return (as_arrays(batch),)
+        parts = tuple(cast("tuple[Any, ...]", batch))
+        if not 1 <= len(parts) <= len(PARTS):
+            raise DataError(
+                f"{name} of the {self.kind} has {len(parts)} parts ({self.where}). "
+                "Expected x, (x,), (x, y) or (x, y, sample_weight). "
+                "Put several inputs or outputs into one list or dict."
+            )
+        return tuple(as_arrays(part) for part in parts)
+
+    def rows_of(self, batch: Any, name: str) -> int:
+        """Counts the rows of a batch without converting it.
+
+        Raises:
+            DataError: It has no rows.
+        """
+        for leaf in trees.leaves(batch):
+            shape = getattr(leaf, "shape", None)
+            found = int(shape[0]) if shape is not None and len(shape) else 0
+            if found:
+                return found
+            return len(trees.leaves(self.chunk(batch, name).rows)[0])
+        raise self._empty(name)
+
+    def _empty(self, name: str) -> DataError:
+        return DataError(
+            f"{name} of the {self.kind} has no arrays ({self.where}). "
+            "Expected at least one array of inputs. Have it give (x, y)."
+        )
+
+    def odd_size(self, name: str, found: int, expected: int) -> DataError:
+        """What is said about a batch of an unexpected size."""
+        return DataError(
+            f"{name} of the {self.kind} has {found:,} rows ({self.where}). "
+            f"Expected {expected:,}, because sizes are settled before training, so "
+            "that every sample is counted once. "
+            "Give batches of one size; only the last one of a pass may be smaller."
+        )
+
+
+def bytes_per_row(chunk: ArrayChunk) -> float:
+    """What a row takes in memory, judged by one chunk.
+
+    Example:
+        >>> bytes_per_row(ArrayChunk((np.ones((4, 2), "f4"), np.ones(4, "f4"))))
+        12.0
+    """
+    return chunk.size_bytes / len(trees.leaves(chunk.rows)[0])

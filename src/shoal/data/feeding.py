@@ -1,0 +1,202 @@
+"""The thread of the driver that takes batches from a user's iterator for workers.
+
+This file decides how far it goes ahead of the workers, when a batch is deleted, and
+what happens to an error in the user's code.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, final
+
+from shoal.data.batches import Packing
+from shoal.data.chunks import ArrayChunk
+from shoal.data.spool import Place, Spool
+from shoal.errors import DataError
+
+AHEAD_BYTES = 256 << 20
+"""Written ahead of the workers. One batch is always written ahead."""
+KEPT_BYTES = 2 << 30
+"""Of batches that were read, which stay for a worker that takes another's place."""
+KEPT_BATCHES = 16
+"""Of those that stay at least, however large."""
+
+_POLL_S = 0.02
+_JOIN_S = 5.0
+
+
+@final
+class Feed:
+    """Writes the batches of all epochs into a spool, in a thread of its own.
+
+    Args:
+        spool: Where they go; open.
+        passes: Gives, for an epoch, what it is read from.
+        chunk_rows: Rows of each batch of an epoch.
+        packing: How batches are made into chunks.
+        epochs: The first one, and one past the last.
+        ahead_bytes: Written ahead of the workers, at most.
+        kept_bytes: Of batches that were read, at most.
+
+    Example:
+        >>> import numpy as np
+        >>> spool = Spool.planned("list")
+        >>> packing = Packing(kind="list", floatx="float32")
+        >>> with spool.open(), Feed(
+        ...     spool, lambda epoch: iter([np.ones(2), np.zeros(2)]), [2, 2],
+        ...     packing=packing, epochs=range(2),
+        ... ):
+        ...     spool.read(Place(1, 0)).rows
+        array([1., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        passes: Callable[[int], Iterator[Any]],
+        chunk_rows: Sequence[int],
+        *,
+        packing: Packing,
+        epochs: range,
+        ahead_bytes: int = AHEAD_BYTES,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._spool, self._passes, self._rows = spool, passes, chunk_rows
+        self._packing, self._epochs = packing, epochs
+        self._desk = _Desk(spool, ahead_bytes, kept_bytes)
+        self._stop = threading.Event()
+        self.failure: DataError | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="shoal-feed", daemon=True
+        )
+
+    def __enter__(self) -> Feed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # A user's iterator that hangs must not hang the end of a run.
+        self._stop.set()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            for epoch in self._epochs:
+                if not self._write_epoch(epoch):
+                    return
+            while not self._stop.wait(_POLL_S):
+                self._desk.look()
+        except Exception as error:  # it is a user's code that runs here
+            if not self._stop.is_set():
+                self._fail(error)
+
+    def _write_epoch(self, epoch: int) -> bool:
+        """Writes one epoch; returns whether to go on."""
+        batches = self._passes(epoch)
+        for chunk, rows in enumerate(self._rows):
+            place = Place(epoch, chunk)
+            while not self._desk.has_room(place):
+                if self._stop.wait(_POLL_S):
+                    return False
+            if self._stop.is_set():
+                return False
+            packed = next_chunk(batches, self._packing, place, self._rows, rows)
+            self._desk.write(place, packed)
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        message = str(error)
+        if not isinstance(error, DataError):
+            trace = "".join(traceback.format_exception(error))
+            message = (
+                f"The {self._packing.kind} failed in the driver "
+                f"({self._packing.where}): {type(error).__name__}: {error}. "
+                f"Expected batches for as long as training goes on. "
+                f"Correct it where the traceback ends.\n\n{trace}"
+            )
+        self.failure = DataError(message)
+        self.failure.__cause__ = error
+        self._spool.fail(message)
+
+
+def next_chunk(
+    batches: Iterator[Any],
+    packing: Packing,
+    place: Place,
+    chunk_rows: Sequence[int],
+    rows: int | None,
+) -> ArrayChunk:
+    """Takes the next batch from an iterator.
+
+    Raises:
+        DataError: There is none, or it cannot be used.
+    """
+    try:
+        batch = next(batches)
+    except StopIteration:
+        raise DataError(
+            f"The {packing.kind} ended after {place.chunk:,} batches of epoch "
+            f"{place.epoch} ({packing.where}). Expected {len(chunk_rows):,} batches "
+            "in every epoch. Pass fewer steps_per_epoch or fewer epochs, or let it "
+            "go on without an end (while True)."
+        ) from None
+    return packing.chunk(batch, f"batch {place.chunk:,} of epoch {place.epoch}", rows)
+
+
+@final
+class _Desk:
+    """What lies in a spool, and what of it has been read."""
+
+    def __init__(self, spool: Spool, ahead_bytes: int, kept_bytes: int) -> None:
+        self._spool, self._limits = spool, (ahead_bytes, kept_bytes)
+        self._last = self._furthest = Place(-1, -1)  # written, and wanted
+        self._sizes: dict[Place, int] = {}  # of what lies there, as written
+        self._ahead: deque[Place] = deque()
+        self._ahead_bytes = 0
+        self._read: dict[Place, int] = {}  # in this order
+        self._read_bytes = 0
+
+    def has_room(self, place: Place) -> bool:
+        """Whether to write a batch now: somebody waits, or few lie there unread."""
+        self.look()
+        return place <= self._furthest or self._ahead_bytes < self._limits[0]
+
+    def look(self) -> None:
+        """Sees what workers want, and deletes what they want no more."""
+        before = self._furthest.epoch
+        wanted, read = self._spool.marks()
+        for place in wanted:
+            self._furthest = max(self._furthest, place)
+            if place <= self._last and place not in self._sizes:
+                self._spool.refuse(place)
+        for place in read:
+            if place in self._sizes:
+                self._note(place)
+        while self._ahead and self._ahead[0] <= self._furthest:
+            self._ahead_bytes -= self._sizes.get(self._ahead.popleft(), 0)
+        if self._furthest.epoch > before:
+            for place in [at for at in self._sizes if at.epoch < before]:
+                self._delete(place)
+
+    def write(self, place: Place, chunk: ArrayChunk) -> None:
+        """Writes a batch."""
+        self._sizes[place] = self._spool.write(place, chunk)
+        self._last = place
+        self._ahead.append(place)
+        self._ahead_bytes += self._sizes[place]
+
+    def _note(self, place: Place) -> None:
+        """A batch has been read; the ones read first make room."""
+        if place not in self._read:
+            self._read[place] = self._sizes[place]
+            self._read_bytes += self._sizes[place]
+        while self._read_bytes > self._limits[1] and len(self._read) > KEPT_BATCHES:
+            self._delete(next(iter(self._read)))
+
+    def _delete(self, place: Place) -> None:
+        self._spool.delete(place)
+        del self._sizes[place]
+        self._read_bytes -= self._read.pop(place, 0)

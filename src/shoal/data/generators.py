@@ -1,0 +1,299 @@
+"""Data that only the driver can read: generators, and pipelines that cannot travel.
+
+This file decides what an epoch of such data is, and how many rows it has. The driver
+reads it once, in the order it has, and hands batches to workers through a spool; a
+batch that is read again is the same one, so every sample is counted exactly once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, final
+
+from shoal.data.batches import Packing, bytes_per_row
+from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
+from shoal.data.feeding import AHEAD_BYTES, Feed
+from shoal.data.spool import Place, Spool
+from shoal.errors import ConfigError, DataError
+
+MakePass: TypeAlias = Callable[[], Iterator[Any]]
+"""Begins a pass over the data; for a generator always the same one."""
+
+SLOW_COUNT_S = 1.0
+"""Counting rows is worth a note when it takes longer."""
+
+
+@final
+class FedSource(ChunkedSource):
+    """Batches that the driver reads, each a chunk, and workers wait for.
+
+    Build it with `of_iterator` or `of_passes`. Workers can read while `serving` is
+    entered; before that, the driver itself can read the first epoch.
+
+    Args:
+        passes: Gives, for each epoch, where its batches come from.
+        chunk_rows: Rows of each batch of an epoch.
+        packing: How batches are made into chunks.
+        epochs: The first one, and one past the last.
+        notes: What the user might want to know, sentences.
+    """
+
+    mixing: Mixing = "nothing"
+
+    def __init__(
+        self,
+        passes: _Passes,
+        chunk_rows: Sequence[int],
+        *,
+        packing: Packing,
+        epochs: range,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.kind, self.batch_size = packing.kind, chunk_rows[0]
+        self.notes, self.ahead_bytes = notes, AHEAD_BYTES
+        self._passes: _Passes | None = passes
+        self._packing, self._epochs = packing, epochs
+        self._chunk_rows = tuple(chunk_rows)
+        self._bytes_per_row = bytes_per_row(self._packed(passes.peek(0), 0))
+        self._spool = Spool.planned(packing.kind)
+
+    @classmethod
+    def of_iterator(
+        cls,
+        batches: Iterator[Any],
+        *,
+        packing: Packing,
+        steps_per_epoch: int | None,
+        epochs: range,
+    ) -> FedSource:
+        """Takes batches from an iterator that goes on from epoch to epoch.
+
+        Args:
+            batches: Without an end, or with enough for all epochs; of one size.
+            packing: How batches are made into chunks.
+            steps_per_epoch: Batches of an epoch; needed.
+            epochs: The first one, and one past the last.
+
+        Raises:
+            ConfigError: There are no `steps_per_epoch`.
+            DataError: The iterator is empty, or fails, or gives no batch.
+
+        Example:
+            >>> import numpy as np
+            >>> source = FedSource.of_iterator(
+            ...     (np.full((2, 1), n) for n in range(9)), steps_per_epoch=3,
+            ...     packing=Packing(kind="generator", floatx="float32"),
+            ...     epochs=range(2),
+            ... )
+            >>> len(source)
+            6
+            >>> with source.serving():
+            ...     source.read(2, epoch=1).rows.tolist()
+            [[5], [5]]
+        """
+        if steps_per_epoch is None:
+            raise ConfigError(
+                f"steps_per_epoch=None, but x is a {packing.kind} ({packing.where}), "
+                "whose end is not known before it comes. "
+                "Expected the number of batches in an epoch. Pass steps_per_epoch."
+            )
+        passes = _Passes(lambda: batches, packing, first=epochs.start)
+        rows = packing.rows_of(passes.peek(0), "batch 0")
+        return cls(passes, (rows,) * steps_per_epoch, packing=packing, epochs=epochs)
+
+    @classmethod
+    def of_passes(
+        cls,
+        make_pass: MakePass,
+        *,
+        packing: Packing,
+        steps_per_epoch: int | None,
+        epochs: range,
+        expect: Callable[[int], Sequence[int] | None] = lambda rows: None,
+    ) -> FedSource:
+        """Takes batches from data that can be read from its start again.
+
+        An epoch is one pass, or `steps_per_epoch` batches; passes then follow one
+        another. Without `steps_per_epoch` the rows of a pass must be known: where the
+        data cannot tell, it is read once before training, and a note says so.
+
+        Args:
+            make_pass: Begins a pass.
+            packing: How batches are made into chunks.
+            steps_per_epoch: Batches of an epoch; default None means one pass.
+            epochs: The first one, and one past the last.
+            expect: From the rows of the first batch to those of each batch of a
+                pass, where the data knows them.
+
+        Raises:
+            DataError: It has no batches, fails, or gives something else.
+        """
+        passes = _Passes(make_pass, packing, first=epochs.start, is_renewed=True)
+        rows = packing.rows_of(passes.peek(0), "batch 0")
+        known = expect(rows)
+        if known and known[0] != rows:
+            known = None
+        notes: tuple[str, ...] = ()
+        if steps_per_epoch is not None and steps_per_epoch != len(known or ()):
+            passes.repeat()
+            known = (rows,) * steps_per_epoch
+        elif known is None:
+            known, notes = _counted(make_pass(), packing)
+        return cls(passes, known, packing=packing, epochs=epochs, notes=notes)
+
+    @property
+    def chunk_rows(self) -> Sequence[int]:
+        """Rows of each batch of an epoch."""
+        return self._chunk_rows
+
+    @property
+    def size_bytes(self) -> int:
+        """Of one epoch, judged by its first batch."""
+        return int(len(self) * self._bytes_per_row)
+
+    def read(self, chunk: int, epoch: int) -> ArrayChunk:
+        """Reads a batch; a worker waits for it.
+
+        Raises:
+            DataError: The user's code failed or ended, or the driver is gone.
+        """
+        if self._spool.is_own and not self._spool.folder.exists():
+            passes = self._passes
+            if passes is None:
+                raise DataError(
+                    f"The {self.kind} is no longer open ({self._packing.where}). "
+                    "Expected it to be read while it is served. "
+                    "Enter serving() first."
+                )
+            return self._packed(passes.peek(chunk), chunk)
+        return self._spool.read(Place(epoch, chunk))
+
+    @contextmanager
+    def serving(self) -> Generator[None]:
+        """Gives batches to workers while this is entered.
+
+        Raises:
+            DataError: A run failed because the user's code did; the cause is its
+                exception, with its traceback.
+        """
+        if self._passes is None:
+            raise RuntimeError("a source that travelled is not served from there")
+        with self._spool.open():
+            feed = Feed(
+                self._spool,
+                self._passes.of,
+                self._chunk_rows,
+                packing=self._packing,
+                epochs=self._epochs,
+                ahead_bytes=self.ahead_bytes,
+            )
+            try:
+                with feed:
+                    yield
+            except Exception as error:
+                if feed.failure is None or error is feed.failure:
+                    raise
+                raise feed.failure from feed.failure.__cause__
+            finally:
+                self._passes.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_passes": None}
+
+    def _packed(self, batch: Any, chunk: int) -> ArrayChunk:
+        rows = self._chunk_rows[chunk]
+        return self._packing.chunk(batch, f"batch {chunk:,}", rows)
+
+
+@final
+class _Passes:
+    """What epochs are read from; batches looked at before are given again.
+
+    Args:
+        make_pass: Begins a pass, or gives what goes on.
+        packing: For messages.
+        first: The first epoch.
+        is_renewed: Whether every epoch begins a pass.
+    """
+
+    def __init__(
+        self,
+        make_pass: MakePass,
+        packing: Packing,
+        *,
+        first: int,
+        is_renewed: bool = False,
+    ) -> None:
+        self._make_pass, self._packing = make_pass, packing
+        self._first, self._is_renewed = first, is_renewed
+        self._current: Iterator[Any] | None = None
+        self._peeked: list[Any] = []
+
+    def peek(self, chunk: int) -> Any:
+        """Returns a batch of the first epoch, which it will have again."""
+        if self._current is None:
+            self._current = self._make_pass()
+        while len(self._peeked) <= chunk:
+            self._peeked.append(self._next(self._current, len(self._peeked)))
+        return self._peeked[chunk]
+
+    def of(self, epoch: int) -> Iterator[Any]:
+        """Returns what the batches of an epoch are taken from; in order, once each."""
+        if self._current is None or (self._is_renewed and epoch != self._first):
+            self._current = self._make_pass()
+        peeked, self._peeked = self._peeked, []
+        # A generator of ours would close the user's when it is dropped.
+        return itertools.chain(peeked, self._current)
+
+    def repeat(self) -> None:
+        """From now on, passes follow one another and epochs do not begin any."""
+        first = self._current
+        rest = _repeated(self._make_pass)
+        self._is_renewed = False
+        self._current = rest if first is None else itertools.chain(first, rest)
+
+    def close(self) -> None:
+        """Lets go of what is open: a loader's processes end with its iterator."""
+        self._current, self._peeked = None, []
+
+    def _next(self, current: Iterator[Any], chunk: int) -> Any:
+        """The next batch; the user's own code may fail here."""
+        packing = self._packing
+        try:
+            return next(current)
+        except StopIteration:
+            raise DataError(
+                f"The {packing.kind} has {chunk:,} batches ({packing.where}). "
+                f"Expected more than {chunk:,}. Check how it was made, and that "
+                "nothing has read it before."
+            ) from None
+
+
+def _repeated(make_pass: MakePass) -> Iterator[Any]:
+    """Passes one after another, without an end; ends if one is empty."""
+    while True:
+        is_empty = True
+        for batch in make_pass():
+            is_empty = False
+            yield batch
+        if is_empty:
+            return
+
+
+def _counted(
+    batches: Iterator[Any], packing: Packing
+) -> tuple[Sequence[int], tuple[str, ...]]:
+    """Counts the rows of each batch by reading them all."""
+    started = time.monotonic()
+    rows = [packing.rows_of(b, f"batch {n:,}") for n, b in enumerate(batches)]
+    took_s = time.monotonic() - started
+    if took_s < SLOW_COUNT_S:
+        return rows, ()
+    note = (
+        f"The rows of the {packing.kind} were counted by reading it once: "
+        f"{sum(rows):,} rows in {took_s:.0f} s. Pass steps_per_epoch to save that."
+    )
+    return rows, (note,)

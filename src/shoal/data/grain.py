@@ -1,0 +1,123 @@
+"""Data sets of grain: by number where they have numbers, else as streams.
+
+This file decides which of them workers read by themselves. Elements are batches, as
+Keras has it. Grain itself is not imported: the objects bring what is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+from shoal.data.batches import Packing, is_a
+from shoal.data.chunks import ChunkedSource
+from shoal.data.generators import FedSource
+from shoal.data.numbered import NumberedBatches
+from shoal.data.reading import Reading
+from shoal.data.shards import Shard, ShardedSource
+from shoal.data.travelling import check_travels
+from shoal.errors import ConfigError, DataError
+
+_ENDLESS = 1 << 62
+"""Grain says that much of a data set that is repeated without an end."""
+
+
+def grain_source(dataset: Any, packing: Packing, reading: Reading) -> ChunkedSource:
+    """Makes a source of a grain `MapDataset`, `IterDataset` or `DataLoader`.
+
+    A `MapDataset` is read by workers, batch by batch, in its own order. What has no
+    numbers, or gaps in them because of a filter, is read in the driver; or, where
+    `reading.shards` is given, by workers, each shard being every so many-th batch,
+    for which a worker goes through all of them.
+
+    Args:
+        dataset: Batched, with `.batch(...)`.
+        packing: How batches are made into chunks.
+        reading: What `fit` was told.
+
+    Raises:
+        ConfigError: It has no end and there are no `steps_per_epoch`.
+        DataError: It is empty, or cannot be pickled.
+
+    Example:
+        >>> import numpy as np
+        >>> MapDataset = type("MapDataset", (list,), {"__module__": "grain"})
+        >>> dataset = MapDataset([np.zeros((2, 1)), np.ones((1, 1))])
+        >>> packing = Packing(kind="grain MapDataset", floatx="float32")
+        >>> grain_source(dataset, packing, Reading()).chunk_rows
+        (2, 1)
+    """
+    if is_a(dataset, "grain", "MapDataset"):
+        count = len(dataset)
+        is_endless = count >= _ENDLESS
+        if is_endless and reading.steps_per_epoch is None:
+            raise ConfigError(
+                f"steps_per_epoch=None, but the {packing.kind} has no end "
+                f"({packing.where}). Expected the number of batches in an epoch. "
+                "Pass steps_per_epoch, or leave out .repeat()."
+            )
+        if count < 1:
+            raise DataError(
+                f"The {packing.kind} is empty ({packing.where}). "
+                "Expected at least one batch. Check its source and its slices."
+            )
+        stride = reading.steps_per_epoch if is_endless else None
+        last = (stride or count) - 1
+        if dataset[0] is not None and dataset[last] is not None:
+            _check(dataset, packing)
+            return NumberedBatches(
+                _Numbers(dataset=dataset, stride=stride or 0),
+                count=stride or count,
+                packing=packing,
+                mixing="nothing",
+            )
+        dataset = dataset.to_iter_dataset()
+    if reading.shards is not None:
+        _check(dataset, packing)
+        return ShardedSource(
+            _EveryNth(dataset=dataset),
+            shards=reading.shards,
+            packing=packing,
+            steps_per_epoch=reading.steps_per_epoch,
+            seed=reading.seed,
+        )
+    return FedSource.of_passes(
+        lambda: iter(dataset),
+        packing=packing,
+        steps_per_epoch=reading.steps_per_epoch,
+        epochs=reading.epochs,
+    )
+
+
+def _check(dataset: Any, packing: Packing) -> None:
+    check_travels(
+        dataset,
+        packing.kind,
+        packing.where,
+        "Open files and locks when an element is read.",
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Numbers:
+    """Batches by number; an epoch begins `stride` batches after the one before."""
+
+    dataset: Any
+    stride: int
+
+    def __call__(self, index: int, epoch: int) -> Any:
+        return self.dataset[index + epoch * self.stride]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _EveryNth:
+    """A shard of batches that have no numbers."""
+
+    dataset: Any
+
+    def __call__(self, shard: Shard) -> Iterator[Any]:
+        return itertools.islice(iter(self.dataset), shard.index, None, shard.count)

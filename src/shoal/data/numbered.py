@@ -1,0 +1,88 @@
+"""Batches that are read by number: PyDataset and what is like it.
+
+This file decides how batches somebody else made become chunks: one each, of sizes
+that are settled by reading the first and the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, final
+
+from shoal.data import trees
+from shoal.data.batches import Packing, bytes_per_row
+from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
+
+ReadBatch: TypeAlias = Callable[[int, int], Any]
+"""From the number of a batch and the epoch to the batch."""
+
+
+@final
+class NumberedBatches(ChunkedSource):
+    """Batches by number, each a chunk; every process reads its own.
+
+    All but the last one are taken to have as many rows as the first; a worker that
+    finds another size says so.
+
+    Args:
+        read_batch: Gives a batch; is pickled for workers.
+        count: How many there are.
+        packing: How they are made into chunks.
+        mixing: What a shuffle may do.
+
+    Raises:
+        DataError: The first or the last batch cannot be used.
+
+    Example:
+        >>> import numpy as np
+        >>> source = NumberedBatches(
+        ...     lambda index, epoch: np.full((2, 1), index),
+        ...     count=3, packing=Packing(kind="list", floatx="float32"),
+        ... )
+        >>> len(source), source.batch_size, source.take(slice(1, 3)).tolist()
+        (6, 2, [[0], [1]])
+    """
+
+    def __init__(
+        self,
+        read_batch: ReadBatch,
+        *,
+        count: int,
+        packing: Packing,
+        mixing: Mixing = "chunks",
+    ) -> None:
+        self.kind, self.mixing = packing.kind, mixing
+        self._read_batch, self._packing = read_batch, packing
+        first, last = self._packed(0, 0), self._packed(count - 1, 0)
+        self.batch_size = len(trees.leaves(first.rows)[0])
+        last_rows = len(trees.leaves(last.rows)[0])
+        if last_rows > self.batch_size:
+            raise packing.odd_size(_name(count - 1), last_rows, self.batch_size)
+        self._chunk_rows = (*(self.batch_size,) * (count - 1), last_rows)
+        self._bytes_per_row = bytes_per_row(first)
+
+    @property
+    def chunk_rows(self) -> Sequence[int]:
+        """Rows of each batch."""
+        return self._chunk_rows
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all batches, judged by the first."""
+        return int(len(self) * self._bytes_per_row)
+
+    def read(self, chunk: int, epoch: int) -> ArrayChunk:
+        """Reads a batch.
+
+        Raises:
+            DataError: It has another number of rows than it should, or no rows.
+        """
+        return self._packed(chunk, epoch, self._chunk_rows[chunk])
+
+    def _packed(self, index: int, epoch: int, rows: int | None = None) -> ArrayChunk:
+        batch = self._read_batch(index, epoch)
+        return self._packing.chunk(batch, _name(index), rows)
+
+
+def _name(index: int) -> str:
+    return f"batch {index:,}"

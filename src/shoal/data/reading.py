@@ -1,0 +1,51 @@
+"""What `fit` was told about reading, as far as foreign data needs to know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from shoal.data.arrays import FIT
+from shoal.data.draws import SEED
+from shoal.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How data is going to be read: for how long, by how many.
+
+    Args:
+        steps_per_epoch: Batches of an epoch; default None means all there are.
+        epochs: The first one, and one past the last.
+        shards: Parts a stream is cut into for workers to open; default None leaves
+            streams to the driver, and gives a `dataset_fn` four for each worker.
+        workers: Training processes, at most.
+        seed: For what is drawn at random.
+        floatx: Dtype floats are read in; default None means Keras' floatx.
+        where: What the data was given to, for messages.
+
+    Raises:
+        ConfigError: A number is not positive.
+
+    Example:
+        >>> Reading(steps_per_epoch=10, epochs=range(3)).workers
+        1
+    """
+
+    steps_per_epoch: int | None = None
+    epochs: range = range(1)
+    shards: int | None = None
+    workers: int = 1
+    seed: int = SEED
+    floatx: str | None = None
+    where: str = FIT
+
+    def __post_init__(self) -> None:
+        for name in ("steps_per_epoch", "shards", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(
+                    f"{name}={value!r} ({self.where}). Expected a whole number of at "
+                    f"least 1. Pass another {name}, or leave it out."
+                )

@@ -1,0 +1,208 @@
+"""Batches on their way from the driver to workers: files in a private folder.
+
+This file decides the names in the folder, who writes and deletes what, and how a
+worker waits. The driver writes batches ahead of the workers; a worker leaves a mark
+for each batch it wants, which is how the driver knows how far they are.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, final
+
+import psutil
+
+from shoal.data.chunks import ArrayChunk
+from shoal.errors import DataError
+
+WAIT_S = 600.0
+"""How long a worker waits for one batch."""
+
+_PREFIX, _MARKS, _FAILED = "shoal-spool-", "marks", "failed"
+_READ, _DELETED = ".read", ".deleted"
+_LOOK_S, _MARK_S = (0.002, 0.05), 1.0
+
+
+class Place(NamedTuple):
+    """Of a batch: its epoch and its number there."""
+
+    epoch: int
+    chunk: int
+
+    @property
+    def file(self) -> str:
+        """Its name in the folder."""
+        return f"{self.epoch}-{self.chunk}"
+
+    @classmethod
+    def of(cls, file: str) -> Place:
+        """From its name in the folder."""
+        epoch, _, chunk = file.partition("-")
+        return cls(int(epoch), int(chunk))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Spool:
+    """A folder of batches, as all processes of a run know it.
+
+    Args:
+        folder: Where; made by `open`, not before.
+        kind: What the user calls the data, for messages.
+        pid: Of the driver.
+        host: Of the driver.
+        wait_s: How long a worker waits for one batch.
+
+    Example:
+        >>> import numpy as np
+        >>> spool = Spool.planned("generator")
+        >>> with spool.open():
+        ...     size = spool.write(Place(0, 0), ArrayChunk(np.arange(3)))
+        ...     spool.read(Place(0, 0)).rows, spool.marks()[1]
+        (array([0, 1, 2]), [Place(epoch=0, chunk=0)])
+    """
+
+    folder: Path
+    kind: str
+    pid: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
+    wait_s: float = WAIT_S
+
+    @classmethod
+    def planned(cls, kind: str, wait_s: float = WAIT_S) -> Spool:
+        """Chooses a folder for a run and makes nothing yet."""
+        name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        return cls(folder=Path(tempfile.gettempdir()) / name, kind=kind, wait_s=wait_s)
+
+    def open(self) -> _OpenSpool:
+        """Makes the folder, for as long as the `with` lasts."""
+        return _OpenSpool(self.folder)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process is the driver."""
+        return self.pid == os.getpid() and self.host == socket.gethostname()
+
+    def write(self, place: Place, chunk: ArrayChunk) -> int:
+        """Writes a batch, all or nothing; returns its bytes."""
+        target = self.folder / place.file
+        part = self.folder / f".{place.file}"
+        with part.open("wb") as file:
+            pickle.dump(chunk, file, protocol=5)
+            size = file.tell()
+        part.replace(target)
+        return size
+
+    def delete(self, place: Place) -> None:
+        """Deletes a batch, if it is there."""
+        (self.folder / place.file).unlink(missing_ok=True)
+
+    def fail(self, message: str) -> None:
+        """Lets all who wait know why no more batches come."""
+        part = self.folder / f".{_FAILED}"
+        part.write_text(message)
+        part.replace(self.folder / _FAILED)
+
+    def refuse(self, place: Place) -> None:
+        """Lets who wants a batch know that it was deleted."""
+        (self.folder / f"{place.file}{_DELETED}").touch()
+
+    def marks(self) -> tuple[list[Place], list[Place]]:
+        """Takes the marks that workers left: for batches they want, and have read."""
+        wanted: list[Place] = []
+        read: list[Place] = []
+        for name in os.listdir(self.folder / _MARKS):
+            (self.folder / _MARKS / name).unlink(missing_ok=True)
+            is_read = name.endswith(_READ)
+            (read if is_read else wanted).append(Place.of(name.removesuffix(_READ)))
+        return sorted(wanted), sorted(read)
+
+    def read(self, place: Place) -> ArrayChunk:
+        """Reads a batch; waits until the driver has written it.
+
+        Raises:
+            DataError: The driver's data ended or failed, the driver is gone, or
+                nothing came in time.
+        """
+        deadline, pause = time.monotonic() + self.wait_s, _LOOK_S[0]
+        marked = -_MARK_S
+        while True:
+            if time.monotonic() - marked >= _MARK_S:
+                # Again and again: it may be deleted after the driver saw a mark.
+                self._mark(place)
+                marked = time.monotonic()
+            chunk = self._found(place)
+            if chunk is not None:
+                self._mark(place, _READ)
+                return chunk
+            self._check(place, is_late=time.monotonic() > deadline)
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_S[1])
+
+    def _found(self, place: Place) -> ArrayChunk | None:
+        try:
+            with (self.folder / place.file).open("rb") as file:
+                return pickle.load(file)
+        except FileNotFoundError:
+            return None
+
+    def _mark(self, place: Place, suffix: str = "") -> None:
+        try:
+            (self.folder / _MARKS / f"{place.file}{suffix}").touch()
+        except FileNotFoundError as error:
+            raise self._gone(place, "its folder is not there") from error
+
+    def _check(self, place: Place, *, is_late: bool) -> None:
+        """Raises if waiting is of no use."""
+        failed = self.folder / _FAILED
+        if failed.exists():
+            raise DataError(failed.read_text())
+        if not self.folder.exists():
+            raise self._gone(place, "its folder was deleted")
+        if self.host == socket.gethostname() and not psutil.pid_exists(self.pid):
+            raise self._gone(place, f"process {self.pid} has ended")
+        if (self.folder / f"{place.file}{_DELETED}").exists():
+            raise self._gone(place, "it was read long ago and then deleted")
+        if is_late:
+            raise self._gone(place, f"nothing came for {self.wait_s:g} s")
+
+    def _gone(self, place: Place, what: str) -> DataError:
+        return DataError(
+            f"Batch {place.chunk:,} of epoch {place.epoch} of the {self.kind} did not "
+            f"come from the driver (folder={self.folder}): {what}. Expected the driver "
+            "to give batches while workers train, on the same machine. "
+            "Use data that workers can read themselves, such as a keras PyDataset or "
+            "a function dataset_fn(shard)."
+        )
+
+
+@final
+class _OpenSpool:
+    """A folder that exists while this is entered."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        _sweep(self._folder.parent)
+        self._folder.mkdir(mode=0o700)
+        (self._folder / _MARKS).mkdir(mode=0o700)
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Deletes folders of drivers that were killed."""
+    for folder in parent.glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,243 @@
+"""Data of torch: data sets by number, loaders over them, and streams.
+
+This file decides which of a `DataLoader`'s parts are used, and where. Workers read
+items by themselves and collate them; the loader's own processes are not started,
+except for an `IterableDataset`, which the driver reads as Keras would.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+from shoal.data import trees
+from shoal.data.batches import Packing
+from shoal.data.chunks import ChunkedSource
+from shoal.data.drawn import DrawnBatches
+from shoal.data.draws import seeded
+from shoal.data.generators import FedSource
+from shoal.data.items import CHUNK_ITEMS, Fetch, Items
+from shoal.data.reading import Reading
+from shoal.data.shards import Shard, ShardedSource
+
+_PROBED_ITEMS = 8
+
+
+def torch_source(data: Any, packing: Packing, reading: Reading) -> ChunkedSource:
+    """Makes a source of a torch `Dataset`, `IterableDataset` or `DataLoader`.
+
+    * A `Dataset`, or a `DataLoader` over one: items by number, in any order, each
+      exactly once. `RandomSampler` means that rows are shuffled, by `fit`'s
+      own order; `SequentialSampler` that they stay in order; any other sampler is
+      drawn from anew for each epoch, with its random numbers seeded.
+    * A loader with `batch_size=None`: the items are batches.
+    * An `IterableDataset`: read in the driver, with the loader's own processes; or,
+      where `reading.shards` is given, by workers, each of which is to the data set as
+      a process of the loader (`torch.utils.data.get_worker_info`).
+
+    Args:
+        data: The data set or the loader.
+        packing: How batches are made into chunks.
+        reading: What `fit` was told.
+
+    Raises:
+        DataError: It is empty, cannot be pickled, or gives no batches.
+
+    Example:
+        >>> import torch
+        >>> data = torch.utils.data.TensorDataset(torch.arange(6.0), torch.arange(6))
+        >>> loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+        >>> packing = Packing(kind="torch DataLoader", floatx="float32")
+        >>> source = torch_source(loader, packing, Reading())
+        >>> source.batch_size, source.mixing, source.take(slice(4, 6))
+        (4, 'rows', (array([4., 5.], dtype=float32), array([4, 5])))
+    """
+    from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+    if isinstance(data, IterableDataset):
+        source = _stream(DataLoader(data, CHUNK_ITEMS), packing, reading)
+        source.batch_size = None
+        return source
+    if not isinstance(data, DataLoader):
+        return Items(Fetch(dataset=data, collate=default_collate), packing=packing)
+    if isinstance(data.dataset, IterableDataset):
+        return _stream(data, packing, reading)
+    return _by_number(data, packing, reading)
+
+
+def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource:
+    """A loader over items that have numbers."""
+    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+    fetch = Fetch(dataset=loader.dataset, collate=loader.collate_fn)
+    rows = len(loader.dataset)
+    sampler = loader.sampler
+    is_plain = loader.batch_sampler is not None and (
+        type(loader.batch_sampler) is BatchSampler
+    )
+    is_random = (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == rows
+    )
+    is_ordered = type(sampler) is SequentialSampler
+    if not is_plain or not (is_random or is_ordered) or not _is_even(fetch, rows):
+        is_batched = loader.batch_sampler is not None
+        picks = loader.batch_sampler if is_batched else sampler
+        draws = SeededDraws(picks, reading.seed)
+        return DrawnBatches(draws, fetch, packing, is_batched=is_batched)
+    if is_ordered and loader.drop_last:
+        rows -= rows % loader.batch_size
+    return Items(
+        fetch,
+        packing=packing,
+        rows=rows,
+        mixing="rows" if is_random else "nothing",
+        batch_size=loader.batch_size,
+    )
+
+
+def _is_even(fetch: Fetch, rows: int) -> bool:
+    """Whether items collate to one shape alone: rows of several batches can mix."""
+    from torch.utils.data import default_collate
+
+    if fetch.collate is default_collate:
+        return True
+    shapes: set[str] = set()
+    try:
+        for index in range(min(_PROBED_ITEMS, rows)):
+            found = trees.leaves(fetch([index]))
+            if any(len(leaf) != 1 for leaf in found):
+                return False
+            shapes.add(str([tuple(leaf.shape) for leaf in found]))
+    except Exception:  # a user's collate_fn that wants whole batches
+        return False
+    return len(shapes) == 1
+
+
+def _stream(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource:
+    """A loader over items that come one after another."""
+    if reading.shards is not None:
+        shards = _WorkerShards(loader)
+        return ShardedSource(
+            shards,
+            shards=reading.shards,
+            packing=packing,
+            steps_per_epoch=reading.steps_per_epoch,
+            seed=reading.seed,
+        )
+
+    def expect(rows: int) -> Sequence[int] | None:
+        if not hasattr(loader.dataset, "__len__") or loader.num_workers > 1:
+            return None
+        count, left = divmod(len(loader.dataset), rows)
+        return [rows] * count + [left] * (bool(left) and not loader.drop_last)
+
+    return FedSource.of_passes(
+        lambda: iter(loader),
+        packing=packing,
+        steps_per_epoch=reading.steps_per_epoch,
+        epochs=reading.epochs,
+        expect=expect,
+    )
+
+
+@final
+class SeededDraws:
+    """What a sampler gives in each epoch; the same in every process.
+
+    Args:
+        sampler: Of a loader; iterating over it draws.
+        seed: Of the run.
+
+    Example:
+        >>> SeededDraws([[0, 1], [2]], seed=0)(0)
+        [[0, 1], [2]]
+    """
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self._sampler, self._seed = sampler, seed
+        self._kept: dict[int, list[Any]] = {}
+
+    def __call__(self, epoch: int) -> list[Any]:
+        """Returns the draws of an epoch; the last two epochs are kept."""
+        if epoch not in self._kept:
+            newest = sorted(self._kept.items())[-1:]
+            self._kept = dict([*newest, (epoch, self._draw(epoch))])
+        return self._kept[epoch]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_kept": {}}
+
+    def _draw(self, epoch: int) -> list[Any]:
+        inner = getattr(self._sampler, "sampler", self._sampler)
+        with _seeded_torch(self._seed, epoch, getattr(inner, "generator", None)):
+            for sampler in (self._sampler, inner):
+                if hasattr(sampler, "set_epoch"):  # as for DistributedSampler
+                    sampler.set_epoch(epoch)
+                    break
+            return list(self._sampler)
+
+
+@contextmanager
+def _seeded_torch(seed: int, epoch: int, generator: Any) -> Generator[None]:
+    """As `seeded`, for torch too; everything is put back afterwards."""
+    import torch
+
+    before = None if generator is None else generator.get_state()
+    with seeded(seed, epoch) as wide, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(wide)
+        if generator is not None:
+            generator.manual_seed(wide)
+        try:
+            yield
+        finally:
+            if generator is not None:
+                generator.set_state(before)
+
+
+@final
+class _WorkerShards:
+    """Makes the stream of a shard, as the process of a loader that has its number.
+
+    Args:
+        loader: Over a stream.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._dataset, self._collate = loader.dataset, loader.collate_fn
+        self._batch_size, self._drop_last = loader.batch_size, loader.drop_last
+
+    def __call__(self, shard: Shard) -> Iterator[Any]:
+        from torch.utils.data import DataLoader
+        from torch.utils.data._utils import worker
+
+        # A process of a loader has a copy as well: several streams are open at once.
+        dataset = copy.deepcopy(self._dataset)
+        stream = DataLoader(
+            dataset,
+            self._batch_size,
+            collate_fn=self._collate,
+            drop_last=self._drop_last,
+        )
+        known: Any = worker
+        info = known.WorkerInfo(
+            id=shard.index,
+            num_workers=shard.count,
+            seed=shard.seed + shard.epoch,
+            dataset=dataset,
+        )
+        batches = None
+        while True:
+            # There is no other way to be what get_worker_info tells.
+            before, known._worker_info = known._worker_info, info
+            try:
+                batches = iter(stream) if batches is None else batches
+                batch = next(batches, None)
+            finally:
+                known._worker_info = before
+            if batch is None:
+                return
+            yield batch

@@ -1,0 +1,282 @@
+"""Generators: read once, in the driver, and handed to workers through files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.data import feeding
+from shoal.data.adapting import source_of
+from shoal.data.batches import Packing
+from shoal.data.feeding import Feed
+from shoal.data.generators import FedSource
+from shoal.data.reading import Reading
+from shoal.data.spool import Place, Spool
+from shoal.errors import ConfigError, DataError
+from tests.data.adapter_laws import check_laws, check_travels, reader
+
+STEPS, BATCH = 5, 3
+PACKING = Packing(kind="generator", floatx="float32")
+
+
+def counting(stop: int | None = None) -> Iterator[Any]:
+    numbers = itertools.count() if stop is None else iter(range(stop))
+    for n in numbers:
+        rows = np.arange(n * BATCH, (n + 1) * BATCH)
+        yield {"a": rows[:, None] / 2}, [rows, -rows], [rows / 1.0, rows / 1.0]
+
+
+def expected(epoch: int = 0) -> Any:
+    rows = np.arange(STEPS * BATCH) + epoch * STEPS * BATCH
+    floats = rows.astype("f4")
+    return {"a": floats[:, None] / 2}, [rows, -rows], [floats, floats]
+
+
+def fed(batches: Iterator[Any], epochs: range = range(3), **more: Any) -> FedSource:
+    reading = Reading(steps_per_epoch=STEPS, epochs=epochs, **more)
+    found = source_of(batches, reading=reading)
+    assert isinstance(found, FedSource)
+    return found
+
+
+def spools() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob("shoal-spool-*"))
+
+
+def test_keeps_the_laws_in_every_epoch() -> None:
+    source = fed(counting())
+    assert (source.batch_size, source.mixing, source.is_exactly_once) == (
+        3,
+        "nothing",
+        True,
+    )
+    with source.serving():
+        for epoch in range(3):
+            check_laws(source, expected(epoch), epoch)
+    assert spools() == []
+
+
+def test_another_process_reads_it(tmp_path: Path) -> None:
+    source = fed(counting())
+    with source.serving():
+        check_travels(source, expected(1), tmp_path, epoch=1)
+
+
+def test_before_it_is_served_the_driver_reads_the_first_epoch() -> None:
+    source = fed(counting())
+    assert source.take(np.array([4]))[1][0].tolist() == [4]
+    with source.serving():
+        check_laws(source, expected())
+
+
+def test_a_later_first_epoch_has_the_first_batches() -> None:
+    source = fed(counting(), epochs=range(4, 6))
+    with source.serving():
+        check_laws(source, expected(0), epoch=4)
+        check_laws(source, expected(1), epoch=5)
+
+
+def test_no_more_is_taken_than_the_epochs_need() -> None:
+    batches = counting(2 * STEPS)
+    source = fed(batches, epochs=range(2))
+    with source.serving():
+        check_laws(source, expected(1), epoch=1)
+
+
+def test_steps_are_needed() -> None:
+    with pytest.raises(ConfigError, match="x is a generator .* Pass steps_per_epoch"):
+        source_of(counting())
+
+
+def test_an_iterator_is_as_good() -> None:
+    source = fed(iter([(np.ones((2, 1)), np.ones(2))] * STEPS), epochs=range(1))
+    assert (source.kind, len(source)) == ("iterator", 2 * STEPS)
+
+
+def test_an_empty_one_is_refused() -> None:
+    with pytest.raises(DataError, match="has 0 batches"):
+        fed(iter(()))
+
+
+def test_one_that_ends_early_says_where() -> None:
+    source = fed(counting(STEPS + 2))
+    with (
+        pytest.raises(DataError, match="ended after 2 batches of epoch 1"),
+        source.serving(),
+    ):
+        source.read(3, epoch=1)
+    assert spools() == []
+
+
+def test_a_batch_of_another_size_is_named() -> None:
+    batches = (np.ones((2 if n == 3 else 4, 1)) for n in itertools.count())
+    source = fed(batches)
+    with (
+        pytest.raises(DataError, match="batch 3 of epoch 0 of the generator has 2"),
+        source.serving(),
+    ):
+        source.read(4, epoch=0)
+
+
+def test_an_error_of_the_users_comes_with_its_traceback(tmp_path: Path) -> None:
+    def broken() -> Iterator[Any]:
+        yield from counting(2)
+        raise KeyError("no such column")
+
+    source = fed(broken())
+
+    def read_elsewhere() -> None:
+        indices = np.arange(STEPS * BATCH)
+        with reader(source, indices, tmp_path) as process:
+            _, errors = process.communicate(timeout=60)
+        assert "DataError" in errors
+        assert "in broken" in errors
+        assert "no such column" in errors
+        raise RuntimeError("a worker failed")
+
+    with pytest.raises(DataError, match="failed in the driver") as caught:
+        with source.serving():
+            read_elsewhere()
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "in broken" in str(caught.value)
+
+
+def test_errors_of_others_go_through_and_nothing_stays() -> None:
+    for error in (RuntimeError, KeyboardInterrupt):
+        source = fed(counting())
+        with pytest.raises(error), source.serving():
+            assert spools()
+            raise error
+    assert spools() == []
+
+
+def test_it_does_not_run_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def noted() -> Iterator[Any]:
+        for n in itertools.count():
+            taken.append(n)
+            yield np.full((1000, 10), n)
+
+    source = source_of(noted(), reading=Reading(steps_per_epoch=1000))
+    assert isinstance(source, FedSource)
+    source.ahead_bytes = 5 * 40_000
+    with source.serving():
+        time.sleep(0.3)
+        assert len(taken) <= 7
+        source.read(20, epoch=0)
+        time.sleep(0.3)
+        assert 21 <= len(taken) <= 28
+
+
+def test_who_waits_far_ahead_gets_there() -> None:
+    source = fed(counting())
+    source.ahead_bytes = 1
+    with source.serving():
+        assert source.read(3, epoch=2).rows[1][0][0] == (2 * STEPS + 3) * BATCH
+
+
+def test_epochs_that_are_over_are_deleted() -> None:
+    source = fed(counting(), epochs=range(4))
+    with source.serving():
+        for epoch in range(4):
+            for chunk in range(STEPS):
+                source.read(chunk, epoch)
+        time.sleep(0.2)
+        (folder,) = spools()
+        epochs = {int(p.name.split("-")[0]) for p in folder.iterdir() if "-" in p.name}
+        assert epochs == {2, 3}
+
+
+def test_of_batches_that_were_read_only_some_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feeding, "KEPT_BATCHES", 2)
+    spool = Spool.planned("generator", wait_s=5.0)
+    batches = (np.ones((100, 10)) for _ in itertools.count())
+    feed = Feed(
+        spool,
+        lambda epoch: batches,
+        [100] * 50,
+        packing=PACKING,
+        epochs=range(1),
+        kept_bytes=5 * 4000,
+    )
+    with spool.open(), feed:
+        for chunk in range(50):
+            spool.read(Place(0, chunk))
+        deadline = time.monotonic() + 5
+        while (spool.folder / "0-0").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert spool.read(Place(0, 49)).rows.shape == (100, 10)
+        with pytest.raises(DataError, match="read long ago and then deleted"):
+            spool.read(Place(0, 0))
+
+
+def test_nobody_waits_for_ever() -> None:
+    spool = Spool.planned("generator", wait_s=0.1)
+    with spool.open(), pytest.raises(DataError, match=r"nothing came for 0\.1 s"):
+        spool.read(Place(0, 0))
+    with pytest.raises(DataError, match="its folder is not there"):
+        spool.read(Place(0, 0))
+
+
+def test_nobody_waits_for_a_driver_that_is_gone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    planned = Spool.planned("generator")
+    spool = Spool(folder=planned.folder, kind="generator", pid=int(done.stdout))
+    with spool.open(), pytest.raises(DataError, match="has ended"):
+        spool.read(Place(0, 0))
+
+
+def test_what_killed_drivers_left_is_swept() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    left = Path(tempfile.gettempdir()) / f"shoal-spool-{int(done.stdout)}-abc"
+    mine = Path(tempfile.gettempdir()) / f"shoal-spool-{os.getpid()}-abc"
+    left.mkdir()
+    mine.mkdir()
+    try:
+        with Spool.planned("generator").open():
+            assert not left.exists()
+            assert mine.exists()
+    finally:
+        mine.rmdir()
+
+
+def test_a_generator_that_hangs_does_not_hang_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feeding, "_JOIN_S", 0.1)
+    go_on = threading.Event()
+
+    def hanging() -> Iterator[Any]:
+        yield from counting(2)
+        go_on.wait()
+        yield from counting(2)
+
+    source = fed(hanging())
+    with source.serving():
+        source.read(1, epoch=0)
+    go_on.set()
+    assert spools() == []

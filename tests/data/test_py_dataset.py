@@ -1,0 +1,210 @@
+"""`keras.utils.PyDataset`: batches by number, changed between epochs."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from shoal.data.adapting import source_of
+from shoal.data.batches import Packing
+from shoal.data.numbered import NumberedBatches
+from shoal.data.reading import Reading
+from shoal.errors import ConfigError, DataError
+from tests.data.adapter_laws import ROWS, X, Y, check_laws, check_travels
+
+BATCH = 4
+COUNT = -(-ROWS // BATCH)
+
+
+class Pairs(keras.utils.PyDataset):
+    """As in the documentation of Keras; the last batch is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = np.arange(ROWS)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self.order[index * BATCH : (index + 1) * BATCH]
+        return X[rows], Y[rows]
+
+
+class Nested(Pairs):
+    """Two inputs, two outputs, weights for each."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        weights = np.ones(len(y))
+        return {"a": x, "b": x[:, :1]}, [y, y / 2], [weights, 2 * weights]
+
+
+class InputsOnly(Pairs):
+    """No targets."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, _ = super().__getitem__(index)
+        return {"a": x}
+
+
+class Endless(keras.utils.PyDataset):
+    """Has no end."""
+
+    @property
+    def num_batches(self) -> int | None:
+        return None
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((2, 1), index), np.full(2, index)
+
+
+class Shuffled(Pairs):
+    """As most users shuffle; keeps an account of the calls."""
+
+    calls: tuple[str, ...] = ()
+
+    def on_epoch_begin(self) -> None:
+        self.calls = (*self.calls, "begin")
+
+    def on_epoch_end(self) -> None:
+        self.calls = (*self.calls, "end")
+        np.random.shuffle(self.order)
+        random.random()
+
+
+EXPECTED = {
+    Pairs: (X.astype("f4"), Y),
+    Nested: (
+        {"a": X.astype("f4"), "b": X[:, :1].astype("f4")},
+        [Y, (Y / 2).astype("f4")],
+        [np.ones(ROWS, "f4"), np.full(ROWS, 2, "f4")],
+    ),
+    InputsOnly: {"a": X.astype("f4")},
+}
+
+
+def source(dataset: Any, **reading: Any) -> NumberedBatches:
+    found = source_of(dataset, reading=Reading(**reading))
+    assert isinstance(found, NumberedBatches)
+    return found
+
+
+@pytest.mark.parametrize("cls", EXPECTED)
+def test_keeps_the_laws(cls: type[Pairs]) -> None:
+    found = source(cls())
+    assert (found.batch_size, found.mixing, found.is_exactly_once) == (4, "chunks", 1)
+    assert found.kind == "keras PyDataset"
+    check_laws(found, EXPECTED[cls])
+
+
+def test_another_process_reads_it(tmp_path: Path) -> None:
+    check_travels(source(Nested()), EXPECTED[Nested], tmp_path)
+
+
+def test_copies_shuffle_alike_and_the_users_own_stays() -> None:
+    dataset = Shuffled()
+    one, other = source(dataset), source(Shuffled())
+    before = np.random.get_state()[1].tolist()  # pyright: ignore
+
+    def order(found: NumberedBatches, epoch: int) -> list[int]:
+        parts = [found.read(c, epoch).rows[1] for c in range(COUNT)]
+        return np.concatenate(parts).tolist()
+
+    orders = [order(one, epoch) for epoch in range(3)]
+    assert sorted(orders[2]) == sorted(orders[1]) == orders[0] == Y.tolist()
+    assert orders[1] != orders[2] != orders[0] != orders[1]
+    # One that joins late, and one that goes back for a lease given up.
+    assert order(other, 2) == orders[2]
+    assert order(one, 1) == orders[1]
+    assert dataset.calls == ()
+    assert dataset.order.tolist() == list(range(ROWS))
+    assert np.random.get_state()[1].tolist() == before  # pyright: ignore
+
+
+def test_hooks_are_called_as_keras_calls_them() -> None:
+    found = source(Shuffled())
+    found.read(0, 2)
+    copies: Any = found._read_batch
+    assert copies._current[1].calls == ("begin", "end", "begin", "end", "begin")
+
+
+def test_without_an_end_epochs_go_on() -> None:
+    found = source(Endless(), steps_per_epoch=3)
+    assert (found.chunk_rows, found.mixing) == ((2, 2, 2), "nothing")
+    assert found.read(1, 2).rows[1].tolist() == [7, 7]
+
+
+def test_without_an_end_steps_are_needed() -> None:
+    with pytest.raises(ConfigError, match="Pass steps_per_epoch"):
+        source_of(Endless())
+
+
+@pytest.mark.parametrize("name", ["y", "sample_weight"])
+def test_targets_are_in_it(name: str) -> None:
+    with pytest.raises(DataError, match=f"{name} is given beside x, which is a keras"):
+        source_of(Pairs(), **{name: Y})
+
+
+def test_a_batch_of_another_size_is_named() -> None:
+    class Odd(Pairs):
+        def __getitem__(self, index: int) -> Any:
+            x, y = super().__getitem__(index)
+            return (x[:3], y[:3]) if index == 2 else (x, y)
+
+    found = source(Odd())
+    with pytest.raises(DataError, match="batch 2 of the keras PyDataset has 3 rows"):
+        found.read(2, 0)
+
+
+def test_a_last_batch_must_not_be_larger() -> None:
+    def read_batch(index: int, epoch: int) -> Any:
+        return np.ones((index + 1, 1))
+
+    packing = Packing(kind="list", floatx="float32")
+    with pytest.raises(DataError, match="batch 1 of the list has 2 rows"):
+        NumberedBatches(read_batch, count=2, packing=packing)
+
+
+def test_what_cannot_travel_is_named() -> None:
+    dataset = Pairs()
+    dataset.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(DataError, match=r"Pairs\.lock cannot be pickled") as caught:
+        source_of(dataset)
+    assert "in __getitem__" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((X, Y, Y, Y), "has 4 parts"),
+        ((X, Y[:3]), "y of batch 0 has 3 rows but x of batch 0 has 22"),
+        ((np.array(["a", "b"]),), "x of batch 0 has dtype <U1"),
+        ({}, "has no arrays"),
+        ((), "has 0 parts"),
+        ((np.zeros((0, 2)),), "has no samples"),
+        (3.5, "x of batch 0 is a float"),
+    ],
+)
+def test_what_is_no_batch_is_said(batch: Any, message: str) -> None:
+    class Bad(Pairs):
+        def __getitem__(self, index: int) -> Any:
+            return batch
+
+    with pytest.raises(DataError, match=message):
+        source_of(Bad())
+
+
+def test_none_at_all() -> None:
+    class Empty(Pairs):
+        def __len__(self) -> int:
+            return 0
+
+    with pytest.raises(DataError, match="has 0 batches"):
+        source_of(Empty())
