@@ -95,7 +95,7 @@ def test_no_more_is_taken_than_the_epochs_need() -> None:
 
 
 def test_steps_are_needed() -> None:
-    with pytest.raises(ConfigError, match="x is a generator .* Pass steps_per_epoch"):
+    with pytest.raises(ConfigError, match=r"x is a generator .* Pass steps_per_epoch"):
         source_of(counting())
 
 
@@ -145,19 +145,25 @@ def test_an_error_of_the_users_comes_with_its_traceback(tmp_path: Path) -> None:
         assert "no such column" in errors
         raise RuntimeError("a worker failed")
 
-    with pytest.raises(DataError, match="failed in the driver") as caught:
-        with source.serving():
-            read_elsewhere()
+    with (
+        pytest.raises(DataError, match="failed in the driver") as caught,
+        source.serving(),
+    ):
+        read_elsewhere()
     assert isinstance(caught.value.__cause__, KeyError)
     assert "in broken" in str(caught.value)
+
+
+def fail(error: type[BaseException]) -> None:
+    assert spools()
+    raise error
 
 
 def test_errors_of_others_go_through_and_nothing_stays() -> None:
     for error in (RuntimeError, KeyboardInterrupt):
         source = fed(counting())
         with pytest.raises(error), source.serving():
-            assert spools()
-            raise error
+            fail(error)
     assert spools() == []
 
 

@@ -149,7 +149,7 @@ def test_without_an_end_steps_are_needed() -> None:
 @pytest.mark.parametrize("name", ["y", "sample_weight"])
 def test_targets_are_in_it(name: str) -> None:
     with pytest.raises(DataError, match=f"{name} is given beside x, which is a keras"):
-        source_of(Pairs(), **{name: Y})
+        source_of(Pairs(), **{name: Y})  # pyright: ignore[reportArgumentType]
 
 
 def test_a_batch_of_another_size_is_named() -> None:

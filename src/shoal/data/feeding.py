@@ -178,7 +178,8 @@ class _Desk:
         while self._ahead and self._ahead[0] <= self._furthest:
             self._ahead_bytes -= self._sizes.get(self._ahead.popleft(), 0)
         if self._furthest.epoch > before:
-            for place in [at for at in self._sizes if at.epoch < before]:
+            oldest = self._furthest.epoch - 1  # may still be leased
+            for place in [at for at in self._sizes if at.epoch < oldest]:
                 self._delete(place)
 
     def write(self, place: Place, chunk: ArrayChunk) -> None:
