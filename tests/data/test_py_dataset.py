@@ -184,12 +184,15 @@ def test_what_cannot_travel_is_named() -> None:
     ("batch", "message"),
     [
         ((X, Y, Y, Y), "has 4 parts"),
-        ((X, Y[:3]), "y of batch 0 has 3 rows but x of batch 0 has 22"),
-        ((np.array(["a", "b"]),), "x of batch 0 has dtype <U1"),
+        (
+            (X, Y[:3]),
+            r"y has 3 rows but x has 22 \(batch 0 of the keras PyDataset, data of fit\)",
+        ),
+        ((np.array(["a", "b"]),), "x has dtype <U1"),
         ({}, "has no arrays"),
         ((), "has 0 parts"),
         ((np.zeros((0, 2)),), "has no samples"),
-        (3.5, "x of batch 0 is a float"),
+        (3.5, "x is a float"),
     ],
 )
 def test_what_is_no_batch_is_said(batch: Any, message: str) -> None:

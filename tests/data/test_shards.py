@@ -42,7 +42,8 @@ def expected(epoch: int = 0) -> Any:
 
 
 def sharded(make: Any = dataset_fn, **reading: Any) -> ShardedSource:
-    found = source_of(make, reading=Reading(**{"shards": SHARDS, **reading}))
+    arguments: dict[str, Any] = {"shards": SHARDS, **reading}
+    found = source_of(make, reading=Reading(**arguments))
     assert isinstance(found, ShardedSource)
     return found
 

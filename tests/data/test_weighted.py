@@ -17,9 +17,9 @@ from shoal.errors import ConfigError
 from tests.data.adapter_laws import check_laws
 
 
-def source_like(*parts: Any) -> ChunkedSource:
+def source_like(x: Any, *targets: Any) -> ChunkedSource:
     def dataset_fn(shard: Shard) -> Iterator[Any]:
-        yield parts if len(parts) > 1 else parts[0]
+        yield (x, *targets) if targets else x
 
     found = source_of(dataset_fn, reading=Reading(shards=1))
     assert found is not None

@@ -96,19 +96,19 @@ class Packing:
                 another number of rows than it should.
         """
         packed = self.parts(batch, name)
-        names = [f"{part} of {name}" for part in PARTS[: len(packed)]]
+        where = f"{name} of the {self.kind}, {self.where}"
         columns = [
-            named_columns(part, what, self.floatx, self.where)
-            for part, what in zip(packed, names, strict=True)
+            named_columns(part, what, self.floatx, where)
+            for part, what in zip(packed, PARTS, strict=False)
         ]
         named = [
             pair
-            for column, what in zip(columns, names, strict=True)
+            for column, what in zip(columns, PARTS, strict=False)
             for pair in trees.named_leaves(column, what)
         ]
         if not named:
             raise self._empty(name)
-        found = check_lengths(named, self.where)
+        found = check_lengths(named, where)
         if rows is not None and rows != found:
             raise self.odd_size(name, found, rows)
         arrays = tuple(trees.map_leaves(_copy, column) for column in columns)

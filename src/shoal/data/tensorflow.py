@@ -7,6 +7,7 @@ nothing random.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -62,12 +63,12 @@ def tensorflow_source(
             packing=packing,
             steps_per_epoch=reading.steps_per_epoch,
             epochs=reading.epochs,
-            expect=lambda rows: _rows_of_batches(dataset, rows, packing),
+            expect=lambda rows: _rows_of_batches(dataset, rows, packing, reading),
         )
     rows: Sequence[int] | None = None
     if reading.steps_per_epoch is None:
         first = next((packing.rows_of(b, "batch 0") for b in dataset.take(1)), 0)
-        known = _rows_of_batches(dataset, first, packing)
+        known = _rows_of_batches(dataset, first, packing, reading)
         count = reading.shards
         rows = known and [sum(known[index::count]) for index in range(count)]
     return ShardedSource(
@@ -80,7 +81,9 @@ def tensorflow_source(
     )
 
 
-def _rows_of_batches(dataset: Any, rows: int, packing: Packing) -> list[int] | None:
+def _rows_of_batches(
+    dataset: Any, rows: int, packing: Packing, reading: Reading
+) -> list[int] | None:
     """Rows of every batch, where the pipeline tells; `rows` are those of the first.
 
     Raises:
@@ -90,6 +93,8 @@ def _rows_of_batches(dataset: Any, rows: int, packing: Packing) -> list[int] | N
 
     batches = int(dataset.cardinality())
     if batches == tf.data.INFINITE_CARDINALITY:
+        if reading.steps_per_epoch is not None:
+            return None
         raise DataError(
             f"The {packing.kind} has no end ({packing.where}). Expected the number "
             "of batches in an epoch. Pass steps_per_epoch, or leave out .repeat()."
@@ -137,7 +142,8 @@ class GraphShards:
                 strip_device_assignment=True,
             ).numpy()
         except tf.errors.FailedPreconditionError as error:
-            what = str(error).rpartition(":")[2].strip()
+            found = re.search(r"(\w+) is stateful", str(error))
+            what = found[1] if found else "pipeline"
             raise _not_in_shards(packing, f"its {what} has a state") from error
         definition: Any = tf.compat.v1.GraphDef.FromString(graph)
         for node in _nodes(definition):

@@ -73,9 +73,10 @@ def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource
 
     fetch = Fetch(dataset=loader.dataset, collate=loader.collate_fn)
     rows = len(loader.dataset)
-    sampler = loader.sampler
-    is_plain = loader.batch_sampler is not None and (
-        type(loader.batch_sampler) is BatchSampler
+    sampler: Any = loader.sampler
+    # With a batch_sampler of the user's, batch_size is None and sampler a default.
+    is_plain = (
+        loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
     )
     is_random = (
         type(sampler) is RandomSampler
@@ -89,7 +90,7 @@ def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource
         draws = SeededDraws(picks, reading.seed)
         return DrawnBatches(draws, fetch, packing, is_batched=is_batched)
     if is_ordered and loader.drop_last:
-        rows -= rows % loader.batch_size
+        rows -= rows % int(loader.batch_size)
     return Items(
         fetch,
         packing=packing,
