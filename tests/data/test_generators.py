@@ -80,6 +80,15 @@ def test_before_it_is_served_the_driver_reads_the_first_epoch() -> None:
         check_laws(source, expected())
 
 
+def test_after_it_was_served_the_first_batch_is_left() -> None:
+    source = fed(counting(), epochs=range(2, 3))
+    with source.serving():
+        assert source.take(np.array([0, 4]))[1][0].tolist() == [0, 4]
+    assert source.take(np.array([2]))[1][0].tolist() == [2]
+    with pytest.raises(DataError, match="no longer open"):
+        source.take(np.array([4]))
+
+
 def test_a_later_first_epoch_has_the_first_batches() -> None:
     source = fed(counting(), epochs=range(4, 6))
     with source.serving():

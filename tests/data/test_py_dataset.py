@@ -186,7 +186,7 @@ def test_what_cannot_travel_is_named() -> None:
         ((X, Y, Y, Y), "has 4 parts"),
         (
             (X, Y[:3]),
-            r"y has 3 rows but x has 22 \(batch 0 of the keras PyDataset, data of fit\)",
+            r"y has 3 rows but x has 22 \(batch 0 of the keras PyDataset, ",
         ),
         ((np.array(["a", "b"]),), "x has dtype <U1"),
         ({}, "has no arrays"),

@@ -108,7 +108,7 @@ def labels(found: ChunkedSource, epoch: int) -> list[int]:
 
 def test_without_an_end_steps_are_needed() -> None:
     endless = pairs().repeat().batch(4)
-    with pytest.raises(DataError, match="has no end .* Pass steps_per_epoch"):
+    with pytest.raises(DataError, match=r"has no end .* Pass steps_per_epoch"):
         source(endless)
     found = source(endless, steps_per_epoch=3, epochs=range(2))
     with found.serving():

@@ -252,6 +252,9 @@ def test_a_stream_goes_on_for_steps() -> None:
         assert drawn(found, 1) == Y.tolist()
 
 
+# The loader forks, as it does under Keras, and its processes do not touch JAX.
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_processes_of_a_stream_end() -> None:
     found = source(LOADER(SizedStream(), 4, num_workers=1), steps_per_epoch=2)
     assert isinstance(found, FedSource)
@@ -282,6 +285,15 @@ def test_what_cannot_travel_is_said() -> None:
     dataset.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DataError, match="cannot be sent to workers"):
         source_of(dataset)
+
+
+def test_a_length_is_needed() -> None:
+    class Unsized(data.Dataset):
+        def __getitem__(self, index: int) -> Any:
+            return XT[index]
+
+    with pytest.raises(DataError, match="has no length"):
+        source_of(Unsized())
 
 
 def test_none_at_all() -> None:

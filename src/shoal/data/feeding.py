@@ -24,6 +24,9 @@ KEPT_BYTES = 2 << 30
 KEPT_BATCHES = 16
 """Of those that stay at least, however large."""
 
+LOOK_BATCHES = 32
+"""Written between two looks at what workers do, while few lie there unread."""
+
 _POLL_S = 0.02
 _JOIN_S = 5.0
 
@@ -154,13 +157,16 @@ class _Desk:
         self._spool, self._limits = spool, (ahead_bytes, kept_bytes)
         self._last = self._furthest = Place(-1, -1)  # written, and wanted
         self._sizes: dict[Place, int] = {}  # of what lies there, as written
-        self._ahead: deque[Place] = deque()
+        self._ahead: deque[tuple[Place, int]] = deque()
         self._ahead_bytes = 0
         self._read: dict[Place, int] = {}  # in this order
         self._read_bytes = 0
 
     def has_room(self, place: Place) -> bool:
         """Whether to write a batch now: somebody waits, or few lie there unread."""
+        has_few = 2 * self._ahead_bytes < self._limits[0]
+        if has_few and len(self._ahead) % LOOK_BATCHES:
+            return True  # looking costs more than writing a small batch
         self.look()
         return place <= self._furthest or self._ahead_bytes < self._limits[0]
 
@@ -175,8 +181,8 @@ class _Desk:
         for place in read:
             if place in self._sizes:
                 self._note(place)
-        while self._ahead and self._ahead[0] <= self._furthest:
-            self._ahead_bytes -= self._sizes.get(self._ahead.popleft(), 0)
+        while self._ahead and self._ahead[0][0] <= self._furthest:
+            self._ahead_bytes -= self._ahead.popleft()[1]
         if self._furthest.epoch > before:
             oldest = self._furthest.epoch - 1  # may still be leased
             for place in [at for at in self._sizes if at.epoch < oldest]:
@@ -184,10 +190,10 @@ class _Desk:
 
     def write(self, place: Place, chunk: ArrayChunk) -> None:
         """Writes a batch."""
-        self._sizes[place] = self._spool.write(place, chunk)
+        size = self._sizes[place] = self._spool.write(place, chunk)
         self._last = place
-        self._ahead.append(place)
-        self._ahead_bytes += self._sizes[place]
+        self._ahead.append((place, size))
+        self._ahead_bytes += size
 
     def _note(self, place: Place) -> None:
         """A batch has been read; the ones read first make room."""

@@ -57,7 +57,8 @@ class FedSource(ChunkedSource):
         self._passes: _Passes | None = passes
         self._packing, self._epochs = packing, epochs
         self._chunk_rows = tuple(chunk_rows)
-        self._bytes_per_row = bytes_per_row(self._packed(passes.peek(0), 0))
+        self._first: ArrayChunk | None = self._packed(passes.peek(0), 0)
+        self._bytes_per_row = bytes_per_row(self._first)
         self._spool = Spool.planned(packing.kind)
 
     @classmethod
@@ -160,16 +161,19 @@ class FedSource(ChunkedSource):
         Raises:
             DataError: The user's code failed or ended, or the driver is gone.
         """
-        if self._spool.is_own and not self._spool.folder.exists():
-            passes = self._passes
-            if passes is None:
-                raise DataError(
-                    f"The {self.kind} is no longer open ({self._packing.where}). "
-                    "Expected it to be read while it is served. "
-                    "Enter serving() first."
-                )
-            return self._packed(passes.peek(chunk), chunk)
-        return self._spool.read(Place(epoch, chunk))
+        epoch = max(epoch, self._epochs.start)  # what has no epoch asks for 0
+        is_first = epoch == self._epochs.start
+        if self._first is not None and is_first and chunk == 0:
+            return self._first  # at any time: models are built with it
+        if not self._spool.is_own or self._spool.folder.exists():
+            return self._spool.read(Place(epoch, chunk))
+        if self._passes is None or self._passes.is_closed:
+            raise DataError(
+                f"The {self.kind} is no longer open ({self._packing.where}). "
+                "Expected it to be read before or while it is served, by the process "
+                "that made it or by its workers. Make a new one."
+            )
+        return self._packed(self._passes.peek(chunk), chunk)
 
     @contextmanager
     def serving(self) -> Generator[None]:
@@ -201,7 +205,7 @@ class FedSource(ChunkedSource):
                 self._passes.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_passes": None}
+        return {**vars(self), "_passes": None, "_first": None}
 
     def _packed(self, batch: Any, chunk: int) -> ArrayChunk:
         rows = self._chunk_rows[chunk]
@@ -231,6 +235,7 @@ class _Passes:
         self._first, self._is_renewed = first, is_renewed
         self._current: Iterator[Any] | None = None
         self._peeked: list[Any] = []
+        self.is_closed = False
 
     def peek(self, chunk: int) -> Any:
         """Returns a batch of the first epoch, which it will have again."""
@@ -257,7 +262,7 @@ class _Passes:
 
     def close(self) -> None:
         """Lets go of what is open: a loader's processes end with its iterator."""
-        self._current, self._peeked = None, []
+        self._current, self._peeked, self.is_closed = None, [], True
 
     def _next(self, current: Iterator[Any], chunk: int) -> Any:
         """The next batch; the user's own code may fail here."""

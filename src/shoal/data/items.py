@@ -78,6 +78,11 @@ class Items(ChunkedSource):
     ) -> None:
         self.kind, self.mixing, self.batch_size = packing.kind, mixing, batch_size
         self._fetch, self._packing = fetch, packing
+        if rows is None and not hasattr(fetch.dataset, "__len__"):
+            raise DataError(
+                f"The {packing.kind} has no length ({packing.where}). Expected the "
+                "number of its items from len(). Give it a __len__ method."
+            )
         count = len(fetch.dataset) if rows is None else rows
         if count < 1:
             raise DataError(

@@ -156,6 +156,7 @@ class ShardedSource(ChunkedSource):
             self._packing,
             name,
             rows=self._chunk_rows[chunk],
+            size_bytes=int(self._bytes_per_row * (self.batch_size or 1)),
         )
 
     def _open(self, index: int, epoch: int) -> Iterator[Any]:
@@ -204,6 +205,7 @@ class _StreamChunk:
         packing: How batches are made into arrays.
         name: Which shard, for messages.
         rows: It has, as was promised.
+        size_bytes: Of a batch, which is what it holds.
     """
 
     def __init__(
@@ -213,7 +215,9 @@ class _StreamChunk:
         name: str,
         *,
         rows: int,
+        size_bytes: int,
     ) -> None:
+        self._size_bytes = size_bytes
         self._open_stream, self._packing = open_stream, packing
         self._name, self._rows = name, rows
         self._stream: Iterator[Any] | None = None
@@ -222,8 +226,8 @@ class _StreamChunk:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes beside its stream: little, one batch."""
-        return 1 << 20
+        """What it holds beside its stream: one batch."""
+        return self._size_bytes
 
     def take(self, offsets: Offsets) -> Batch:
         """Returns rows by their places; reads on to the last of them.

@@ -72,12 +72,11 @@ def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
     fetch = Fetch(dataset=loader.dataset, collate=loader.collate_fn)
-    rows = len(loader.dataset)
+    rows = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
     sampler: Any = loader.sampler
+    size: Any = loader.batch_size
     # With a batch_sampler of the user's, batch_size is None and sampler a default.
-    is_plain = (
-        loader.batch_size is not None and type(loader.batch_sampler) is BatchSampler
-    )
+    is_plain = size is not None and type(loader.batch_sampler) is BatchSampler
     is_random = (
         type(sampler) is RandomSampler
         and not sampler.replacement
@@ -89,14 +88,14 @@ def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource
         picks = loader.batch_sampler if is_batched else sampler
         draws = SeededDraws(picks, reading.seed)
         return DrawnBatches(draws, fetch, packing, is_batched=is_batched)
-    if is_ordered and loader.drop_last:
-        rows -= rows % int(loader.batch_size)
+    if is_ordered and loader.drop_last and isinstance(size, int):
+        rows -= rows % size
     return Items(
         fetch,
         packing=packing,
         rows=rows,
         mixing="rows" if is_random else "nothing",
-        batch_size=loader.batch_size,
+        batch_size=size,
     )
 
 
