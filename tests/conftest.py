@@ -37,7 +37,7 @@ LIBRARY_VARIABLES = (
 )
 
 # Libraries keep these as long as the interpreter lives.
-LIBRARY_THREADS = ("fsspecIO",)
+LIBRARY_THREADS = ("fsspecIO", "asyncio_")
 LIBRARY_PROCESSES = ("multiprocessing.resource_tracker",)
 
 

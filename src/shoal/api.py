@@ -317,13 +317,14 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         >>> shoal.evaluate(model, np.zeros((4, 1)), np.ones((4, 1)), return_dict=True)
         {'loss': 1.0}
     """
-    from shoal.data.training import weighted_source
+    from shoal.data.reading import Reading
+    from shoal.data.training import whole_source
     from shoal.models.inspection import find_model
     from shoal.training import scoring
 
     model, factory = find_model(model)
-    where = "data of evaluate"
-    source = weighted_source((x, y, sample_weight), None, where=where)
+    reading = Reading(steps_per_epoch=steps, where="data of evaluate")
+    source = whole_source((x, y, sample_weight), reading=reading)
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
         custom_objects=custom_objects, factory=factory,
@@ -366,12 +367,14 @@ def predict(
         >>> shoal.predict(model, np.array([[1.0, 2.0]]))
         array([[1., 2.]], dtype=float32)
     """
-    from shoal.data.training import weighted_source
+    from shoal.data.reading import Reading
+    from shoal.data.training import whole_source
     from shoal.models.inspection import find_model
     from shoal.training import scoring
 
     model, factory = find_model(model)
-    source = weighted_source((x, None, None), None, where="data of predict")
+    reading = Reading(steps_per_epoch=steps, where="data of predict")
+    source = whole_source((x, None, None), reading=reading)
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
         custom_objects=custom_objects, factory=factory,

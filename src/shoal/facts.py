@@ -96,6 +96,7 @@ class DataFacts:
         validation_rows: Samples to validate on, 0 for none.
         chunking: How the samples lie in chunks, None where each can be had by number.
         batch_size: Rows of the batches the data comes in, None where there are none.
+        notes: What a user should know of it, sentences.
 
     Example:
         >>> DataFacts(rows=100, size_bytes=800).is_exactly_once
@@ -109,6 +110,7 @@ class DataFacts:
     validation_rows: int = 0
     chunking: Chunking | None = None
     batch_size: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @final

@@ -1,7 +1,24 @@
-"""What feeds a model: sources of samples, and the order they come in."""
+"""What feeds a model: sources of samples, and the order they come in.
 
+`fit` makes a source of whatever it is given. To say more than its arguments do, make one
+and pass it as x: `open_files` for files of any kind, `ShardedSource` for a stream that
+workers open in shards.
+"""
+
+from shoal.data.chunks import ChunkedSource
+from shoal.data.files import open_files
 from shoal.data.order import Order
+from shoal.data.shards import Shard, ShardedSource
 from shoal.data.sources import ArraySource, Source
 from shoal.data.training import training_data
 
-__all__ = ["ArraySource", "Order", "Source", "training_data"]
+__all__ = [
+    "ArraySource",
+    "ChunkedSource",
+    "Order",
+    "Shard",
+    "ShardedSource",
+    "Source",
+    "open_files",
+    "training_data",
+]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, final
 
@@ -86,6 +85,10 @@ class ChunkedSource(Source):
     """Whether a chunk that is read again has the same samples."""
     batch_size: int | None = None
     """Rows of a batch, where the data comes in batches already; None: any."""
+    notes: tuple[str, ...] = ()
+    """What a user should know before training begins, sentences."""
+    travels_alone: bool = True
+    """Whether a copy of it works without the process that made it."""
 
     @property
     @abstractmethod
@@ -103,10 +106,6 @@ class ChunkedSource(Source):
         Raises:
             DataError: It cannot be read; says which file, and what to do.
         """
-
-    def serving(self) -> AbstractContextManager[None]:
-        """What goes on in the driver's process while workers read; nothing, mostly."""
-        return nullcontext()
 
     def __len__(self) -> int:
         return int(sum(self.chunk_rows))

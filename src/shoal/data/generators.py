@@ -42,6 +42,7 @@ class FedSource(ChunkedSource):
     """
 
     mixing: Mixing = "nothing"
+    travels_alone: bool = False
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ implementation: arrays in memory, or mapped from another process's blob.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -40,6 +41,10 @@ class Source(ABC):
     @abstractmethod
     def size_bytes(self) -> int:
         """Bytes of all samples."""
+
+    def serving(self) -> AbstractContextManager[None]:
+        """What goes on in the driver's process while workers read; nothing, mostly."""
+        return nullcontext()
 
     def close(self) -> None:
         """Lets go of threads and files; nothing, mostly."""

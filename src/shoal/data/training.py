@@ -8,9 +8,12 @@ from numbers import Real
 from typing import Any
 
 from shoal.data import trees
+from shoal.data.adapting import source_of
 from shoal.data.arrays import FIT, Column, check_lengths, named_columns
+from shoal.data.batches import as_arrays
 from shoal.data.chunks import ChunkedSource
 from shoal.data.located import FileArguments, is_location, open_located
+from shoal.data.reading import Reading
 from shoal.data.sources import ArraySource, Source, default_floatx
 from shoal.data.streams import refuse_streams
 from shoal.data.weighted import ClassWeighted
@@ -20,7 +23,7 @@ from shoal.errors import ConfigError, DataError
 VALIDATION = "validation_data of fit"
 
 
-def training_data(
+def training_data(  # noqa: PLR0913 - the arguments of fit
     x: trees.Tree,
     y: trees.Tree = None,
     sample_weight: trees.Tree = None,
@@ -30,6 +33,8 @@ def training_data(
     validation_data: Any = None,
     floatx: str | None = None,
     files: FileArguments | None = None,
+    reading: Reading | None = None,
+    validation_steps: int | None = None,
 ) -> tuple[Source, ArraySource | None]:
     """Reads the data arguments of `fit`, with the meaning they have in Keras.
 
@@ -43,6 +48,8 @@ def training_data(
         validation_data: `x`, `(x, y)` or `(x, y, sample_weight)`, or None.
         floatx: Dtype floats are read in; default None means Keras' floatx.
         files: How files are read, where x names some.
+        reading: For how long and by how many, where x comes in batches.
+        validation_steps: Batches of a validation.
 
     Returns:
         What to train on, and what to validate on, None for nothing.
@@ -61,9 +68,10 @@ def training_data(
         (8, 2, array([8, 9]))
     """
     kind = floatx or default_floatx()
-    files = files or FileArguments()
+    files, reading = files or FileArguments(), reading or Reading()
+    held_reading = Reading(steps_per_epoch=validation_steps, where=VALIDATION)
     data = (x, y, sample_weight)
-    chunked = _in_chunks(data, files, FIT)
+    chunked = _in_chunks(data, files, reading)
     if chunked is not None:
         if validation_split:
             raise ConfigError(
@@ -72,43 +80,59 @@ def training_data(
             )
         if class_weight is not None:
             chunked = ClassWeighted(chunked, class_weight, kind)
-        return chunked, _held_out(validation_data, files, kind)
+        return chunked, _held_out(validation_data, files, held_reading)
     files.refuse(FIT)
-    held_out: tuple[Any, Any, Any] | None = None
-    where = FIT
-    if is_location(validation_data):
-        return weighted_source(data, class_weight, kind), _held_out(
-            validation_data, files, kind
-        )
-    if validation_data is not None:
-        held_out, where = unpack(validation_data), VALIDATION
-    elif validation_split:
+    if validation_data is None and validation_split:
         data, held_out = split(data, validation_split, kind)
+        train = weighted_source(data, class_weight, kind)
+        return train, weighted_source(held_out, None, kind)
     train = weighted_source(data, class_weight, kind)
-    if held_out is None:
-        return train, None
-    return train, weighted_source(held_out, None, kind, where)
+    return train, _held_out(validation_data, files, held_reading)
 
 
 def _in_chunks(
-    data: tuple[Any, Any, Any], files: FileArguments, where: str
+    data: tuple[Any, Any, Any], files: FileArguments, reading: Reading
 ) -> ChunkedSource | None:
     """A source of what is read in chunks, None of arrays."""
     if is_location(data[0]):
-        return open_located(*data, files, where)
-    return None
+        return open_located(*data, files, reading.where)
+    found = source_of(*data, reading=reading)
+    if found is not None:
+        files.refuse(reading.where)
+    return found
 
 
-def _held_out(data: Any, files: FileArguments, floatx: str) -> ArraySource | None:
-    """What to validate on; of chunks all that there is is read."""
+def _held_out(data: Any, files: FileArguments, reading: Reading) -> ArraySource | None:
+    """What to validate on."""
     if data is None:
         return None
     parts = (data, None, None) if is_location(data) else unpack(data)
-    chunked = _in_chunks(parts, files, VALIDATION)
+    return whole_source(parts, files=files, reading=reading)
+
+
+def whole_source(
+    data: tuple[Any, Any, Any],
+    *,
+    files: FileArguments | None = None,
+    reading: Reading | None = None,
+) -> ArraySource:
+    """All rows as arrays; what comes in chunks is read, whole.
+
+    Args:
+        data: x, y and sample_weight, each as for `fit`.
+        files: How files are read, where x names some.
+        reading: How many batches, where x comes in batches.
+
+    Raises:
+        DataError: Something is missing, bad, or cannot be used.
+        ConfigError: An argument is wrong.
+    """
+    reading = reading or Reading()
+    chunked = _in_chunks(data, files or FileArguments(), reading)
     if chunked is None:
-        return weighted_source(parts, None, floatx, VALIDATION)
+        return weighted_source(data, None, reading.floatx, reading.where)
     rows = unpack_batch(chunked.take(slice(None)))
-    return ArraySource(*rows, floatx=floatx, where=VALIDATION)
+    return ArraySource(*rows, floatx=reading.floatx, where=reading.where)
 
 
 def unpack_batch(rows: Any) -> tuple[Any, Any, Any]:
@@ -141,7 +165,7 @@ def weighted_source(
         >>> source.take(slice(1, 3))[2]
         array([1., 9.], dtype=float32)
     """
-    x, y, weights = data
+    x, y, weights = map(as_arrays, data)
     # First, because it may hold the targets that what follows would miss.
     refuse_streams(x, "x", where)
     kind = floatx or default_floatx()

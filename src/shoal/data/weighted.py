@@ -43,7 +43,8 @@ class ClassWeighted(ChunkedSource):
     ) -> None:
         self.kind, self.mixing = source.kind, source.mixing
         self.is_exactly_once = source.is_exactly_once
-        self.batch_size = source.batch_size
+        self.batch_size, self.notes = source.batch_size, source.notes
+        self.travels_alone = source.travels_alone
         self._source, self._weights = source, class_weight
         self._floatx = floatx or default_floatx()
         sample = source.take(np.zeros(1, np.int64))

@@ -131,8 +131,11 @@ class _LaterPackage(Loader):
         """Gives the package a `__getattr__` that executes it."""
 
         def load(name: str) -> Any:
-            if f"{module.__name__}.{name}" in self._names:
-                return importlib.import_module(f"{module.__name__}.{name}")
+            # A module of the package needs no more of it: it may even be what a module
+            # that waits asks for, in the middle of being loaded.
+            path = f"{module.__name__}.{name}"
+            if path in self._names or PathFinder.find_spec(path, module.__path__):
+                return importlib.import_module(path)
             del vars(module)["__getattr__"]
             self._inner.exec_module(module)
             return getattr(module, name)

@@ -250,7 +250,9 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
             f"{plan.data.kind} cannot be read by position: after a loss samples may "
             "be trained on twice."
         )
-    if 0 < plan.machine.memory_bytes < plan.data.size_bytes:
+    found += plan.data.notes
+    is_mapped = plan.data.chunking is None
+    if is_mapped and 0 < plan.machine.memory_bytes < plan.data.size_bytes:
         found.append(
             f"the data takes {plan.data.size_bytes / 1e9:,.1f} GB and "
             f"{plan.machine.memory_bytes / 1e9:,.1f} GB of memory are free."

@@ -20,6 +20,7 @@ from shoal.data import Source, training_data
 from shoal.data.chunks import GROUP_BYTES, ChunkedSource
 from shoal.data.located import FileArguments
 from shoal.data.order import Shuffle
+from shoal.data.reading import Reading
 from shoal.engine.worker import WATCH
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import Chunking, DataFacts
@@ -166,7 +167,10 @@ def read(arguments: Arguments) -> Ready:
         validation_split=arguments.validation_split,
         validation_data=arguments.validation_data,
         files=arguments.files,
+        reading=_reading(arguments, request),
+        validation_steps=arguments.validation_steps,
     )
+    _check_batch_size(arguments.batch_size, source)
     sample = source.take(slice(0, SAMPLE_ROWS))
     prepare(model, sample)
     data = DataFacts(
@@ -205,6 +209,29 @@ def read(arguments: Arguments) -> Ready:
     )
 
 
+def _reading(arguments: Arguments, request: Request) -> Reading:
+    """For how long data is read, and by how many."""
+    plain = request.with_plain_numbers()
+    workers = plain.workers[-1] if isinstance(plain.workers, tuple) else plain.workers
+    return Reading(
+        steps_per_epoch=plain.steps_per_epoch,
+        epochs=range(plain.initial_epoch, max(plain.epochs, plain.initial_epoch + 1)),
+        workers=workers if isinstance(workers, int) and workers > 0 else 1,
+        seed=plain.seed,
+    )
+
+
+def _check_batch_size(batch_size: int | None, source: Source) -> None:
+    """Refuses, as Keras does, a batch size beside data that comes in batches."""
+    natural = source.batch_size if isinstance(source, ChunkedSource) else None
+    if batch_size is not None and natural is not None and batch_size != natural:
+        raise ConfigError(
+            f"batch_size={batch_size} beside data that comes in batches of {natural}. "
+            "Expected the size to be decided where the batches are made. "
+            "Leave batch_size out."
+        )
+
+
 def _chunk_facts(source: Source) -> dict[str, Any]:
     """What a plan has to know of a source that is read in chunks."""
     if not isinstance(source, ChunkedSource):
@@ -220,6 +247,7 @@ def _chunk_facts(source: Source) -> dict[str, Any]:
         "is_exactly_once": source.is_exactly_once,
         "chunking": chunking,
         "batch_size": source.batch_size,
+        "notes": tuple(source.notes),
     }
 
 

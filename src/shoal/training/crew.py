@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock
 from shoal.data import Source
+from shoal.data.chunks import ChunkedSource, Shelf
 from shoal.engine.center import pull_into, push_into
 from shoal.engine.ledger import Piece
 from shoal.engine.opening import OpenBackend
@@ -90,6 +91,7 @@ class Crew:
         sample = source.take(np.arange(SAMPLE_ROWS) % self._order.rows)
         open_backend = OpenBackend(name=plan.backend, model=packed)
         self._backend: Backend = open_backend(self._spec, sample)
+        self._shelf = Shelf(source) if isinstance(source, ChunkedSource) else None
         self.mates: list[Mate] = []
         self.learning_rate: float | None = None
 
@@ -161,7 +163,10 @@ class Crew:
 
     def _rows(self, pieces: list[Piece]) -> Any:
         parts = [self._order.indices(p.epoch, p.start, p.stop) for p in pieces]
-        return self._source.take(np.concatenate(parts))
+        rows = np.concatenate(parts)
+        if self._shelf is not None:
+            return self._shelf.take(rows, self._order.turn(pieces[0].epoch))
+        return self._source.take(rows)
 
     def _steps(self, mate: Mate) -> tuple[int, float]:
         """Local steps of one worker."""

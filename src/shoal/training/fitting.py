@@ -127,7 +127,8 @@ def train(
             write_data(work.source, stage.blob)
         _give(controller, plan, work, stage, habits.past)
         driver.rehearse()
-        controller.run()
+        with work.source.serving():
+            controller.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
         rescue(driver, controller.rescue, is_told=habits.verbose != 0)

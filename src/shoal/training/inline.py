@@ -73,7 +73,8 @@ def train(
     cluster = InlineCluster(plan, work.with_packed(), driver, speeds)
     driver.fetch_center = cluster.copy_center
     try:
-        cluster.run()
+        with work.source.serving():
+            cluster.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
         rescue(driver, cluster.rescue, is_told=habits.verbose != 0)

@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 
 from shoal.data import ArraySource, Source
+from shoal.data.chunks import ChunkedSource
 from shoal.errors import CheckpointError
 from shoal.models.pickling import dumps, loads
 from shoal.plan import Plan, Request
@@ -96,8 +97,8 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
     if isinstance(source, ArraySource):
         if source.size_bytes <= MOST_DATA_BYTES:
             data = write_part(place, "data.bin", memoryview(source.to_blob()))
-    elif source is not None:
-        with suppress(Exception):  # such as a generator, which has to be given again
+    elif isinstance(source, ChunkedSource) and source.travels_alone:
+        with suppress(Exception):  # whatever code of the user's raises
             chunks = dumps(source)
     if validation is not None and validation.source.size_bytes <= MOST_DATA_BYTES:
         content = memoryview(validation.source.to_blob())
