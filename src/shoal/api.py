@@ -323,7 +323,7 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
     from shoal.training import scoring
 
     model, factory = find_model(model)
-    reading = Reading(steps_per_epoch=steps, where="data of evaluate")
+    reading = Reading.of_steps(steps, "data of evaluate")
     source = whole_source((x, y, sample_weight), reading=reading)
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
@@ -373,7 +373,7 @@ def predict(
     from shoal.training import scoring
 
     model, factory = find_model(model)
-    reading = Reading(steps_per_epoch=steps, where="data of predict")
+    reading = Reading.of_steps(steps, "data of predict")
     source = whole_source((x, None, None), reading=reading)
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,

@@ -1,4 +1,4 @@
-"""Data that comes batch by batch is refused, with advice that works."""
+"""Data that comes batch by batch is refused but as x; with advice that works."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import shoal
 from shoal.data.sources import ArraySource
+from shoal.data.streams import refuse_streams
 from shoal.data.training import training_data
 from shoal.errors import DataError
 
@@ -84,8 +85,10 @@ def refusal(*data: Any, **more: Any) -> str:
 @pytest.mark.parametrize("kind", STREAMS)
 def test_streams_are_refused_with_advice_that_works(kind: str) -> None:
     stream = STREAMS[kind]()
-    said = refusal(stream)
-    assert said.startswith(f"x is {kind} (data of fit), which is not supported yet. ")
+    with pytest.raises(DataError) as caught:
+        refuse_streams(stream, "x", "data of fit")
+    said = str(caught.value)
+    assert said.startswith(f"x is {kind} (data of fit), which can only be x, and x ")
     assert "Expected arrays: NumPy, JAX, pandas" in said
     found = re.search(r"NumPy: (.*), then pass (.*) as x and (.*) as y\.", said)
     assert found
@@ -101,11 +104,9 @@ def test_streams_are_refused_with_advice_that_works(kind: str) -> None:
     [
         ({"x": X, "y": iter(Y)}, "y is an iterator (data of fit)"),
         ({"x": [X, endless()], "y": Y}, "x[1] is a generator (data of fit)"),
-        ({"x": endless(), "class_weight": {0: 2.0}}, "x is a generator"),
-        ({"x": endless(), "validation_split": 0.5}, "x is a generator"),
         (
-            {"x": X, "y": Y, "validation_data": Digits()},
-            "x is a keras PyDataset (validation_data of fit)",
+            {"x": X, "y": Y, "validation_data": (X, Digits())},
+            "y is a keras PyDataset (validation_data of fit)",
         ),
     ],
 )
@@ -125,8 +126,8 @@ def test_verbs_refuse_streams() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     for verb in (shoal.fit, shoal.plan, shoal.evaluate, shoal.predict):
-        with pytest.raises(DataError, match="which is not supported yet"):
-            verb(model, endless())
+        with pytest.raises(DataError, match="which can only be x, and x alone"):
+            verb(model, [endless()])
 
 
 def test_other_objects_get_the_other_advice() -> None:

@@ -169,6 +169,7 @@ def test_a_function_makes_it_in_the_worker(tmp_path: Path) -> None:
     def dataset_fn(shard: Shard) -> Any:
         import tensorflow as tf
 
+        tf.random.set_seed(1)  # another test may have set one here, and not there
         numbers: Any = tf.data.Dataset.range(20).shard(shard.count, shard.index)
         return numbers.shuffle(20, seed=shard.seed + shard.epoch).batch(3)
 

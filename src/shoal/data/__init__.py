@@ -1,8 +1,8 @@
 """What feeds a model: sources of samples, and the order they come in.
 
-`fit` makes a source of whatever it is given. To say more than its arguments do, make one
-and pass it as x: `open_files` for files of any kind, `ShardedSource` for a stream that
-workers open in shards.
+`fit` makes a source of whatever it is given. To say more than its arguments do, make
+one and pass it as x: `open_files` for files of any kind, `ShardedSource` for a stream
+that workers open in shards.
 """
 
 from shoal.data.chunks import ChunkedSource

@@ -41,6 +41,12 @@ class Reading:
     floatx: str | None = None
     where: str = FIT
 
+    @classmethod
+    def of_steps(cls, steps: object, where: str) -> Reading:
+        """One pass, of so many batches; a number that is none is refused elsewhere."""
+        given = steps if isinstance(steps, int) and steps > 0 else None
+        return cls(steps_per_epoch=given, where=where)
+
     def __post_init__(self) -> None:
         for name in ("steps_per_epoch", "shards", "workers"):
             value = getattr(self, name)

@@ -1,8 +1,7 @@
-"""Data that comes batch by batch: how it is recognised, and what is said about it.
+"""Data that comes batch by batch where an array should be, and what is said about it.
 
-Workers ask for rows by number, which generators, `tf.data.Dataset`, `PyDataset` and
-`DataLoader` cannot give. This file goes by names alone, so that no library is
-imported for those without it.
+`adapting.py` takes such data as x, with the targets in it. This file finds it in other
+places. It goes by names alone, so that no library is imported for those without it.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ def refuse_streams(tree: trees.Tree, name: str, where: str) -> None:
 
     Example:
         >>> refuse_streams([1.0, 2.0], "x", "data of fit")
-        >>> refuse_streams(zip([1.0], [2.0]), "x", "data of fit")
+        >>> refuse_streams(zip([1.0], [2.0]), "y", "data of fit")
         Traceback (most recent call last):
-        shoal.errors.DataError: x is an iterator (data of fit), which is not ...
+        shoal.errors.DataError: y is an iterator (data of fit), which can only be x, ...
     """
     for path, leaf in trees.named_leaves(tree, name):
         found = _sort_of(leaf)
         if found is not None:
             raise DataError(
-                f"{path} is {found[0]} ({where}), which is not supported yet. "
+                f"{path} is {found[0]} ({where}), which can only be x, and x alone. "
                 "Expected arrays: NumPy, JAX, pandas, or nested dicts, lists and "
                 f"tuples of them. {_advice(name.partition('[')[0], found)}"
             )

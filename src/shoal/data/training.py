@@ -69,7 +69,7 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
     """
     kind = floatx or default_floatx()
     files, reading = files or FileArguments(), reading or Reading()
-    held_reading = Reading(steps_per_epoch=validation_steps, where=VALIDATION)
+    held_reading = Reading.of_steps(validation_steps, VALIDATION)
     data = (x, y, sample_weight)
     chunked = _in_chunks(data, files, reading)
     if chunked is not None:

@@ -18,6 +18,7 @@ import numpy as np
 from shoal.clusters.local import read_machine
 from shoal.data import Source, training_data
 from shoal.data.chunks import GROUP_BYTES, ChunkedSource
+from shoal.data.files import FileSource
 from shoal.data.located import FileArguments
 from shoal.data.order import Shuffle
 from shoal.data.reading import Reading
@@ -36,6 +37,7 @@ from shoal.training.driver import Habits
 from shoal.training.fitting import Work
 from shoal.training.validation import Validation, read_validation
 
+SHOWN_FILES = 5
 SEED_LIMIT = 2**31 - 1
 CLUSTERS = ("local", "inline")
 
@@ -247,8 +249,18 @@ def _chunk_facts(source: Source) -> dict[str, Any]:
         "is_exactly_once": source.is_exactly_once,
         "chunking": chunking,
         "batch_size": source.batch_size,
-        "notes": tuple(source.notes),
+        "notes": (*source.notes, *_left_out(source)),
     }
+
+
+def _left_out(source: ChunkedSource) -> list[str]:
+    """Says which files were left out because they are bad."""
+    skipped = source.skipped if isinstance(source, FileSource) else ()
+    if not skipped:
+        return []
+    named = "; ".join(f"{url}: {why.rstrip('.')}" for url, why in skipped[:SHOWN_FILES])
+    more = f"; and {len(skipped) - SHOWN_FILES} more" if skipped[SHOWN_FILES:] else ""
+    return [f"{len(skipped)} file(s) are left out. {named}{more}."]
 
 
 @contextmanager

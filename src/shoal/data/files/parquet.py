@@ -7,7 +7,7 @@ of 16 to 64 MB mix well and keep a worker's memory small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -75,7 +75,7 @@ class Parquet(Format):
 
 
 @contextmanager
-def _opened(file: FileEntry, store: Store) -> Iterator[Any]:
+def _opened(file: FileEntry, store: Store) -> Generator[Any]:
     parquet = library("pyarrow.parquet", "Parquet files")
     with (
         reading(file, "Parquet file"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from shoal.data.files.store import FileEntry
@@ -10,7 +10,7 @@ from shoal.errors import ConfigError, DataError
 
 
 @contextmanager
-def reading(file: FileEntry, kind: str) -> Iterator[None]:
+def reading(file: FileEntry, kind: str) -> Generator[None]:
     """Turns whatever goes wrong with a file into a `DataError` that names it.
 
     Args:

@@ -1,0 +1,196 @@
+"""`fit` on data that is read in chunks: the same samples, each counted once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import shoal
+from shoal.errors import ConfigError, DataError
+from shoal.testing import faults
+
+ROWS = 400
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> tuple[Path, Any, Any]:
+    """A folder of two uneven Parquet files in row groups of 64, and its arrays."""
+    random = np.random.default_rng(3)
+    x = random.standard_normal((ROWS, 3)).astype("f4")
+    y = (x @ np.array([[1.0], [-2.0], [0.5]], "f4")).astype("f4")
+    folder = tmp_path / "table"
+    folder.mkdir()
+    for name, rows in {"a": slice(0, 250), "b": slice(250, ROWS)}.items():
+        columns = {f"x{i}": x[rows, i] for i in range(3)} | {"y": y[rows, 0]}
+        file = folder / f"{name}.parquet"
+        pq.write_table(pa.table(columns), file, row_group_size=64)
+    return folder, x, y
+
+
+def line() -> Any:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def fit(model: Any, *data: Any, **given: Any) -> Any:
+    usual: dict[str, Any] = {
+        "cluster": "inline", "run": False, "verbose": 0, "workers": 2, "seed": 1
+    }  # fmt: skip
+    return shoal.fit(model, *data, **{**usual, **given})
+
+
+@pytest.mark.parametrize("strategy", ["all_reduce", "downpour", "local_sgd"])
+def test_files_give_what_their_arrays_give(
+    table: tuple[Path, Any, Any], strategy: str
+) -> None:
+    folder, x, y = table
+    told: dict[str, Any] = {"shuffle": False, "batch_size": 32, "epochs": 2}
+    ours, theirs = line(), line()
+    names = ["x0", "x1", "x2"]
+    found = fit(ours, folder, features=names, label="y", strategy=strategy, **told)
+    kept = fit(theirs, x, y[:, 0], strategy=strategy, **told)
+    assert found.history["loss"] == pytest.approx(kept.history["loss"], rel=1e-5)
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_shuffle_learns_the_same_line(table: tuple[Path, Any, Any]) -> None:
+    folder, _, _ = table
+    model = line()
+    fit(model, str(folder), label="y", epochs=25, batch_size=16, validation_data=folder)
+    assert model.history.history["val_loss"][-1] < 1e-3
+
+
+def test_what_was_said_of_files_is_refused_for_arrays() -> None:
+    with pytest.raises(ConfigError, match="label='y' was passed, but x is no path"):
+        fit(line(), np.ones((4, 3)), np.ones((4, 1)), label="y")
+
+
+def test_targets_beside_files(table: tuple[Path, Any, Any]) -> None:
+    with pytest.raises(DataError, match="name its column with label="):
+        fit(line(), table[0], np.ones(ROWS))
+
+
+def test_a_split_needs_arrays(table: tuple[Path, Any, Any]) -> None:
+    with pytest.raises(ConfigError, match="Pass validation_data"):
+        fit(line(), table[0], label="y", validation_split=0.1)
+
+
+def test_the_plan_names_the_files(table: tuple[Path, Any, Any]) -> None:
+    plan = shoal.plan(line(), table[0], label="y", workers=2)
+    assert "of Parquet files; each committed exactly once" in plan.explain()
+    assert plan.to_json()["data"]["chunking"]["rows"] == 7
+    assert plan.rows == ROWS
+
+
+def test_bad_files_can_be_left_out(table: tuple[Path, Any, Any]) -> None:
+    (table[0] / "c.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"c\.parquet"):
+        shoal.plan(line(), table[0], label="y")
+    plan = shoal.plan(line(), table[0], label="y", on_bad_file="skip")
+    assert plan.rows == ROWS
+    assert any("1 file(s) are left out" in text for text in plan.warnings)
+    assert any("c.parquet" in text for text in plan.warnings)
+
+
+class Batches(keras.utils.PyDataset):
+    """20 batches of 20 rows."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        x = np.random.default_rng(index).standard_normal((20, 3)).astype("f4")
+        return x, x.sum(1, keepdims=True)
+
+
+def endless() -> Iterator[Any]:
+    while True:
+        yield from (Batches()[i] for i in range(20))
+
+
+def test_a_batch_size_beside_batches() -> None:
+    with pytest.raises(ConfigError, match="in batches of 20"):
+        fit(line(), Batches(), batch_size=64)
+
+
+def test_batches_are_those_of_keras() -> None:
+    ours, theirs = line(), line()
+    fit(ours, Batches(), strategy="all_reduce", shuffle=False, epochs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras: super().__init__ was not called
+        theirs.fit(Batches(), shuffle=False, epochs=2, verbose=0)
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_evaluate_and_predict_read_batches() -> None:
+    model = line()
+    found = shoal.evaluate(model, Batches())
+    assert found == pytest.approx(model.evaluate(Batches(), verbose=0), rel=1e-5)
+    assert shoal.predict(model, Batches()).shape == (400, 1)
+
+
+@pytest.mark.process
+class TestOnProcesses:
+    """Workers that open chunks themselves, and some that die."""
+
+    def test_every_sample_is_counted_once_though_a_worker_dies(
+        self, table: tuple[Path, Any, Any], tmp_path: Path
+    ) -> None:
+        for strategy in ("all_reduce", "downpour"):
+            with faults.kill(rank=1, step=6):
+                found = fit(
+                    line(), table[0], label="y", epochs=2, batch_size=16,
+                    strategy=strategy, cluster="local", run=str(tmp_path / strategy),
+                )  # fmt: skip
+            summary = found.run.summary()
+            assert summary.samples_committed == summary.samples_expected == 2 * ROWS
+            assert summary.workers_lost == 1
+
+    def test_a_generator_is_read_by_the_driver(self) -> None:
+        model = line()
+        with faults.kill(rank=0, step=4):
+            found = fit(
+                model, endless(), steps_per_epoch=20, epochs=3, strategy="downpour",
+                cluster="local", run="generator",
+            )  # fmt: skip
+        assert found.run.summary().samples_committed == 3 * 400
+        assert found.history["loss"][-1] < found.history["loss"][0]
+
+    def test_a_file_that_goes_is_named(self, table: tuple[Path, Any, Any]) -> None:
+        folder, _, _ = table
+        source = shoal.data.open_files(folder, label="y")
+        (folder / "b.parquet").unlink()
+        with pytest.raises(DataError, match=r"b\.parquet") as caught:
+            fit(line(), source, cluster="local", batch_size=16)
+        assert "cannot be read" in str(caught.value)
+
+    def test_a_run_on_files_goes_on(
+        self, table: tuple[Path, Any, Any], tmp_path: Path
+    ) -> None:
+        class CtrlC(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                if epoch == 1:
+                    raise KeyboardInterrupt
+
+        place = tmp_path / "run"
+        with pytest.raises(KeyboardInterrupt):
+            fit(
+                line(), table[0], label="y", epochs=4, batch_size=16, cluster="local",
+                run=str(place), callbacks=[CtrlC()],
+            )  # fmt: skip
+        found = shoal.resume(str(next(place.iterdir())), callbacks=[], verbose=0)
+        summary = found.run.summary()
+        assert summary.samples_committed == summary.samples_expected == 4 * ROWS
+        assert len(found.history["loss"]) == 4
