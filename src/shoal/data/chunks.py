@@ -22,10 +22,13 @@ Offsets: TypeAlias = npt.NDArray[np.int64]
 Mixing: TypeAlias = Literal["rows", "chunks", "nothing"]
 
 MEMORY_BYTES = 512 << 20
-"""Of chunks that one process holds, unless told otherwise."""
+"""That data may take in one process, unless told otherwise."""
+SHELF_BYTES = MEMORY_BYTES // 4
+"""Of open chunks. A chunk that is being decoded takes twice its size, and what it gives
+back the allocator keeps for the next one."""
 
 
-GROUP_BYTES = MEMORY_BYTES // 4
+GROUP_BYTES = MEMORY_BYTES // 8
 """Of chunks whose rows are mixed with each other: beside them the next are read."""
 
 
@@ -126,7 +129,7 @@ class Shelf:
         memory_bytes: They may take together. One is always kept.
     """
 
-    def __init__(self, source: ChunkedSource, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, source: ChunkedSource, memory_bytes: int = SHELF_BYTES) -> None:
         self._source, self._limit = source, memory_bytes
         self._starts = np.concatenate([[0], np.cumsum(source.chunk_rows)])
         self._open: OrderedDict[tuple[int, int], Chunk] = OrderedDict()

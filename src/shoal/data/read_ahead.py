@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.chunks import MEMORY_BYTES, Chunk, ChunkedSource, Shelf
+from shoal.data.chunks import SHELF_BYTES, Chunk, ChunkedSource, Shelf
 from shoal.data.sources import Batch, Source
 
 AHEAD = 2
@@ -24,7 +24,7 @@ class ReadAhead(Source):
         memory_bytes: Of chunks in memory, those that were read ahead among them.
     """
 
-    def __init__(self, source: ChunkedSource, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(self, source: ChunkedSource, memory_bytes: int = SHELF_BYTES) -> None:
         self._source, self._epoch = source, 0
         self._shelf = Shelf(source, memory_bytes)
         self._coming: dict[tuple[int, int], Future[Chunk]] = {}

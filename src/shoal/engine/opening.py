@@ -9,7 +9,7 @@ from typing import Any
 from shoal.backends import BACKENDS
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data import ArraySource
-from shoal.data.chunks import MEMORY_BYTES
+from shoal.data.chunks import SHELF_BYTES
 from shoal.data.read_ahead import ReadAhead
 from shoal.launchers.shared import map_inherited
 from shoal.models.inspection import prepare
@@ -67,7 +67,7 @@ class OpenChunks:
     """
 
     source: bytes
-    memory_bytes: int = MEMORY_BYTES
+    memory_bytes: int = SHELF_BYTES
 
     def __call__(self) -> ReadAhead:
         """Opens it; nothing is read yet."""

@@ -69,6 +69,8 @@ class Parquet(Format):
 
     def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
         """Reads one row group."""
+        # Arrow keeps what it has freed: the columns of the last chunk, by now.
+        library("pyarrow", "Parquet files").default_memory_pool().release_unused()
         with _opened(part.file, store) as table:
             group = table.read_row_group(part.start, columns=list(columns))
             return {name: dense(group[name], name, part.file) for name in columns}
