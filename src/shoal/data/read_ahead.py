@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.data.chunks import SHELF_BYTES, Chunk, ChunkedSource, Shelf
+from shoal.data import trees
+from shoal.data.arrays import Array
+from shoal.data.chunks import SHELF_BYTES, ArrayChunk, Chunk, ChunkedSource, Shelf
 from shoal.data.sources import Batch, Source
 
 AHEAD = 2
 """Chunks that are read before they are needed. More would push out what is in use."""
+
+
+LARGE_BYTES = 1 << 20
+
+
+def in_own_pages(array: Array) -> Array:
+    """Copies a large array to pages that go back to the system when it is dropped.
+
+    The heap of a worker keeps what it has; chunks of unlike sizes would leave holes in
+    it, and take a third more memory than they need.
+
+    Example:
+        >>> in_own_pages(np.arange(3))
+        array([0, 1, 2])
+    """
+    if array.nbytes < LARGE_BYTES:
+        return array
+    pages = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype)
+    copy = pages.reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
 
 
 @final
@@ -80,8 +104,13 @@ class ReadAhead(Source):
     def _begin(self, chunk: int) -> None:
         key = chunk, self._epoch
         if key not in self._coming and not self._shelf.has(*key):
-            read = self._thread.submit(self._source.read, chunk, self._epoch)
-            self._coming[key] = read
+            self._coming[key] = self._thread.submit(self._read, *key)
+
+    def _read(self, chunk: int, epoch: int) -> Chunk:
+        found = self._source.read(chunk, epoch)
+        if not isinstance(found, ArrayChunk):
+            return found
+        return ArrayChunk(trees.map_leaves(in_own_pages, found.rows))
 
     def close(self) -> None:
         """Ends the thread; what it reads is waited for, what waits is dropped."""
