@@ -1,0 +1,131 @@
+"""The numbered folders of a run: `experiments/NNN` while it trains, `models/NNN` after.
+
+This file decides what lies in them. The run itself is where runs are, so that `shoal
+runs` knows it; `experiments/NNN` is a link to the consoles of its workers, which can be
+read while they write, and `models/NNN` holds copies that outlive the run's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+from zipfile import ZipFile
+
+from shoal.errors import ConfigError
+from shoal.runs.store import LOGS, MODELS, StoredRun
+from shoal.training.progress import warn_aside
+
+CONSOLES = "experiments"
+TRIES = 64
+BEST = "best"
+ARCHIVED = {"config.json": "network.json", "model.weights.h5": "best.weights.h5"}
+"""What an archive of Keras is made of, and what it is called beside it."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The folders of one run in the working directory.
+
+    Args:
+        number: From 1, in the order they were begun.
+        home: The working directory.
+        run: Its run.
+    """
+
+    number: int
+    home: Path
+    run: StoredRun
+
+    @property
+    def consoles(self) -> Path:
+        """Link to what the workers print."""
+        return self.home / CONSOLES / f"{self.number:03}"
+
+    @property
+    def models(self) -> Path:
+        """Where the trained model goes."""
+        return self.home / MODELS / f"{self.number:03}"
+
+    @property
+    def records(self) -> Path:
+        """The real folder of the consoles."""
+        return Path(self.run.folder.path, LOGS)
+
+    def save_models(self) -> None:
+        """Copies what the run saved; storage that fails costs the copies alone."""
+        saved = sorted(Path(self.run.folder.path, MODELS).glob("[!.]*.keras"))
+        try:
+            self._copy(saved)
+        except OSError as error:
+            warn_aside(
+                f"the models cannot be copied to {self.models} ({error}). Expected "
+                f"space, and a folder of this run alone. They are in {self.run.url}."
+            )
+
+    def _copy(self, saved: list[Path]) -> None:
+        if not saved:
+            return
+        self.models.mkdir(parents=True)
+        for path in saved:
+            shutil.copyfile(path, self.models / path.name)
+        archive = self.models / f"{BEST}.keras"
+        if archive.is_file():
+            with ZipFile(archive) as parts:
+                for part, name in ARCHIVED.items():
+                    if part in parts.namelist():
+                        (self.models / name).write_bytes(parts.read(part))
+
+    def undo(self) -> None:
+        """Removes all of it: nothing has begun."""
+        self.run.close()
+        self.consoles.unlink(missing_ok=True)
+        self.run.folder.remove()
+
+
+def begin_experiment(run: StoredRun, home: Path) -> Experiment:
+    """Takes the next number for a run, and links to its consoles.
+
+    Args:
+        run: New, in a folder of this machine.
+        home: The working directory.
+
+    Raises:
+        ConfigError: The link cannot be made.
+    """
+    folder = Path(run.folder.path).resolve()
+    home = home.resolve()
+    inside = folder.is_relative_to(home)
+    for _ in range(TRIES):
+        experiment = Experiment(number=_next_number(home), home=home, run=run)
+        link = experiment.consoles
+        try:
+            experiment.records.mkdir(parents=True, exist_ok=True)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            target = folder / LOGS
+            # A link that fails where anything is: two that begin together get two.
+            link.symlink_to(os.path.relpath(target, link.parent) if inside else target)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _not_begun(link, str(error)) from error
+        return experiment
+    raise _not_begun(home / CONSOLES, f"{TRIES} numbers in a row were taken")
+
+
+def _next_number(home: Path) -> int:
+    """One more than the highest there is, of experiments and of models."""
+    places = (home / CONSOLES, home / MODELS)
+    names = [p.name for place in places if place.is_dir() for p in place.iterdir()]
+    return max((int(name) for name in names if name.isdigit()), default=0) + 1
+
+
+def _not_begun(place: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{place} cannot be made ({reason}). Expected a working directory in which "
+        f"this process may create {CONSOLES}/ and {MODELS}/. Start the script "
+        "elsewhere, or make room for them."
+    )

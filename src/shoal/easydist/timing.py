@@ -1,0 +1,111 @@
+"""How long preprocessing takes: measured where it runs, which is in the workers.
+
+This file decides what counts: the time inside the user's code, chunk by chunk. Workers
+write one line a call into a file of the experiment; fetching files is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast, final
+
+from shoal.data.files.preprocess import Preprocess, PreprocessReader, entry_point
+from shoal.data.files.source import FileSource
+
+LINES = "preprocessing.csv"
+HEADER = "process,seconds,files,rows\n"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A user's preprocessing that notes how long each call took.
+
+    Args:
+        user: Class, object or function that reads files.
+        path: Of the file that gets a line a call.
+        driver: Id of the process that called `fit`; others are workers.
+
+    Example:
+        >>> path = Path("times.csv")
+        >>> timed = Timed(user=lambda k, o: ([1], [2], 1), path=path, driver=0)
+        >>> timed.preprocess(["a.txt"], [])
+        preprocessing: 1 file, 1 rows, 0.000 s
+        ([1], [2], 1)
+        >>> spent(path, driver=0).calls
+        1
+    """
+
+    user: Preprocess
+    path: Path
+    driver: int
+
+    def preprocess(self, keys: list[str], objects: list[BinaryIO]) -> Any:
+        """Calls the user's code."""
+        began = time.perf_counter()
+        found = entry_point(self.user)(keys, objects)
+        seconds = time.perf_counter() - began
+        rows = cast("tuple[Any, ...]", found)[-1] if isinstance(found, tuple) else 0
+        # A file that is gone costs a number, not the run.
+        with suppress(OSError), self.path.open("a") as file:
+            file.write(f"{os.getpid()},{seconds:.6f},{len(keys)},{rows}\n")
+        if os.getpid() != self.driver:  # into the console of the worker
+            files = f"{len(keys)} file{'s'[: len(keys) != 1]}"
+            sys.stdout.write(f"preprocessing: {files}, {rows} rows, {seconds:.3f} s\n")
+            sys.stdout.flush()
+        return found
+
+
+class Spent(NamedTuple):
+    """What preprocessing cost once it was timed.
+
+    Args:
+        seconds: In the user's code, of all workers together.
+        calls: Chunks of files.
+        workers: Processes that preprocessed.
+        before_s: In the process that called `fit`, for a look at the first samples.
+    """
+
+    seconds: float
+    calls: int
+    workers: int
+    before_s: float = 0.0
+
+
+def timed(source: FileSource, path: Path) -> FileSource:
+    """Returns the same source, whose preprocessing is timed from here on.
+
+    Args:
+        source: Opened with `preprocess=`.
+        path: Of the file that gets a line a call; begun here.
+    """
+    path.write_text(HEADER)
+    reader = cast(PreprocessReader, source.reader)
+    own = Timed(user=reader.preprocess, path=path, driver=os.getpid())
+    return replace(source, reader=replace(reader, preprocess=own))
+
+
+def spent(path: Path, driver: int) -> Spent:
+    """Adds up what was noted; nothing where there is no such file.
+
+    Args:
+        path: Of the file.
+        driver: Id of the process that called `fit`.
+    """
+    before_s, times, workers = 0.0, list[float](), set[str]()
+    text = path.read_text() if path.is_file() else ""
+    for line in text.splitlines():
+        process, _, rest = line.partition(",")
+        with suppress(ValueError):  # the header; a torn line: the worker was killed
+            seconds = float(rest.split(",")[0])
+            if int(process) == driver:
+                before_s += seconds
+            else:
+                times.append(seconds)
+                workers.add(process)
+    return Spent(sum(times), len(times), len(workers), before_s)

@@ -1,0 +1,112 @@
+"""The example, as a user runs it: two commands, and a store of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from tests.data.files.conftest import Bucket
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "easydist"
+REPORT = (
+    r"total time +\d+\.\d\d s",
+    r"preprocessing +\d+\.\d\d s",
+    r"in the workers +\d+\.\d\d s: \d+ calls in 2 processes",
+    r"mean epoch time +\d+\.\d\d s of \d epochs?",
+    r"best loss +0\.\d+, epoch \d",
+    r"GPU +\S+",
+    r"run +\d{4}-\d\d-\d\d-python-or-prose-\w+",
+)
+
+
+def start(script: str, folder: Path, *options: str, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / script), *options],
+        cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True,
+        check=False, timeout=150,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, links followed."""
+    return {
+        str(path): path.read_bytes()
+        for place in sorted(folder.iterdir())
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.process
+def test_the_example(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EASYDIST_BUCKET", s3.name)
+    monkeypatch.delenv("SHOAL_RUNS", raising=False)
+    said = start("make_data.py", tmp_path, "--lines", "2000", "--files", "5")
+    assert "2,000 lines in 5 files" in said
+    listed = s3.client.list_objects_v2(Bucket=s3.name, Prefix="text/")
+    assert len(listed["Contents"]) == 5
+
+    text = start("model_definition.py", tmp_path, EASYDIST_EPOCHS="2")
+    for pattern in REPORT:
+        assert re.search(pattern, text), f"{pattern} in:\n{text}"
+    assert re.search(r"step \d+/\d+ of epoch 2/2  loss \d\.\d+  \d:\d\d elapsed", text)
+    experiments, models = tmp_path / "experiments", tmp_path / "models"
+    assert [path.name for path in experiments.iterdir()] == ["001"]
+    consoles = sorted((experiments / "001").glob("worker-*.log"))
+    assert len(consoles) == 2
+    assert all("preprocessing: 5 files, 2000 rows" in c.read_text() for c in consoles)
+    network = json.loads((models / "001" / "network.json").read_text())
+    assert network["config"]["name"] == "python_or_prose"
+    best = keras.models.load_model(models / "001" / "best.keras")
+    assert isinstance(best.optimizer, keras.optimizers.Adam)  # opt=, not "sgd"
+    assert [i.name for i in best.inputs] == ["characters", "numbers"]
+
+    before = {**contents(experiments), **contents(models)}
+    text = start("model_definition.py", tmp_path, EASYDIST_EPOCHS="1")
+    assert "Experiment 2\n" in text
+    assert sorted(path.name for path in experiments.iterdir()) == ["001", "002"]
+    assert sorted(path.name for path in models.iterdir()) == ["001", "002"]
+    after = {**contents(experiments), **contents(models)}
+    assert {name: after[name] for name in before} == before
+    assert len(list((tmp_path / "shoal-runs").iterdir())) == 2
+
+
+@pytest.mark.process
+def test_consoles_can_be_read_while_it_trains(
+    s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("SHOAL_RUNS", raising=False)
+    monkeypatch.setenv("EASYDIST_BUCKET", s3.name)
+    start("make_data.py", tmp_path, "--lines", "400", "--files", "2")
+    script = (EXAMPLE / "model_definition.py").read_text()
+    body, _, call = script.partition("ExecutionEnvironment(\n")
+    check = (
+        "def look(epoch, logs):\n"
+        "    from pathlib import Path\n"
+        "    paths = Path('experiments/001').glob('worker-*.log')\n"
+        "    texts = [path.read_text() for path in paths]\n"
+        "    print('CONSOLES', sum('preprocessing: ' in text for text in texts))\n"
+    )
+    call = call.replace(
+        ".fit()", ".fit(callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=look)])"
+    )
+    (tmp_path / "mine.py").write_text(f"{body}{check}ExecutionEnvironment(\n{call}")
+    (tmp_path / "preprocessing.py").write_text(
+        (EXAMPLE / "preprocessing.py").read_text()
+    )
+    done = subprocess.run(
+        [sys.executable, "mine.py"],
+        cwd=tmp_path, env={**os.environ, "EASYDIST_EPOCHS": "1"}, capture_output=True,
+        text=True, check=False, timeout=150,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "CONSOLES 2" in done.stdout
