@@ -138,8 +138,10 @@ def test_a_run_in_this_process(
     for one, other in zip(best.get_weights(), rebuilt.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     consoles = home / "experiments" / "001"
-    for rank in range(2):
-        assert "preprocessing: 4 files" in (consoles / f"worker-{rank}.log").read_text()
+    texts = [path.read_text() for path in sorted(consoles.glob("worker-*.log"))]
+    assert len(texts) == 2
+    # So few samples that the first worker may be done before the other one begins.
+    assert any("preprocessing: 4 files" in text for text in texts)
     [run] = list_runs(home / "shoal-runs")
     assert (run.id, run.status) == (history.run.id, "finished")
     assert (consoles / "report.txt").read_text() in text

@@ -60,7 +60,8 @@ class Report:
         before_s = self.opening_s + self.spent.before_s
         in_all = before_s + self.spent.seconds
         before = "files listed, fetched, preprocessed and counted"
-        beside = f"{calls} calls in {count} processes, beside training"
+        processes = f"{count} process{'es'[: 2 * (count != 1)]}"
+        beside = f"{calls} call{'s'[: calls != 1]} in {processes}, beside training"
         rows = [
             ("total time", f"{self.total_s:.2f} s"),
             ("preprocessing", f"{in_all:.2f} s"),
