@@ -88,6 +88,8 @@ class ChunkedSource(Source):
     """Whether a chunk that is read again has the same samples."""
     batch_size: int | None = None
     """Rows of a batch, where the data comes in batches already; None: any."""
+    differs_by_epoch: bool = True
+    """Whether a chunk may have other samples in another epoch."""
     notes: tuple[str, ...] = ()
     """What a user should know before training begins, sentences."""
     travels_alone: bool = True
@@ -135,6 +137,10 @@ class Shelf:
         self._open: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
         self._used_bytes = 0
 
+    def key(self, chunk: int, epoch: int) -> tuple[int, int]:
+        """What a chunk is kept under: the same in all epochs, or one for each."""
+        return chunk, epoch if self._source.differs_by_epoch else 0
+
     def chunks_of(self, indices: Offsets) -> npt.NDArray[np.int64]:
         """Returns the number of the chunk each row lies in."""
         return np.searchsorted(self._starts, indices, side="right").astype(np.int64) - 1
@@ -163,7 +169,7 @@ class Shelf:
 
     def put(self, chunk: int, epoch: int, found: Chunk) -> None:
         """Keeps a chunk that somebody has opened; others make room for it."""
-        self._open[chunk, epoch] = found
+        self._open[self.key(chunk, epoch)] = found
         self._used_bytes += found.size_bytes
         while self._used_bytes > self._limit and len(self._open) > 1:
             _, old = self._open.popitem(last=False)
@@ -171,10 +177,10 @@ class Shelf:
 
     def has(self, chunk: int, epoch: int) -> bool:
         """Whether a chunk is open."""
-        return (chunk, epoch) in self._open
+        return self.key(chunk, epoch) in self._open
 
     def _chunk(self, chunk: int, epoch: int) -> Chunk:
-        key = chunk, epoch
+        key = self.key(chunk, epoch)
         if key in self._open:
             self._open.move_to_end(key)
         else:

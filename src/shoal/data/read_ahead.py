@@ -92,7 +92,8 @@ class ReadAhead(Source):
             self._begin(chunk)
         for chunk in chunks:
             # Asked for again when it failed: it may have been a moment's trouble.
-            coming = self._coming.pop((chunk, self._epoch), None)
+            key = self._shelf.key(chunk, self._epoch)
+            coming = self._coming.pop(key, None)
             if coming is not None:
                 self._shelf.put(chunk, self._epoch, coming.result())
         return self._on_thread(rows)
@@ -102,7 +103,7 @@ class ReadAhead(Source):
         return self._thread.submit(self._shelf.take, rows, self._epoch).result()
 
     def _begin(self, chunk: int) -> None:
-        key = chunk, self._epoch
+        key = self._shelf.key(chunk, self._epoch)
         if key not in self._coming and not self._shelf.has(*key):
             self._coming[key] = self._thread.submit(self._read, *key)
 

@@ -76,6 +76,7 @@ class FileSource(ChunkedSource):
     portions: tuple[FilePortion, ...]
     sample: Sample
     kind: str = "files"
+    differs_by_epoch: bool = False
     skipped: tuple[tuple[str, str], ...] = ()
     empty: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
