@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import final
 
 _SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
@@ -18,11 +19,13 @@ class Entry:
         unused: What Keras imports if it can and no worker needs: a third of its
             import time.
         later: What Keras and the backend import and few need.
+        environment: Variables of workers, where the user has not set them.
     """
 
     target: str
     unused: tuple[str, ...] = ("matplotlib", "pandas", "requests", "IPython")
     later: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 BACKENDS = {
@@ -38,6 +41,8 @@ BACKENDS = {
     "tensorflow": Entry(
         target="shoal.backends.tensorflow:TensorFlowBackend",
         unused=("matplotlib", "pandas", "IPython"),
+        # It tells of the processor in ten lines, which would be a worker's last words.
+        environment={"TF_CPP_MIN_LOG_LEVEL": "2"},
     ),
     "torch": Entry(target="shoal.backends.torch:TorchBackend"),
 }

@@ -260,7 +260,8 @@ class StatefulBackend(Backend):
         at = 0
         for variable in self._parts.optimizer.variables:
             value = numpy_of(variable)
-            array = np.frombuffer(blob, value.dtype, value.size, at)
+            # A copy: bytes may not be written to, and torch warns of that.
+            array = np.frombuffer(blob, value.dtype, value.size, at).copy()
             variable.assign(array.reshape(value.shape))
             at += array.nbytes
         if len(blob) > at:

@@ -6,6 +6,7 @@ processes that do not suit it are ended before they were given anything.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -37,8 +38,18 @@ def cast_of(backend: str, workers: int, threads: int) -> Cast:
         workers=workers,
         threads=threads,
         preload=preload_for(backend, "shoal.engine.opening"),
-        environment=cache_variables(backend, environment().cache),
+        environment={
+            **cache_variables(backend, environment().cache),
+            **_variables(backend),
+        },
     )
+
+
+def _variables(backend: str) -> dict[str, str]:
+    """What a backend wishes for, where the user has not said otherwise."""
+    entry = BACKENDS.get(backend)
+    wanted = {} if entry is None else entry.environment
+    return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 @contextmanager

@@ -76,6 +76,7 @@ class PreprocessReader(Reader):
 
     def read(self, parts: Sequence[Part]) -> Batch:
         """Runs it for the files of one chunk."""
+        # A worker reads one chunk at a time: nobody else holds this lock.
         return self.run([part.file for part in parts], threading.Lock())
 
     def run(self, files: Sequence[FileEntry], one_at_a_time: Any) -> Batch:
