@@ -2,12 +2,13 @@
 
 `fit` makes a source of whatever it is given. To say more than its arguments do, make
 one and pass it as x: `open_files` for files of any kind, `ShardedSource` for a stream
-that workers open in shards.
+that workers open in shards. `adapt` scales features over data of any size.
 """
 
 from shoal.data.chunks import ChunkedSource
 from shoal.data.files import open_files
 from shoal.data.order import Order
+from shoal.data.scaling import adapt
 from shoal.data.shards import Shard, ShardedSource
 from shoal.data.sources import ArraySource, Source
 from shoal.data.training import training_data
@@ -19,6 +20,7 @@ __all__ = [
     "Shard",
     "ShardedSource",
     "Source",
+    "adapt",
     "open_files",
     "training_data",
 ]
