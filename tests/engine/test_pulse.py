@@ -55,7 +55,8 @@ def test_what_it_once_took_it_may_take_again_and_longer(
         now += seconds
         assert not pulse.is_over(now)
         pulse.answer(now)
-    assert pulse.limit_s >= FLOOR_S + start + 0.99 * TIMES * max(took, default=0.0)
+    longest = max(took, default=0.0) - 1e-9  # beside 50 s no clock shows less
+    assert pulse.limit_s >= FLOOR_S + start + 0.99 * TIMES * longest
 
 
 def test_nothing_is_held_against_it_while_nobody_looked() -> None:
