@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.data.files.conftest import Bucket
+from tests.s3 import Bucket
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "easydist"
 REPORT = (

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.data.files import open_files
 from shoal.errors import ConfigError, DataError
-from tests.data.files.conftest import Bucket
+from tests.s3 import Bucket
 from tests.data.files.writing import npy_bytes
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.data.files import list_files, open_files
 from shoal.errors import DataError
-from tests.data.files.conftest import Bucket
+from tests.s3 import Bucket
 from tests.data.files.writing import (
     csv_bytes,
     image_bytes,
