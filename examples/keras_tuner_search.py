@@ -1,4 +1,4 @@
-"""Searches hyperparameters with KerasTuner; every trial is trained by Shoal.
+"""Searches hyperparameters with KerasTuner; the workers stay for all trials.
 
 Run: python examples/keras_tuner_search.py     (needs `pip install keras-tuner`)
 """
@@ -22,7 +22,11 @@ def waves(rows: int, seed: int) -> tuple[Any, Any]:
 
 
 class WaveModel(keras_tuner.HyperModel):
-    """What is searched: width and learning rate."""
+    """What is searched: width and learning rate. A session trains each trial."""
+
+    def __init__(self, session: shoal.Session) -> None:
+        super().__init__()
+        self.session = session
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         model = keras.Sequential(
@@ -41,7 +45,7 @@ class WaveModel(keras_tuner.HyperModel):
     def fit(
         self, hp: keras_tuner.HyperParameters, model: keras.Model, *args, **kwargs
     ) -> Any:
-        return shoal.fit(
+        return self.session.fit(
             model,
             *args,
             strategy="local_sgd:period=5",
@@ -54,9 +58,9 @@ class WaveModel(keras_tuner.HyperModel):
 def main() -> None:
     keras.utils.set_random_seed(1)
     validation = waves(512, seed=2)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, shoal.Session() as session:
         tuner = keras_tuner.RandomSearch(
-            WaveModel(),
+            WaveModel(session),
             objective="val_accuracy",
             max_trials=3,
             seed=1,
@@ -75,7 +79,7 @@ def main() -> None:
         print(f"best of {len(tuner.oracle.trials)} trials: {found}")
         print(f"val_accuracy={best.score:.3f}")
         [model] = tuner.get_best_models(1)  # with the weights of its best epoch
-        print(f"of the best model: {shoal.evaluate(model, *validation)[1]:.3f}")
+        print(f"of the best model: {model.evaluate(*validation, verbose=0)[1]:.3f}")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from shoal.easydist.timing import HEADER, Spent, spent
 from shoal.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.runs.catalogue import list_runs
 from shoal.runs.store import create
-from tests.s3 import Bucket
 from tests.data.files.writing import npy_bytes
+from tests.s3 import Bucket
 
 
 class Rows:

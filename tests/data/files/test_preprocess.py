@@ -12,8 +12,8 @@ import pytest
 
 from shoal.data.files import open_files
 from shoal.errors import ConfigError, DataError
-from tests.s3 import Bucket
 from tests.data.files.writing import npy_bytes
+from tests.s3 import Bucket
 
 
 def double(keys: list[str], objects: list[Any]) -> Any:

@@ -11,7 +11,6 @@ import pytest
 
 from shoal.data.files import list_files, open_files
 from shoal.errors import DataError
-from tests.s3 import Bucket
 from tests.data.files.writing import (
     csv_bytes,
     image_bytes,
@@ -20,6 +19,7 @@ from tests.data.files.writing import (
     parquet_bytes,
     tfrecord_bytes,
 )
+from tests.s3 import Bucket
 
 X = np.arange(12, dtype="f4").reshape(6, 2)
 Y = np.arange(6)
