@@ -16,6 +16,7 @@ import pytest
 import shoal
 from shoal.errors import ConfigError, DataError
 from shoal.testing import faults
+from shoal.training.fitting import rules
 
 ROWS = 400
 
@@ -139,6 +140,14 @@ def test_evaluate_and_predict_read_batches() -> None:
     found = shoal.evaluate(model, Batches())
     assert found == pytest.approx(model.evaluate(Batches(), verbose=0), rel=1e-5)
     assert shoal.predict(model, Batches()).shape == (400, 1)
+
+
+def test_workers_read_different_chunks(table: tuple[Path, Any, Any]) -> None:
+    told: dict[str, Any] = {"label": "y", "workers": 2, "strategy": "downpour"}
+    plan = shoal.plan(line(), table[0], **told)
+    assert rules(plan).borders is not None  # what follows: tests/engine/test_places.py
+    in_order = shoal.plan(line(), table[0], shuffle=False, **told)
+    assert rules(in_order).borders is None
 
 
 @pytest.mark.process

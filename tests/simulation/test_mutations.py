@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shoal.engine import sequencer as engine
 from shoal.engine.epochs import Epochs
+from shoal.engine.grants import Grants
 from shoal.engine.instructions import Answer, Apply, EpochDone, Push
 from shoal.engine.ledger import Ledger
 from shoal.engine.roster import Roster
@@ -415,15 +415,15 @@ def rolls_the_version_back_with_the_center(patch: Patch) -> None:
 
 @mutant
 def deals_a_joiner_into_steps_that_were_dealt(patch: Patch) -> None:
-    original = engine.deal
+    original = Grants.deal
 
-    def deal(rules: Any, ledger: Any, members: Any) -> None:
+    def deal(self: Any, ledger: Any, members: Any) -> None:
         for member in members:
             if not ledger.pieces_held(member.rank):
-                original(rules, ledger, [member])
-        original(rules, ledger, members)
+                original(self, ledger, [member])
+        original(self, ledger, members)
 
-    patch.setattr(engine, "deal", deal)
+    patch.setattr(Grants, "deal", deal)
 
 
 # -------------------------------------------------------------------- tests

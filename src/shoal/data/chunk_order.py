@@ -97,6 +97,15 @@ class ChunkOrder:
             chunks = chunks[(begins < part[1]) & (ends > part[0])]
         return self._starts[chunks]
 
+    def borders(self, turn: int) -> Indices:
+        """Returns the positions of a pass at which groups begin."""
+        return self._turn(turn).group_rows[:-1]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether chunks come in an order that the data does not have by itself."""
+        return self._mixes
+
     def _turn(self, turn: int) -> _Turn:
         found = self._turns.get(turn)
         if found is None:

@@ -183,6 +183,27 @@ class Order:
             return np.arange(first, last, dtype=np.int64)
         return self._permutation(span.turn)[first:last]
 
+    def borders(self, epoch: int) -> tuple[int, ...]:
+        """Returns the positions of an epoch where chunks begin that are read together.
+
+        Args:
+            epoch: Number of the epoch.
+        """
+        if self._chunks is None:
+            return (0,)
+        span = self.span(epoch)
+        found = self._chunks.borders(span.turn) - span.start
+        return tuple(found[(found >= 0) & (found < span.rows)].tolist())
+
+    @property
+    def can_be_spread(self) -> bool:
+        """Whether workers may read in several places of an epoch at once.
+
+        Not where every row is as near as another, nor where the data has an order of
+        its own, which is kept as well as several workers can.
+        """
+        return self._chunks is not None and self._chunks.is_mixed
+
     def turn(self, epoch: int) -> int:
         """Returns which pass over the data an epoch belongs to."""
         return self.span(epoch).turn

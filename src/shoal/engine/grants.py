@@ -7,10 +7,12 @@ together, and the workers of a gang always hold shares of the same steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import final
 
-from shoal.data.order import shares
+from shoal.data.order import shares, steps
 from shoal.engine.instructions import Rules
 from shoal.engine.ledger import Ledger
+from shoal.engine.places import Places
 from shoal.engine.roster import Member
 
 AHEAD = 2  # windows a worker holds: one it computes, one it can read ahead
@@ -19,21 +21,88 @@ AHEAD = 2  # windows a worker holds: one it computes, one it can read ahead
 def fair_rows(rules: Rules, free: int, workers: int) -> int:
     """Rows of one window, less near the end so that workers end together."""
     least = max(1, rules.window // 4)
-    fair = -(-free // (workers * rules.batch))
+    fair = steps(free, workers * rules.batch)
     return min(rules.window, max(fair, least)) * rules.batch
 
 
-def grant(rules: Rules, ledger: Ledger, member: Member, workers: int) -> None:
-    """Leases what one worker may read ahead, and leaves the others their part."""
-    for epoch in ledger.active:
-        while free := ledger.free(epoch):
-            rows = fair_rows(rules, free, workers)
-            room = _room(rules, ledger, member.rank, epoch, workers)
-            if room < 1 or ledger.held_rows(member.rank) >= AHEAD * rows:
-                break
-            piece = ledger.lease(member.rank, epoch, min(rows, room))
-            if piece is not None:
-                member.untold.append(piece)
+@final
+class Grants:
+    """Gives leases to workers.
+
+    Args:
+        rules: Of the run.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._places: Places | None = None
+        if rules.borders is not None and not rules.is_gang:
+            self._places = Places(rules.borders, rules.batch)
+
+    def forget(self, rank: int) -> None:
+        """A worker is gone."""
+        if self._places is not None:
+            self._places.forget(rank)
+
+    def grant(self, ledger: Ledger, member: Member, workers: int) -> None:
+        """Leases what one worker may read ahead, and leaves the others their part."""
+        for epoch in ledger.active:
+            while free := ledger.free(epoch):
+                rows = fair_rows(self._rules, free, workers)
+                room = _room(self._rules, ledger, member.rank, epoch, workers)
+                if room < 1 or ledger.held_rows(member.rank) >= AHEAD * rows:
+                    break
+                self._lease(ledger, member, epoch, min(rows, room), workers)
+
+    def deal(self, ledger: Ledger, members: Sequence[Member]) -> bool:
+        """Leases rounds in rank order, so that a run repeats exactly.
+
+        Returns:
+            Whether anybody got anything.
+        """
+        rules, has_dealt = self._rules, False
+        for epoch in ledger.active:
+            while self._together(ledger, epoch):
+                held = {m.rank: ledger.pieces_held(m.rank) for m in members}
+                needy = [m for m in members if held[m.rank] < AHEAD]
+                # Shares of one step must be pushed in one round: whoever is new, or got
+                # no row of a short step, waits until the others have used up theirs.
+                if not needy or (rules.is_gang and len(set(held.values())) > 1):
+                    return has_dealt
+                self._deal(ledger, needy, epoch)
+                has_dealt = True
+        return has_dealt
+
+    def _together(self, ledger: Ledger, epoch: int) -> int:
+        """Rows that can be dealt at once: they lie together, or may lie anywhere."""
+        return ledger.run(epoch) if self._places is None else ledger.free(epoch)
+
+    def _deal(self, ledger: Ledger, needy: Sequence[Member], epoch: int) -> None:
+        ranks = [member.rank for member in needy]
+        run = self._together(ledger, epoch)
+        counts = _counts(self._rules, ledger, epoch, run, ranks)
+        members = {member.rank: member for member in needy}
+        if self._places is None:
+            dealt = ledger.deal(epoch, counts, is_gang=self._rules.is_gang)
+            for rank, piece in dealt:
+                members[rank].untold.append(piece)
+            return
+        for rank, rows in counts:
+            if rows and ledger.free(epoch):
+                self._lease(ledger, members[rank], epoch, rows, len(needy))
+
+    def _lease(
+        self, ledger: Ledger, member: Member, epoch: int, rows: int, workers: int
+    ) -> None:
+        places, rank, start = self._places, member.rank, None
+        if places is not None:
+            start = places.next(rank, epoch, ledger, workers)
+        piece = ledger.lease(rank, epoch, rows, start)
+        if piece is None:
+            raise AssertionError(f"nothing of epoch {epoch} is free at {start}")
+        member.untold.append(piece)
+        if places is not None:
+            places.took(rank, piece)
 
 
 def _room(rules: Rules, ledger: Ledger, rank: int, epoch: int, workers: int) -> int:
@@ -41,34 +110,11 @@ def _room(rules: Rules, ledger: Ledger, rank: int, epoch: int, workers: int) -> 
 
     A long window, or what is read ahead, can be more than all there is.
     """
-    mine = sum(piece.rows for piece in ledger.held(rank) if piece.epoch == epoch)
+    held = (piece for piece in ledger.held(rank) if piece.epoch == epoch)
+    mine = sum(steps(piece.rows, rules.batch) for piece in held)
     left = rules.rows_of(epoch) - ledger.committed(epoch)
-    fair = max(1, -(-left // rules.batch) // workers)
-    return fair * rules.batch - mine
-
-
-def deal(rules: Rules, ledger: Ledger, members: Sequence[Member]) -> bool:
-    """Leases rounds in rank order, so that a run repeats exactly.
-
-    Returns:
-        Whether anybody got anything.
-    """
-    has_dealt = False
-    for epoch in ledger.active:
-        while run := ledger.run(epoch):
-            held = {m.rank: ledger.pieces_held(m.rank) for m in members}
-            needy = [m for m in members if held[m.rank] < AHEAD]
-            # Shares of one step must be pushed in one round: whoever is new, or got
-            # no row of a short step, waits until the others have used up theirs.
-            if not needy or (rules.is_gang and len(set(held.values())) > 1):
-                return has_dealt
-            counts = _counts(rules, ledger, epoch, run, [m.rank for m in needy])
-            dealt = ledger.deal(epoch, counts, is_gang=rules.is_gang)
-            mine = {m.rank: m for m in needy}
-            for rank, piece in dealt:
-                mine[rank].untold.append(piece)
-                has_dealt = True
-    return has_dealt
+    fair = max(1, steps(left, rules.batch) // workers)
+    return (fair - mine) * rules.batch
 
 
 def _counts(
@@ -79,6 +125,6 @@ def _counts(
         sizes = shares(min(rules.batch, run), len(ranks))
         return list(zip(ranks, sizes, strict=True))
     fair = fair_rows(rules, ledger.free(epoch), len(ranks))
-    even = shares(-(-run // rules.batch), len(ranks))
+    even = shares(steps(run, rules.batch), len(ranks))
     pairs = zip(ranks, even, strict=True)
-    return [(rank, min(fair, steps * rules.batch)) for rank, steps in pairs]
+    return [(rank, min(fair, part * rules.batch)) for rank, part in pairs]

@@ -5,6 +5,7 @@ This file decides what a server may be told to do; `sequencer.py` decides when.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -31,6 +32,9 @@ class Rules:
         quorum: Workers of a round that are enough to close it when the others are
             late, 0 for all. Not for gangs: a worker that misses a step does not have
             the gang's weights any more, and would have to join it anew.
+        borders: Where chunks begin in an epoch, in order: workers then go on where
+            they are, and open few chunks twice. None where every sample is as near as
+            any other, and for gangs, which share each step. It must be picklable.
 
     Raises:
         ValueError: A batch or a window is empty, so that no data could be dealt; or
@@ -48,6 +52,7 @@ class Rules:
     is_elastic: bool
     has_barrier: bool = True
     quorum: int = 0
+    borders: Callable[[int], Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.window < 1:

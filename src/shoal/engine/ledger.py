@@ -63,12 +63,19 @@ class Ranges:
         """Integers in the first range, 0 when there is none."""
         return self.bounds[1] - self.bounds[0] if self.bounds else 0
 
-    def take(self, count: int) -> tuple[int, int] | None:
-        """Removes and returns up to `count` integers from the first range."""
-        if not self.bounds or count < 1:
+    def take(self, count: int, start: int | None = None) -> tuple[int, int] | None:
+        """Removes and returns up to `count` integers from one range.
+
+        Args:
+            count: At most so many.
+            start: The first of them, default None: the first there is.
+        """
+        if start is None:
+            start = self.bounds[0] if self.bounds else 0
+        place = bisect_right(self.bounds, start)
+        if place % 2 == 0 or count < 1:
             return None
-        start = self.bounds[0]
-        stop = min(self.bounds[1], start + count)
+        stop = min(self.bounds[place], start + count)
         self.remove(start, stop)
         return start, stop
 
@@ -145,10 +152,27 @@ class Ledger:
         """Whether every sample of an epoch is committed."""
         return self.committed(epoch) == self._books[epoch].rows
 
-    def lease(self, owner: int, epoch: int, count: int, gang: int = 0) -> Piece | None:
-        """Gives up to `count` free samples, contiguous, to an owner."""
-        taken = self._books[epoch].free.take(count)
-        return None if taken is None else self._grant(owner, epoch, *taken, gang)
+    def runs(self, epoch: int) -> list[tuple[int, int]]:
+        """The free samples of an epoch as (start, stop), in order."""
+        bounds = self._books[epoch].free.bounds
+        return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+    def lease(
+        self, owner: int, epoch: int, count: int, start: int | None = None
+    ) -> Piece | None:
+        """Gives up to `count` free samples, contiguous, to an owner.
+
+        Args:
+            owner: Who gets them.
+            epoch: The epoch to take from.
+            count: At most so many.
+            start: The position of the first, default None: the first that is free.
+
+        Returns:
+            None where nothing is free, there.
+        """
+        taken = self._books[epoch].free.take(count, start)
+        return None if taken is None else self._grant(owner, epoch, *taken, gang=0)
 
     def deal(
         self, epoch: int, counts: Iterable[tuple[int, int]], *, is_gang: bool

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.engine.epochs import Epochs
-from shoal.engine.grants import deal, grant
+from shoal.engine.grants import Grants
 from shoal.engine.instructions import (
     Answer,
     Apply,
@@ -67,6 +67,7 @@ class Sequencer:
         self._epochs = Epochs(rules)
         self._roster = Roster()
         self._publishing = Publishing()
+        self._grants = Grants(rules)
         self.lineage = 0
         self.version = 0
         self.expected = rules.workers
@@ -182,6 +183,7 @@ class Sequencer:
             return []
         del self.members[rank]
         self.ledger.release(rank)
+        self._grants.forget(rank)
         self._round.pushes.pop(rank, None)
         self._publishing.forget(rank)
         if self.has_finished:
@@ -267,7 +269,7 @@ class Sequencer:
         self.version += 1
         member.version = self.version
         self._epochs.open_next()
-        grant(self.rules, self.ledger, member, self._sharers())
+        self._grants.grant(self.ledger, member, self._sharers())
         answer = Answer(push.rank, "reply", "reply", member.tell())
         return [Apply(push.rank, facts), answer, *self._end_epochs(), *self._hand_out()]
 
@@ -453,12 +455,12 @@ class Sequencer:
         if not self.rules.is_rounds:
             for member in ready:
                 if member.is_parked:
-                    grant(self.rules, self.ledger, member, self._sharers())
+                    self._grants.grant(self.ledger, member, self._sharers())
         elif not self._round.has_begun(ready, self.ledger):
             self._deal()
 
     def _deal(self) -> None:
-        if deal(self.rules, self.ledger, self._roster.punctual()):
+        if self._grants.deal(self.ledger, self._roster.punctual()):
             self._round.dealt += 1
 
     def _sharers(self) -> int:

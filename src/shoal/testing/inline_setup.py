@@ -112,6 +112,7 @@ class Setup:
             is_elastic="conserves" in self.strategy.promises,
             has_barrier=self.has_barrier,
             quorum=self.quorum,
+            borders=order.borders if order.can_be_spread else None,
         )
 
 

@@ -250,6 +250,7 @@ def rules(plan: Plan) -> Rules:
         is_elastic="conserves" in plan.strategy.promises,
         has_barrier=plan.epoch_barrier,
         quorum=plan.quorum,
+        borders=order.borders if order.can_be_spread else None,
     )
 
 

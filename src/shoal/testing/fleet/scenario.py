@@ -9,6 +9,9 @@ from typing import Any, final
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 
+MOST_ROWS = 60
+"""Of an epoch."""
+
 KINDS: dict[str, dict[str, Any]] = {
     "asynchronous": {},
     "elastic": {"is_elastic": True},
@@ -18,6 +21,23 @@ KINDS: dict[str, dict[str, Any]] = {
     "small gang": {"is_rounds": True, "is_gang": True, "window": 1},
 }
 """Rules of each kind; a gang has the most to go wrong, so it is drawn twice."""
+
+
+@final
+@dataclass(frozen=True)
+class EvenChunks:
+    """Borders of chunks that are all as large.
+
+    Example:
+        >>> EvenChunks(30)(0)
+        (0, 30)
+    """
+
+    rows: int
+
+    def __call__(self, epoch: int) -> tuple[int, ...]:
+        """The positions where chunks begin; behind the last sample there is none."""
+        return tuple(range(0, MOST_ROWS, self.rows))
 
 
 @final
@@ -106,7 +126,7 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
 
 
 def _rules(choice: random.Random, kind: str, first: int) -> Rules:
-    most_rows, most_batch = (12, 3) if kind.startswith("small") else (60, 9)
+    most_rows, most_batch = (12, 3) if kind.startswith("small") else (MOST_ROWS, 9)
     sizes = choice.choice([1, 1, 2])
     fields: dict[str, Any] = {
         "epoch_rows": tuple(choice.randint(1, most_rows) for _ in range(sizes)),
@@ -123,4 +143,7 @@ def _rules(choice: random.Random, kind: str, first: int) -> Rules:
     fields |= KINDS[kind]
     if fields["is_rounds"] and not fields["is_gang"]:
         fields["quorum"] = choice.choice([0, 1, 2, 3])
+    apart = random.Random(f"{fields} borders")
+    if not fields["is_gang"] and apart.random() < 0.4:
+        fields["borders"] = EvenChunks(apart.randint(1, most_rows))
     return Rules(**fields)
