@@ -56,6 +56,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
     validation_freq: int | Sequence[int] = 1,
+    validation: str = "blocking",
     run: str | os.PathLike[str] | Run | bool | None = None,
     monitor: str | None = None,
     deterministic: bool = False,
@@ -114,6 +115,9 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         validation_steps: Steps of a validation, None for all data.
         validation_batch_size: Default None means `batch_size`.
         validation_freq: Epochs between validations, or a list of epochs.
+        validation: "blocking": workers wait while an epoch is validated, as in Keras.
+            "async": a process of its own validates while they train on; its results
+            join the history with their epochs, and callbacks do not see them.
         run: Name, path or URL for the records; False keeps none. Default None means
             a folder under $SHOAL_RUNS, or ./shoal-runs.
         monitor: Metric of the best model; default None: "val_loss", else "loss".

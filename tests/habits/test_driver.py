@@ -10,13 +10,17 @@ import pytest
 
 import shoal
 from shoal.data import training_data
+from shoal.engine.left_out import LeftOut
 from shoal.engine.observer import EpochEnd, Record, Rescue
+from shoal.engine.restart import Restart
 from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.runs.store import NullRun
+from shoal.training.callback_state import CallbackStates
 from shoal.training.driver import Driver, Habits
 from shoal.training.fitting import Work, begin
 from shoal.training.hooks import BatchHooks
+from shoal.training.past import Diary, Past
 from shoal.vectors import Layout, exchanged_variables
 from tests.habits.cases import Recorder, data, make_model
 
@@ -71,6 +75,24 @@ class Stage:
                 optimizer_state=state,
             )
         )
+
+
+def test_scores_that_were_to_come_when_a_run_broke_off_are_missed_aloud(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stage = Stage([], strategy="aeasgd")
+    states = CallbackStates(print, 1 << 20).take([])
+    diary = Diary(
+        epoch=3, history={"loss": [3.0, 2.0, 1.0], "val_loss": [4.0]}, epochs=[0, 1, 2],
+        best=None, learning_rate=None, is_stopped=False, callbacks=states,
+        unscored=[1, 2],
+    )  # fmt: skip
+    arrays = {"vector": stage.center, "statistics": np.zeros(0, np.float32)}
+    restart = Restart(sequencer={}, arrays=arrays, blob=b"", left_out=LeftOut())
+    stage.driver._go_on(Past(restart=restart, diary=diary))
+    found = stage.model.history.history["val_loss"]
+    assert found == pytest.approx([4.0, np.nan, np.nan], nan_ok=True)
+    assert "epochs 2, 3 were not validated" in capsys.readouterr().out
 
 
 def test_hooks_count_in_batches_whatever_the_exchanges_cover() -> None:

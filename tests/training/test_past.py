@@ -37,7 +37,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
     diary = Diary(
         epoch=3, history={"loss": [np.float32(0.5), 0.25, float("nan")]},
         epochs=[0, 1, 2], best=-0.25, learning_rate=0.1, is_stopped=False,
-        callbacks=b"states",
+        callbacks=b"states", unscored=[2],
     )  # fmt: skip
     store = CheckpointStore(Folder.at(tmp_path)).open()
     store.save(Past(restart=restart, diary=diary).to_checkpoint())
@@ -48,6 +48,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
     assert past.restart.blob == restart.blob
     assert past.restart.left_out == restart.left_out
     assert past.restart.snapshots == restart.snapshots
+    assert past.diary.unscored == [2]
     for name, array in restart.arrays.items():
         np.testing.assert_array_equal(past.restart.arrays[name], array)
         assert past.restart.arrays[name].dtype == array.dtype

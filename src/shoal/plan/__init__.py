@@ -15,7 +15,7 @@ from shoal.plan.cautions import crowd_warnings, gang_warnings, metric_warnings
 from shoal.plan.explaining import count, explained
 from shoal.plan.monitor import choose_monitor
 from shoal.plan.quorum import check_quorum, choose_quorum
-from shoal.plan.refusals import is_repeatable, refuse
+from shoal.plan.refusals import is_repeatable, refuse, refuse_late
 from shoal.plan.request import (
     BATCH_SIZE,
     Request,
@@ -68,6 +68,7 @@ class Plan:
         on_nan: "stop", "skip" or "rollback" where numbers turn NaN or infinite; None
             warns and goes on.
         quorum: Workers of a round that are enough when the others are late, 0 for all.
+        validation: "async" where a process of its own validates while others train.
     """
 
     strategy: Strategy
@@ -100,6 +101,7 @@ class Plan:
     standby: int = 0
     spares: int = 0
     quorum: int = 0
+    validation: str = "blocking"
 
     @property
     def is_gang(self) -> bool:
@@ -181,6 +183,7 @@ def resolve(
     is_gang = strategy.exchanges == "gradients"
     workers = min(most, useful_workers(strategy, rows, batch))
     refuse(request, model, workers)
+    refuse_late(request, data)
     gang = min(batch, rows) if is_gang else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else gang)
     strategy = replace(strategy, period=strategy.period or steps_each)
@@ -212,6 +215,7 @@ def resolve(
         model=model,
         data=data,
         steps_per_epoch=request.steps_per_epoch,
+        validation=request.validation,
         models=models_of(strategy, workers),
         machine=machine,
         monitor=choose_monitor(

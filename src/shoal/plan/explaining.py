@@ -48,6 +48,8 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
         ("lost", f"a worker is replaced, up to {count(plan.max_restarts, 'time')}; "
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
+    if plan.data.validation_rows:
+        found.append(("validation", _validation(plan)))
     if plan.standby or plan.spares:
         found.append(("waiting", _waiting(plan)))
     if plan.quorum:
@@ -87,6 +89,14 @@ def _repeatable(plan: Plan) -> str:
     if plan.deterministic:
         return f"yes, bit for bit, with seed {plan.seed}"
     return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
+
+
+def _validation(plan: Plan) -> str:
+    """Who validates, and who waits for it."""
+    rows = count(plan.data.validation_rows, "sample")
+    if plan.validation == "async":
+        return f"{rows}, by a process of its own while workers train on"
+    return f"{rows}, in this process; workers wait"
 
 
 def _waiting(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.backends import BACKENDS
 from shoal.errors import PlanError
-from shoal.facts import ModelFacts
+from shoal.facts import DataFacts, ModelFacts
 from shoal.plan.request import Request
 from shoal.strategies.base import Strategy
 
@@ -42,6 +42,28 @@ def refuse(request: Request, model: ModelFacts, workers: int) -> None:
         _refuse_losses(strategy, model)
     if request.deterministic:
         _refuse_chance(request, workers)
+
+
+def refuse_late(request: Request, data: DataFacts) -> None:
+    """Raises PlanError where a process of its own cannot validate."""
+    if request.validation != "async":
+        return
+    if data.validation_rows == 0:
+        raise PlanError(
+            "validation='async' without data to validate on. Expected "
+            "validation_data=(x, y) or validation_split. Pass one, or leave it out."
+        )
+    if request.cluster == "inline":
+        raise PlanError(
+            "validation='async' with cluster='inline'. Expected processes, of which "
+            "one validates. Leave one of the two out."
+        )
+    if request.strategy.is_independent:
+        raise PlanError(
+            f"validation='async' with {request.strategy.name}, which validates each of "
+            "its models where it is trained. Expected a strategy with one model. "
+            "Leave validation out."
+        )
 
 
 def _refuse_model(model: ModelFacts) -> None:

@@ -24,6 +24,8 @@ LOWEST = {
     "steps_per_epoch": 1, "max_restarts": 0, "standby": 0, "spares": 0, "threads": 1,
 }  # fmt: skip
 """Arguments that are whole numbers, and the least they may be."""
+VALIDATIONS = ("blocking", "async")
+"""Whether workers wait while an epoch's weights are validated."""
 ON_NAN = ("stop", "skip", "rollback")
 
 
@@ -56,6 +58,7 @@ class Request:
         on_nan: One of `ON_NAN`; None warns and goes on.
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
+        validation: One of `VALIDATIONS`.
         validation_freq: Epochs between validations, or the epochs, as `read_freq`.
         has_callbacks: Whether there are callbacks, which may log metrics of their own.
 
@@ -84,6 +87,7 @@ class Request:
     on_nan: str | None = None
     threads: int | None = None
     monitor: str | None = None
+    validation: str = "blocking"
     validation_freq: int | tuple[int, ...] = 1
     has_callbacks: bool = False
 
@@ -147,6 +151,12 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
         raise ConfigError(
             f"on_nan={request.on_nan!r} cannot be used. Expected 'stop', 'skip', "
             "'rollback' or None. Leave it out to be warned and go on."
+        )
+    if request.validation not in VALIDATIONS:
+        raise ConfigError(
+            f"validation={request.validation!r} cannot be used. Expected 'blocking' or "
+            "'async': a process of its own validates while the others train. "
+            "Leave it out to have workers wait for it."
         )
     if data.rows < 1:
         raise PlanError(

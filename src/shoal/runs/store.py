@@ -38,6 +38,7 @@ PROMPT_KINDS = frozenset(
         "run_started",
         "run_resumed",
         "epoch_ended",
+        "epoch_scored",
         "warning",
         "worker_lost",
         "run_finished",
@@ -177,7 +178,7 @@ class StoredRun(Run):
                 complain=self._complain,
             )
         self._segments.append(line, time.monotonic())
-        if event["kind"] == "epoch_ended":
+        if event["kind"] in ("epoch_ended", "epoch_scored"):
             self._keep_scalars(event)
         if event["kind"] in PROMPT_KINDS:
             self._segments.flush()

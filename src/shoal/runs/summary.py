@@ -280,6 +280,10 @@ class Fold:
         self._metrics[epoch] = dict(metrics)
         self._samples.end(epoch, event)
 
+    def _on_epoch_scored(self, event: Mapping[str, Any]) -> None:
+        metrics = cast(Mapping[str, Any], event.get("metrics") or {})
+        self._metrics.setdefault(int(event.get("epoch", 0)), {}).update(metrics)
+
 
 def is_process_alive(host: str, pid: int, seen_time: float) -> bool:
     """Tells whether the process that wrote events may still live.

@@ -35,7 +35,12 @@ from shoal.runs.base import Run
 from shoal.strategies import Strategy, get
 from shoal.training.driver import Habits
 from shoal.training.fitting import Work
-from shoal.training.validation import Validation, read_validation
+from shoal.training.validation import (
+    Validation,
+    check_late,
+    read_validation,
+    validating,
+)
 
 SHOWN_FILES = 5
 SEED_LIMIT = 2**31 - 1
@@ -68,6 +73,7 @@ class Arguments:
     validation_steps: int | None = None
     validation_batch_size: int | None = None
     validation_freq: int | Sequence[int] = 1
+    validation: str = "blocking"
     run: str | os.PathLike[str] | Run | bool | None = None
     monitor: str | None = None
     deterministic: bool = False
@@ -138,7 +144,7 @@ class Ready:
         validation, model = self.validation, self.work.model
         return Habits(
             callbacks=self.arguments.callbacks,
-            validate=None if validation is None else validation.of(model),
+            **validating(validation, model, self.plan.validation),
             validation_freq=read_freq(self.arguments.validation_freq),
             verbose=self.verbose,
             echo=self.arguments.echo,
@@ -304,6 +310,7 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         on_nan=arguments.on_nan,
         threads=arguments.threads,
         monitor=arguments.monitor,
+        validation=arguments.validation,
         validation_freq=read_freq(arguments.validation_freq),
         has_callbacks=bool(arguments.callbacks),
     )
@@ -360,6 +367,8 @@ def _check_kinds(arguments: Arguments) -> None:
                 "keras.callbacks.Callback. "
                 "Pass for example callbacks=[keras.callbacks.CSVLogger('log.csv')]."
             )
+        if arguments.validation == "async":
+            check_late(callback)
     check_custom_objects(arguments.custom_objects)
 
 

@@ -5,6 +5,7 @@ Everything here happens in the user's process, with the user's model.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,10 +24,12 @@ from shoal.plan import Plan
 from shoal.plan.often import Often
 from shoal.runs.base import Run
 from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
+from shoal.training.evaluator import Evaluator, Score
 from shoal.training.hooks import BatchHooks, steps_of
 from shoal.training.past import Diary, Past
 from shoal.training.progress import Progress
 from shoal.training.user_model import UserModel
+from shoal.training.validation import Validation
 from shoal.vectors import Vector
 
 
@@ -38,6 +41,7 @@ class Habits:
     Args:
         callbacks: As given.
         validate: Evaluates the model, None without validation data.
+        late: What a process of its own validates on, in place of `validate`.
         validation_freq: Epochs between validations, or a list of epochs.
         verbose: 0, 1, 2 or "auto", as given.
         echo: Print what workers print.
@@ -49,6 +53,7 @@ class Habits:
 
     callbacks: Any = None
     validate: Callable[..., dict[str, float]] | None = None
+    late: Validation | None = None
     validation_freq: int | Sequence[int] = 1
     verbose: int | str = 0
     echo: bool = False
@@ -92,6 +97,8 @@ class Driver(Observer):
         self._best: float | None = None
         self._is_warned = False
         self.fetch_center: Callable[[], tuple[Vector, Vector] | None] = lambda: None
+        self.evaluator: Evaluator | None = None
+        """What validates beside the training, if anything does."""
         self._committed: Counter[int] = Counter()
         self.first_step: float | None = None
         """Monotonic seconds when the first step had been taken."""
@@ -138,6 +145,20 @@ class Driver(Observer):
         history.epoch = list(diary.epochs)
         self._model.history = history
         self._model.stop_training = diary.is_stopped
+        self._tell_unscored(diary.unscored)
+
+    def _tell_unscored(self, epochs: Sequence[int]) -> None:
+        """Says of which epochs the validation is lost; the history has NaN there."""
+        if not epochs:
+            return
+        for name in self._states.results(self._model, np.zeros(self._states.size)):
+            values = self._history.history.setdefault(f"val_{name}", [])
+            values += [math.nan] * len(epochs)
+        named = ", ".join(str(epoch + 1) for epoch in epochs)
+        self._warn(
+            f"epochs {named} were not validated when the run was broken off, and their "
+            "weights are gone; the history has NaN there"
+        )
 
     @property
     def _history(self) -> Any:
@@ -152,6 +173,8 @@ class Driver(Observer):
             optimizer_state: Of the worker that was asked, None to keep what the last
                 epoch brought.
         """
+        if self.evaluator is not None:
+            self._take(self.evaluator.drain())
         self._restore_optimizer(optimizer_state)
         self._count_overrun()
         self._user.finalize(self._ticks())
@@ -244,6 +267,8 @@ class Driver(Observer):
     def on_turn(self) -> None:
         """Lets the user's process notice what it missed."""
         self._habits.on_turn()
+        if self.evaluator is not None:
+            self._take(self.evaluator.poll())
 
     def on_event(self, kind: str, **fields: Any) -> None:
         """Records what happened and shows what matters at once."""
@@ -266,6 +291,7 @@ class Driver(Observer):
             learning_rate=self.learning_rate,
             is_stopped=self.wants_stop,
             callbacks=self._callback_states.take(self.callbacks.callbacks),
+            unscored=[] if self.evaluator is None else self.evaluator.waiting,
         )
         self._habits.keep(Past(restart=found, diary=diary))
 
@@ -291,6 +317,8 @@ class Driver(Observer):
             first = records[0]
             later_s = first.compute_s * (first.steps - 1) / max(1, first.steps)
             self.first_step = time.monotonic() - later_s
+            if self.evaluator is not None:
+                self.evaluator.start()
         for record in records:
             self._committed[record.epoch] += record.samples
         current = self._epoch.number
@@ -336,9 +364,8 @@ class Driver(Observer):
         self._restore_optimizer(end.optimizer_state)
         self._user.count_steps(self._ticks())
         logs = self._states.results(self._model, end.metrics)
-        if self._habits.validate is not None and self._validates(end.epoch):
-            found = self._habits.validate(callbacks=self.callbacks)
-            logs.update({f"val_{name}": value for name, value in found.items()})
+        if self._validates(end.epoch):
+            logs.update(self._validated(end.epoch))
         self._epoch.logs, self._epoch.is_over = logs, True
         numbers = {k: float(v) for k, v in logs.items() if np.ndim(v) == 0}
         self._progress.epoch_end(end.rows, numbers)
@@ -346,7 +373,40 @@ class Driver(Observer):
         self._run.event(
             "epoch_ended", epoch=end.epoch, metrics=numbers, samples=end.rows
         )
-        self._keep_best(numbers)
+        if self._is_best(numbers):
+            self._save_best()
+
+    def _validated(self, epoch: int) -> dict[str, Any]:
+        """What a validation gives now; a late one is begun and gives nothing yet."""
+        if self.evaluator is not None:
+            # Copied: a backend may lend what it goes on to change.
+            weights = [np.array(weight) for weight in self._model.get_weights()]
+            self._take(self.evaluator.ask(epoch, weights))
+        elif self._habits.validate is not None:
+            found = self._habits.validate(callbacks=self.callbacks)
+            return {f"val_{name}": value for name, value in found.items()}
+        return {}
+
+    def _take(self, scores: Sequence[Score]) -> None:
+        """Puts scores that come late where those of their epochs are."""
+        for score in scores:
+            found = {f"val_{name}": value for name, value in score.metrics.items()}
+            for name, value in found.items():
+                self._history.history.setdefault(name, []).append(value)
+            numbers = {k: float(v) for k, v in found.items() if np.ndim(v) == 0}
+            self._run.event("epoch_scored", epoch=score.epoch, metrics=numbers)
+            self._progress.epoch_scored(score.epoch, numbers)
+            if self._is_best(numbers):
+                self._save_best_of(score)
+
+    def _save_best_of(self, score: Score) -> None:
+        """Saves weights of the past; the model has those of now again afterwards."""
+        now = [np.array(weight) for weight in self._model.get_weights()]
+        self._model.set_weights(score.weights)
+        try:
+            self._save_best()
+        finally:
+            self._model.set_weights(now)
 
     def _validates(self, epoch: int) -> bool:
         freq = self._habits.validation_freq
@@ -367,15 +427,20 @@ class Driver(Observer):
     def _warn(self, text: str) -> None:
         self.on_event("warning", text=text)
 
-    def _keep_best(self, logs: dict[str, float]) -> None:
+    def _is_best(self, logs: dict[str, float]) -> bool:
+        """Whether an epoch is the best so far; it is what others must beat then."""
         monitor = self._plan.monitor
         if monitor.name not in logs:
-            return
+            return False
         score = monitor.score(logs[monitor.name])
-        if self._best is None or score > self._best:
-            self._best = score
-            with no_tensorflow():
-                self._run.save_model(self._model, "best")
+        if self._best is not None and score <= self._best:
+            return False
+        self._best = score
+        return True
+
+    def _save_best(self) -> None:
+        with no_tensorflow():
+            self._run.save_model(self._model, "best")
 
     @property
     def wants_stop(self) -> bool:

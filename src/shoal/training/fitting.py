@@ -37,6 +37,7 @@ from shoal.models.travel import pack
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.training.driver import Driver, Habits
+from shoal.training.evaluator import Evaluator
 from shoal.training.interruption import undisturbed
 from shoal.training.past import Past
 from shoal.training.staging import cast_of
@@ -121,6 +122,7 @@ def train(
     controller = Controller(_job(plan, run, habits), driver, stage)
     driver.fetch_center = controller.center
     try:
+        driver.evaluator = evaluator_of(plan, work, habits)
         stage.recast(cast)
         stage.echo(driver.echo if habits.echo else None)
         if work.shared is None:
@@ -145,9 +147,24 @@ def train(
         raise
     finally:
         with undisturbed():
+            if driver.evaluator is not None:
+                driver.evaluator.close()
             controller.close()
             if own:
                 stage.close()
+
+
+def evaluator_of(plan: Plan, work: Work, habits: Habits) -> Evaluator | None:
+    """What validates beside the training; None where training waits for it."""
+    if habits.late is None:
+        return None
+    return Evaluator(
+        packed=work.packed,
+        validation=habits.late,
+        backend=plan.backend,
+        threads=plan.threads,
+        heed=habits.on_turn,
+    )
 
 
 def rescue(driver: Driver, ask: Callable[[], Rescue | None], *, is_told: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -27,6 +28,7 @@ class Diary:
         learning_rate: Of the optimizer, None under a schedule.
         is_stopped: A callback wants the run to end with this epoch.
         callbacks: What `CallbackStates.take` returned.
+        unscored: Epochs whose validation had not come yet.
     """
 
     epoch: int
@@ -36,6 +38,7 @@ class Diary:
     learning_rate: float | None
     is_stopped: bool
     callbacks: bytes
+    unscored: Sequence[int] = ()
 
 
 @final

@@ -232,6 +232,10 @@ class Progress:
             parts.append(f"{rows / seconds:,.0f} samples/s")
         self.say(GAP.join([*parts, *_numbers(logs)]))
 
+    def epoch_scored(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Tells what the validation of an epoch of the past gave."""
+        self.say(GAP.join([self._title(epoch), *_numbers(logs)]))
+
     def advice(self) -> str | None:
         """What would have been faster, when most of the time went to exchanges."""
         plan, share = self._plan, self._share.share
@@ -248,8 +252,9 @@ class Progress:
         """Leaves the terminal as it was."""
         self._display.clear()
 
-    def _title(self) -> str:
-        return f"Epoch {self._epoch + 1}/{self._plan.epochs}"
+    def _title(self, epoch: int | None = None) -> str:
+        number = self._epoch if epoch is None else epoch
+        return f"Epoch {number + 1}/{self._plan.epochs}"
 
     def _rate(self) -> float:
         """Samples a second of this epoch, by the server's clock."""

@@ -31,7 +31,7 @@ from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.keeping import CHECKPOINTS, Keeper
 from shoal.training.past import Past
 from shoal.training.performing import follow, keeping, warner
-from shoal.training.validation import Validation
+from shoal.training.validation import Validation, validating
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ def _habits(
     settings, validation = inputs.settings, inputs.validation
     return Habits(
         callbacks=callbacks or [],
-        validate=None if validation is None else validation.of(model),
+        **validating(validation, model, inputs.request.validation),
         validation_freq=read_freq(settings["validation_freq"]),
         verbose=settings["verbose"] if call.verbose is None else call.verbose,
         echo=settings["echo"],

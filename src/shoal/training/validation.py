@@ -9,6 +9,7 @@ from typing import Any, final
 
 from shoal.data import ArraySource
 from shoal.data.training import VALIDATION
+from shoal.errors import PlanError
 from shoal.models.inspection import SAMPLE_ROWS, check_rows
 from shoal.plan.request import require_whole
 
@@ -40,6 +41,41 @@ class Validation:
             )  # fmt: skip
 
         return validate
+
+
+def validating(validation: Validation | None, model: Any, how: str) -> dict[str, Any]:
+    """Returns what `Habits` says of validation.
+
+    Args:
+        validation: None for none.
+        model: That is trained.
+        how: "blocking" or "async".
+    """
+    if validation is None:
+        return {}
+    if how == "async":
+        return {"late": validation}
+    return {"validate": validation.of(model)}
+
+
+def check_late(callback: Any) -> None:
+    """Refuses a callback that looks for scores which come after it was called.
+
+    Raises:
+        PlanError: It would do nothing, and say so at each epoch at best.
+    """
+    name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
+    path = str(getattr(callback, "filepath", ""))
+    saves_all = name == "ModelCheckpoint" and not callback.save_best_only
+    is_late = monitor.startswith("val_") and not saves_all
+    if is_late or "{val_" in path:
+        what = f"monitor={monitor!r}" if is_late else f"filepath={path!r}"
+        raise PlanError(
+            f"{name}({what}) with validation='async'. Expected a callback that does "
+            "without the validation, whose result comes when later epochs train. "
+            "Leave validation='async' out, or monitor a metric of the training; the "
+            "best model by validation is kept in the run folder in any case."
+        )
 
 
 def read_validation(

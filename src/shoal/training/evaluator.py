@@ -1,0 +1,212 @@
+"""A process that validates the weights of each epoch while the next ones are trained.
+
+This file decides who waits for whom: training waits for no score, but for when very
+many are to come; a score is never lost, whatever becomes of the process that was to
+find it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, final
+
+from shoal.errors import WorkerFailed, WorkerLost
+from shoal.launchers.base import Exit, Role
+from shoal.launchers.process import ProcessLauncher
+from shoal.launchers.shared import SharedBlob
+from shoal.training.evaluator_seat import Ask, Desk, Weights
+from shoal.training.staging import cast_of, preload_for
+from shoal.training.validation import Validation
+
+NAME = "evaluator"
+MOST_WAITING = 8
+"""Epochs that may wait for a score. Each takes the memory of the weights, twice."""
+MOST_LOSSES = 3
+POLL_S = 0.02
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What a validation gave.
+
+    Args:
+        epoch: Whose weights they were.
+        weights: As `model.get_weights` orders them.
+        metrics: By name.
+    """
+
+    epoch: int
+    weights: Weights
+    metrics: Mapping[str, Any]
+
+
+@final
+class Evaluator:
+    """Scores weights, one epoch after the other, on a process of its own.
+
+    Args:
+        packed: The model as `travel.pack` made it.
+        validation: The rows, and how they are read.
+        backend: Of Keras.
+        threads: Compute threads.
+        heed: Called while something is waited for; it may raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        packed: bytes,
+        validation: Validation,
+        backend: str,
+        threads: int,
+        heed: Callable[[], None],
+    ) -> None:
+        self._backend, self._threads, self._heed = backend, threads, heed
+        self._waiting: dict[int, Weights] = {}
+        self._losses = self._read = 0
+        self._token = ""
+        self._stack = ExitStack()
+        model, data, results = (self._blob() for _ in range(3))
+        with model.allocate(len(packed)) as memory:
+            memory[:] = packed
+        with data.allocate(validation.source.blob_size()) as memory:
+            validation.source.write_blob(memory)
+        self._desk = Desk(
+            model=model.descriptor,
+            data=data.descriptor,
+            results=results.descriptor,
+            batch_size=validation.batch_size,
+            steps=validation.steps,
+        )
+        shared = (model.descriptor, data.descriptor, results.descriptor)
+        self._launcher = ProcessLauncher(shared=shared)
+        self._stack.callback(self._launcher.close)
+
+    def _blob(self) -> SharedBlob:
+        blob = SharedBlob()
+        self._stack.callback(blob.close)
+        return blob
+
+    @property
+    def waiting(self) -> list[int]:
+        """Epochs whose scores have not come yet."""
+        return list(self._waiting)
+
+    @property
+    def pid(self) -> int:
+        """Of the process, once it has been started."""
+        return self._launcher.pid(self._token)
+
+    def start(self) -> None:
+        """Starts the process, unless it has been: it imports before it is needed."""
+        if not self._token:
+            self._start()
+
+    def _start(self) -> None:
+        role = Role(
+            target="shoal.training.evaluator_seat:score_epoch",
+            name=NAME,
+            preload=preload_for(self._backend, "shoal.training.evaluator_seat"),
+            environment=cast_of(self._backend, 1, self._threads).environment,
+            threads=self._threads,
+        )
+        self._token = self._launcher.start(role)
+
+    def ask(self, epoch: int, weights: Weights) -> list[Score]:
+        """Has weights scored; returns what has been found meanwhile.
+
+        It waits only while `MOST_WAITING` others are to be scored.
+
+        Raises:
+            WorkerFailed: Code of the model raised.
+            WorkerLost: The process died too often.
+        """
+        self.start()
+        self._waiting[epoch] = weights
+        self._give(epoch)
+        return self._until(MOST_WAITING)
+
+    def _give(self, epoch: int) -> None:
+        ask = Ask(desk=self._desk, epoch=epoch, weights=self._waiting[epoch])
+        self._launcher.give(self._token, ask)
+
+    def drain(self) -> list[Score]:
+        """Waits for all scores that are to come; returns them.
+
+        Raises:
+            WorkerFailed, WorkerLost: As `ask`.
+        """
+        return self._until(0)
+
+    def _until(self, most: int) -> list[Score]:
+        found = self.poll()
+        while len(self._waiting) > most:
+            self._heed()
+            time.sleep(POLL_S)
+            found += self.poll()
+        return found
+
+    def poll(self) -> list[Score]:
+        """Returns the scores that have come since the last call, in their order.
+
+        Raises:
+            WorkerFailed, WorkerLost: As `ask`.
+        """
+        if not self._waiting:
+            return []
+        # First who is gone: what it left before that is still read.
+        gone = self._launcher.poll()
+        found = self._new_lines()
+        for end in gone.values():
+            self._replace(end)
+        return found
+
+    def _new_lines(self) -> list[Score]:
+        descriptor = self._desk.results
+        size = os.fstat(descriptor).st_size
+        text = os.pread(descriptor, size - self._read, self._read)
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        found: list[Score] = []
+        for line in whole.splitlines():
+            told = json.loads(line)
+            weights = self._waiting.pop(told["epoch"], None)
+            if weights is not None:
+                found.append(Score(weights=weights, **told))
+        return found
+
+    def _replace(self, gone: Exit) -> None:
+        """Starts another process for one that died; gives up on errors of code."""
+        if gone.code > 0:
+            raise WorkerFailed(
+                f"the {gone.name} {gone.reason} while it validated. Code of the model, "
+                "its layers, loss or metrics must run on a process of its own as it "
+                "does here. Its output follows; correct it, or leave "
+                "validation='async' out.",
+                rank=-1,
+                traceback=gone.output,
+            )
+        self._losses += 1
+        if self._losses > MOST_LOSSES:
+            raise WorkerLost(
+                f"the {gone.name} {gone.reason}; {MOST_LOSSES} of {MOST_LOSSES} "
+                "replacements used. Every epoch was expected to be validated. Pass a "
+                "smaller validation_batch_size if memory is short, or leave "
+                "validation='async' out. Its output:",
+                rank=-1,
+                traceback=gone.output,
+            )
+        self._read = os.fstat(self._desk.results).st_size  # behind half a line
+        self._start()
+        for epoch in self._waiting:
+            self._give(epoch)
+
+    def close(self) -> None:
+        """Ends the process, whatever it does."""
+        self._stack.close()

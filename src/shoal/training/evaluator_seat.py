@@ -1,0 +1,83 @@
+"""What the evaluator's process does: it scores the weights of one epoch after another.
+
+Each message has all that names the work, so that a process which takes the place of a
+lost one goes on with any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.engine.opening import OpenMapped
+from shoal.launchers.shared import map_inherited
+from shoal.models.travel import unpack
+from shoal.training.validation import Validation
+
+Weights: TypeAlias = list[npt.NDArray[Any]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """Where an evaluator finds what does not change, and leaves what it found.
+
+    Args:
+        model: Descriptor of what `travel.pack` made.
+        data: Descriptor of the rows.
+        results: Descriptor of lines of JSON, one for each epoch that is scored.
+        batch_size: Rows of one step.
+        steps: Steps of a validation, None for all rows.
+    """
+
+    model: int
+    data: int
+    results: int
+    batch_size: int
+    steps: int | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Weights to score.
+
+    Args:
+        desk: Of the run.
+        epoch: Of the weights.
+        weights: As `model.get_weights` orders them.
+    """
+
+    desk: Desk
+    epoch: int
+    weights: Weights
+
+
+def score_epoch(ask: Ask) -> None:
+    """Validates a model with the weights of an epoch, and leaves what that gave."""
+    model, validate = _sit(ask.desk)
+    model.set_weights(ask.weights)
+    found = {name: np.asarray(value).tolist() for name, value in validate().items()}
+    line = json.dumps({"epoch": ask.epoch, "metrics": found}) + "\n"
+    results = ask.desk.results
+    # In one write, behind the others: whoever reads sees whole lines.
+    os.pwrite(results, line.encode(), os.fstat(results).st_size)
+
+
+@cache
+def _sit(desk: Desk) -> tuple[Any, Callable[..., dict[str, float]]]:
+    """The model and what validates it, made once in a process."""
+    model = unpack(map_inherited(desk.model)[:])
+    validation = Validation(
+        source=OpenMapped(descriptor=desk.data)(),
+        batch_size=desk.batch_size,
+        steps=desk.steps,
+    )
+    return model, validation.of(model)
