@@ -140,6 +140,7 @@ def test_momentum_looks_ahead() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.skipif(BACKEND == "jax", reason="all tests with processes are of JAX")
 def test_on_processes() -> None:
     """Two processes, dropout, statistics of batch norm, and a validation."""
     keras.utils.set_random_seed(0)

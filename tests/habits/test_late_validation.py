@@ -89,16 +89,17 @@ def evaluator_of(model: Any) -> Evaluator:
 def test_history_and_best_model_are_those_of_a_run_that_waits(tmp_path: Path) -> None:
     x, y = data(300)
     found: dict[str, Any] = {}
-    for how in ("blocking", "async"):
-        model = make_model()
-        history = shoal.fit(
-            model, x, y, validation=how, validation_data=data(100, seed=1), epochs=5,
-            validation_freq=[1, 2, 5], workers=2, seed=1, deterministic=True, verbose=0,
-            run=str(tmp_path / how), batch_size=32,
-        )  # fmt: skip
-        url = history.run.url.removeprefix("file://")
-        best = keras.models.load_model(f"{url}/models/best.keras", compile=False)
-        found[how] = (history, best.get_weights(), model.get_weights())
+    with shoal.Session() as session:
+        for how in ("blocking", "async"):
+            model = make_model()
+            history = session.fit(
+                model, x, y, validation=how, validation_data=data(100, seed=1),
+                validation_freq=[1, 2, 5], epochs=5, workers=1, batch_size=32, seed=1,
+                verbose=0, run=str(tmp_path / how),
+            )  # fmt: skip
+            url = history.run.url.removeprefix("file://")
+            best = keras.models.load_model(f"{url}/models/best.keras", compile=False)
+            found[how] = (history, best.get_weights(), model.get_weights())
     waited, late = found["blocking"], found["async"]
     assert late[0].history == waited[0].history
     assert len(late[0].history["val_loss"]) == 3

@@ -27,6 +27,10 @@ TENSORBOARD = """
 from pathlib import Path
 train(keras.callbacks.TensorBoard("board", update_freq=5, histogram_freq=1))
 assert list(Path("board").glob("train/events.out.*"))
+model.export("exported", verbose=False)
+import tensorflow as tf
+loaded = tf.saved_model.load("exported")
+assert np.allclose(loaded.serve(x[:8]), model.predict(x[:8], verbose=0), atol=1e-5)
 """
 
 WANDB = """
@@ -47,24 +51,15 @@ kept = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
 assert np.allclose([metric.value for metric in kept], losses), kept
 """
 
-EXPORT = """
-train(keras.callbacks.LambdaCallback())
-model.export("exported", verbose=False)
-import tensorflow as tf
-loaded = tf.saved_model.load("exported")
-assert np.allclose(loaded.serve(x[:8]), model.predict(x[:8], verbose=0), atol=1e-5)
-"""
-
 
 @pytest.mark.parametrize(
     ("needs", "script"),
     [
         # Keras' own callback needs TensorFlow, and so does wandb's; the scalars of a
         # run folder do not.
-        pytest.param(["tensorflow"], TENSORBOARD, id="tensorboard"),
+        pytest.param(["tensorflow"], TENSORBOARD, id="tensorboard and export"),
         pytest.param(["wandb", "tensorflow"], WANDB, id="wandb"),
         pytest.param(["mlflow"], MLFLOW, id="mlflow"),
-        pytest.param(["tensorflow"], EXPORT, id="export"),
     ],
 )
 def test_after_or_in_fit(tmp_path: Path, needs: list[str], script: str) -> None:
