@@ -44,6 +44,20 @@ def test_another_program_takes_as_long_as_the_first_and_is_no_pace(
     assert patience.limit_s == before
 
 
+@given(SECONDS, st.lists(SECONDS, max_size=20), st.integers(1, 100))
+def test_who_waits_for_data_and_says_so_is_not_given_up_and_that_is_no_pace(
+    startup_s: float, silences: list[float], beats: int
+) -> None:
+    patience, now = worked(startup_s, silences)
+    before = patience.limit_s
+    for _ in range(beats):
+        now += FLOOR_S / 2
+        assert not patience.is_over(now)
+        patience.heard(now, is_reading=True)
+        patience.answered(now)
+    assert patience.limit_s == before
+
+
 def test_nobody_is_given_up_while_it_compiles_or_waits() -> None:
     patience = Patience()
     patience.answered(0.0)

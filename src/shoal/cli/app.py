@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -49,5 +50,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 
 def main() -> None:
     """Runs the command line and exits with its status."""
+    # Keras imports TensorFlow where it is installed, whatever computes, and that talks.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     choose_backend()
     app(prog_name="shoal")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, final
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +15,24 @@ from shoal.data import trees
 from shoal.data.arrays import Array
 from shoal.data.chunks import SHELF_BYTES, ArrayChunk, Chunk, ChunkedSource, Shelf
 from shoal.data.sources import Batch, Source
+from shoal.errors import DataError
 
 AHEAD = 2
 """Chunks that are read before they are needed. More would push out what is in use."""
 
 
 LARGE_BYTES = 1 << 20
+BEAT_S = 1.0
+"""Between two signs of life of whoever waits for data."""
+MOST_S = 600.0
+"""That one read may take. A storage that answers nothing must not hold a run for ever,
+and one that is only slow should not end it."""
+
+T = TypeVar("T")
+
+
+class TooSlow(DataError):
+    """A read did not end; to ask again is of no use."""
 
 
 def in_own_pages(array: Array) -> Array:
@@ -46,9 +60,13 @@ class ReadAhead(Source):
     Args:
         source: Of the chunks. It is read from that thread only.
         memory_bytes: Of chunks in memory, those that were read ahead among them.
+
+    Attributes:
+        on_wait: Called every second while data that is needed has not come.
     """
 
     def __init__(self, source: ChunkedSource, memory_bytes: int = SHELF_BYTES) -> None:
+        self.on_wait: Callable[[], None] = lambda: None
         self._source, self._epoch = source, 0
         self._shelf = Shelf(source, memory_bytes)
         self._coming: dict[tuple[int, int], Future[Chunk]] = {}
@@ -83,6 +101,7 @@ class ReadAhead(Source):
 
         Raises:
             DataError: A chunk cannot be read.
+            TooSlow: It takes longer than anybody can wait.
         """
         if isinstance(indices, slice):
             indices = np.arange(*indices.indices(len(self)))
@@ -95,12 +114,26 @@ class ReadAhead(Source):
             key = self._shelf.key(chunk, self._epoch)
             coming = self._coming.pop(key, None)
             if coming is not None:
-                self._shelf.put(chunk, self._epoch, coming.result())
+                self._shelf.put(chunk, self._epoch, self._awaited(coming))
         return self._on_thread(rows)
 
     def _on_thread(self, rows: npt.NDArray[np.int64]) -> Batch:
         """Takes rows where chunks are read: a stream goes on in one thread."""
-        return self._thread.submit(self._shelf.take, rows, self._epoch).result()
+        return self._awaited(self._thread.submit(self._shelf.take, rows, self._epoch))
+
+    def _awaited(self, coming: Future[T]) -> T:
+        """Waits for a read, and shows now and then that it waits."""
+        until = time.monotonic() + MOST_S
+        while not wait([coming], BEAT_S).done:
+            if time.monotonic() > until:
+                raise TooSlow(
+                    f"a read of {self._source.kind} has not ended after {MOST_S:.0f} "
+                    "s. Expected a storage, or a data set, that gives rows or an "
+                    "error in time. See that it can be reached from the machine of "
+                    "this worker, or make smaller chunks of it."
+                )
+            self.on_wait()
+        return coming.result()
 
     def _begin(self, chunk: int) -> None:
         key = self._shelf.key(chunk, self._epoch)

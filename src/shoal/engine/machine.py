@@ -207,7 +207,9 @@ class Machine:
         if name == "leave":
             self._leave(post, event)
             return
-        post.patience.heard(time.monotonic(), is_ready=name == "ready")
+        post.patience.heard(
+            time.monotonic(), is_ready=name == "ready", is_reading=name == "reading"
+        )
         if name in ("failed", "complaint"):
             said = {"rank": rank, "incarnation": incarnation, **event["said"]}
             self.tell(said)

@@ -39,16 +39,22 @@ class Patience:
         """It has said again what it waits for an answer to."""
         self.since = None
 
-    def heard(self, now: float, *, is_ready: bool) -> None:
+    def heard(
+        self, now: float, *, is_ready: bool = False, is_reading: bool = False
+    ) -> None:
         """It has said something, and waits for an answer.
 
         Args:
             now: Seconds of the clock.
             is_ready: It said that it has compiled.
+            is_reading: It said that its data is slow to come, which is no pace of its
+                own. It says so every second.
         """
         if self.since is None:
             return
         silence, self.since = now - self.since, None
+        if is_reading:
+            return
         if is_ready:
             self.startup_s = silence
         elif self.startup_s and not self.is_compiling:

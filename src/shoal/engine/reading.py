@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.order import Order
-from shoal.data.read_ahead import ReadAhead
+from shoal.data.read_ahead import ReadAhead, TooSlow
 from shoal.engine.ledger import Piece
 from shoal.errors import DataError
 
@@ -115,7 +115,7 @@ class Reader:
                 return self._source.take(indices)
             except Exception as error:
                 name = f"{type(error).__name__}: {error}"[:MOST_ERROR]
-                if wait_s is None:
+                if wait_s is None or isinstance(error, TooSlow):
                     raise self._give_up(name, indices, pieces) from error
                 self._tell(
                     "data_retry",

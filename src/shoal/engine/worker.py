@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal.backends.base import Backend, Clock, ComputeSpec
 from shoal.data.order import Order
+from shoal.data.read_ahead import ReadAhead
 from shoal.data.sources import Source
 from shoal.engine.complaints import SURE, VOID
 from shoal.engine.finite import WARN, Reaction
@@ -135,6 +136,8 @@ class Worker:
         self.steps = 0
         compute = replace(spec.compute, rank_seed=member.rank)
         self._source = source = spec.open_source()
+        if isinstance(source, ReadAhead):
+            source.on_wait = lambda: member.tell("reading")
         self._reader = Reader(source, spec.order, spec.retry, member.tell)
         sample = self._reader.first(np.arange(SAMPLE_ROWS) % spec.order.rows)
         self._backend = spec.open_backend(compute, sample)
