@@ -288,6 +288,10 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
     workers: Workers = "auto",
     threads: int | None = None,
     custom_objects: Mapping[str, Any] | None = None,
+    features: Any = None,
+    label: Any = None,
+    preprocess: Any = None,
+    on_bad_file: str = "raise",
 ) -> Any:
     """Returns loss and metrics, computed on several processes, as Keras would.
 
@@ -306,6 +310,10 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         workers: Processes, `(min, max)`, or "auto".
         threads: Compute threads of each; default None shares the cores.
         custom_objects: Name -> class or function, as in Keras.
+        features: Of files, as for `fit`; so are the next three.
+        label: Of files.
+        preprocess: Of files.
+        on_bad_file: Of files.
 
     Returns:
         As `model.evaluate`: a number, a list, or a dict by name.
@@ -321,14 +329,18 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         >>> shoal.evaluate(model, np.zeros((4, 1)), np.ones((4, 1)), return_dict=True)
         {'loss': 1.0}
     """
+    from shoal.data.located import FileArguments
     from shoal.data.reading import Reading
-    from shoal.data.training import whole_source
+    from shoal.data.training import scored_source
     from shoal.models.inspection import find_model
     from shoal.training import scoring
 
     model, factory = find_model(model)
     reading = Reading.of_steps(steps, "data of evaluate")
-    source = whole_source((x, y, sample_weight), reading=reading)
+    files = FileArguments(
+        features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
+    )
+    source = scored_source((x, y, sample_weight), files=files, reading=reading)
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
         custom_objects=custom_objects, factory=factory,
@@ -337,7 +349,7 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
     return found if return_dict else model._flatten_metrics_in_order(found)
 
 
-def predict(
+def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
     model: Any,
     x: Tree,
     *,
@@ -346,6 +358,10 @@ def predict(
     workers: Workers = "auto",
     threads: int | None = None,
     custom_objects: Mapping[str, Any] | None = None,
+    features: Any = None,
+    label: Any = None,
+    preprocess: Any = None,
+    on_bad_file: str = "raise",
 ) -> Any:
     """Returns predictions, computed on several processes, in the order of the rows.
 
@@ -357,6 +373,10 @@ def predict(
         workers: Processes, `(min, max)`, or "auto"; little data needs none.
         threads: Compute threads of each; default None shares the cores.
         custom_objects: Name -> class or function, as in Keras.
+        features: Of files, as for `fit`; so are the next three.
+        label: Of files.
+        preprocess: Of files.
+        on_bad_file: Of files.
 
     Returns:
         As `model.predict`: an array, or arrays nested as the model's outputs.
@@ -371,14 +391,18 @@ def predict(
         >>> shoal.predict(model, np.array([[1.0, 2.0]]))
         array([[1., 2.]], dtype=float32)
     """
+    from shoal.data.located import FileArguments
     from shoal.data.reading import Reading
-    from shoal.data.training import whole_source
+    from shoal.data.training import scored_source
     from shoal.models.inspection import find_model
     from shoal.training import scoring
 
     model, factory = find_model(model)
     reading = Reading.of_steps(steps, "data of predict")
-    source = whole_source((x, None, None), reading=reading)
+    files = FileArguments(
+        features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
+    )
+    source = scored_source((x, None, None), files=files, reading=reading)
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
         custom_objects=custom_objects, factory=factory,

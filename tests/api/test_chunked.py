@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import shoal
+from shoal.data import training
 from shoal.errors import ConfigError, DataError
 from shoal.testing import faults
 from shoal.training.fitting import rules
@@ -142,6 +143,62 @@ def test_evaluate_and_predict_read_batches() -> None:
     assert shoal.predict(model, Batches()).shape == (400, 1)
 
 
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data in chunks is scored as if it were large."""
+    monkeypatch.setattr(training, "WHOLE_BYTES", 0)
+
+
+NAMES = ["x0", "x1", "x2"]
+
+
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize("steps", [None, 5])
+def test_files_are_scored_as_their_arrays_are(
+    table: tuple[Path, Any, Any], steps: int | None
+) -> None:
+    folder, x, y = table
+    model = line()
+    rows = ROWS if steps is None else 24 * steps
+    told: dict[str, Any] = {"features": NAMES, "label": "y", "batch_size": 24}
+    found = shoal.evaluate(model, folder, steps=steps, workers=1, **told)
+    wanted = model.evaluate(x[:rows], y[:rows], batch_size=24, verbose=0)
+    assert found == pytest.approx(wanted, rel=1e-6)
+    found = shoal.predict(model, folder, steps=steps, workers=1, **told)
+    wanted = model.predict(x[:rows], batch_size=24, verbose=0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_validation_on_files_is_that_on_their_arrays(
+    table: tuple[Path, Any, Any],
+) -> None:
+    folder, x, y = table
+    told: dict[str, Any] = {
+        "features": NAMES, "label": "y", "epochs": 2, "strategy": "all_reduce",
+        "validation_batch_size": 48, "validation_steps": 7,
+    }  # fmt: skip
+    found = fit(line(), folder, validation_data=folder, **told)
+    kept = fit(line(), folder, validation_data=(x, y), **told)
+    assert found.history["val_loss"] == pytest.approx(kept.history["val_loss"], 1e-6)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_batches_are_scored_as_keras_scores_them() -> None:
+    model = line()
+    wanted = model.evaluate(Batches(), verbose=0)
+    assert shoal.evaluate(model, Batches()) == pytest.approx(wanted, rel=1e-6)
+    with pytest.raises(ConfigError, match="in batches of 20"):
+        shoal.predict(model, Batches(), batch_size=64)
+
+
+def test_who_scores_a_stream_is_asked_for_steps() -> None:
+    with pytest.raises(ConfigError, match=r"^steps=None, .* Pass steps\.$"):
+        shoal.evaluate(line(), endless())
+    with pytest.raises(ConfigError, match=r"^validation_steps=None, .* Pass validatio"):
+        shoal.plan(line(), Batches(), validation_data=endless())
+
+
 def test_workers_read_different_chunks(table: tuple[Path, Any, Any]) -> None:
     told: dict[str, Any] = {"label": "y", "workers": 2, "strategy": "downpour"}
     plan = shoal.plan(line(), table[0], **told)
@@ -154,14 +211,26 @@ def test_workers_read_different_chunks(table: tuple[Path, Any, Any]) -> None:
 class TestOnProcesses:
     """Workers that open chunks themselves, and some that die."""
 
+    @pytest.mark.usefixtures("streamed")
+    def test_files_are_scored_by_several(self, table: tuple[Path, Any, Any]) -> None:
+        folder, x, y = table
+        model = line()
+        told: dict[str, Any] = {"features": NAMES, "label": "y", "workers": 2}
+        found = shoal.evaluate(model, folder, **told)
+        assert found == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
+        found = shoal.predict(model, folder, **told)
+        np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
+
     def test_every_sample_is_counted_once_though_a_worker_dies(
         self, table: tuple[Path, Any, Any], tmp_path: Path
     ) -> None:
-        for strategy in ("all_reduce", "downpour"):
-            with faults.kill(rank=1, step=6):
+        # Where messages are applied as they arrive, one of two might do it all.
+        for strategy, workers in (("all_reduce", 2), ("downpour", 1)):
+            with faults.kill(rank=workers - 1, step=6):
                 found = fit(
                     line(), table[0], label="y", epochs=2, batch_size=16,
-                    strategy=strategy, cluster="local", run=str(tmp_path / strategy),
+                    strategy=strategy, workers=workers, cluster="local",
+                    run=str(tmp_path / strategy),
                 )  # fmt: skip
             summary = found.run.summary()
             assert summary.samples_committed == summary.samples_expected == 2 * ROWS
@@ -185,6 +254,7 @@ class TestOnProcesses:
             fit(line(), source, cluster="local", batch_size=16)
         assert "cannot be read" in str(caught.value)
 
+    @pytest.mark.usefixtures("streamed")
     def test_a_run_on_files_goes_on(
         self, table: tuple[Path, Any, Any], tmp_path: Path
     ) -> None:
@@ -197,9 +267,11 @@ class TestOnProcesses:
         with pytest.raises(KeyboardInterrupt):
             fit(
                 line(), table[0], label="y", epochs=4, batch_size=16, cluster="local",
-                run=str(place), callbacks=[CtrlC()],
+                run=str(place), callbacks=[CtrlC()], validation_data=table[0],
+                validation="async",
             )  # fmt: skip
         found = shoal.resume(str(next(place.iterdir())), callbacks=[], verbose=0)
         summary = found.run.summary()
         assert summary.samples_committed == summary.samples_expected == 4 * ROWS
-        assert len(found.history["loss"]) == 4
+        assert len(found.history["loss"]) == len(found.history["val_loss"]) == 4
+        assert np.isfinite(found.history["val_loss"][2:]).all()

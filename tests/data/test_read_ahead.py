@@ -21,12 +21,18 @@ class Slow(ChunkedSource):
     """Two chunks of four rows; a read ends when somebody lets it."""
 
     kind = "slow files"
-    chunk_rows = (4, 4)
-    size_bytes = 64
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
         self.reads = 0
+
+    @property
+    def chunk_rows(self) -> tuple[int, ...]:
+        return (4, 4)
+
+    @property
+    def size_bytes(self) -> int:
+        return 64
 
     def read(self, chunk: int, epoch: int) -> ArrayChunk:
         self.reads += 1
@@ -55,6 +61,18 @@ def test_who_waits_says_so_until_the_data_comes(slow: Slow) -> None:
     reader.on_wait = beat
     assert reader.take(np.array([5, 1]))[0].tolist() == [5, 1]
     assert beats >= 3
+    reader.close()
+
+
+def test_many_short_reads_are_a_long_one(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "BEAT_S", 0.0)  # any read is longer
+    slow.may_end.set()
+    reader, beats = ReadAhead(slow), list[int]()
+    reader.on_wait = lambda: beats.append(slow.reads)
+    reader.take(np.array([5, 1]))
+    assert len(beats) >= 2
     reader.close()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.data.training import whole_source
+from shoal.data.training import scored_source
 from shoal.errors import ConfigError, PlanError, WorkerFailed
 from shoal.models.travel import pack
 from shoal.training.evaluator import Evaluator
@@ -75,7 +75,7 @@ def evaluator() -> Iterator[Evaluator]:
 
 
 def evaluator_of(model: Any) -> Evaluator:
-    source = whole_source((*data(64), None))
+    source = scored_source((*data(64), None))
     return Evaluator(
         packed=pack(model, sample=source.take(slice(0, 2))),
         validation=Validation(source=source, batch_size=32),

@@ -76,7 +76,9 @@ def source_of(
     if isinstance(found, ChunkedSource):
         return found
     floatx = reading.floatx or default_floatx()
-    packing = Packing(kind=kind, floatx=floatx, where=reading.where)
+    packing = Packing(
+        kind=kind, floatx=floatx, where=reading.where, steps_name=reading.steps_name
+    )
     return found[1](x, packing, reading)
 
 

@@ -17,6 +17,7 @@ from shoal.data.arrays import FIT, Array, Column, check_lengths, named_columns
 from shoal.data.chunks import ArrayChunk
 from shoal.errors import DataError
 
+STEPS = "steps_per_epoch"
 PARTS = ("x", "y", "sample_weight")
 
 
@@ -72,6 +73,7 @@ class Packing:
         kind: What the user calls the data: "torch DataLoader".
         floatx: Dtype that floats are trained in.
         where: What the data was given to, for messages.
+        steps_name: What the number of batches of a pass is called there.
 
     Example:
         >>> packing = Packing(kind="list", floatx="float32")
@@ -82,6 +84,7 @@ class Packing:
     kind: str
     floatx: str
     where: str = FIT
+    steps_name: str = STEPS
 
     def chunk(self, batch: Any, name: str, rows: int | None = None) -> ArrayChunk:
         """Makes a chunk of one batch; nothing in it is shared with the batch.

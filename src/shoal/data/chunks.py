@@ -141,6 +141,11 @@ class Shelf:
         """What a chunk is kept under: the same in all epochs, or one for each."""
         return chunk, epoch if self._source.differs_by_epoch else 0
 
+    def starts_from(self, row: int) -> Offsets:
+        """Returns the first row of each chunk that begins at a row or behind it."""
+        starts = self._starts[:-1]
+        return starts[np.searchsorted(starts, row) :]
+
     def chunks_of(self, indices: Offsets) -> npt.NDArray[np.int64]:
         """Returns the number of the chunk each row lies in."""
         return np.searchsorted(self._starts, indices, side="right").astype(np.int64) - 1

@@ -98,9 +98,9 @@ class FedSource(ChunkedSource):
         """
         if steps_per_epoch is None:
             raise ConfigError(
-                f"steps_per_epoch=None, but x is a {packing.kind} ({packing.where}), "
-                "whose end is not known before it comes. "
-                "Expected the number of batches in an epoch. Pass steps_per_epoch."
+                f"{packing.steps_name}=None, but x is a {packing.kind} "
+                f"({packing.where}), whose end is not known before it comes. Expected "
+                f"the number of batches in a pass. Pass {packing.steps_name}."
             )
         passes = _Passes(lambda: batches, packing, first=epochs.start)
         rows = packing.rows_of(passes.peek(0), "batch 0")
@@ -300,6 +300,6 @@ def _counted(
         return rows, ()
     note = (
         f"The rows of the {packing.kind} were counted by reading it once: "
-        f"{sum(rows):,} rows in {took_s:.0f} s. Pass steps_per_epoch to save that."
+        f"{sum(rows):,} rows in {took_s:.0f} s. Pass {packing.steps_name} to save that."
     )
     return rows, (note,)

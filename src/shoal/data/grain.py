@@ -54,9 +54,9 @@ def grain_source(dataset: Any, packing: Packing, reading: Reading) -> ChunkedSou
         is_endless = count >= _ENDLESS
         if is_endless and reading.steps_per_epoch is None:
             raise ConfigError(
-                f"steps_per_epoch=None, but the {packing.kind} has no end "
-                f"({packing.where}). Expected the number of batches in an epoch. "
-                "Pass steps_per_epoch, or leave out .repeat()."
+                f"{packing.steps_name}=None, but the {packing.kind} has no end "
+                f"({packing.where}). Expected the number of batches in a pass. "
+                f"Pass {packing.steps_name}, or leave out .repeat()."
             )
         if count < 1:
             raise DataError(

@@ -54,9 +54,9 @@ def py_dataset_source(
         count = steps_per_epoch
     if count is None:
         raise ConfigError(
-            f"steps_per_epoch=None, but num_batches of the {packing.kind} is None: "
-            f"it has no end ({packing.where}). "
-            "Expected the number of batches in an epoch. Pass steps_per_epoch."
+            f"{packing.steps_name}=None, but num_batches of the {packing.kind} is "
+            f"None: it has no end ({packing.where}). Expected the number of batches in "
+            f"a pass. Pass {packing.steps_name}."
         )
     if count < 1:
         raise DataError(

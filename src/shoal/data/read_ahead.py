@@ -67,7 +67,7 @@ class ReadAhead(Source):
 
     def __init__(self, source: ChunkedSource, memory_bytes: int = SHELF_BYTES) -> None:
         self.on_wait: Callable[[], None] = lambda: None
-        self._source, self._epoch = source, 0
+        self._source, self._epoch, self._beat = source, 0, 0.0
         self._shelf = Shelf(source, memory_bytes)
         self._coming: dict[tuple[int, int], Future[Chunk]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-read")
@@ -96,6 +96,10 @@ class ReadAhead(Source):
                 return
             self._begin(chunk)
 
+    def starts_from(self, row: int) -> npt.NDArray[np.int64]:
+        """Returns the first row of each chunk that begins at a row or behind it."""
+        return self._shelf.starts_from(row)
+
     def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Batch:
         """Returns rows in the order of `indices`.
 
@@ -106,6 +110,7 @@ class ReadAhead(Source):
         if isinstance(indices, slice):
             indices = np.arange(*indices.indices(len(self)))
         rows = np.asarray(indices, np.int64)
+        self._beat = time.monotonic() + BEAT_S
         chunks = np.unique(self._shelf.chunks_of(rows)).tolist()
         for chunk in chunks:
             self._begin(chunk)
@@ -124,7 +129,7 @@ class ReadAhead(Source):
     def _awaited(self, coming: Future[T]) -> T:
         """Waits for a read, and shows now and then that it waits."""
         until = time.monotonic() + MOST_S
-        while not wait([coming], BEAT_S).done:
+        while not wait([coming], max(0.0, self._beat - time.monotonic())).done:
             if time.monotonic() > until:
                 raise TooSlow(
                     f"a read of {self._source.kind} has not ended after {MOST_S:.0f} "
@@ -132,8 +137,14 @@ class ReadAhead(Source):
                     "error in time. See that it can be reached from the machine of "
                     "this worker, or make smaller chunks of it."
                 )
-            self.on_wait()
+            self._show()
+        if time.monotonic() > self._beat:  # many reads, each a short one
+            self._show()
         return coming.result()
+
+    def _show(self) -> None:
+        self.on_wait()
+        self._beat = time.monotonic() + BEAT_S
 
     def _begin(self, chunk: int) -> None:
         key = self._shelf.key(chunk, self._epoch)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from shoal.data.arrays import FIT
+from shoal.data.batches import STEPS
 from shoal.data.draws import SEED
 from shoal.errors import ConfigError
 
@@ -24,6 +25,7 @@ class Reading:
         seed: For what is drawn at random.
         floatx: Dtype floats are read in; default None means Keras' floatx.
         where: What the data was given to, for messages.
+        steps_name: What the number of batches is called there.
 
     Raises:
         ConfigError: A number is not positive.
@@ -40,12 +42,13 @@ class Reading:
     seed: int = SEED
     floatx: str | None = None
     where: str = FIT
+    steps_name: str = STEPS
 
     @classmethod
-    def of_steps(cls, steps: object, where: str) -> Reading:
+    def of_steps(cls, steps: object, where: str, name: str = "steps") -> Reading:
         """One pass, of so many batches; a number that is none is refused elsewhere."""
         given = steps if isinstance(steps, int) and steps > 0 else None
-        return cls(steps_per_epoch=given, where=where)
+        return cls(steps_per_epoch=given, where=where, steps_name=name)
 
     def __post_init__(self) -> None:
         for name in ("steps_per_epoch", "shards", "workers"):

@@ -97,7 +97,7 @@ def _rows_of_batches(
             return None
         raise DataError(
             f"The {packing.kind} has no end ({packing.where}). Expected the number "
-            "of batches in an epoch. Pass steps_per_epoch, or leave out .repeat()."
+            f"of batches in a pass. Pass {packing.steps_name}, or leave out .repeat()."
         )
     while type(dataset).__name__ in _KEEPING:
         dataset = dataset._input_dataset

@@ -11,7 +11,7 @@ from shoal.data import trees
 from shoal.data.adapting import source_of
 from shoal.data.arrays import FIT, Column, check_lengths, named_columns
 from shoal.data.batches import as_arrays
-from shoal.data.chunks import ChunkedSource
+from shoal.data.chunks import GROUP_BYTES, ChunkedSource
 from shoal.data.located import FileArguments, is_location, open_located
 from shoal.data.reading import Reading
 from shoal.data.sources import ArraySource, Source, default_floatx
@@ -21,6 +21,8 @@ from shoal.data.weights import check_class_weight, class_weights, weights_per_ou
 from shoal.errors import ConfigError, DataError
 
 VALIDATION = "validation_data of fit"
+WHOLE_BYTES = GROUP_BYTES
+"""Up to here data in chunks is scored from memory."""
 
 
 def training_data(  # noqa: PLR0913 - the arguments of fit
@@ -35,7 +37,7 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
     files: FileArguments | None = None,
     reading: Reading | None = None,
     validation_steps: int | None = None,
-) -> tuple[Source, ArraySource | None]:
+) -> tuple[Source, ArraySource | ChunkedSource | None]:
     """Reads the data arguments of `fit`, with the meaning they have in Keras.
 
     Args:
@@ -69,7 +71,7 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
     """
     kind = floatx or default_floatx()
     files, reading = files or FileArguments(), reading or Reading()
-    held_reading = Reading.of_steps(validation_steps, VALIDATION)
+    held_reading = Reading.of_steps(validation_steps, VALIDATION, "validation_steps")
     data = (x, y, sample_weight)
     chunked = _in_chunks(data, files, reading)
     if chunked is not None:
@@ -102,21 +104,26 @@ def _in_chunks(
     return found
 
 
-def _held_out(data: Any, files: FileArguments, reading: Reading) -> ArraySource | None:
+def _held_out(
+    data: Any, files: FileArguments, reading: Reading
+) -> ArraySource | ChunkedSource | None:
     """What to validate on."""
     if data is None:
         return None
     parts = (data, None, None) if is_location(data) else unpack(data)
-    return whole_source(parts, files=files, reading=reading)
+    return scored_source(parts, files=files, reading=reading)
 
 
-def whole_source(
+def scored_source(
     data: tuple[Any, Any, Any],
     *,
     files: FileArguments | None = None,
     reading: Reading | None = None,
-) -> ArraySource:
-    """All rows as arrays; what comes in chunks is read, whole.
+) -> ArraySource | ChunkedSource:
+    """Rows to score, in their order.
+
+    What comes in chunks stays so where it is large and everybody can read it. Else it
+    is read here, whole: little data is scored faster from memory.
 
     Args:
         data: x, y and sample_weight, each as for `fit`.
@@ -131,6 +138,8 @@ def whole_source(
     chunked = _in_chunks(data, files or FileArguments(), reading)
     if chunked is None:
         return weighted_source(data, None, reading.floatx, reading.where)
+    if chunked.travels_alone and chunked.size_bytes > WHOLE_BYTES:
+        return chunked
     rows = unpack_batch(chunked.take(slice(None)))
     return ArraySource(*rows, floatx=reading.floatx, where=reading.where)
 

@@ -178,7 +178,8 @@ def read(arguments: Arguments) -> Ready:
         reading=_reading(arguments, request),
         validation_steps=arguments.validation_steps,
     )
-    _check_batch_size(arguments.batch_size, source)
+    natural = source.batch_size if isinstance(source, ChunkedSource) else None
+    check_batch_size(arguments.batch_size, natural)
     sample = source.take(slice(0, SAMPLE_ROWS))
     prepare(model, sample)
     data = DataFacts(
@@ -229,9 +230,16 @@ def _reading(arguments: Arguments, request: Request) -> Reading:
     )
 
 
-def _check_batch_size(batch_size: int | None, source: Source) -> None:
-    """Refuses, as Keras does, a batch size beside data that comes in batches."""
-    natural = source.batch_size if isinstance(source, ChunkedSource) else None
+def check_batch_size(batch_size: int | None, natural: int | None) -> None:
+    """Refuses, as Keras does, a batch size beside data that comes in batches.
+
+    Args:
+        batch_size: As given.
+        natural: Of the data's batches, None where it has none.
+
+    Raises:
+        ConfigError: The two differ.
+    """
     if batch_size is not None and natural is not None and batch_size != natural:
         raise ConfigError(
             f"batch_size={batch_size} beside data that comes in batches of {natural}. "

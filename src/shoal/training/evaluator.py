@@ -15,10 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, final
 
+from shoal.data.chunks import ChunkedSource
 from shoal.errors import WorkerFailed, WorkerLost
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
+from shoal.models.pickling import dumps
 from shoal.training.evaluator_seat import Ask, Desk, Weights
 from shoal.training.staging import cast_of, preload_for
 from shoal.training.validation import Validation
@@ -75,11 +77,16 @@ class Evaluator:
         model, data, results = (self._blob() for _ in range(3))
         with model.allocate(len(packed)) as memory:
             memory[:] = packed
-        with data.allocate(validation.source.blob_size()) as memory:
-            validation.source.write_blob(memory)
+        source, chunks = validation.source, b""
+        if isinstance(source, ChunkedSource):
+            chunks = dumps(source)
+        else:
+            with data.allocate(source.blob_size()) as memory:
+                source.write_blob(memory)
         self._desk = Desk(
             model=model.descriptor,
             data=data.descriptor,
+            chunks=chunks,
             results=results.descriptor,
             batch_size=validation.batch_size,
             steps=validation.steps,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from shoal.engine.opening import OpenMapped
 from shoal.launchers.shared import map_inherited
+from shoal.models.pickling import loads
 from shoal.models.travel import unpack
 from shoal.training.validation import Validation
 
@@ -31,7 +32,8 @@ class Desk:
 
     Args:
         model: Descriptor of what `travel.pack` made.
-        data: Descriptor of the rows.
+        data: Descriptor of the rows, where they are arrays.
+        chunks: The source they are read from, where they are not.
         results: Descriptor of lines of JSON, one for each epoch that is scored.
         batch_size: Rows of one step.
         steps: Steps of a validation, None for all rows.
@@ -39,6 +41,7 @@ class Desk:
 
     model: int
     data: int
+    chunks: bytes
     results: int
     batch_size: int
     steps: int | None
@@ -76,7 +79,9 @@ def _sit(desk: Desk) -> tuple[Any, Callable[..., dict[str, float]]]:
     """The model and what validates it, made once in a process."""
     model = unpack(map_inherited(desk.model)[:])
     validation = Validation(
-        source=OpenMapped(descriptor=desk.data)(),
+        source=loads(desk.chunks)
+        if desk.chunks
+        else OpenMapped(descriptor=desk.data)(),
         batch_size=desk.batch_size,
         steps=desk.steps,
     )

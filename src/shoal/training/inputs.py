@@ -77,6 +77,7 @@ class _Index:
     data: Part | None
     held: Part | None
     chunks: bytes | None = None
+    held_chunks: bytes | None = None
 
 
 def write_inputs(folder: Folder, inputs: Inputs) -> None:
@@ -93,16 +94,12 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
     place = folder.child(INPUTS)
     source, validation = inputs.source, inputs.validation
     data = held = None
-    chunks = None
-    if isinstance(source, ArraySource):
-        if source.size_bytes <= MOST_DATA_BYTES:
-            data = write_part(place, "data.bin", memoryview(source.to_blob()))
-    elif isinstance(source, ChunkedSource) and source.travels_alone:
-        with suppress(Exception):  # whatever code of the user's raises
-            chunks = dumps(source)
-    if validation is not None and validation.source.size_bytes <= MOST_DATA_BYTES:
-        content = memoryview(validation.source.to_blob())
-        held = write_part(place, "validation.bin", content)
+    beside = None if validation is None else validation.source
+    chunks, held_chunks = _packed(source), _packed(beside)
+    if isinstance(source, ArraySource) and source.size_bytes <= MOST_DATA_BYTES:
+        data = write_part(place, "data.bin", memoryview(source.to_blob()))
+    if isinstance(beside, ArraySource) and beside.size_bytes <= MOST_DATA_BYTES:
+        held = write_part(place, "validation.bin", memoryview(beside.to_blob()))
     index = _Index(
         format=FORMAT,
         inputs=replace(inputs, source=None, validation=None, callbacks=None),
@@ -110,6 +107,7 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
         data=data,
         held=held,
         chunks=chunks,
+        held_chunks=held_chunks,
     )
     try:
         content = cloudpickle.dumps(index)
@@ -120,6 +118,14 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
             "Training goes on; keep the model with a ModelCheckpoint callback."
         ) from error
     write_whole(place, INDEX, content)
+
+
+def _packed(source: Source | None) -> bytes | None:
+    """A source that is read in chunks, None of others and where it cannot be packed."""
+    if isinstance(source, ChunkedSource) and source.travels_alone:
+        with suppress(Exception):  # whatever code of the user's raises
+            return dumps(source)
+    return None
 
 
 def read_inputs(folder: Folder) -> Inputs:
@@ -141,7 +147,9 @@ def read_inputs(folder: Folder) -> Inputs:
         data: Source | None = None if index.data is None else _read(place, index.data)
         if index.chunks is not None:
             data = loads(index.chunks)
-        held = None if index.held is None else _read(place, index.held)
+        held: Any = None if index.held is None else _read(place, index.held)
+        if index.held_chunks is not None:
+            held = loads(index.held_chunks)
     except OSError:
         raise
     except Exception as error:  # a class that is gone, or bytes that are others

@@ -22,9 +22,10 @@ import numpy as np
 from shoal.data import trees
 from shoal.data.arrays import Column
 from shoal.data.blob import blob_size, write_blob
-from shoal.engine.opening import OpenMapped
+from shoal.data.sources import Source
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import unpack
+from shoal.training.streaming import take_forwards
 
 DONE = 1
 
@@ -40,7 +41,7 @@ class ScoreTask:
     Args:
         model: What `travel.pack` made.
         compute: What to do with each chunk.
-        data: Descriptor of the rows.
+        open_source: Opens the rows, in memory or in chunks.
         board: Descriptor of one byte a chunk: 0 to do, `DONE`; locked while claimed.
         results: One descriptor a chunk, filled by whoever computes it.
         bounds: First row and end of each chunk.
@@ -50,7 +51,7 @@ class ScoreTask:
 
     model: bytes
     compute: Compute
-    data: int
+    open_source: Callable[[], Source]
     board: int
     results: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
@@ -60,7 +61,7 @@ class ScoreTask:
 
 def score(task: ScoreTask) -> None:
     """Computes every chunk nobody else has, then ends the process."""
-    source = OpenMapped(descriptor=task.data)()
+    source = task.open_source()
     model = unpack(task.model)
     # Kept to the end: closing any descriptor of a file drops a process's locks on it.
     board = mmap.mmap(task.board, 0)
@@ -69,10 +70,11 @@ def score(task: ScoreTask) -> None:
         chunk = (task.first + place) % count
         with _claimed(task.board, chunk) as is_ours:
             if is_ours and board[chunk] != DONE:
-                rows = source.take(slice(*task.bounds[chunk]))
+                rows = take_forwards(source, *task.bounds[chunk])
                 result = task.compute(model, rows, task.batch_size)
                 _leave(result, task.results[chunk])
                 board[chunk] = DONE
+    source.close()
     sys.exit(0)
 
 

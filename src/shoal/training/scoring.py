@@ -21,6 +21,8 @@ from shoal.clusters.local import read_machine
 from shoal.data import ArraySource, trees
 from shoal.data.arrays import Column
 from shoal.data.blob import read_blob
+from shoal.data.chunks import ChunkedSource
+from shoal.engine.opening import OpenChunks, OpenMapped
 from shoal.errors import WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
 from shoal.launchers.base import Exit, Role
@@ -28,6 +30,7 @@ from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob, map_inherited
 from shoal.models.inspection import SAMPLE_ROWS, build, check_inputs, prepare
 from shoal.models.metrics import MetricStates, unmergeable
+from shoal.models.pickling import dumps
 from shoal.models.travel import pack
 from shoal.plan import BATCH_SIZE, environment
 from shoal.plan.request import (
@@ -36,7 +39,7 @@ from shoal.plan.request import (
     read_workers,
     require_whole,
 )
-from shoal.training.arguments import check_custom_objects
+from shoal.training.arguments import check_batch_size, check_custom_objects
 from shoal.training.score_chunks import (
     DONE,
     Compute,
@@ -45,11 +48,16 @@ from shoal.training.score_chunks import (
     predict_chunk,
 )
 from shoal.training.staging import preload_for
+from shoal.training.streaming import batches
+from shoal.training.validation import Validation
 
 POLL_S = 0.02
 MOST_LOSSES = 3
 CHUNKS_PER_WORKER = 4
 """More than one, so that a slow process leaves work to the others."""
+
+PART_BYTES = 16 << 20
+"""Of data in chunks that one process has in memory at a time, beside open chunks."""
 
 WORTH_A_PROCESS = 3e10
 """Multiplications one core does while another process starts, about three seconds."""
@@ -83,7 +91,7 @@ class _Job:
     """What is scored, on what, and by how many."""
 
     model: Any
-    source: ArraySource
+    source: ArraySource | ChunkedSource
     rows: int
     batch_size: int
     workers: int
@@ -92,7 +100,9 @@ class _Job:
     factory: Callable[[], Any] | None
 
 
-def evaluate(model: Any, source: ArraySource, asked: Asked) -> dict[str, float]:
+def evaluate(
+    model: Any, source: ArraySource | ChunkedSource, asked: Asked
+) -> dict[str, float]:
     """Returns the metrics of a compiled model over the rows.
 
     Raises:
@@ -107,15 +117,14 @@ def evaluate(model: Any, source: ArraySource, asked: Asked) -> dict[str, float]:
     if job.workers > 1 and not unmergeable(model, targets):
         states = MetricStates.of(model)
         return states.results(model, states.merge(_scored(job, evaluate_chunk)))
-    rows = source.take(slice(0, job.rows))
-    x, y, weights = import_module("keras").utils.unpack_x_y_sample_weight(rows)
-    return model.evaluate(
-        x, y, sample_weight=weights, batch_size=job.batch_size, verbose=0,
-        return_dict=True,
-    )  # fmt: skip
+    steps = -(-job.rows // job.batch_size)
+    here = Validation(source=source, batch_size=job.batch_size, steps=steps)
+    return here.of(model)()
 
 
-def predict(model: Any, source: ArraySource, asked: Asked) -> trees.Tree:
+def predict(
+    model: Any, source: ArraySource | ChunkedSource, asked: Asked
+) -> trees.Tree:
     """Returns predictions in the order of the rows, nested as the model's outputs.
 
     Raises:
@@ -128,6 +137,9 @@ def predict(model: Any, source: ArraySource, asked: Asked) -> trees.Tree:
     build(model, sample)
     check_inputs(model, sample)
     job = _job(model, source, asked)
+    if job.workers == 1 and isinstance(source, ChunkedSource):
+        with batches(source, job.rows, job.batch_size, is_input=True) as found:
+            return model.predict(found, verbose=0)
     if job.workers == 1:
         return predict_chunk(model, source.take(slice(0, job.rows)), job.batch_size)
     found = _scored(job, predict_chunk)
@@ -136,7 +148,7 @@ def predict(model: Any, source: ArraySource, asked: Asked) -> trees.Tree:
     return trees.map_leaves(lambda _: next(joined), found[0])
 
 
-def _job(model: Any, source: ArraySource, asked: Asked) -> _Job:
+def _job(model: Any, source: ArraySource | ChunkedSource, asked: Asked) -> _Job:
     """Resolves what was asked for."""
     batch_size, steps, threads = (
         None if value is None else require_whole(name, value, 1)
@@ -147,7 +159,9 @@ def _job(model: Any, source: ArraySource, asked: Asked) -> _Job:
         )
     )
     check_custom_objects(asked.custom_objects)
-    batch_size = batch_size or BATCH_SIZE
+    natural = source.batch_size if isinstance(source, ChunkedSource) else None
+    check_batch_size(batch_size, natural)
+    batch_size = batch_size or natural or BATCH_SIZE
     rows = min(len(source), (steps or len(source)) * batch_size)
     machine = read_machine()
     workers = worker_count(
@@ -201,22 +215,21 @@ def _scored(job: _Job, compute: Compute) -> list[trees.Tree]:
         factory=job.factory,
         sample=job.source.take(slice(0, SAMPLE_ROWS)),
     )
-    bounds = _bounds(job.rows, job.batch_size, job.workers)
+    bounds = _bounds(job)
     with ExitStack() as stack:
         data, board, *results = (_blob(stack) for _ in range(2 + len(bounds)))
-        with data.allocate(job.source.blob_size()) as memory:
-            job.source.write_blob(memory)
+        open_source = _opening(job.source, data)
         board.allocate(len(bounds)).close()
         task = ScoreTask(
             model=packed,
             compute=compute,
-            data=data.descriptor,
+            open_source=open_source,
             board=board.descriptor,
             results=tuple(result.descriptor for result in results),
             bounds=bounds,
             batch_size=job.batch_size,
         )
-        _Crew(task, job).work()
+        _Crew(task, job, data.descriptor).work()
         return [_result(descriptor) for descriptor in task.results]
 
 
@@ -226,11 +239,30 @@ def _blob(stack: ExitStack) -> SharedBlob:
     return blob
 
 
-def _bounds(rows: int, batch_size: int, workers: int) -> tuple[tuple[int, int], ...]:
-    """Cuts rows into chunks of whole batches, a few for each worker."""
-    batches = -(-rows // batch_size)
-    chunks = min(batches, workers * CHUNKS_PER_WORKER)
-    edges = [batch_size * (batches * i // chunks) for i in range(chunks)] + [rows]
+def _opening(
+    source: ArraySource | ChunkedSource, blob: SharedBlob
+) -> OpenMapped | OpenChunks:
+    """How processes come by the rows; arrays are written for them."""
+    if isinstance(source, ChunkedSource):
+        return OpenChunks(source=dumps(source))
+    with blob.allocate(source.blob_size()) as memory:
+        source.write_blob(memory)
+    return OpenMapped(descriptor=blob.descriptor)
+
+
+def _bounds(job: _Job) -> tuple[tuple[int, int], ...]:
+    """Cuts rows into chunks of whole batches, a few for each worker.
+
+    Of data that is not in memory they are small enough to be.
+    """
+    rows, batch_size = job.rows, job.batch_size
+    steps = -(-rows // batch_size)
+    wanted = job.workers * CHUNKS_PER_WORKER
+    if isinstance(job.source, ChunkedSource):
+        size_bytes = job.source.size_bytes * rows // len(job.source)
+        wanted = max(wanted, -(-size_bytes // PART_BYTES))
+    chunks = min(steps, wanted)
+    edges = [batch_size * (steps * i // chunks) for i in range(chunks)] + [rows]
     return tuple(pairwise(edges))
 
 
@@ -249,13 +281,14 @@ class _Crew:
 
     task: ScoreTask
     job: _Job
+    data: int
     losses: int = field(default=0, init=False)
 
     def work(self) -> None:
         """Starts processes and follows them until every chunk is done."""
         task, workers = self.task, self.job.workers
         board = map_inherited(task.board)
-        shared = (task.data, task.board, *task.results)
+        shared = (self.data, task.board, *task.results)
         launcher = ProcessLauncher(shared=shared)
         count = len(task.bounds)
         try:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, final
 
-from shoal.data import ArraySource
+from shoal.data import ArraySource, Source
+from shoal.data.chunks import ChunkedSource
 from shoal.data.training import VALIDATION
 from shoal.errors import PlanError
 from shoal.models.inspection import SAMPLE_ROWS, check_rows
 from shoal.plan.request import require_whole
+from shoal.training.streaming import batches
 
 
 @final
@@ -20,25 +22,42 @@ class Validation:
     """What a model is validated on, and how.
 
     Args:
-        source: The rows.
+        source: The rows, in memory or in chunks.
         batch_size: Rows of one step.
         steps: Steps to take, None for all.
     """
 
-    source: ArraySource
+    source: ArraySource | ChunkedSource
     batch_size: int
     steps: int | None = None
 
     def of(self, model: Any) -> Callable[..., dict[str, float]]:
         """Returns what evaluates a model, for `Habits.validate`."""
+        source = self.source
+        if isinstance(source, ChunkedSource):
+            return self._of_chunks(model, source)
         unpack = import_module("keras").utils.unpack_x_y_sample_weight
-        x, y, weights = unpack(self.source.take(slice(None)))
+        x, y, weights = unpack(source.take(slice(None)))
 
         def validate(callbacks: Any = None) -> dict[str, float]:
             return model.evaluate(
                 x, y, sample_weight=weights, batch_size=self.batch_size,
                 steps=self.steps, callbacks=callbacks, verbose=0, return_dict=True,
             )  # fmt: skip
+
+        return validate
+
+    def _of_chunks(
+        self, model: Any, source: ChunkedSource
+    ) -> Callable[..., dict[str, float]]:
+        """The same, of what is read in chunks, anew each time."""
+        rows = min(len(source), (self.steps or len(source)) * self.batch_size)
+
+        def validate(callbacks: Any = None) -> dict[str, float]:
+            with batches(source, rows, self.batch_size) as found:
+                return model.evaluate(
+                    found, callbacks=callbacks, verbose=0, return_dict=True
+                )
 
         return validate
 
@@ -80,7 +99,7 @@ def check_late(callback: Any) -> None:
 
 def read_validation(
     model: Any,
-    held: ArraySource | None,
+    held: Source | None,
     *,
     batch_size: Any,
     steps: Any,
@@ -103,8 +122,10 @@ def read_validation(
         batch_size = require_whole("validation_batch_size", batch_size, 1)
     if steps is not None:
         steps = require_whole("validation_steps", steps, 1)
-    if held is None:
+    if not isinstance(held, (ArraySource, ChunkedSource)):
         return None
+    natural = held.batch_size if isinstance(held, ChunkedSource) else None
+    usual_batch_size = natural or usual_batch_size
     check_rows(model, held.take(slice(0, SAMPLE_ROWS)), VALIDATION)
     return Validation(
         source=held, batch_size=batch_size or usual_batch_size, steps=steps
