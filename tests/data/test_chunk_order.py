@@ -74,6 +74,21 @@ def test_with_lanes_a_share_of_every_batch_comes_from_its_own_chunks(
             assert len(seen) == 4 // workers
 
 
+def test_with_lanes_a_share_comes_from_the_same_chunks_in_each_pass() -> None:
+    chunking = Chunking(rows=(50,) * 8, group_rows=400, has_lanes=True)
+    order = ChunkOrder(chunking, 3, shuffle=True, batch_size=40)
+    owner = np.repeat(np.arange(8), 50)
+    seen = {
+        turn: set(owner[order.indices(turn, 40 * batch, 40 * batch + 20)].tolist())
+        for turn in range(3)
+        for batch in range(10)
+    }
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0]) == 4
+    mixed = [order.indices(turn, 0, 40).tolist() for turn in range(2)]
+    assert mixed[0] != mixed[1]
+
+
 def test_passes_differ_and_repeat() -> None:
     chunking = Chunking(rows=(5,) * 9, group_rows=15)
     one = ChunkOrder(chunking, 7, shuffle=True)

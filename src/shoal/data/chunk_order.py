@@ -6,7 +6,8 @@ reads a range of positions has to open the chunks of the groups it touches, no m
 
 Workers that share each batch need rows of it that lie together in few chunks: with
 lanes, every batch takes from each chunk of the group, in the order of the chunks, so
-that a worker's part of all batches comes from the same chunks.
+that a worker's part of all batches comes from the same chunks. That order is the same
+in all passes: a worker needs much the same chunks in each, and may still have them.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class ChunkOrder:
         self._mixes = shuffle and chunking.mixing != "nothing"
         self._sizes = np.asarray(chunking.rows, np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
+        # Where each chunk stands beside the others of its group, whatever those are.
+        self._lane = np.random.default_rng(seed).permutation(len(self._sizes))
         self._turns: dict[int, _Turn] = {}
         self._groups: dict[tuple[int, int], Indices] = {}
 
@@ -89,8 +92,7 @@ class ChunkOrder:
         group = int(np.searchsorted(found.group_rows, position, side="right"))
         if group >= len(found.group_chunks) - 1:
             return np.zeros(0, np.int64)
-        first, last = found.group_chunks[group : group + 2]
-        chunks = found.chunks[first:last]
+        chunks = self._members(found, group)
         if self._chunking.has_lanes and self._mixes_rows:
             ends = np.cumsum(self._sizes[chunks]) / self._sizes[chunks].sum()
             begins = np.concatenate([[0.0], ends[:-1]])
@@ -136,12 +138,20 @@ class ChunkOrder:
     def _mixes_rows(self) -> bool:
         return self._mixes and self._chunking.mixing == "rows"
 
+    def _members(self, turn: _Turn, group: int) -> Indices:
+        """Chunks of a group, in order."""
+        first, last = turn.group_chunks[group : group + 2]
+        chunks = turn.chunks[first:last]
+        if self._chunking.has_lanes and self._mixes_rows:
+            return chunks[np.argsort(self._lane[chunks])]
+        return chunks
+
     def _group(self, turn: int, group: int) -> Indices:
         """All rows of a group, in their order."""
         found = self._groups.get((turn, group))
         if found is None:
             at = self._turn(turn)
-            chunks = at.chunks[at.group_chunks[group] : at.group_chunks[group + 1]]
+            chunks = self._members(at, group)
             starts, sizes = self._starts[chunks].tolist(), self._sizes[chunks].tolist()
             lanes: list[Indices] = [
                 np.arange(start, start + size, dtype=np.int64)
