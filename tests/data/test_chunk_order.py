@@ -79,9 +79,12 @@ def test_with_lanes_a_share_comes_from_the_same_chunks_in_each_pass() -> None:
     order = ChunkOrder(chunking, 3, shuffle=True, batch_size=40)
     owner = np.repeat(np.arange(8), 50)
     seen = {
-        turn: set(owner[order.indices(turn, 40 * batch, 40 * batch + 20)].tolist())
+        turn: {
+            int(chunk)
+            for batch in range(10)
+            for chunk in owner[order.indices(turn, 40 * batch, 40 * batch + 20)]
+        }
         for turn in range(3)
-        for batch in range(10)
     }
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 4

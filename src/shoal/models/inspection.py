@@ -79,7 +79,8 @@ def prepare(model: Any, sample: Any) -> None:
         raise DataError(
             f"the model {model.name!r} cannot take the data: {_told(error)} "
             f"Received x of {_shapes(x)} and y of {_shapes(y)}. Give arrays of the "
-            "shapes that model.fit would take, or correct the code that raised."
+            "shapes that model.fit would take, compile with a loss and metrics that "
+            "take such y, or correct the code that raised."
         ) from error
     if not model.optimizer.built:
         with plain_constants():

@@ -200,6 +200,7 @@ def read(arguments: Arguments) -> Ready:
         source=source,
         custom_objects=arguments.custom_objects,
         factory=factory,
+        sample=sample,
     )
     return Ready(
         plan=plan,

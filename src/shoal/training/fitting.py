@@ -59,6 +59,7 @@ class Work:
         factory: Makes the model anew on workers, None to send it.
         packed: The model as `pack` made it.
         shared: Holds the data already, None to write it.
+        sample: A few of its rows; None to read them when they are needed.
     """
 
     model: Any
@@ -67,6 +68,7 @@ class Work:
     factory: Callable[[], Any] | None = None
     packed: bytes = b""
     shared: SharedBlob | None = None
+    sample: Any = None
 
     def with_packed(self) -> Work:
         """Returns this with the model packed as it is now.
@@ -75,7 +77,9 @@ class Work:
             PlanError: A part of it cannot travel.
         """
         custom, factory = self.custom_objects, self.factory
-        sample = self.source.take(slice(0, SAMPLE_ROWS))
+        sample = self.sample
+        if sample is None:
+            sample = self.source.take(slice(0, SAMPLE_ROWS))
         packed = pack(self.model, custom_objects=custom, factory=factory, sample=sample)
         return replace(self, packed=packed)
 

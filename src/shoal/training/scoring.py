@@ -98,6 +98,7 @@ class _Job:
     threads: int
     custom_objects: Mapping[str, Any] | None
     factory: Callable[[], Any] | None
+    sample: Any
 
 
 def evaluate(
@@ -112,7 +113,7 @@ def evaluate(
     """
     sample = source.take(slice(0, SAMPLE_ROWS))
     prepare(model, sample)
-    job = _job(model, source, asked)
+    job = _job(model, source, asked, sample)
     targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
     if job.workers > 1 and not unmergeable(model, targets):
         states = MetricStates.of(model)
@@ -136,7 +137,7 @@ def predict(
     sample = source.take(slice(0, SAMPLE_ROWS))
     build(model, sample)
     check_inputs(model, sample)
-    job = _job(model, source, asked)
+    job = _job(model, source, asked, sample)
     if job.workers == 1 and isinstance(source, ChunkedSource):
         with batches(source, job.rows, job.batch_size, is_input=True) as found:
             return model.predict(found, verbose=0)
@@ -148,7 +149,9 @@ def predict(
     return trees.map_leaves(lambda _: next(joined), found[0])
 
 
-def _job(model: Any, source: ArraySource | ChunkedSource, asked: Asked) -> _Job:
+def _job(
+    model: Any, source: ArraySource | ChunkedSource, asked: Asked, sample: Any
+) -> _Job:
     """Resolves what was asked for."""
     batch_size, steps, threads = (
         None if value is None else require_whole(name, value, 1)
@@ -179,6 +182,7 @@ def _job(model: Any, source: ArraySource | ChunkedSource, asked: Asked) -> _Job:
         threads=threads or max(1, machine.cores // workers),
         custom_objects=asked.custom_objects,
         factory=asked.factory,
+        sample=sample,
     )
 
 
@@ -213,7 +217,7 @@ def _scored(job: _Job, compute: Compute) -> list[trees.Tree]:
         job.model,
         custom_objects=job.custom_objects,
         factory=job.factory,
-        sample=job.source.take(slice(0, SAMPLE_ROWS)),
+        sample=job.sample,
     )
     bounds = _bounds(job)
     with ExitStack() as stack:
