@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError, PlanError
+from shoal.facts import Gpu
 from shoal.plan import (
     DataFacts,
     Environment,
@@ -32,6 +33,7 @@ from shoal.training.fitting import rules
 MODEL = ModelFacts(name="mlp", parameters=1000, statistics=24, optimizer="Adagrad")
 DATA = DataFacts(rows=10_000, size_bytes=1_000_000)
 MACHINE = MachineFacts(cores=8)
+GPUS = (Gpu(number=0, name="0"), Gpu(number=1, name="1"))
 
 
 def plan(
@@ -52,7 +54,7 @@ def plan(
         (MachineFacts(cores=1), 1, 1),
         (MachineFacts(cores=3), 3, 1),
         (MachineFacts(cores=9), 4, 2),
-        (MachineFacts(cores=16, gpus=2), 2, 8),
+        (MachineFacts(cores=16, gpus=GPUS), 2, 8),
     ],
 )
 def test_auto_workers(machine: MachineFacts, workers: int, threads: int):
@@ -380,7 +382,7 @@ def test_explain_names_the_faster_alternative_on_cpu():
     assert "every step" in text
     assert "aeasgd" in text
     assert "note" not in plan(workers=1).explain()
-    assert "note" not in plan(machine=MachineFacts(cores=8, gpus=2)).explain()
+    assert "note" not in plan(machine=MachineFacts(cores=8, gpus=GPUS)).explain()
 
 
 def test_explain_repeatable():

@@ -115,21 +115,43 @@ class DataFacts:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU that this process may use.
+
+    Args:
+        number: As nvidia-smi counts.
+        name: What CUDA_VISIBLE_DEVICES takes for it.
+        total_mib: Memory it has, 0 when unknown.
+        free_mib: Memory of it that no program has taken.
+
+    Example:
+        >>> Gpu(number=0, name="0", total_mib=81559, free_mib=80994).number
+        0
+    """
+
+    number: int
+    name: str
+    total_mib: int = 0
+    free_mib: int = 0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class MachineFacts:
     """What one machine offers to a run.
 
     Args:
         cores: Usable cores, by affinity and cgroup, at least 1.
-        gpus: GPUs the installed backend can use.
+        gpus: Those that the backend in use can compute on.
         memory_bytes: Memory that is free for use, 0 when unknown.
 
     Example:
         >>> MachineFacts(cores=2).gpus
-        0
+        ()
     """
 
     cores: int
-    gpus: int = 0
+    gpus: tuple[Gpu, ...] = ()
     memory_bytes: int = 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.clusters.local import read_machine, usable_cores, usable_gpus
+from shoal.clusters.local import read_machine, usable_cores
 
 
 @pytest.fixture
@@ -59,25 +59,7 @@ def test_a_system_without_affinity(machine: Path, monkeypatch: pytest.MonkeyPatc
     assert cores(machine) == 6
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [("", 0), ("0", 1), ("0,2", 2), ("-1", 0), ("0,-1,1", 1), ("GPU-a,GPU-b", 2)],
-)
-def test_visible_gpus(
-    visible: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert usable_gpus(tmp_path) == expected
-
-
-def test_installed_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert usable_gpus(tmp_path) == 0
-    (tmp_path / "driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
-    assert usable_gpus(tmp_path) == 1
-
-
 def test_this_machine():
-    found = read_machine()
+    found = read_machine("jax")
     assert found.cores >= 1
     assert found.memory_bytes > 0

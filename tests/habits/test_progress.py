@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from shoal.engine.observer import Record
 from shoal.errors import ShoalWarning
-from shoal.facts import DataFacts, MachineFacts, ModelFacts
+from shoal.facts import DataFacts, Gpu, MachineFacts, ModelFacts
 from shoal.plan import Plan, Request, resolve
 from shoal.strategies import get
 from shoal.training.progress import Progress, line_of
@@ -23,7 +23,9 @@ def make_plan(strategy: str = "aeasgd", epochs: int = 3, gpus: int = 0) -> Plan:
         Request(strategy=get(strategy), workers=2, epochs=epochs),
         ModelFacts(name="m", parameters=9, statistics=0, optimizer="SGD"),
         DataFacts(rows=1000, size_bytes=8000),
-        MachineFacts(cores=2, gpus=gpus),
+        MachineFacts(
+            cores=2, gpus=tuple(Gpu(number=n, name=str(n)) for n in range(gpus))
+        ),
     )
 
 

@@ -20,12 +20,18 @@ class Entry:
             import time.
         later: What Keras and the backend import and few need.
         environment: Variables of workers, where the user has not set them.
+        gpu_parts: "package/path" of files, one of which is there where the backend
+            can compute on a GPU, each with the text that it then has.
+        gpu_environment: As `environment`, of workers on a GPU; "{share}" stands for
+            the share of its memory that a worker may take.
     """
 
     target: str
     unused: tuple[str, ...] = ("matplotlib", "pandas", "requests", "IPython")
     later: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    gpu_parts: tuple[tuple[str, str], ...] = ()
+    gpu_environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 BACKENDS = {
@@ -37,13 +43,27 @@ BACKENDS = {
             f"{_SPLASH}.splash_attention_kernel",
             f"{_SPLASH}.splash_attention_mask",
         ),
+        # With none of these, JAX computes on the CPU whatever the machine has.
+        gpu_parts=tuple(
+            (f"{plugin}/__init__.py", "")
+            for plugin in ("jax_cuda12_plugin", "jax_cuda13_plugin")
+        ),
+        gpu_environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "{share}"},
     ),
     "tensorflow": Entry(
         target="shoal.backends.tensorflow:TensorFlowBackend",
         unused=("matplotlib", "pandas", "IPython"),
         # It tells of the processor in ten lines, which would be a worker's last words.
         environment={"TF_CPP_MIN_LOG_LEVEL": "2"},
+        gpu_parts=(
+            ("tensorflow/python/platform/build_info.py", "('is_cuda_build', True)"),
+        ),
+        gpu_environment={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
     ),
-    "torch": Entry(target="shoal.backends.torch:TorchBackend"),
+    "torch": Entry(
+        target="shoal.backends.torch:TorchBackend",
+        # What it may take of the memory is told to it by `ComputeSpec`.
+        gpu_parts=(("torch/lib/libtorch_cuda.so", ""),),
+    ),
 }
 """Those that can train, by their names in Keras."""

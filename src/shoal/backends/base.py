@@ -34,6 +34,8 @@ class ComputeSpec:
         logs: What `train_step` logs beyond the model's metrics. Its sums over rows,
             and the rows, follow the metric states.
         rank_seed: Mixed into random state, so that dropout differs by rank.
+        memory_share: Of a GPU's memory, that this worker may take, where the backend
+            is not told by its environment.
         is_alone: Random numbers are those of plain Keras, as there is one worker;
             a backend may have cheaper ones.
     """
@@ -46,6 +48,7 @@ class ComputeSpec:
     loss_at: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
     rank_seed: int = 0
+    memory_share: float = 1.0
     is_alone: bool = True
 
 

@@ -32,6 +32,8 @@ class TorchBackend(StatefulBackend):
     def __init__(self, model: keras.Model, spec: ComputeSpec) -> None:
         super().__init__(model, spec)
         self._device = keras.src.backend.torch.core.get_device()
+        if self._device.startswith("cuda") and spec.memory_share < 1.0:
+            torch.cuda.set_per_process_memory_fraction(spec.memory_share)
         step = model.train_step
         self._step = torch.compile(step) if model.jit_compile else step
 

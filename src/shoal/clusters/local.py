@@ -7,32 +7,30 @@ hardware has: schedulers and containers give less.
 from __future__ import annotations
 
 import math
-import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 
+from shoal.clusters.gpus import PROC, reaches_gpus, usable_gpus
 from shoal.facts import MachineFacts
 from shoal.launchers.cores import count_cores
 
 CGROUPS = Path("/sys/fs/cgroup")
-PROC = Path("/proc")
-
-# With none of these, JAX computes on the CPU whatever the machine has.
-_GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")
 
 
-def read_machine() -> MachineFacts:
+def read_machine(backend: str) -> MachineFacts:
     """Reads what this machine offers to this process, for `plan`.
 
+    Args:
+        backend: Of Keras; GPUs that it cannot compute on do not count.
+
     Example:
-        >>> read_machine().cores >= 1
+        >>> read_machine("jax").cores >= 1
         True
     """
     return MachineFacts(
         cores=usable_cores(),
-        gpus=usable_gpus() if any(find_spec(name) for name in _GPU_PLUGINS) else 0,
+        gpus=usable_gpus() if reaches_gpus(backend) else (),
         memory_bytes=int(psutil.virtual_memory().available),
     )
 
@@ -74,16 +72,3 @@ def _folders(cgroups: Path, proc: Path) -> list[Path]:
     own = [cgroups / path for path in paths]
     return [f for folder in own for f in (folder, *folder.parents)
             if f == cgroups or cgroups in f.parents]  # fmt: skip
-
-
-def usable_gpus(proc: Path = PROC) -> int:
-    """Counts the NVIDIA GPUs this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        # "-1" and all behind it are hidden, by CUDA's own rule.
-        shown = visible.partition("-1")[0].split(",")
-        return sum(bool(name.strip()) for name in shown)
-    try:
-        return len(list((proc / "driver/nvidia/gpus").iterdir()))
-    except OSError:
-        return 0

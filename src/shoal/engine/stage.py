@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -29,12 +29,19 @@ class Cast:
         threads: Compute threads of each.
         preload: What they import while they wait.
         environment: Variables of each.
+        places: More of them, of each place that a worker may have; those of the rank
+            it is started for, from the first again where there are fewer.
     """
 
     workers: int
     threads: int
     preload: Preload
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    places: tuple[Mapping[str, str], ...] = ()
+
+    def place(self, number: int) -> int:
+        """Which of the places a worker or a spare one has, by its number."""
+        return number % max(1, len(self.places))
 
 
 def _listen() -> socket.socket:
@@ -61,7 +68,7 @@ class Stage:
         self._listeners = [_listen()]
         self._launcher = ProcessLauncher(shared=(self.blob.descriptor,))
         self._waiting: dict[int, str] = {}
-        self._spares: list[str] = []
+        self._spares: dict[str, int] = {}
         self._began: dict[str, float] = {}
         self._polled: dict[str, Exit] = {}
         self.longest_join_s = 0.0
@@ -119,14 +126,15 @@ class Stage:
 
     # ---------------------------------------------------------------- workers
 
-    def _start(self, hint: int | None) -> str:
-        """Starts a process for a worker; None for whichever is lost first."""
+    def _start(self, hint: int, *, is_spare: bool = False) -> str:
+        """Starts a process for a worker, or for whichever of its place is lost."""
         cast = self.cast
+        here = cast.places[cast.place(hint)] if cast.places else {}
         role = Role(
             target="shoal.engine.worker:work",
-            name="spare" if hint is None else f"worker-{hint}",
+            name="spare" if is_spare else f"worker-{hint}",
             preload=cast.preload,
-            environment=cast.environment,
+            environment={**cast.environment, **here},
             threads=cast.threads,
         )
         token = self._launcher.start(role)
@@ -144,7 +152,7 @@ class Stage:
             return
         for token in (*self._waiting.values(), *self._spares):
             self._launcher.stop(token)
-        self._waiting, self._spares = {}, []
+        self._waiting, self._spares = {}, {}
         self.cast = cast
 
     def _forget_lost(self) -> None:
@@ -162,16 +170,19 @@ class Stage:
         """Returns a worker's token: one that waits, a spare one, or a new one."""
         if hint in self._waiting:
             return self._waiting.pop(hint)
-        if not self._spares:
-            return self._start(hint)
-        token = self._spares.pop(0)
-        self._launcher.rename(token, f"worker-{hint}")
-        return token
+        place = self.cast.place(hint)
+        for token, number in self._spares.items():
+            if self.cast.place(number) == place:
+                del self._spares[token]
+                self._launcher.rename(token, f"worker-{hint}")
+                return token
+        return self._start(hint)
 
     def keep_spares(self, count: int) -> None:
-        """Starts processes that wait until there are so many."""
-        while len(self._spares) < count:
-            self._spares.append(self._start(None))
+        """Starts processes that wait until there are so many, of different places."""
+        missing = set(range(count)) - set(self._spares.values())
+        for number in sorted(missing):
+            self._spares[self._start(number, is_spare=True)] = number
 
     def echo(self, tell: Callable[[str, str], None] | None) -> None:
         """Tells of each line that a process writes: the name of its role, the line.
@@ -188,8 +199,11 @@ class Stage:
     def poll(self) -> dict[str, Exit]:
         """Returns the processes that ended since the last call, by token."""
         found, self._polled = self._polled | self._launcher.poll(), {}
-        self._spares = [token for token in self._spares if token not in found]
+        self._keep_of_spares(self._spares.keys() - found.keys())
         return found
+
+    def _keep_of_spares(self, tokens: Collection[str]) -> None:
+        self._spares = {t: number for t, number in self._spares.items() if t in tokens}
 
     def poll_server(self) -> Exit | None:
         """How the server's process ended; what else ended is told by `poll`."""
@@ -219,7 +233,7 @@ class Stage:
         self._launcher.echo = None
         self._polled, self.standby = {}, ""
         self._waiting = {h: t for h, t in workers.items() if t in living}
-        self._spares = [token for token in self._spares if token in living]
+        self._keep_of_spares(living)
         self._began = {t: began for t, began in self._began.items() if t in living}
         self._listeners = [_listen()]
         self.start_server()
@@ -232,7 +246,7 @@ class Stage:
         """
         if not self._is_resting:
             self._launcher.close(grace_s)
-            self._waiting, self._spares, self._polled = {}, [], {}
+            self._waiting, self._spares, self._polled = {}, {}, {}
             self.server = self.standby = ""
 
     def close(self) -> None:

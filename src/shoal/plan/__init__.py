@@ -13,6 +13,7 @@ from shoal.data.order import Order, Shuffle, shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
 from shoal.plan.cautions import crowd_warnings, gang_warnings, metric_warnings
 from shoal.plan.explaining import count, explained
+from shoal.plan.gpus import Place, gpu_warnings, places
 from shoal.plan.monitor import choose_monitor
 from shoal.plan.quorum import check_quorum, choose_quorum
 from shoal.plan.refusals import is_repeatable, refuse, refuse_late
@@ -35,6 +36,7 @@ __all__ = [
     "MachineFacts",
     "ModelFacts",
     "Monitor",
+    "Place",
     "Plan",
     "Request",
     "environment",
@@ -69,6 +71,7 @@ class Plan:
             warns and goes on.
         quorum: Workers of a round that are enough when the others are late, 0 for all.
         validation: "async" where a process of its own validates while others train.
+        places: The GPU of each worker; none where they compute on the CPU.
     """
 
     strategy: Strategy
@@ -102,6 +105,12 @@ class Plan:
     spares: int = 0
     quorum: int = 0
     validation: str = "blocking"
+    places: tuple[Place, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """What workers compute on: "gpu" or "cpu"."""
+        return "gpu" if self.places else "cpu"
 
     @property
     def is_gang(self) -> bool:
@@ -152,7 +161,8 @@ class Plan:
         plain["warnings"] = list(self.warnings)
         if self.data.chunking is not None:  # of which there may be very many
             plain["data"]["chunking"]["rows"] = len(self.data.chunking.rows)
-        return {**plain, "samples_expected": self.samples_expected}
+        own = {"device": self.device, "samples_expected": self.samples_expected}
+        return {**plain, **own}
 
 
 def resolve(
@@ -218,6 +228,7 @@ def resolve(
         validation=request.validation,
         models=models_of(strategy, workers),
         machine=machine,
+        places=places(machine.gpus, workers) if request.cluster == "local" else (),
         monitor=choose_monitor(
             request.monitor,
             model.metrics,
@@ -263,6 +274,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
         )
     if plan.cluster == "local" and not plan.strategy.is_independent:
         found += crowd_warnings(plan.workers, plan.machine)
+    found += gpu_warnings(plan.machine.gpus, plan.places)
     found += metric_warnings(plan.model)
     if plan.is_gang and plan.workers > 1:
         found += gang_warnings(plan.model, plan.strategy.name)

@@ -15,8 +15,7 @@ def explained(plan: Plan) -> str:
     """Returns what `Plan.explain` does."""
     title = (
         f"{plan.strategy.name} on {count(plan.workers, 'worker')}, "
-        f"{count(plan.threads, 'thread')} each, cluster {plan.cluster!r}, "
-        f"backend {plan.backend}"
+        f"{count(plan.threads, 'thread')} each, cluster {plan.cluster!r}"
     )
     lines = [f"  {name:<10} {text}" for name, text in _paragraphs(plan)]
     return "\n".join([title, *lines, *(f"  warning    {w}" for w in plan.warnings)])
@@ -33,6 +32,7 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
     most = "highest" if plan.monitor.is_higher_better else "lowest"
     kept = "each committed exactly once" if data.is_exactly_once else "at least once"
     found = [
+        ("backend", f"{plan.backend} on {_device(plan)}; {_exchanged(plan)}"),
         ("model", f"{model.name}: {model.parameters:,} trainable floats, "
                   f"{model.statistics:,} statistics, {model.optimizer}"),
         ("data", f"{plan.data_rows:,} samples, {data.size_bytes / 1e6:,.1f} MB "
@@ -56,13 +56,37 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
         found.append(("late", _late(plan)))
     if plan.on_nan is not None:
         found.append(("nan", _not_finite(plan)))
-    if plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0:
+    if plan.is_gang and plan.workers > 1 and plan.device == "cpu":
         found.append((
             "note",
             f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "
             "exchanges every 10 steps and is faster, on a curve of its own",
         ))  # fmt: skip
     return found + [("note", text) for text in metric_notes(model)]
+
+
+def _device(plan: Plan) -> str:
+    """Where workers compute, and what they may take of it."""
+    if not plan.places:
+        return "cpu"
+    gpus = {place.number: place for place in plan.places}
+    most = max(place.workers for place in gpus.values())
+    each = "one worker each" if most == 1 else f"up to {count(most, 'worker')} each"
+    least, shares = "", [place.share for place in plan.places]
+    if min(shares) < max(shares):
+        least = f"{min(shares):.0%} to "
+    return (
+        f"{count(len(gpus), 'GPU')}, {each}, which may take {least}{max(shares):.0%} "
+        "of its memory"
+    )
+
+
+def _exchanged(plan: Plan) -> str:
+    """Which way numbers of the workers meet."""
+    if plan.strategy.is_independent or plan.workers == 1:
+        return "nothing to average"
+    done = "averaged" if plan.is_gang else "exchanged"
+    return f"{plan.strategy.exchanges} {done} through the server"
 
 
 def _epochs(initial: int, end: int) -> str:

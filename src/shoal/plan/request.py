@@ -195,7 +195,7 @@ def require_whole(name: str, value: object, lowest: int) -> int:
 def _worker_limits(workers: Workers, machine: MachineFacts) -> tuple[int, int]:
     """The least and the most workers that an argument stands for."""
     if workers == "auto":
-        return 1, machine.gpus or min(machine.cores, MOST_AUTO_WORKERS)
+        return 1, len(machine.gpus) or min(machine.cores, MOST_AUTO_WORKERS)
     return read_workers(workers)
 
 

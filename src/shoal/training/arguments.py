@@ -194,7 +194,7 @@ def read(arguments: Arguments) -> Ready:
         weights=arguments.sample_weight,
         has_monitor=arguments.monitor is not None,
     )
-    plan = resolve(request, facts, data, read_machine())
+    plan = resolve(request, facts, data, read_machine(facts.backend))
     work = Work(
         model=model,
         source=source,

@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any, final
 
 import numpy as np
@@ -25,7 +26,7 @@ from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, prepare
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.travel import unpack
-from shoal.plan import Plan
+from shoal.plan import Place, Plan
 from shoal.runs.base import Run
 from shoal.training.arguments import SEED_LIMIT, Ready
 from shoal.training.board import Board, MemberRun
@@ -145,6 +146,9 @@ def _reseed(model: Any, member: int) -> None:
 def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcome]:
     """Trains members in threads, as many at a time as there are workers."""
     jobs = [_habits(ready, work, member) for member, work in enumerate(works)]
+    places: SimpleQueue[Place] = SimpleQueue()
+    for place in ready.plan.places:
+        places.put(place)
     with ThreadPoolExecutor(ready.plan.workers, "shoal-member") as pool:
         futures: list[Future[Outcome]] = []
         try:
@@ -153,7 +157,7 @@ def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcom
                 run = MemberRun(board, member)
                 context = copy_context()
                 context.run(_watch_member, member)
-                job = (train, plan, work, run, habits)
+                job = (_train_member, places, plan, work, run, habits)
                 futures.append(pool.submit(context.run, *job))
             wait(futures, return_when=FIRST_EXCEPTION)
             done = [f for f in futures if f.done()]
@@ -164,6 +168,19 @@ def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcom
             pool.shutdown(wait=True, cancel_futures=True)
             raise
         return [future.result() for future in futures]
+
+
+def _train_member(
+    places: SimpleQueue[Place], plan: Plan, work: Work, run: Run, habits: Habits
+) -> Outcome:
+    """Trains one member on a GPU that no other one is on, where there are GPUs."""
+    if not plan.places:
+        return train(plan, work, run, habits)
+    place = places.get()  # one for each that is trained at a time
+    try:
+        return train(replace(plan, places=(place,)), work, run, habits)
+    finally:
+        places.put(place)
 
 
 @final

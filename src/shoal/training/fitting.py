@@ -120,7 +120,7 @@ def train(
     if not work.packed or (habits.callbacks and habits.past is None):
         # A callback may have loaded other weights when training began.
         work = work.with_packed()
-    cast = cast_of(plan.backend, plan.workers, plan.threads)
+    cast = cast_of(plan.backend, plan.workers, plan.threads, plan.places)
     own = stage is None
     stage = stage or Stage(cast, work.shared)
     controller = Controller(_job(plan, run, habits), driver, stage)
@@ -289,6 +289,11 @@ def compute_spec(plan: Plan) -> ComputeSpec:
     )
 
 
+def _memory_share(plan: Plan, hint: int) -> float:
+    """Of a GPU's memory, what a worker may take."""
+    return plan.places[hint % len(plan.places)].share if plan.places else 1.0
+
+
 def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
     """How workers come by the data."""
     if isinstance(source, ArraySource):
@@ -342,7 +347,9 @@ def _give(
         return WorkerSpec(
             seat=seat,
             strategy=plan.strategy,
-            compute=replace(compute, loss_at=states.loss_at),
+            compute=replace(
+                compute, loss_at=states.loss_at, memory_share=_memory_share(plan, hint)
+            ),
             order=plan.order(),
             open_backend=open_backend,
             open_source=open_source,

@@ -239,7 +239,7 @@ class Progress:
     def advice(self) -> str | None:
         """What would have been faster, when most of the time went to exchanges."""
         plan, share = self._plan, self._share.share
-        is_cpu_gang = plan.is_gang and plan.workers > 1 and plan.machine.gpus == 0
+        is_cpu_gang = plan.is_gang and plan.workers > 1 and plan.device == "cpu"
         if not is_cpu_gang or share <= 0.5:
             return None
         return (

@@ -166,7 +166,7 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Plan, Work]:
         share = min(1.0, request.quorum / before.workers)
         request = replace(request, quorum=share)
     data = replace(before.data, rows=len(source), size_bytes=source.size_bytes)
-    plan = resolve(request, before.model, data, read_machine())
+    plan = resolve(request, before.model, data, read_machine(before.backend))
     if plan.data_rows != before.data_rows:
         raise PlanError(
             f"the run was trained on {before.data_rows:,} samples, and resume got "

@@ -166,7 +166,7 @@ def _job(
     check_batch_size(batch_size, natural)
     batch_size = batch_size or natural or BATCH_SIZE
     rows = min(len(source), (steps or len(source)) * batch_size)
-    machine = read_machine()
+    machine = read_machine(import_module("keras").config.backend())
     workers = worker_count(
         asked.workers if asked.workers != "auto" else environment().workers or "auto",
         machine,

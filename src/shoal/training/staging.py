@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from shoal.backends.compile_cache import cache_variables
 from shoal.clusters.local import read_machine
 from shoal.engine.stage import Cast, Stage
 from shoal.launchers.base import Preload
+from shoal.plan.gpus import Place
 from shoal.plan.request import MOST_AUTO_WORKERS
 from shoal.plan.variables import environment
 from shoal.strategies.base import Strategy
@@ -32,8 +33,17 @@ def preload_for(backend: str, module: str) -> Preload:
     return Preload(modules=(module, compute), without=entry.unused, later=entry.later)
 
 
-def cast_of(backend: str, workers: int, threads: int) -> Cast:
-    """What workers of a backend need before they know their part."""
+def cast_of(
+    backend: str, workers: int, threads: int, places: Sequence[Place] = ()
+) -> Cast:
+    """What workers of a backend need before they know their part.
+
+    Args:
+        backend: Of Keras.
+        workers: Processes.
+        threads: Compute threads of each.
+        places: Their GPUs; none where they compute on the CPU.
+    """
     return Cast(
         workers=workers,
         threads=threads,
@@ -42,13 +52,24 @@ def cast_of(backend: str, workers: int, threads: int) -> Cast:
             **cache_variables(backend, environment().cache),
             **_variables(backend),
         },
+        places=tuple(_place_variables(backend, place) for place in places),
     )
 
 
 def _variables(backend: str) -> dict[str, str]:
     """What a backend wishes for, where the user has not said otherwise."""
     entry = BACKENDS.get(backend)
-    wanted = {} if entry is None else entry.environment
+    return {} if entry is None else _unsaid(entry.environment)
+
+
+def _place_variables(backend: str, place: Place) -> dict[str, str]:
+    """The same of a worker on a GPU, which sees no other one."""
+    wanted = BACKENDS[backend].gpu_environment
+    filled = {n: text.format(share=place.share) for n, text in wanted.items()}
+    return {"CUDA_VISIBLE_DEVICES": place.name, **_unsaid(filled)}
+
+
+def _unsaid(wanted: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
@@ -83,11 +104,15 @@ def guess(strategy: Strategy, cluster: Any, workers: Any, threads: Any) -> Cast 
     if cluster != "local" or strategy.is_independent or keras is None:
         return None
     backend = keras.config.backend()
-    machine = read_machine()
+    machine = read_machine(backend)
+    if (
+        machine.gpus
+    ):  # what is free of their memory depends on the model of this process
+        return None
     if workers == "auto":
         workers = environment().workers or "auto"
     if workers == "auto":
-        most = machine.gpus or min(machine.cores, MOST_AUTO_WORKERS)
+        most = min(machine.cores, MOST_AUTO_WORKERS)
         workers = min(most, strategy.max_workers or most)
     if isinstance(workers, tuple) and workers:
         workers = workers[-1]

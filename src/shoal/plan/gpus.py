@@ -1,0 +1,107 @@
+"""Which GPU each worker computes on, and how much of its memory it may take. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from shoal.errors import PlanError
+from shoal.facts import Gpu
+
+MOST = 0.9
+"""Of a GPU's memory, of all its workers together: the rest is left to this process."""
+CONTEXT_MIB = 512  # what CUDA takes for each process, beside what the process asks for
+LEAST_MIB = 512  # with less a worker cannot do anything of use
+FULL = 0.75  # what JAX takes of a GPU when it first computes there
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a worker computes.
+
+    Args:
+        number: Of the GPU, as nvidia-smi counts.
+        name: What CUDA_VISIBLE_DEVICES takes for it.
+        share: Of all its memory, that this worker may take.
+        workers: On this GPU.
+    """
+
+    number: int
+    name: str
+    share: float
+    workers: int = 1
+
+
+def places(gpus: Sequence[Gpu], workers: int) -> tuple[Place, ...]:
+    """Gives each worker a GPU, in turn, and an even share of the memory.
+
+    Args:
+        gpus: That may be used; none means that workers compute on the CPU.
+        workers: How many; more than there are GPUs share them.
+
+    Raises:
+        PlanError: A GPU has too little memory left for its workers.
+
+    Example:
+        >>> gpus = [Gpu(number=0, name="0", total_mib=80000, free_mib=80000)]
+        >>> [place.share for place in places(gpus, 2)]
+        [0.45, 0.45]
+    """
+    found: list[Place] = []
+    for worker in range(workers if gpus else 0):
+        at = worker % len(gpus)
+        sharers = len(range(at, workers, len(gpus)))
+        share = _share(gpus[at], sharers)
+        gpu = gpus[at]
+        place = Place(number=gpu.number, name=gpu.name, share=share, workers=sharers)
+        found.append(place)
+    return tuple(found)
+
+
+def _share(gpu: Gpu, workers: int) -> float:
+    """What one of the workers on a GPU may take, rounded down to a thousandth."""
+    if not gpu.total_mib:  # nobody tells: as if it were empty
+        return math.floor(1000 * MOST / workers) / 1000
+    free_mib = gpu.free_mib / workers - CONTEXT_MIB
+    if free_mib < LEAST_MIB:
+        least = workers * (LEAST_MIB + CONTEXT_MIB)
+        raise PlanError(
+            f"GPU {gpu.number} has {gpu.free_mib:,} of {gpu.total_mib:,} MiB of memory "
+            f"free, for workers={workers} on it. Expected at least {least:,}. "
+            f"{_who(gpu)}; or pass fewer workers, or hide this GPU with "
+            "CUDA_VISIBLE_DEVICES."
+        )
+    return math.floor(1000 * min(MOST / workers, free_mib / gpu.total_mib)) / 1000
+
+
+def _who(gpu: Gpu) -> str:
+    """What to do about those that hold the memory of a GPU."""
+    return (
+        f"End what else computes there. If it is this process itself (JAX takes "
+        f"{FULL:.0%} of a GPU when it first computes), set "
+        "XLA_PYTHON_CLIENT_PREALLOCATE=false before Keras is imported"
+    )
+
+
+def gpu_warnings(gpus: Sequence[Gpu], found: Sequence[Place]) -> list[str]:
+    """GPUs whose memory is mostly taken by somebody else.
+
+    Example:
+        >>> gpus = [Gpu(number=0, name="0", total_mib=80000, free_mib=19000)]
+        >>> gpu_warnings(gpus, places(gpus, 1))[0].partition(":")[0]
+        'GPU 0 has 19,000 of 80,000 MiB of memory free'
+    """
+    shares = {place.number: place for place in found}
+    told: list[str] = []
+    for gpu in gpus:
+        place = shares.get(gpu.number)
+        if place is not None and place.share * place.workers < MOST / 2:
+            told.append(
+                f"GPU {gpu.number} has {gpu.free_mib:,} of {gpu.total_mib:,} MiB of "
+                f"memory free: each of its workers takes at most {place.share:.1%} of "
+                f"it. {_who(gpu)}."
+            )
+    return told

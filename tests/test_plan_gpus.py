@@ -1,0 +1,141 @@
+"""Workers on GPUs: which one, how much of its memory, and what a plan says of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import PlanError
+from shoal.facts import DataFacts, Gpu, MachineFacts, ModelFacts
+from shoal.plan import Plan, Request, resolve
+from shoal.plan.gpus import CONTEXT_MIB, LEAST_MIB, MOST, places
+from shoal.plan.request import Workers
+from shoal.strategies import AEASGD, AllReduce, Strategy
+from shoal.training.staging import cast_of
+
+
+def gpu(number: int = 0, total: int = 80_000, free: int = 80_000) -> Gpu:
+    return Gpu(number=number, name=f"GPU-{number}", total_mib=total, free_mib=free)
+
+
+def plan(
+    *gpus: Gpu,
+    workers: Workers = "auto",
+    strategy: Strategy | None = None,
+    cluster: str = "local",
+) -> Plan:
+    request = Request(
+        strategy=strategy or AllReduce(),
+        workers=workers,
+        cluster=cluster,
+        known_clusters=("local", "inline"),
+    )
+    return resolve(
+        request,
+        ModelFacts(name="m", parameters=9, statistics=0, optimizer="SGD"),
+        DataFacts(rows=10_000, size_bytes=80_000),
+        MachineFacts(cores=16, gpus=gpus),
+    )
+
+
+a_gpu = st.integers(2_000, 200_000).flatmap(
+    lambda total: st.builds(
+        gpu, total=st.just(total), free=st.integers(total // 10, total)
+    )
+)
+
+
+@given(st.lists(a_gpu, min_size=1, max_size=9), st.integers(1, 20))
+def test_shares_fit_into_what_is_free(found: list[Gpu], workers: int):
+    gpus = [gpu(n, g.total_mib, g.free_mib) for n, g in enumerate(found)]
+    try:
+        given_ = places(gpus, workers)
+    except PlanError:
+        crowd = Counter(worker % len(gpus) for worker in range(workers))
+        least = CONTEXT_MIB + LEAST_MIB
+        assert any(gpus[n].free_mib < crowd[n] * least for n in crowd)
+        return
+    assert len(given_) == workers
+    crowds = Counter(place.number for place in given_)
+    assert max(crowds.values()) - min(crowds.values()) <= 1
+    assert len(crowds) == min(workers, len(gpus))  # shared only when there are too few
+    for number, crowd in crowds.items():
+        mine = [place for place in given_ if place.number == number]
+        assert {(p.workers, p.name) for p in mine} == {(crowd, f"GPU-{number}")}
+        taken = sum(p.share * gpus[number].total_mib + CONTEXT_MIB for p in mine)
+        assert taken <= gpus[number].free_mib
+        assert sum(p.share for p in mine) <= MOST
+        assert all(p.share > 0 for p in mine)
+
+
+def test_a_worker_for_each_gpu():
+    found = plan(gpu(0), gpu(1))
+    assert found.workers == 2
+    assert [place.name for place in found.places] == ["GPU-0", "GPU-1"]
+    text = found.explain()
+    assert "jax on 2 GPUs, one worker each, which may take 90% of its memory" in text
+    assert "warning" not in text
+    assert found.to_json()["device"] == "gpu"
+
+
+def test_several_workers_on_a_gpu_only_when_asked():
+    found = plan(gpu(0), gpu(1), workers=3)
+    assert [(p.number, p.share) for p in found.places] == [
+        (0, 0.45), (1, 0.9), (0, 0.45)
+    ]  # fmt: skip
+    assert "2 GPUs, up to 2 workers each, which may take 45% to 90%" in found.explain()
+
+
+def test_memory_that_this_process_holds_is_left_to_it():
+    found = plan(gpu(0, free=20_000), gpu(1))
+    assert [place.share for place in found.places] == [0.243, 0.9]
+    [warning] = found.warnings
+    assert "at most 24.3% of it" in warning
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in warning
+
+
+def test_too_little_memory_is_refused_with_what_to_do():
+    with pytest.raises(PlanError, match=r"GPU 1 has 1,500 of 80,000 MiB.*at least 2,0"):
+        plan(gpu(0), gpu(1, free=1_500), workers=4)
+
+
+def test_memory_that_nobody_tells_of():
+    assert [p.share for p in places([Gpu(number=0, name="0")], 2)] == [0.45, 0.45]
+
+
+def test_workers_that_take_turns_have_no_gpus():
+    assert plan(gpu(0), workers=2, cluster="inline").device == "cpu"
+
+
+def test_a_plan_names_device_and_collective_on_the_cpu():
+    found = plan(workers=2)
+    assert "jax on cpu; gradients averaged through the server" in found.explain()
+    assert found.to_json()["device"] == "cpu"
+    weights = plan(workers=2, strategy=AEASGD()).explain()
+    assert "jax on cpu; weights exchanged through the server" in weights
+    assert "jax on cpu; nothing to average" in plan(workers=1).explain()
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("jax", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}),
+        ("tensorflow", {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
+        ("torch", {}),
+    ],
+)
+def test_what_each_process_is_told(
+    backend: str, said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    for name in said:
+        monkeypatch.delenv(name, raising=False)
+    found = plan(gpu(0), workers=2).places
+    cast = cast_of(backend, 2, 8, found)
+    assert cast.places == ({"CUDA_VISIBLE_DEVICES": "GPU-0", **said},) * 2
+    for name in said:  # the user knows better
+        monkeypatch.setenv(name, "mine")
+    cast = cast_of(backend, 2, 8, found)
+    assert cast.places == ({"CUDA_VISIBLE_DEVICES": "GPU-0"},) * 2
