@@ -41,6 +41,8 @@ LABELS = {
     "stray": "pushes of the dead delivered late",
     "refused": "workers refused",
     "rollback": "gangs rolled back",
+    "grouped": "steps that a gang averaged itself",
+    "ungrouped": "gangs that gave that up",
     "checkpoint": "checkpoints",
     "damaged": "checkpoints found damaged",
 }

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.errors import PlanError
+from shoal.errors import ConfigError, PlanError
 from shoal.facts import DataFacts, Gpu, MachineFacts, ModelFacts
 from shoal.plan import Plan, Request, resolve
+from shoal.plan.collective import library_of
 from shoal.plan.gpus import CONTEXT_MIB, LEAST_MIB, MOST, places
-from shoal.plan.request import Workers
 from shoal.strategies import AEASGD, AllReduce, Strategy
+from shoal.training.fitting import rules
 from shoal.training.staging import cast_of
 
 
@@ -23,19 +25,17 @@ def gpu(number: int = 0, total: int = 80_000, free: int = 80_000) -> Gpu:
 
 def plan(
     *gpus: Gpu,
-    workers: Workers = "auto",
     strategy: Strategy | None = None,
-    cluster: str = "local",
+    model: dict[str, Any] | None = None,
+    **given_: Any,
 ) -> Plan:
     request = Request(
-        strategy=strategy or AllReduce(),
-        workers=workers,
-        cluster=cluster,
-        known_clusters=("local", "inline"),
+        strategy=strategy or AllReduce(), known_clusters=("local", "inline"), **given_
     )
+    facts: dict[str, Any] = {"parameters": 9, "statistics": 0, "optimizer": "SGD"}
     return resolve(
         request,
-        ModelFacts(name="m", parameters=9, statistics=0, optimizer="SGD"),
+        ModelFacts(name="m", **facts, **(model or {})),
         DataFacts(rows=10_000, size_bytes=80_000),
         MachineFacts(cores=16, gpus=gpus),
     )
@@ -119,12 +119,51 @@ def test_a_plan_names_device_and_collective_on_the_cpu():
     assert "jax on cpu; nothing to average" in plan(workers=1).explain()
 
 
+def test_a_plan_says_who_averages_and_refuses_what_cannot():
+    model = {"backend": "torch"}
+    found = plan(workers=2, collective="native", model=model)
+    assert found.to_json()["collective"] == "native"
+    assert "averaged by the workers themselves (gloo), thr" in found.explain()
+    assert rules(found).has_groups
+    assert plan(workers=1, collective="native", model=model).collective == "server"
+    assert plan(workers=2, model=model).collective == "server"  # on the CPU
+    for backend in ("jax", "tensorflow"):
+        with pytest.raises(PlanError, match=f"{backend} .* a group: torch. Leave"):
+            plan(workers=2, collective="native", model={"backend": backend})
+    refused: list[dict[str, Any]] = [
+        {"strategy": AEASGD()}, {"cluster": "inline"}, {"deterministic": True}
+    ]  # fmt: skip
+    for given_ in refused:
+        with pytest.raises(PlanError, match="collective='native' cannot be had"):
+            plan(workers=2, collective="native", model=model, **given_)
+        assert plan(workers=2, model=model, **given_).collective == "server"
+    with pytest.raises(ConfigError, match="Did you mean 'native'"):
+        plan(workers=2, collective="natives")
+
+
+def test_gpus_average_by_nccl_where_each_has_its_worker():
+    model = {"backend": "torch"}
+    found = plan(gpu(0), gpu(1), model=model)
+    assert (found.collective, library_of(found.places)) == ("native", "nccl")
+    assert "(nccl)" in found.explain()
+    found = plan(gpu(0), gpu(1), workers=3, model=model)
+    assert (found.collective, library_of(found.places)) == ("native", "gloo")
+    assert plan(gpu(0), gpu(1)).collective == "server"  # JAX has none
+    assert plan(gpu(0), gpu(1), model=model, collective="server").places
+
+
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
         ("jax", {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}),
         ("tensorflow", {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}),
-        ("torch", {}),
+        (
+            "torch",
+            {
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+                "TORCH_NCCL_BLOCKING_WAIT": "1",
+            },
+        ),
     ],
 )
 def test_what_each_process_is_told(

@@ -65,6 +65,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     standby: int = 0,
     spares: int = 0,
     quorum: float | None = None,
+    collective: str = "auto",
     on_nan: str | None = None,
     checkpoint_every: float | str | bool | None = None,
     threads: int | None = None,
@@ -132,6 +133,9 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             1, or a share of them such as 0.75; 1.0 waits for all. For strategies
             whose rounds exchange weights. Default None: all but one in four, or but
             one of three; all of one or two, and with `deterministic`.
+        collective: Who averages the gradients of "all_reduce": the "server", or with
+            "native" the workers among themselves (torch: gloo, on GPUs NCCL), and the
+            server where that fails. "auto": native on GPUs where the backend can.
         on_nan: What follows when weights, gradients or the loss of a worker turn NaN
             or infinite: "stop" the run; "skip" what that worker learnt from these
             samples (of "all_reduce": that step); "rollback" to the last checkpoint,

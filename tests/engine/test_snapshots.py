@@ -75,7 +75,7 @@ class Stand:
         for rank in list(self.machine.posts):
             piece = self.machine.sequencer.ledger.held(rank)[0]
             self.says(
-                rank, "push", lineage=0, sequence=self.questions[rank], steps=1,
+                rank, "push", lineage=0, sequence=self.questions[rank], steps=1, group=0,
                 samples=float(piece.rows), pieces=[list(piece)], doubt=0,
                 times=[0.0] * 4,
             )  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 
 from shoal.engine.epochs import Epochs
 from shoal.engine.grants import Grants
+from shoal.engine.grouping import Grouping
 from shoal.engine.instructions import Answer, Apply, EpochDone, Push
 from shoal.engine.ledger import Ledger
 from shoal.engine.roster import Roster
@@ -43,6 +44,36 @@ def after_restore(patch: Patch, spoil: Callable[[Sequencer], None]) -> None:
         return found
 
     patch.setattr(Sequencer, "from_json", classmethod(from_json))
+
+
+# ------------------------------------------------------------ groups of gangs
+
+
+@mutant
+def takes_a_mean_that_not_all_have(patch: Patch) -> None:
+    patch.setattr(Grouping, "unfit", lambda *_: [])
+
+
+@mutant
+def asks_for_no_vector_of_those_whose_group_lost_a_member(patch: Patch) -> None:
+    original = Grouping.unfit
+
+    def unfit(self: Any, ready: Any, pushes: Any) -> Any:
+        is_mixed = len({push.group for push in pushes.values()}) > 1
+        return original(self, ready, pushes) if is_mixed else []
+
+    patch.setattr(Grouping, "unfit", unfit)
+
+
+@mutant
+def keeps_a_group_whose_members_have_changed(patch: Patch) -> None:
+    original = Grouping.announce
+
+    def announce(self: Any, ready: Any, ledger: Any) -> Any:
+        found = original(self, ready, ledger)
+        return found and found._replace(ranks=found.ranks[:2])
+
+    patch.setattr(Grouping, "announce", announce)
 
 
 # ------------------------------------------------------------- exactly once

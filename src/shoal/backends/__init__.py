@@ -24,6 +24,8 @@ class Entry:
             can compute on a GPU, each with the text that it then has.
         gpu_environment: As `environment`, of workers on a GPU; "{share}" stands for
             the share of its memory that a worker may take.
+        group: "module:function" that forms a group of workers; empty where they
+            cannot, and `no_group` says why.
     """
 
     target: str
@@ -32,6 +34,8 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     gpu_parts: tuple[tuple[str, str], ...] = ()
     gpu_environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    group: str = ""
+    no_group: str = ""
 
 
 BACKENDS = {
@@ -49,6 +53,7 @@ BACKENDS = {
             for plugin in ("jax_cuda12_plugin", "jax_cuda13_plugin")
         ),
         gpu_environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "{share}"},
+        no_group="ends all processes of a group when one of them is lost",
     ),
     "tensorflow": Entry(
         target="shoal.backends.tensorflow:TensorFlowBackend",
@@ -59,11 +64,18 @@ BACKENDS = {
             ("tensorflow/python/platform/build_info.py", "('is_cuda_build', True)"),
         ),
         gpu_environment={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
+        no_group="has MultiWorkerMirroredStrategy, which does not work with Keras 3",
     ),
     "torch": Entry(
         target="shoal.backends.torch:TorchBackend",
         # What it may take of the memory is told to it by `ComputeSpec`.
         gpu_parts=(("torch/lib/libtorch_cuda.so", ""),),
+        # NCCL's own watchdog would end a process whose group is broken.
+        gpu_environment={
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+            "TORCH_NCCL_BLOCKING_WAIT": "1",
+        },
+        group="shoal.backends.torch_group:open_group",
     ),
 }
 """Those that can train, by their names in Keras."""

@@ -108,6 +108,12 @@ class Center:
                     write(rank, part, value)
 
         self.spread(self.vector.size, merge)
+        self.merge_statistics(statistics, facts)
+
+    def merge_statistics(
+        self, statistics: Mapping[int, Vector], facts: Mapping[int, Facts]
+    ) -> None:
+        """Merges what rides beside a round, whose vectors others have merged."""
         total = sum(f.samples for f in facts.values())
         if self.statistics.size and total > 0:
             mean = np.zeros(self.statistics.size, np.float64)

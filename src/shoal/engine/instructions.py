@@ -35,6 +35,7 @@ class Rules:
         borders: Where chunks begin in an epoch, in order: workers then go on where
             they are, and open few chunks twice. None where every sample is as near as
             any other, and for gangs, which share each step. It must be picklable.
+        has_groups: Workers of a gang may average a step among themselves.
 
     Raises:
         ValueError: A batch or a window is empty, so that no data could be dealt; or
@@ -53,6 +54,7 @@ class Rules:
     has_barrier: bool = True
     quorum: int = 0
     borders: Callable[[int], Sequence[int]] | None = None
+    has_groups: bool = False
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.window < 1:
@@ -67,7 +69,10 @@ class Rules:
 
 
 class Push(NamedTuple):
-    """What a worker says about a message, without its vector."""
+    """What a worker says about a message, without its vector.
+
+    With a `group` there is no vector: the sender has the mean of that group.
+    """
 
     rank: int
     incarnation: int
@@ -76,6 +81,19 @@ class Push(NamedTuple):
     pieces: tuple[Piece, ...]
     steps: int
     samples: float
+    group: int = 0
+
+
+class Group(NamedTuple):
+    """Workers that average a step among themselves.
+
+    Args:
+        generation: Counts groups; 1 is the first.
+        ranks: Of its members.
+    """
+
+    generation: int
+    ranks: tuple[int, ...]
 
 
 class Apply(NamedTuple):
@@ -86,12 +104,15 @@ class Apply(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """Merge the messages of a round."""
+    """Merge the messages of a round; of a grouped one all but their vectors."""
 
     facts: dict[int, Facts]
+    is_grouped: bool = False
 
 
-Kind: TypeAlias = Literal["reply", "merged", "grant", "repeat", "publish", "done"]
+Kind: TypeAlias = Literal[
+    "reply", "merged", "grant", "repeat", "again", "publish", "done"
+]
 Body: TypeAlias = Literal["none", "reply", "center", "snapshot"]
 
 
@@ -101,17 +122,20 @@ class Answer(NamedTuple):
     Args:
         rank: Whom.
         kind: "reply" to its push, "merged" for a round it had no rows in, "grant"
-            of data, "repeat" of a push that was applied before, "publish" to ask for
-            a snapshot, "done" at the end of the run.
+            of data, "repeat" of a push that was applied before, "again" where a push
+            must come with its vector after all, "publish" to ask for a snapshot,
+            "done" at the end of the run.
         body: What travels along: the strategy's reply, the center, or the center
             with the state of the worker that published it.
         pieces: New leases; of a "repeat" all leases, as an answer was lost.
+        group: That averages the next step, None where the server does.
     """
 
     rank: int
     kind: Kind
     body: Body = "none"
     pieces: tuple[Piece, ...] = ()
+    group: Group | None = None
 
 
 class Refuse(NamedTuple):
@@ -134,4 +158,10 @@ class Rollback(NamedTuple):
     lineage: int
 
 
-Instruction: TypeAlias = Apply | Merge | Answer | Refuse | EpochDone | Rollback
+class Ungroup(NamedTuple):
+    """Groups fail, and nobody can see why: all goes through the server from now on."""
+
+
+Instruction: TypeAlias = (
+    Apply | Merge | Answer | Refuse | EpochDone | Rollback | Ungroup
+)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
+from shoal.backends.group import LIMIT_S
 from shoal.engine.bulk import Bulk, Sizes
 from shoal.engine.center import Center
 from shoal.engine.instructions import (
@@ -27,8 +28,10 @@ from shoal.engine.instructions import (
     Refuse,
     Rollback,
     Rules,
+    Ungroup,
 )
 from shoal.engine.ledger import Piece
+from shoal.engine.patience import Patience
 from shoal.engine.post import Post
 from shoal.engine.restart import Restart
 from shoal.engine.sequencer import Sequencer
@@ -38,6 +41,12 @@ from shoal.engine.wants import Wants
 from shoal.engine.wire import Head
 from shoal.strategies.base import Facts, Strategy
 from shoal.vectors import Vector
+
+GROUP_S = 2 * LIMIT_S  # to form a group, and to add in it
+UNGROUPED = (
+    "workers cannot average among themselves (collective='native'); the logs of the "
+    "workers say why. From now on the server does it."
+)
 
 
 class StrategyFailed(Exception):
@@ -191,6 +200,7 @@ class Machine:
             incarnation=incarnation,
             token=event["known"]["token"],
             bulk=Bulk(self.spec.sizes, None),
+            patience=Patience(more_s=GROUP_S if self.spec.rules.has_groups else 0.0),
         )
         self.posts[rank] = post
         post.patience.answered(time.monotonic())
@@ -257,6 +267,7 @@ class Machine:
             pieces=tuple(Piece(*piece) for piece in event["pieces"]),
             steps=event["steps"],
             samples=event["samples"],
+            group=event["group"],
         )
         self._carry_out(self.sequencer.push(push))
 
@@ -267,8 +278,9 @@ class Machine:
             match instruction:
                 case Apply(rank, facts):
                     self._apply(self.posts[rank], facts)
-                case Merge(facts):
-                    self._merge(facts, instructions[place + 1 :])
+                case Merge(facts, is_grouped):
+                    later = [] if is_grouped else instructions[place + 1 :]
+                    self._merge(facts, later, is_grouped=is_grouped)
                 case Answer():
                     self._answer(instruction)
                 case Refuse(rank, incarnation, reason):
@@ -280,6 +292,8 @@ class Machine:
                 case Rollback(lineage):
                     self._wants.roll_back()
                     self._tell_rollback(lineage)
+                case Ungroup():
+                    self.tell({"kind": "warning", "text": UNGROUPED})
 
     def _tell_rollback(self, lineage: int) -> None:
         """What was counted since the snapshot is not committed any more."""
@@ -298,7 +312,9 @@ class Machine:
             )
         self._note({post.rank: facts})
 
-    def _merge(self, facts: dict[int, Facts], later: list[Instruction]) -> None:
+    def _merge(
+        self, facts: dict[int, Facts], later: list[Instruction], *, is_grouped: bool
+    ) -> None:
         bulks = {rank: self.posts[rank].bulk for rank in facts}
         targets = [
             self.posts[answer.rank].bulk
@@ -310,13 +326,13 @@ class Machine:
             for bulk in targets if rank < 0 else [bulks[rank]]:
                 bulk.reply[part] = values
 
-        with self._strategy_at_work():
-            self.center.merge(
-                {rank: bulk.message for rank, bulk in bulks.items()},
-                {rank: bulk.message_statistics for rank, bulk in bulks.items()},
-                facts,
-                write,
-            )
+        statistics = {rank: bulk.message_statistics for rank, bulk in bulks.items()}
+        if is_grouped:  # the workers have averaged their vectors
+            self.center.merge_statistics(statistics, facts)
+        else:
+            with self._strategy_at_work():
+                messages = {rank: bulk.message for rank, bulk in bulks.items()}
+                self.center.merge(messages, statistics, facts, write)
         doubts = [self.posts[rank].push["doubt"] for rank in facts]
         self._doubt = max(doubts, default=0)
         self._note(facts)
@@ -343,7 +359,11 @@ class Machine:
         bulk = post.bulk
         head: Head = {"kind": answer.kind, "body": answer.body}
         head["pieces"], head["doubt"] = answer.pieces, self._doubt
-        head["publish"] = answer.kind == "publish" or self.sequencer.asked(answer.rank)
+        head["group"] = answer.group
+        head["publish"] = answer.kind == "publish" or (
+            # Told "again", a worker has something else to say first.
+            answer.kind != "again" and self.sequencer.asked(answer.rank)
+        )
         if answer.body != "none":
             if answer.body != "reply":
                 bulk.reply[:] = self.center.vector

@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal.engine.bulk import Bulk, Sizes, aligned_bytes
 from shoal.engine.center import pull_into, push_into
+from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
 from shoal.engine.slots import Slot
 from shoal.engine.wire import Head, Link
@@ -91,6 +92,7 @@ class Progress:
     is_done: bool = False
     wants_snapshot: bool = False
     doubt: int = 0
+    group: Group | None = None
     pieces: deque[Piece] = field(default_factory=deque[Piece])
 
 
@@ -235,6 +237,8 @@ class Member:
         progress.is_done = kind == "done"
         progress.doubt = int(head.get("doubt", 0))
         progress.wants_snapshot = bool(head.get("publish"))
+        group = head.get("group")
+        progress.group = None if group is None else Group(group[0], tuple(group[1]))
         if kind == "repeat":
             progress.pieces.clear()  # it tells of all there are
         progress.pieces.extend(Piece(*piece) for piece in head.get("pieces", ()))
@@ -315,6 +319,7 @@ class Member:
         pieces: list[Piece],
         mass: float,
         doubt: int = 0,
+        mean: Vector | None = None,
     ) -> Vector:
         """Sends the sum of gradients that lies in `bulk.message`.
 
@@ -323,14 +328,19 @@ class Member:
             pieces: Whose samples it is of.
             mass: What it weighs.
             doubt: See `guard`; the answer has the highest of all workers.
+            mean: Of the step, as this worker's group has it; None without one.
 
         Returns:
             The mean of all workers, a view.
         """
-        began = time.perf_counter()
-        self._send(statistics, pieces, 1, mass, doubt)
+        began, group = time.perf_counter(), self.progress.group
+        generation = 0 if group is None or mean is None else group.generation
+        head = self._send(statistics, pieces, 1, mass, doubt, generation)
+        if head["kind"] == "again":  # not all of the round have that mean
+            mean = None
+            self._send(statistics, pieces, 1, mass, doubt)
         self.times.exchange_s += time.perf_counter() - began
-        return self.bulk.reply
+        return self.bulk.reply if mean is None else mean
 
     def _send(
         self,
@@ -339,13 +349,15 @@ class Member:
         steps: int,
         samples: float,
         doubt: int = 0,
+        group: int = 0,
     ) -> Head:
         self.bulk.message_statistics[:] = statistics
         self._sequence += 1
         return self._answer(
             {"kind": "push", "lineage": self.progress.lineage,
              "sequence": self._sequence, "pieces": pieces, "steps": steps,
-             "samples": samples, "doubt": doubt, "times": self.times.take()},
+             "samples": samples, "doubt": doubt, "group": group,
+             "times": self.times.take()},
             has_vectors=True,
         )[0]  # fmt: skip
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from shoal.backends import BACKENDS
 from shoal.backends.base import Backend, ComputeSpec
+from shoal.backends.group import Group
 from shoal.data import ArraySource
 from shoal.data.chunks import SHELF_BYTES
 from shoal.data.read_ahead import ReadAhead
@@ -51,9 +53,28 @@ class CleanUp:
         backend_class(self.name).forget()
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenGroup:
+    """Forms groups of workers; imports what it takes when the first one is formed.
+
+    Args:
+        name: Of the Keras backend.
+    """
+
+    name: str
+
+    def __call__(self, path: Path, place: int, size: int, library: str) -> Group:
+        """See `LaneSpec`."""
+        return _imported(BACKENDS[self.name].group)(path, place, size, library)
+
+
 def backend_class(name: str) -> Any:
     """Imports a backend; its class is called with a model and a spec."""
-    module, _, attribute = BACKENDS[name].target.partition(":")
+    return _imported(BACKENDS[name].target)
+
+
+def _imported(target: str) -> Any:
+    module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)
 
 

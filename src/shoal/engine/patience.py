@@ -24,12 +24,14 @@ class Patience:
         since: When it was answered and so has to say something next, in seconds of a
             monotonic clock; None while it waits for an answer.
         is_compiling: It has said that a batch of another size has to be compiled.
+        more_s: For which it may wait for other workers without a word.
     """
 
     startup_s: float = 0.0
     longest_s: float = 0.0
     since: float | None = None
     is_compiling: bool = False
+    more_s: float = 0.0
 
     def answered(self, now: float) -> None:
         """It has been answered: the next word is the worker's."""
@@ -78,7 +80,7 @@ class Patience:
         if not self.startup_s:
             return float("inf")
         more = STARTUP_TIMES * self.startup_s if self.is_compiling else 0.0
-        return FLOOR_S + more + TIMES * self.longest_s
+        return FLOOR_S + self.more_s + more + TIMES * self.longest_s
 
     def is_over(self, now: float) -> bool:
         """Whether it has been silent for too long."""

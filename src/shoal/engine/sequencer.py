@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.engine.epochs import Epochs
 from shoal.engine.grants import Grants
+from shoal.engine.grouping import Grouping
 from shoal.engine.instructions import (
     Answer,
     Apply,
@@ -21,6 +22,7 @@ from shoal.engine.instructions import (
     Refuse,
     Rollback,
     Rules,
+    Ungroup,
 )
 from shoal.engine.ledger import Ledger
 from shoal.engine.roster import LINEAGE_INCARNATIONS, Member, Publishing, Roster
@@ -73,6 +75,7 @@ class Sequencer:
         self.expected = rules.workers
         self.has_started = self.has_finished = False
         self._round = Round(rules.quorum)
+        self._grouping = Grouping(is_wanted=rules.has_groups)
 
     # -------------------------------------------------------- checkpoints
 
@@ -343,13 +346,33 @@ class Sequencer:
         ready = self._roster.ready()
         if not self._round.pushes or self._round.awaited(ready, self.ledger):
             return []
+        if unfit := self._grouping.unfit(ready, self._round.pushes):
+            for rank in unfit:
+                del self._round.pushes[rank]
+            return [Answer(rank, "again") for rank in unfit]
         pushes = self._round.take()
+        was_given_up = self._grouping.is_given_up
+        is_grouped = self._grouping.closed([push for _, push in pushes])
         facts = {rank: self._accept(self.members[rank], push) for rank, push in pushes}
         self.version += 1
         self._epochs.open_next()
         self._deal()
         told = tell_of_round(self.rules, ready, facts, self.version)
-        return [Merge(facts), *told, *self._end_epochs(), *self._ask()]
+        asked = [*self._end_epochs(), *self._ask()]
+        if self._grouping.is_given_up and not was_given_up:
+            asked.append(Ungroup())
+        return [Merge(facts, is_grouped), *self._grouped(told, ready), *asked]
+
+    def _grouped(self, told: list[Answer], ready: list[Member]) -> list[Answer]:
+        """Answers that reach all members say who averages the next step.
+
+        Not when one of them is asked for its state: the others would wait for it.
+        """
+        busy = self._publishing.asked, self._publishing.publisher
+        if not self.rules.has_groups or len(told) < len(ready) or busy != (None, None):
+            return told
+        group = self._grouping.announce(ready, self.ledger)
+        return [answer._replace(group=group) for answer in told]
 
     # ------------------------------------------------- published snapshots
 
@@ -439,7 +462,7 @@ class Sequencer:
             return []
         self._distribute()
         waiting = [m for m in ready if m.is_parked and m.untold]
-        return [self._grant_answer(member) for member in waiting]
+        return [*self._grouped([self._grant_answer(m) for m in waiting], ready)]
 
     def _start(self, ready: int) -> bool:
         """Whether data may be given; rounds begin when all expected workers are."""

@@ -7,6 +7,7 @@ plan made and the data written, workers have done that.
 from __future__ import annotations
 
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class Stage:
         self._is_resting = False
         self._owns_blob = blob is None
         self.blob = SharedBlob() if blob is None else blob
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._listeners = [_listen()]
         self._launcher = ProcessLauncher(shared=(self.blob.descriptor,))
         self._waiting: dict[int, str] = {}
@@ -184,6 +186,12 @@ class Stage:
         for number in sorted(missing):
             self._spares[self._start(number, is_spare=True)] = number
 
+    def make_folder(self) -> Path:
+        """Makes an empty folder that all processes can see; it ends with the stage."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="shoal-")
+        return Path(tempfile.mkdtemp(dir=self._folder.name))
+
     def echo(self, tell: Callable[[str, str], None] | None) -> None:
         """Tells of each line that a process writes: the name of its role, the line.
 
@@ -254,6 +262,8 @@ class Stage:
         self._launcher.close()
         for listener in self._listeners:
             listener.close()
+        if self._folder is not None:
+            self._folder.cleanup()
         if self._owns_blob:
             self._owns_blob = False
             self.blob.close()

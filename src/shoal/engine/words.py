@@ -62,6 +62,7 @@ def push(head: Head) -> dict[str, Any]:
     """
     compute_s, data_s, wait_s, exchange_s = map(float, head["times"])
     samples, steps = float(head["samples"]), int(head["steps"])
+    group = whole(head.get("group", 0))
     if steps < 1 or not (math.isfinite(samples) and samples >= 0):
         raise ValueError(f"{steps} steps of {samples} samples")
     return {
@@ -70,6 +71,7 @@ def push(head: Head) -> dict[str, Any]:
         "pieces": [[*Piece(*map(int, piece))] for piece in head["pieces"]],
         "steps": steps,
         "samples": samples,
+        "group": group,
         "doubt": read_doubt(head),
         "times": [compute_s, data_s, wait_s, exchange_s],
     }

@@ -21,6 +21,7 @@ from shoal.data.sources import Source
 from shoal.engine.complaints import SURE, VOID
 from shoal.engine.finite import WARN, Reaction
 from shoal.engine.guard import Guard, Harmed
+from shoal.engine.lane import Lane, LaneSpec
 from shoal.engine.ledger import Piece
 from shoal.engine.left_out import LeftOut
 from shoal.engine.member import Fenced, Member, Seat
@@ -67,6 +68,7 @@ class WorkerSpec:
         left_out: Samples that are not to be trained on again.
         optimizer: State of the worker that had the place, empty for none.
         retry: What follows when the source raises.
+        lane: How workers of a gang average among themselves, None for the server.
         clean_up: Called at the end of a process that will be given another part.
     """
 
@@ -84,6 +86,7 @@ class WorkerSpec:
     left_out: LeftOut = field(default_factory=LeftOut)
     optimizer: bytes = b""
     retry: Retry = field(default_factory=Retry)
+    lane: LaneSpec | None = None
     clean_up: Callable[[], None] | None = None
 
 
@@ -143,6 +146,8 @@ class Worker:
         self._backend = spec.open_backend(compute, sample)
         self._check_layout()
         self._compute = compute
+        size = member.local.size
+        self._lane = None if spec.lane is None else Lane(spec.lane, size)
         self._compiled: set[int] = set()
         self._rate: float | None = None
         self._backend.load(member.local, member.statistics)
@@ -156,7 +161,9 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Ends what reads ahead."""
+        """Ends what reads ahead, and leaves the group."""
+        if self._lane is not None:
+            self._lane.close()
         if isinstance(self._source, Source):
             self._source.close()
 
@@ -321,9 +328,20 @@ class Worker:
             statistics = self._guard.cleaned(statistics)
         self._look()
         told = doubt if self._guard.is_shared else SURE
-        mean = member.push_gradient(statistics, [piece], mass, told)
+        mean = self._mean_of_group(gradient, mass)
+        mean = member.push_gradient(statistics, [piece], mass, told, mean)
         backend.set_statistics(member.statistics)
         self._apply(mean, clock, piece, doubt)
+
+    def _mean_of_group(self, gradient: Vector, mass: float) -> Vector | None:
+        """What the workers found among themselves, None where they did not."""
+        member, group = self._member, self._member.progress.group
+        if self._lane is None or group is None:
+            return None
+        began, lineage = time.perf_counter(), member.progress.lineage
+        mean = self._lane.mean(group, lineage, member.rank, gradient, mass)
+        member.times.exchange_s += time.perf_counter() - began
+        return mean
 
     def _pass(self, piece: Piece, clock: Clock) -> None:
         """A step of the gang whose samples are left out, by all of it."""

@@ -12,6 +12,7 @@ from typing import Any, final
 from shoal.data.order import Order, Shuffle, shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
 from shoal.plan.cautions import crowd_warnings, gang_warnings, metric_warnings
+from shoal.plan.collective import choose_collective
 from shoal.plan.explaining import count, explained
 from shoal.plan.gpus import Place, gpu_warnings, places
 from shoal.plan.monitor import choose_monitor
@@ -72,6 +73,8 @@ class Plan:
         quorum: Workers of a round that are enough when the others are late, 0 for all.
         validation: "async" where a process of its own validates while others train.
         places: The GPU of each worker; none where they compute on the CPU.
+        collective: Who averages gradients: "server", or "native": the workers among
+            themselves.
     """
 
     strategy: Strategy
@@ -106,6 +109,7 @@ class Plan:
     quorum: int = 0
     validation: str = "blocking"
     places: tuple[Place, ...] = ()
+    collective: str = "server"
 
     @property
     def device(self) -> str:
@@ -198,6 +202,7 @@ def resolve(
     steps_each = steps(rows, batch if strategy.is_independent else gang)
     strategy = replace(strategy, period=strategy.period or steps_each)
     exchanges = steps_each / strategy.period
+    where = places(machine.gpus, workers) if request.cluster == "local" else ()
     plan = Plan(
         strategy=strategy,
         backend=model.backend,
@@ -228,7 +233,8 @@ def resolve(
         validation=request.validation,
         models=models_of(strategy, workers),
         machine=machine,
-        places=places(machine.gpus, workers) if request.cluster == "local" else (),
+        places=where,
+        collective=choose_collective(request, model.backend, workers, where),
         monitor=choose_monitor(
             request.monitor,
             model.metrics,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.plan.cautions import metric_notes
+from shoal.plan.collective import library_of
 from shoal.plan.refusals import is_repeatable
 
 if TYPE_CHECKING:  # it imports this file
@@ -85,6 +86,11 @@ def _exchanged(plan: Plan) -> str:
     """Which way numbers of the workers meet."""
     if plan.strategy.is_independent or plan.workers == 1:
         return "nothing to average"
+    if plan.collective == "native":
+        return (
+            f"gradients averaged by the workers themselves ({library_of(plan.places)}),"
+            " through the server where that fails"
+        )
     done = "averaged" if plan.is_gang else "exchanged"
     return f"{plan.strategy.exchanges} {done} through the server"
 

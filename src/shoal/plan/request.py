@@ -55,6 +55,7 @@ class Request:
         spares: Processes that wait, everything imported, for a worker to be lost.
         quorum: Workers of a round that are enough, or a share of them; see
             `choose_quorum`.
+        collective: "server", "native" or "auto"; see `choose_collective`.
         on_nan: One of `ON_NAN`; None warns and goes on.
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
@@ -84,6 +85,7 @@ class Request:
     standby: int = 0
     spares: int = 0
     quorum: float | None = None
+    collective: str = "auto"
     on_nan: str | None = None
     threads: int | None = None
     monitor: str | None = None

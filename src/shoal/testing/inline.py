@@ -229,6 +229,7 @@ class Cluster:
             watch=setup.watch,
             reaction=setup.reaction,
             retry=setup.retry,
+            lane=setup.lane,
         )
 
     def _hear(self, *, is_over: bool) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
 from shoal.engine.finite import WARN, Reaction
+from shoal.engine.lane import LaneSpec
 from shoal.engine.observer import EpochEnd, Record
 from shoal.engine.reading import Retry
 from shoal.engine.sequencer import Rules
@@ -48,6 +49,7 @@ class Setup:
         has_standby: A second server follows, and another one when that one leads.
         watch: `shoal.testing.faults`; workers that "leave" are replaced.
         late: Samples after which one more worker joins, for each.
+        lane: How workers of a gang average among themselves, None for the server.
         compute: Further fields of `ComputeSpec`.
         reaction: To numbers that are not finite.
         retry: What follows when the source raises.
@@ -72,6 +74,7 @@ class Setup:
     has_standby: bool = False
     watch: Watch | None = None
     late: Sequence[int] = ()
+    lane: LaneSpec | None = None
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
     reaction: Reaction = WARN
     retry: Retry = field(default_factory=Retry)
@@ -113,6 +116,7 @@ class Setup:
             has_barrier=self.has_barrier,
             quorum=self.quorum,
             borders=order.borders if order.can_be_spread else None,
+            has_groups=self.lane is not None,
         )
 
 

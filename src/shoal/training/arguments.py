@@ -82,6 +82,7 @@ class Arguments:
     standby: int = 0
     spares: int = 0
     quorum: float | None = None
+    collective: str = "auto"
     on_nan: str | None = None
     checkpoint_every: float | str | bool | None = None
     threads: int | None = None
@@ -316,6 +317,7 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         standby=arguments.standby,
         spares=arguments.spares,
         quorum=arguments.quorum,
+        collective=arguments.collective,
         on_nan=arguments.on_nan,
         threads=arguments.threads,
         monitor=arguments.monitor,

@@ -18,10 +18,17 @@ from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
 from shoal.engine.finite import reaction_to
 from shoal.engine.greeting import worker_secret
+from shoal.engine.lane import LaneSpec
 from shoal.engine.machine import ServerSpec
 from shoal.engine.member import Seat
 from shoal.engine.observer import Rescue
-from shoal.engine.opening import CleanUp, OpenBackend, OpenChunks, OpenMapped
+from shoal.engine.opening import (
+    CleanUp,
+    OpenBackend,
+    OpenChunks,
+    OpenGroup,
+    OpenMapped,
+)
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.stage import Stage
@@ -35,6 +42,7 @@ from shoal.models.metrics import MetricStates
 from shoal.models.pickling import dumps
 from shoal.models.travel import pack
 from shoal.plan import Plan
+from shoal.plan.collective import library_of
 from shoal.runs.base import Run
 from shoal.training.driver import Driver, Habits
 from shoal.training.evaluator import Evaluator
@@ -272,6 +280,7 @@ def rules(plan: Plan) -> Rules:
         has_barrier=plan.epoch_barrier,
         quorum=plan.quorum,
         borders=order.borders if order.can_be_spread else None,
+        has_groups=plan.collective == "native",
     )
 
 
@@ -292,6 +301,17 @@ def compute_spec(plan: Plan) -> ComputeSpec:
 def _memory_share(plan: Plan, hint: int) -> float:
     """Of a GPU's memory, what a worker may take."""
     return plan.places[hint % len(plan.places)].share if plan.places else 1.0
+
+
+def _lane(plan: Plan, stage: Stage) -> LaneSpec | None:
+    """How workers come into groups of their own."""
+    if plan.collective != "native":
+        return None
+    return LaneSpec(
+        open_group=OpenGroup(name=plan.backend),
+        folder=stage.make_folder(),
+        library=library_of(plan.places),
+    )
 
 
 def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
@@ -333,6 +353,7 @@ def _give(
     open_backend = OpenBackend(name=plan.backend, model=work.packed)
     began = float(int(step_variable(model).numpy()))
     open_source = _opening(work.source, stage.blob)
+    lane = _lane(plan, stage)
 
     def make(hint: int, token: str) -> WorkerSpec:
         seat = Seat(
@@ -358,6 +379,7 @@ def _give(
             cores=cores[hint] if hint < len(cores) else (),
             watch=WATCH.get(),
             reaction=reaction_to(plan.on_nan),
+            lane=lane,
             clean_up=CleanUp(name=plan.backend) if stage.is_kept else None,
         )
 

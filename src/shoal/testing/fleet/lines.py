@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias, final
 
+from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
 from shoal.engine.sequencer import Push
 
@@ -54,6 +55,7 @@ class Letter(NamedTuple):
         era: Of the history the server is in.
         weights: The center, or in a gang the mean of a round.
         is_order: It has to publish its state.
+        group: Of a gang, that averages the next step.
         rank: Its place, when it has joined.
         incarnation: Its number there.
     """
@@ -65,6 +67,7 @@ class Letter(NamedTuple):
     era: int = 0
     weights: int = 0
     is_order: bool = False
+    group: Group | None = None
     rank: int = -1
     incarnation: int = 0
 

@@ -144,6 +144,8 @@ def _rules(choice: random.Random, kind: str, first: int) -> Rules:
     if fields["is_rounds"] and not fields["is_gang"]:
         fields["quorum"] = choice.choice([0, 1, 2, 3])
     apart = random.Random(f"{fields} borders")
+    if fields["is_gang"]:
+        fields["has_groups"] = apart.random() < 0.5
     if not fields["is_gang"] and apart.random() < 0.4:
         fields["borders"] = EvenChunks(apart.randint(1, most_rows))
     return Rules(**fields)

@@ -304,6 +304,8 @@ class Fleet(Schedule[Scenario]):
             self.tally["repeated"] += server.repeats
             self.tally["outdated"] += server.outdated
             self.tally["belated"] += server.belated
+            self.tally["grouped"] += server.grouped
+            self.tally["ungrouped"] += server.ungrouped
 
     def _restart(self) -> None:
         """A new server goes on from the last checkpoint that can be read."""

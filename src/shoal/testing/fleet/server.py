@@ -10,6 +10,7 @@ import json
 from collections import deque
 from typing import NamedTuple, final
 
+from shoal.engine.instructions import Group, Ungroup
 from shoal.engine.sequencer import (
     Answer,
     Apply,
@@ -63,7 +64,7 @@ class SimServer:
         self.reports: deque[Report] = deque()
         self.peers: dict[int, Line] = {}
         self.losses = self.rollbacks = self.repeats = self.outdated = 0
-        self.belated = 0
+        self.belated = self.grouped = self.ungrouped = 0
         self.most_rank = 0
         self.has_new_lineage = False
         self._gang = center.value
@@ -71,6 +72,7 @@ class SimServer:
         self._sent: dict[int, tuple[Push, Work]] = {}
         self._applied: set[tuple[int, int]] = set()
         self._ended: set[int] = set()
+        self._told: dict[int, tuple[Group | None, int]] = {}
         self._late = Latecomers()
 
     # ------------------------------------------------------------- messages
@@ -213,7 +215,8 @@ class SimServer:
             match instruction:
                 case Apply(rank, facts):
                     self._apply(rank, facts)
-                case Merge(facts):
+                case Merge(facts, is_grouped):
+                    self._look_at_group([*facts], is_grouped=is_grouped)
                     self._merge(facts)
                 case Answer():
                     self._answer(instruction)
@@ -225,6 +228,8 @@ class SimServer:
                     self._end_epoch(epoch)
                 case Rollback():
                     self._roll_back()
+                case Ungroup():
+                    self.ungrouped += 1
         return instructions
 
     def _apply(self, rank: int, facts: Facts) -> None:
@@ -260,6 +265,25 @@ class SimServer:
             require({rows} == gangs, "a round is a whole step", pieces)
         self._gang = mix(self._gang, self._mean())
 
+    def _look_at_group(self, ranks: list[int], *, is_grouped: bool) -> None:
+        """Whose mean is taken: of a group that is all who step, or the server's."""
+        groups = {self._sent[rank][0].group for rank in ranks}
+        if not is_grouped:
+            require(groups == {0}, "the server has all vectors", groups)
+            return
+        ready = sorted(m.rank for m in self.sequencer.members.values() if m.is_ready)
+        require(ranks == ready, "a group is all of a gang", ranks, ready)
+        told = {self._told[rank][0] for rank in ranks}
+        require(len(told) == 1, "all of a round hear of the same group", told)
+        is_new = all(self._told[r][1] == self.peers[r].incarnation for r in ranks)
+        require(is_new, "a group is of the living", ranks)
+        [group] = told
+        is_its = group and (list(group.ranks), {group.generation}) == (ranks, groups)
+        require(
+            bool(is_its), "the mean is that of the group of the round", group, groups
+        )
+        self.grouped += 1
+
     def _mean(self) -> int:
         return mix(self.era, self._rounds)
 
@@ -287,10 +311,14 @@ class SimServer:
         if line is None:
             require(False, "answers go to the living", answer)
             return
-        is_order = answer.kind == "publish" or self.sequencer.asked(answer.rank)
+        is_order = answer.kind == "publish" or (
+            answer.kind != "again" and self.sequencer.asked(answer.rank)
+        )
         is_mean = answer.body == "reply" and self.rules.is_gang
         value = self._mean() if is_mean else self.center.value
         letter = Letter(answer.kind, answer.body, answer.pieces, weights=value)
+        letter = letter._replace(group=answer.group)
+        self._told[answer.rank] = answer.group, line.incarnation
         self._tell(line, letter._replace(is_order=is_order))
 
     def _tell(self, line: Line, letter: Letter) -> None:

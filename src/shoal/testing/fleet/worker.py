@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
+from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
 from shoal.engine.sequencer import Push, Rules
 from shoal.engine.worker import next_batches
@@ -35,6 +36,7 @@ class SimWorker:
         sequence: Of its last push on this connection.
         serial: Windows it has worked on.
         weights: In a gang, the rounds they have gone through.
+        group: Of a gang, that averages its next step.
         pieces: Leases it has heard of.
         last: What it pushed last.
         past: What it pushed before it lost its server, where it will send that again.
@@ -51,6 +53,7 @@ class SimWorker:
     sequence: int = 0
     serial: int = 0
     weights: int = 0
+    group: Group | None = None
     pieces: deque[Piece] = field(default_factory=deque[Piece])
     last: Message | None = None
     past: Message | None = None
@@ -77,6 +80,10 @@ class SimWorker:
         if letter.kind == "welcome":
             self.hint, self.weights = letter.rank, letter.weights
             self._say(Message("ready"))
+            return
+        self.group = letter.group
+        if letter.kind == "again":
+            self._push_again()
             return
         if letter.kind == "repeat":
             self.pieces.clear()  # it tells of all there are
@@ -116,9 +123,26 @@ class SimWorker:
             pieces=tuple(taken),
             steps=steps,
             samples=float(sum(piece.rows for piece in taken)),
+            group=self._group_mean(),
         )
         work = Work(self.number, self.serial, self.era, self.weights)
         self.last = Message("push", push=push, work=work)
+        self._say(self.last)
+
+    def _group_mean(self) -> int:
+        """Which group's mean it has; one in four adds fails, for one or for all."""
+        is_broken = mix(self.number, self.serial) % 4 == 0
+        return 0 if self.group is None or is_broken else self.group.generation
+
+    def _push_again(self) -> None:
+        """The same with its vector."""
+        last = self.last
+        if last is None or last.push is None:
+            require(False, "who has pushed pushes again", self)
+            return
+        self.sequence += 1
+        push = last.push._replace(sequence=self.sequence, group=0)
+        self.last = last._replace(push=push)
         self._say(self.last)
 
     def _insists(self) -> bool:

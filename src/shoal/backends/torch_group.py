@@ -1,0 +1,100 @@
+"""Groups of torch.distributed: gloo where workers compute on the CPU, else NCCL.
+
+They are made directly and not as torch's default group: that one is the process's own,
+and a `train_step` of the user's may want it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.distributed as distributed
+
+from shoal.backends.group import LIMIT_S, Group, GroupBroken
+from shoal.vectors import Vector
+
+_LIMIT = timedelta(seconds=LIMIT_S)
+
+
+def open_group(path: Path, place: int, size: int, library: str) -> Group:
+    """Forms a group; returns when all members are there.
+
+    Args:
+        path: Of a file that they find each other by; of this group alone.
+        place: Of this member, from 0.
+        size: How many they are.
+        library: "gloo" or "nccl".
+
+    Raises:
+        GroupBroken: Not all came in time.
+    """
+    with _told():
+        store: Any = distributed.FileStore(str(path), size)  # pyright: ignore
+        store.set_timeout(_LIMIT)
+        group = _gloo if library == "gloo" else _nccl
+        return TorchGroup(group(store, place, size), library)
+
+
+def _gloo(store: Any, place: int, size: int) -> Any:
+    kind: Any = distributed.ProcessGroupGloo
+    options = kind._Options()
+    options._timeout = _LIMIT
+    # All workers are on this machine; the name of a host may lead elsewhere.
+    options._devices = [kind.create_device(hostname="127.0.0.1")]
+    return kind(store, place, size, options)
+
+
+def _nccl(store: Any, place: int, size: int) -> Any:
+    kind: Any = distributed.ProcessGroupNCCL  # pyright: ignore
+    options = kind.Options()
+    options._timeout = _LIMIT
+    return kind(store, place, size, options)
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """What torch raises when a member is gone, in words of our own."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupBroken(str(error).partition("\n")[0]) from error
+
+
+@final
+class TorchGroup(Group):
+    """See `Group`.
+
+    Args:
+        group: Torch's own, formed.
+        library: "gloo" or "nccl".
+    """
+
+    def __init__(self, group: Any, library: str) -> None:
+        self._group: Any = group
+        self._device = "cpu" if library == "gloo" else "cuda"
+
+    def add(self, vector: Vector, mass: float) -> float:
+        """Adds; on a GPU through its memory."""
+        with _told():
+            mine = torch.from_numpy(vector).to(self._device)
+            # Of its own, as a mean is divided by it: float32 counts to 16 million.
+            masses = torch.tensor([mass], dtype=torch.float64, device=self._device)
+            works = [self._group.allreduce([part]) for part in (mine, masses)]
+            for work in works:
+                work.wait(_LIMIT)
+            if self._device != "cpu":
+                vector[:] = mine.cpu().numpy()
+            return float(masses)
+
+    def close(self) -> None:
+        """Lets go of it: its connections are closed with the object."""
+        group: Any = self._group
+        self._group = None
+        if hasattr(group, "abort"):  # NCCL would wait for those that are gone
+            with suppress(RuntimeError):
+                group.abort()
