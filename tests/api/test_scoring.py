@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import shoal
 from shoal.data import ArraySource
 from shoal.errors import ConfigError, DataError, WorkerFailed, WorkerLost
-from shoal.facts import MachineFacts
+from shoal.facts import Gpu, MachineFacts
 from shoal.training import scoring
 from shoal.training.scoring import Asked, worker_count
 from tests.api.problems import line, linear, two_headed, two_targets
@@ -81,6 +82,8 @@ def test_little_work_starts_no_process() -> None:
     assert worker_count("auto", machine, batches=100, work=1e12) == 4
     assert worker_count((1, 3), machine, batches=100, work=0) == 3
     assert worker_count(8, machine, batches=2, work=0) == 2
+    with_gpu = replace(machine, gpus=(Gpu(number=0, name="0"),))
+    assert worker_count("auto", with_gpu, batches=100, work=1e12) == 1
 
 
 @pytest.mark.parametrize("workers", [0, True, "two", (1, 0), (4, 2, 1), (), None])

@@ -75,8 +75,8 @@ class Stand:
         for rank in list(self.machine.posts):
             piece = self.machine.sequencer.ledger.held(rank)[0]
             self.says(
-                rank, "push", lineage=0, sequence=self.questions[rank], steps=1, group=0,
-                samples=float(piece.rows), pieces=[list(piece)], doubt=0,
+                rank, "push", lineage=0, sequence=self.questions[rank], steps=1,
+                samples=float(piece.rows), pieces=[list(piece)], doubt=0, group=0,
                 times=[0.0] * 4,
             )  # fmt: skip
             if self.answers[rank]["publish"]:

@@ -120,7 +120,10 @@ class Evaluator:
             target="shoal.training.evaluator_seat:score_epoch",
             name=NAME,
             preload=preload_for(self._backend, "shoal.training.evaluator_seat"),
-            environment=cast_of(self._backend, 1, self._threads).environment,
+            environment={
+                **cast_of(self._backend, 1, self._threads).environment,
+                "CUDA_VISIBLE_DEVICES": "",  # the workers have them
+            },
             threads=self._threads,
         )
         self._token = self._launcher.start(role)

@@ -32,7 +32,8 @@ from shoal.models.inspection import SAMPLE_ROWS, build, check_inputs, prepare
 from shoal.models.metrics import MetricStates, unmergeable
 from shoal.models.pickling import dumps
 from shoal.models.travel import pack
-from shoal.plan import BATCH_SIZE, environment
+from shoal.plan import BATCH_SIZE, Place, environment
+from shoal.plan.gpus import places
 from shoal.plan.request import (
     MOST_AUTO_WORKERS,
     Workers,
@@ -47,7 +48,7 @@ from shoal.training.score_chunks import (
     evaluate_chunk,
     predict_chunk,
 )
-from shoal.training.staging import preload_for
+from shoal.training.staging import place_variables, preload_for
 from shoal.training.streaming import batches
 from shoal.training.validation import Validation
 
@@ -99,6 +100,7 @@ class _Job:
     custom_objects: Mapping[str, Any] | None
     factory: Callable[[], Any] | None
     sample: Any
+    places: tuple[Place, ...] = ()
 
 
 def evaluate(
@@ -183,6 +185,7 @@ def _job(
         custom_objects=asked.custom_objects,
         factory=asked.factory,
         sample=sample,
+        places=places(machine.gpus, workers) if workers > 1 else (),
     )
 
 
@@ -205,7 +208,9 @@ def worker_count(
         1
     """
     if workers == "auto":
-        most = min(machine.cores, MOST_AUTO_WORKERS, int(work / WORTH_A_PROCESS))
+        # One process keeps a GPU busy; more of them share it, when they are asked for.
+        cores = 1 if machine.gpus else machine.cores
+        most = min(cores, MOST_AUTO_WORKERS, int(work / WORTH_A_PROCESS))
     else:
         _, most = read_workers(workers)
     return max(1, min(most, batches))
@@ -308,11 +313,14 @@ class _Crew:
             board.close()
 
     def _start(self, launcher: ProcessLauncher, number: int, first: int) -> None:
-        backend = import_module("keras").backend.backend()
+        backend, gpus = import_module("keras").backend.backend(), self.job.places
         role = Role(
             target="shoal.training.score_chunks:score",
             name=f"worker-{number}",
             preload=preload_for(backend, "shoal.training.score_chunks"),
+            environment=place_variables(backend, gpus[number % len(gpus)])
+            if gpus
+            else None,
             threads=self.job.threads,
         )
         launcher.give(launcher.start(role), replace(self.task, first=first))

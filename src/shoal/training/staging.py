@@ -52,7 +52,7 @@ def cast_of(
             **cache_variables(backend, environment().cache),
             **_variables(backend),
         },
-        places=tuple(_place_variables(backend, place) for place in places),
+        places=tuple(place_variables(backend, place) for place in places),
     )
 
 
@@ -62,8 +62,13 @@ def _variables(backend: str) -> dict[str, str]:
     return {} if entry is None else _unsaid(entry.environment)
 
 
-def _place_variables(backend: str, place: Place) -> dict[str, str]:
-    """The same of a worker on a GPU, which sees no other one."""
+def place_variables(backend: str, place: Place) -> dict[str, str]:
+    """What a process on a GPU is told by its environment: it sees no other one.
+
+    Args:
+        backend: Of Keras.
+        place: Its GPU, and its share of that.
+    """
     wanted = BACKENDS[backend].gpu_environment
     filled = {n: text.format(share=place.share) for n, text in wanted.items()}
     return {"CUDA_VISIBLE_DEVICES": place.name, **_unsaid(filled)}
