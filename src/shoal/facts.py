@@ -35,6 +35,7 @@ class ModelFacts:
         lost_logs: What it logs that is no single number, and so is not shown.
         refused_dtypes: "path: dtype" of trainable variables Shoal cannot carry.
         backend: keras.backend.backend().
+        needs_compiler: A window of its steps is compiled by a C++ compiler.
         metrics: Name in a history -> "up" or "down", as the metric says it gets
             better; "" where it does not say.
 
@@ -56,6 +57,7 @@ class ModelFacts:
     lost_logs: tuple[str, ...] = ()
     refused_dtypes: tuple[str, ...] = ()
     backend: str = "jax"
+    needs_compiler: bool = False
     metrics: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -144,6 +146,7 @@ class MachineFacts:
         cores: Usable cores, by affinity and cgroup, at least 1.
         gpus: Those that the backend in use can compute on.
         memory_bytes: Memory that is free for use, 0 when unknown.
+        has_compiler: A C++ compiler is there.
 
     Example:
         >>> MachineFacts(cores=2).gpus
@@ -153,6 +156,7 @@ class MachineFacts:
     cores: int
     gpus: tuple[Gpu, ...] = ()
     memory_bytes: int = 0
+    has_compiler: bool = True
 
 
 @final

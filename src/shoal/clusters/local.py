@@ -7,6 +7,9 @@ hardware has: schedulers and containers give less.
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import psutil
@@ -32,7 +35,14 @@ def read_machine(backend: str) -> MachineFacts:
         cores=usable_cores(),
         gpus=usable_gpus() if reaches_gpus(backend) else (),
         memory_bytes=int(psutil.virtual_memory().available),
+        has_compiler=shutil.which(_compiler()) is not None,
     )
+
+
+def _compiler() -> str:
+    """The C++ compiler that torch would call."""
+    usual = "clang++" if sys.platform == "darwin" else "g++"
+    return os.environ.get("CXX", usual)
 
 
 def usable_cores(cgroups: Path = CGROUPS, proc: Path = PROC) -> int:

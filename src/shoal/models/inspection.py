@@ -203,6 +203,7 @@ def read_model(
             f"{v.path}: {v.dtype}" for v in trainable if str(v.dtype) not in FLOATS
         ),
         backend=keras.backend.backend(),
+        needs_compiler=keras.backend.backend() == "torch" and bool(model.jit_compile),
         metrics={**metric_directions(model), **dict.fromkeys(logs.numbers, "")}
         if has_monitor
         else {},

@@ -17,7 +17,12 @@ from shoal.plan.explaining import count, explained
 from shoal.plan.gpus import Place, gpu_warnings, places
 from shoal.plan.monitor import choose_monitor
 from shoal.plan.quorum import check_quorum, choose_quorum
-from shoal.plan.refusals import is_repeatable, refuse, refuse_late
+from shoal.plan.refusals import (
+    is_repeatable,
+    refuse,
+    refuse_late,
+    refuse_uncompiled,
+)
 from shoal.plan.request import (
     BATCH_SIZE,
     Request,
@@ -197,6 +202,7 @@ def resolve(
     is_gang = strategy.exchanges == "gradients"
     workers = min(most, useful_workers(strategy, rows, batch))
     refuse(request, model, workers)
+    refuse_uncompiled(strategy, model, machine)
     refuse_late(request, data)
     gang = min(batch, rows) if is_gang else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else gang)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.backends import BACKENDS
 from shoal.errors import PlanError
-from shoal.facts import DataFacts, ModelFacts
+from shoal.facts import DataFacts, MachineFacts, ModelFacts
 from shoal.plan.request import Request
 from shoal.strategies.base import Strategy
 
@@ -87,6 +87,26 @@ def _refuse_model(model: ModelFacts) -> None:
             "each sample. Expected one number to take a gradient of; Keras' own fit "
             "cannot train with it either. Choose reduction='sum_over_batch_size', or "
             "reduce it in a compute_loss of your own."
+        )
+
+
+def refuse_uncompiled(
+    strategy: Strategy, model: ModelFacts, machine: MachineFacts
+) -> None:
+    """Refuses what is to be compiled where nothing can.
+
+    Gradients are taken step by step, and on GPUs others compile.
+
+    Raises:
+        PlanError: There is no compiler.
+    """
+    is_compiled = model.needs_compiler and strategy.exchanges == "weights"
+    if is_compiled and not (machine.has_compiler or machine.gpus):
+        raise PlanError(
+            f"{model.name} is compiled with jit_compile=True, for which "
+            f"{model.backend} finds no C++ compiler. Expected g++ (on macOS clang++) "
+            "on PATH, or what $CXX names. Install one, or call "
+            "model.compile with jit_compile=False."
         )
 
 
