@@ -226,6 +226,7 @@ def resume(  # noqa: PLR0913 - what fit has, where it may differ
     Raises:
         ConfigError: There is no such run, or it has finished, or it is running.
         CheckpointError: What it needs was not kept, or is damaged.
+        PlanError: A callback looks for scores of `validation="async"`, see `fit`.
         WorkerFailed, WorkerLost: See `fit`.
 
     Example:

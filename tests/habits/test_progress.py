@@ -95,6 +95,20 @@ def test_a_lost_server_is_named_with_what_follows(
     assert "is gone: killed; going on from the last checkpoint" in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("stream", "verbose", "is_told"),
+    [(Terminal, 1, True), (Terminal, 0, False), (io.StringIO, 1, False)],
+)
+def test_a_live_line_says_which_score_is_waited_for(
+    stream: Any, verbose: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = stream()
+    monkeypatch.setattr(sys, "stdout", shown)
+    progress = Progress(make_plan(), verbose)
+    progress.awaiting(1)
+    assert ("Epoch 2/3  validating" in shown.getvalue()) is is_told
+
+
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_zero_is_silent(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert show(stream(), 0, monkeypatch) == ""

@@ -7,9 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +20,7 @@ import shoal
 from shoal.cli.app import app
 from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.runs.store import open_run
+from shoal.training.inputs import read_inputs
 from tests.habits.resume_case import EPOCHS, ROWS, train
 
 pytestmark = pytest.mark.process
@@ -126,6 +129,17 @@ def test_runs_that_cannot_be_gone_on_with(tmp_path: Path) -> None:
         shoal.resume(folder)  # this process wrote it, and lives
     with pytest.raises(CheckpointError, match="what it began with is not in"):
         shoal.resume(folder, force=True)
+
+
+def test_a_callback_that_would_see_no_scores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = read_inputs(open_run(str(folder)).folder)
+    late = replace(inputs, request=replace(inputs.request, validation="async"))
+    monkeypatch.setattr("shoal.training.resuming.read_inputs", lambda _: late)
+    with pytest.raises(PlanError, match=r"EarlyStopping\(monitor='val_loss'\)"):
+        shoal.resume(folder, callbacks=[keras.callbacks.EarlyStopping()])
+    assert open_run(str(folder)).summary().status != "running"  # as it was
 
 
 def test_a_run_of_another_backend(

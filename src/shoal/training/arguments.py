@@ -378,8 +378,8 @@ def _check_kinds(arguments: Arguments) -> None:
                 "keras.callbacks.Callback. "
                 "Pass for example callbacks=[keras.callbacks.CSVLogger('log.csv')]."
             )
-        if arguments.validation == "async":
-            check_late(callback)
+    if arguments.validation == "async":
+        check_late(arguments.callbacks)
     check_custom_objects(arguments.custom_objects)
 
 

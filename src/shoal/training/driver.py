@@ -173,8 +173,7 @@ class Driver(Observer):
             optimizer_state: Of the worker that was asked, None to keep what the last
                 epoch brought.
         """
-        if self.evaluator is not None:
-            self._take(self.evaluator.drain())
+        self._await_scores()
         self._restore_optimizer(optimizer_state)
         self._count_overrun()
         self._user.finalize(self._ticks())
@@ -185,6 +184,15 @@ class Driver(Observer):
             self._run.event("note", text=advice)
             self._progress.say(advice)
         return self._model.history
+
+    def _await_scores(self) -> None:
+        """Takes scores as they come until none is to come, and says what it waits for.
+
+        One by one: what has come is kept, whatever becomes of the next.
+        """
+        while self.evaluator is not None and (waiting := self.evaluator.waiting):
+            self._progress.awaiting(waiting[0])
+            self._take(self.evaluator.drain(len(waiting) - 1))
 
     def interrupt(self, rescue: Rescue | None) -> str:
         """After Ctrl-C: the model takes the center; returns a line for the user."""

@@ -140,21 +140,18 @@ class Evaluator:
         self.start()
         self._waiting[epoch] = weights
         self._give(epoch)
-        return self._until(MOST_WAITING)
+        return self.drain(MOST_WAITING)
 
     def _give(self, epoch: int) -> None:
         ask = Ask(desk=self._desk, epoch=epoch, weights=self._waiting[epoch])
         self._launcher.give(self._token, ask)
 
-    def drain(self) -> list[Score]:
-        """Waits for all scores that are to come; returns them.
+    def drain(self, most: int = 0) -> list[Score]:
+        """Waits until so many scores, or fewer, are to come; returns what came.
 
         Raises:
             WorkerFailed, WorkerLost: As `ask`.
         """
-        return self._until(0)
-
-    def _until(self, most: int) -> list[Score]:
         found = self.poll()
         while len(self._waiting) > most:
             self._heed()
@@ -199,7 +196,6 @@ class Evaluator:
                 "its layers, loss or metrics must run on a process of its own as it "
                 "does here. Its output follows; correct it, or leave "
                 "validation='async' out.",
-                rank=-1,
                 traceback=gone.output,
             )
         self._losses += 1
@@ -209,7 +205,6 @@ class Evaluator:
                 "replacements used. Every epoch was expected to be validated. Pass a "
                 "smaller validation_batch_size if memory is short, or leave "
                 "validation='async' out. Its output:",
-                rank=-1,
                 traceback=gone.output,
             )
         self._read = os.fstat(self._desk.results).st_size  # behind half a line

@@ -232,6 +232,11 @@ class Progress:
             parts.append(f"{rows / seconds:,.0f} samples/s")
         self.say(GAP.join([*parts, *_numbers(logs)]))
 
+    def awaiting(self, epoch: int) -> None:
+        """Shows that training is over, and the validation of an epoch is not."""
+        if not self._is_silent:
+            self._display.show([(1, self._title(epoch)), (0, "validating")])
+
     def epoch_scored(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Tells what the validation of an epoch of the past gave."""
         self.say(GAP.join([self._title(epoch), *_numbers(logs)]))

@@ -31,7 +31,7 @@ from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.keeping import CHECKPOINTS, Keeper
 from shoal.training.past import Past
 from shoal.training.performing import follow, keeping, warner
-from shoal.training.validation import Validation, validating
+from shoal.training.validation import Validation, check_late, validating
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +185,8 @@ def _habits(
             "the callbacks of this run could not be pickled, and it goes on without "
             "them. Pass them to resume as callbacks=[...]."
         )
+    if inputs.request.validation == "async":
+        check_late(callbacks)
     settings, validation = inputs.settings, inputs.validation
     return Habits(
         callbacks=callbacks or [],

@@ -77,12 +77,20 @@ def validating(validation: Validation | None, model: Any, how: str) -> dict[str,
     return {"validate": validation.of(model)}
 
 
-def check_late(callback: Any) -> None:
-    """Refuses a callback that looks for scores which come after it was called.
+def check_late(callbacks: Any) -> None:
+    """Refuses callbacks that look for scores which come after they were called.
+
+    Args:
+        callbacks: As Keras takes them.
 
     Raises:
-        PlanError: It would do nothing, and say so at each epoch at best.
+        PlanError: One would do nothing, and say so at each epoch at best.
     """
+    for callback in import_module("keras").tree.flatten(callbacks or []):
+        _check_late(callback)
+
+
+def _check_late(callback: Any) -> None:
     name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
     path = str(getattr(callback, "filepath", ""))
     saves_all = name == "ModelCheckpoint" and not callback.save_best_only
