@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.engine import member as member_module
 from shoal.engine.member import Fenced, Member, Seat, Times
 from shoal.engine.slots import Slot
 from shoal.engine.wire import Link
@@ -66,6 +67,24 @@ def test_a_push_changes_the_center_and_is_adopted(wants_slot: bool) -> None:
         )
         assert member.local.tolist() == [3.0] * PROBLEM.size
         assert member.progress.version == 2
+
+
+def test_who_is_busy_says_so_and_may_then_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_module, "BEAT_S", 0.001)
+    with seated() as (member, cluster):
+        member.ready()
+        said, tell = threading.Event(), member.tell
+
+        def heard(kind: str) -> None:
+            tell(kind)
+            said.set()
+
+        monkeypatch.setattr(member, "tell", heard)
+        with member.busy():
+            assert said.wait(20)
+        assert cluster.server.machine.posts[0].patience.longest_s == 0.0
+        push(member, 1.0)
+        assert member.progress.version == 1
 
 
 def test_a_slot_has_no_name_once_it_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:

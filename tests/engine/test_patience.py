@@ -53,7 +53,7 @@ def test_who_waits_for_data_and_says_so_is_not_given_up_and_that_is_no_pace(
     for _ in range(beats):
         now += FLOOR_S / 2
         assert not patience.is_over(now)
-        patience.heard(now, is_reading=True)
+        patience.heard(now, is_busy=True)
         patience.answered(now)
     assert patience.limit_s == before
 

@@ -155,3 +155,29 @@ def test_a_slow_process_takes_fewer_samples(
         taken[record["rank"]] += record["samples"]
     assert taken.total() == 4 * 2000
     assert taken[1] < taken[0]
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="written for JAX")
+def test_a_first_window_may_take_longer_than_anybody_waits_for_a_word() -> None:
+    """Five steps of a second each: nobody has seen yet how long a window takes."""
+    import jax
+
+    class Late(keras.layers.Layer):
+        def call(self, x):
+            def wait(values):
+                time.sleep(1.0)
+                return values
+
+            like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            return x + 0 * jax.pure_callback(wait, like, jax.lax.stop_gradient(x))
+
+    model = keras.Sequential([keras.Input((2,)), Late(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((80, 2), np.float32)
+    found = shoal.fit(
+        model, x, x[:, :1], strategy="aeasgd:period=5", workers=1, batch_size=8,
+        max_restarts=0, run=False, verbose=0,
+    )  # fmt: skip
+    assert found.run.summary().samples_committed == 80

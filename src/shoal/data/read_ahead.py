@@ -23,7 +23,7 @@ AHEAD = 2
 
 LARGE_BYTES = 1 << 20
 BEAT_S = 1.0
-"""Between two signs of life of whoever waits for data."""
+"""Between two signs of life of whoever waits for data, or works on and on."""
 MOST_S = 600.0
 """That one read may take. A storage that answers nothing must not hold a run for ever,
 and one that is only slow should not end it."""

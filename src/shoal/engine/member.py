@@ -7,13 +7,17 @@ the wire and the vectors' memory, but no model.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from shoal.data.read_ahead import BEAT_S
 from shoal.engine.bulk import Bulk, Sizes, aligned_bytes
 from shoal.engine.center import pull_into, push_into
 from shoal.engine.instructions import Group
@@ -370,6 +374,24 @@ class Member:
     def tell(self, kind: str, **fields: Any) -> None:
         """Tells the controller of something that is no failure yet."""
         self._ask({"kind": kind, **fields})
+
+    @contextmanager
+    def busy(self) -> Generator[None]:
+        """Says every second that it works. Nothing else may be said meanwhile."""
+        is_over = threading.Event()
+
+        def say() -> None:
+            while not is_over.wait(BEAT_S):
+                with suppress(OSError, ShoalError):  # whatever is said next meets it
+                    self.tell("busy")
+
+        thread = threading.Thread(target=say, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
     def fail(self, **report: Any) -> None:
         """Tells the controller that user code raised, whichever server leads."""

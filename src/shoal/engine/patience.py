@@ -42,20 +42,20 @@ class Patience:
         self.since = None
 
     def heard(
-        self, now: float, *, is_ready: bool = False, is_reading: bool = False
+        self, now: float, *, is_ready: bool = False, is_busy: bool = False
     ) -> None:
         """It has said something, and waits for an answer.
 
         Args:
             now: Seconds of the clock.
             is_ready: It said that it has compiled.
-            is_reading: It said that its data is slow to come, which is no pace of its
-                own. It says so every second.
+            is_busy: It said, as it does every second then, that it waits for data, or
+                computes what it never has before: neither is a pace of its own.
         """
         if self.since is None:
             return
         silence, self.since = now - self.since, None
-        if is_reading:
+        if is_busy:
             return
         if is_ready:
             self.startup_s = silence

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -140,7 +141,7 @@ class Worker:
         compute = replace(spec.compute, rank_seed=member.rank)
         self._source = source = spec.open_source()
         if isinstance(source, ReadAhead):
-            source.on_wait = lambda: member.tell("reading")
+            source.on_wait = lambda: member.tell("busy")
         self._reader = Reader(source, spec.order, spec.retry, member.tell)
         sample = self._reader.first(np.arange(SAMPLE_ROWS) % spec.order.rows)
         self._backend = spec.open_backend(compute, sample)
@@ -149,6 +150,7 @@ class Worker:
         size = member.local.size
         self._lane = None if spec.lane is None else Lane(spec.lane, size)
         self._compiled: set[int] = set()
+        self._paced: set[int] = set()
         self._rate: float | None = None
         self._backend.load(member.local, member.statistics)
         self._guard = Guard(
@@ -219,6 +221,13 @@ class Worker:
             self._compiled.add(rows)
             self._member.tell("compiling")
 
+    def _pacing(self, rows: int) -> AbstractContextManager[None]:
+        """Around steps of so many rows: nobody knows how long the first take."""
+        if rows in self._paced:
+            return contextlib.nullcontext()
+        self._paced.add(rows)
+        return self._member.busy()
+
     def _start_over(self, blob: bytes) -> None:
         self._backend.load(self._member.local, self._member.statistics)
         if blob:
@@ -278,10 +287,11 @@ class Worker:
                 began = time.perf_counter()
                 data = self._reader.pieces(batches)
                 read = time.perf_counter()
-                found = backend.run(data, count, replace(clock, start=start))
+                with self._pacing(rows):
+                    found = backend.run(data, count, replace(clock, start=start))
+                    backend.take_metrics(member.bulk.metrics, add=True)
                 if turned is None and found is not None:
                     turned = self.steps + found + 1
-                backend.take_metrics(member.bulk.metrics, add=True)
                 times.data_s += read - began
                 times.compute_s += time.perf_counter() - read
                 taught += batches
@@ -317,8 +327,9 @@ class Worker:
         data = self._reader.pieces([piece])
         read = time.perf_counter()
         gradient = member.bulk.message
-        mass = backend.gradient(data, piece.gang, gradient)
-        backend.take_metrics(member.bulk.metrics, add=False)
+        with self._pacing(piece.rows):
+            mass = backend.gradient(data, piece.gang, gradient)
+            backend.take_metrics(member.bulk.metrics, add=False)
         statistics = backend.statistics()
         times.data_s += read - began
         times.compute_s += time.perf_counter() - read
