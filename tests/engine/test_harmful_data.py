@@ -166,6 +166,7 @@ class Fault(keras.callbacks.Callback):
             raise RuntimeError("broken off")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_is_left_out_stays_so_in_a_run_that_goes_on(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="broken off") as caught:
@@ -179,6 +180,7 @@ def test_what_is_left_out_stays_so_in_a_run_that_goes_on(tmp_path: Path) -> None
     assert len(events(url, "rolling_back")) == len(events(url, "not_finite")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_rollbacks_come_to_an_end(tmp_path: Path) -> None:
     """Every window diverges: nothing that is left out would help."""
@@ -211,7 +213,7 @@ def hurt_by_a_label(y: Any, predicted: Any) -> Any:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", [ALSO_ROUNDS, "all_reduce"])
+@pytest.mark.parametrize("strategy", [ALSO_ROUNDS, ALSO_GANGS])
 def test_a_loss_alone_counts_as_well(strategy: str) -> None:
     x, y = data(is_bad=False)
     y[BAD] = -1.0

@@ -23,7 +23,8 @@ from shoal.runs.store import open_run
 from shoal.training.inputs import read_inputs
 from tests.habits.resume_case import EPOCHS, ROWS, train
 
-pytestmark = pytest.mark.process
+# In one process of pytest: the broken-off run is made once.
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("resume")]
 
 CASE = Path(__file__).with_name("resume_case.py")
 TRAINED = ROWS * 4 // 5  # the rest is for validation
