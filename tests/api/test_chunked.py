@@ -66,6 +66,20 @@ def test_files_give_what_their_arrays_give(
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("more", [{}, {"class_weight": {0: 2.0}}])
+def test_a_plan_runs_preprocess_once(tmp_path: Path, more: dict[str, Any]) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((9, 3), "f4"))
+    runs: list[int] = []
+
+    def preprocess(keys: list[str], objects: list[Any]) -> Any:
+        runs.append(len(keys))
+        x = np.concatenate([np.load(stream) for stream in objects])
+        return x, np.zeros(len(x), "int32"), len(x)
+
+    shoal.plan(line(), tmp_path, preprocess=preprocess, validation_data=None, **more)
+    assert runs == [1]
+
+
 def test_a_shuffle_learns_the_same_line(table: tuple[Path, Any, Any]) -> None:
     folder, _, _ = table
     model = line()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast, final
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.data.chunks import Chunk, ChunkedSource, Offsets
 from shoal.data.sources import Batch, default_floatx
@@ -63,6 +64,11 @@ class ClassWeighted(ChunkedSource):
     def size_bytes(self) -> int:
         """Those of the other source, and the weights."""
         return self._source.size_bytes + len(self) * np.dtype(np.float32).itemsize
+
+    def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Batch:
+        """Returns rows of the other source with their weights."""
+        x, y = self._source.take(indices)
+        return x, y, class_weights(y, self._weights, self._floatx)
 
     def serving(self) -> AbstractContextManager[None]:
         """What the other source needs."""

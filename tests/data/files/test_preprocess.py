@@ -79,6 +79,35 @@ def test_it_need_not_know_of_threads(folder: Path):
     assert inside == [1] * 5
 
 
+def test_a_look_at_a_few_rows_runs_it_no_more(folder: Path):
+    runs: list[int] = []
+
+    def counted(keys: list[str], objects: list[Any]) -> Any:
+        runs.append(len(keys))
+        return double(keys, objects)
+
+    source = open_files(folder, preprocess=counted)
+    looked = source.take(slice(0, 4))
+    again = source.take(np.array([3, 0]))
+    assert runs == [5]
+    whole = source.take(slice(None))
+    assert runs == [5, 5]
+    np.testing.assert_array_equal(looked[0]["x"], whole[0]["x"][:4])
+    np.testing.assert_array_equal(again[1], whole[1][[3, 0]])
+    assert cloudpickle.loads(cloudpickle.dumps(source)).head is None
+
+
+def test_the_first_rows_are_those_of_the_first_good_files(folder: Path):
+    def bad_first(keys: list[str], objects: list[Any]) -> Any:
+        if keys[0].endswith("0.npy"):
+            raise ValueError("bad")
+        return double(keys, objects)
+
+    told: dict[str, Any] = {"files_per_chunk": 1, "on_bad_file": "skip"}
+    source = open_files(folder, preprocess=bad_first, **told)
+    assert source.take(slice(0, 2))[0]["file"].tolist() == [1, 1]
+
+
 ONES = np.ones((3, 2))
 BROKEN: dict[str, tuple[Any, str]] = {
     "no tuple": (ONES, "returned a ndarray"),

@@ -25,9 +25,9 @@ from shoal.data.files.reader import (
     sample_of,
 )
 from shoal.data.files.selection import Selection
-from shoal.data.files.source import FilePortion, FileSource, row_bytes
+from shoal.data.files.source import FilePortion, FileSource, head_of, row_bytes
 from shoal.data.files.store import FileEntry, Store
-from shoal.data.sources import default_floatx
+from shoal.data.sources import Batch, default_floatx
 from shoal.errors import DataError
 
 
@@ -85,7 +85,8 @@ class Counting:
         counted, empty = self._counted(form, files, chosen)
         form = form.settle([part.types for parts in counted for part in parts])
         reader = ColumnReader(form=form, store=self.store, selection=chosen)
-        counted, sample = self._sampled(reader, counted)
+        counted, head = self._sampled(reader, counted)
+        sample = sample_of(head)
         limit = files_per_chunk or form.parts_per_chunk
         portions = _portions(
             [part for parts in counted for part in parts], limit, row_bytes(sample)
@@ -94,6 +95,7 @@ class Counting:
             reader,
             portions,
             sample,
+            head,
             kind=form.kind,
             empty=empty,
             classes=getattr(form, "classes", ()),
@@ -133,11 +135,11 @@ class Counting:
 
     def _sampled(
         self, reader: Reader, counted: list[tuple[Part, ...]]
-    ) -> tuple[list[tuple[Part, ...]], Sample]:
-        """Reads the first part, to see what a row looks like."""
+    ) -> tuple[list[tuple[Part, ...]], Batch]:
+        """Reads the first part, to see what a row looks like; returns a few."""
         for place, parts in enumerate(counted):
             try:
-                return counted[place:], sample_of(reader.read(parts[:1]))
+                return counted[place:], head_of(reader.read(parts[:1]))
             except DataError as error:
                 self.leave_out(parts[0].file.url, error)
         raise self._nothing_left()
@@ -150,14 +152,24 @@ class Counting:
         )
         lock = threading.Lock()
 
-        def count(files: Sequence[FileEntry]) -> tuple[int, Sample]:
+        heads: list[tuple[int, Batch]] = []
+
+        def count(numbered: tuple[int, Sequence[FileEntry]]) -> tuple[int, Sample]:
+            number, files = numbered
             batch = reader.run(files, lock)
-            return len(trees.leaves(batch)[0]), sample_of(batch)
+            rows = len(trees.leaves(batch)[0])
+            with lock:  # of all chunks only the first may stay in memory
+                if rows and not (heads and heads[0][0] < number):
+                    heads[:] = [(number, head_of(batch))]
+            return rows, sample_of(batch)
 
         chunks = groups(self.listing.files, files_per_chunk)
         biggest = max(sum(file.size_bytes for file in files) for files in chunks)
         found = in_parallel(
-            count, chunks, item_bytes=biggest, is_lenient=self.is_lenient
+            count,
+            list(enumerate(chunks)),
+            item_bytes=biggest,
+            is_lenient=self.is_lenient,
         )
         portions: list[FilePortion] = []
         empty: list[str] = []
@@ -184,13 +196,16 @@ class Counting:
             portions.append(portion)
         if sample is None:
             raise self._nothing_left()
-        return self._source(reader, portions, sample, kind="files", empty=empty)
+        return self._source(
+            reader, portions, sample, heads[0][1], kind="files", empty=empty
+        )
 
     def _source(
         self,
         reader: Reader,
         portions: Iterable[FilePortion],
         sample: Sample,
+        head: Batch,
         *,
         kind: str,
         empty: Sequence[str],
@@ -200,6 +215,7 @@ class Counting:
             reader=reader,
             portions=tuple(portions),
             sample=sample,
+            head=head,
             kind=kind,
             skipped=tuple(sorted(self.skipped)),
             empty=tuple(sorted({*self.listing.empty, *empty})),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.data import trees
 from shoal.data.arrays import dtype_of
@@ -17,6 +18,9 @@ from shoal.data.sources import Batch
 from shoal.errors import DataError
 
 OnBadFile: TypeAlias = Literal["raise", "skip"]
+
+HEAD_ROWS = 8
+"""Kept from counting, so that a look at a few rows reads and runs nothing again."""
 
 
 @final
@@ -62,6 +66,8 @@ class FileSource(ChunkedSource):
         empty: URLs of files without rows.
         classes: Names of the classes of images, in the order of their labels.
         on_bad_file: What was asked for, for messages.
+        head: The first rows of the first chunk, where counting read it; it does not
+            travel.
 
     Example:
         >>> from shoal.data.files import open_files
@@ -81,6 +87,7 @@ class FileSource(ChunkedSource):
     empty: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     on_bad_file: OnBadFile = "raise"
+    head: Batch | None = field(default=None, repr=False, compare=False)
     _rows: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +110,19 @@ class FileSource(ChunkedSource):
     def size_bytes(self) -> int:
         """Bytes of all rows, as they are read; files may be smaller, or bigger."""
         return len(self) * row_bytes(self.sample)
+
+    def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Batch:
+        """Returns rows in the order of `indices`; the first few from memory."""
+        if isinstance(indices, slice):
+            indices = np.arange(*indices.indices(len(self)))
+        if self.head is not None and len(indices):
+            kept = len(trees.leaves(self.head)[0])
+            if 0 <= indices.min() <= indices.max() < kept:
+                return trees.map_leaves(lambda rows: rows[indices], self.head)
+        return super().take(indices)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "head": None}
 
     def read(self, chunk: int, epoch: int) -> ArrayChunk:
         """Reads a chunk; the same in every epoch.
@@ -136,6 +156,16 @@ class FileSource(ChunkedSource):
                     "it is read. Write new data under new names; let preprocess= give "
                     "the same rows for the same files."
                 )
+
+
+def head_of(batch: Batch) -> Batch:
+    """Copies the first rows, so that the others are let go.
+
+    Example:
+        >>> head_of((np.arange(100), np.ones(100)))[0]
+        array([0, 1, 2, 3, 4, 5, 6, 7])
+    """
+    return trees.map_leaves(lambda rows: np.array(rows[:HEAD_ROWS]), batch)
 
 
 def row_bytes(sample: Sample) -> int:
