@@ -167,6 +167,27 @@ def test_float64_keeps_its_digits_although_keras_trains_in_float32():
     np.testing.assert_allclose(layer.variance[0, 0], seconds.var(), rtol=1e-5)
 
 
+def large(keys: list[str], objects: list[Any]) -> Any:
+    rows = np.concatenate([np.load(stream) for stream in objects])
+    return rows, None, len(rows)
+
+
+@pytest.mark.parametrize("preprocess", [None, large])
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_float64_of_files_keeps_its_digits(
+    tmp_path: Path, preprocess: Any, is_opened: bool
+):
+    seconds = 1.7e9 + RNG.normal(size=(1000, 1))
+    np.save(tmp_path / "a.npy", seconds)
+    layer = keras.layers.Normalization()
+    told: dict[str, Any] = {"preprocess": preprocess}
+    if is_opened:
+        adapt(layer, open_files(tmp_path, **told))
+    else:
+        adapt(layer, tmp_path, **told)
+    np.testing.assert_allclose(layer.variance[0, 0], seconds.var(), rtol=1e-5)
+
+
 # What may be a source.
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from shoal.data.files import FileSource, open_files
+from shoal.data.reading import Reading
 from shoal.errors import ConfigError, DataError
 
 SCRIPT = "preprocessing.py"
@@ -66,7 +67,11 @@ def is_location(x: Any) -> bool:
 
 
 def open_located(
-    x: Any, y: Any, sample_weight: Any, arguments: FileArguments, where: str
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    arguments: FileArguments,
+    reading: Reading,
 ) -> FileSource:
     """Opens the files that `fit` was pointed to.
 
@@ -75,7 +80,7 @@ def open_located(
         y: Must be None: the files hold the targets.
         sample_weight: Must be None as well.
         arguments: What was said about the files.
-        where: What x was given to, for messages.
+        reading: What x was given to, and the dtype floats are read in.
 
     Raises:
         DataError: Targets are given beside x, or the files cannot be used.
@@ -84,8 +89,8 @@ def open_located(
     for name, value in {"y": y, "sample_weight": sample_weight}.items():
         if value is not None:
             raise DataError(
-                f"{name} is given beside x={x!r} ({where}). Expected files that hold "
-                f"the targets too. Leave {name} out, and name its column with label=."
+                f"{name} is given beside x={x!r} ({reading.where}). Expected files that "
+                f"hold the targets too. Leave {name} out, and name its column with label=."
             )
     urls = [os.fspath(part) for part in x] if isinstance(x, (list, tuple)) else x
     preprocess = arguments.preprocess
@@ -97,6 +102,7 @@ def open_located(
         label=arguments.label,
         preprocess=preprocess,
         on_bad_file=arguments.on_bad_file,  # pyright: ignore - it checks
+        floatx=reading.floatx,
     )
 
 

@@ -94,14 +94,14 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
     files = FileArguments(
         features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
     )
+    # In float64: what came as such keeps its digits.
+    reading = Reading(steps_per_epoch=steps_per_epoch, floatx="float64", where=WHERE)
     found = source
     if isinstance(source, Source):
         files.refuse(WHERE)
+        if isinstance(source, FileSource):
+            found = source.with_floatx("float64")
     else:
-        # In float64: what came as such keeps its digits.
-        reading = Reading(
-            steps_per_epoch=steps_per_epoch, floatx="float64", where=WHERE
-        )
         found, _ = training_data(source, floatx="float64", files=files, reading=reading)
     scan = _Scan.of(layer, found, input)
     with found.serving():

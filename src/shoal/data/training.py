@@ -97,7 +97,7 @@ def _in_chunks(
 ) -> ChunkedSource | None:
     """A source of what is read in chunks, None of arrays."""
     if is_location(data[0]):
-        return open_located(*data, files, reading.where)
+        return open_located(*data, files, reading)
     found = source_of(*data, reading=reading)
     if found is not None:
         files.refuse(reading.where)

@@ -74,6 +74,34 @@ def test_a_table_in_every_format(tmp_path: Path, ending: str):
     np.testing.assert_array_equal(again.take(slice(None))[0], AB)
 
 
+LARGE = 2**24 + np.arange(1, 11)  # no float32 knows the odd ones
+
+
+@pytest.mark.parametrize("ending", FILES)
+def test_whole_numbers_stay_whole_in_one_array(tmp_path: Path, ending: str):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TABLE, "b", LARGE)
+        patch.setitem(globals(), "B", LARGE)
+        (tmp_path / f"one.{ending}").write_bytes(FILES[ending]())
+    x, _ = open_files(tmp_path, features=["b", "c"], label="c").take(slice(None))
+    assert x.dtype == "int64"
+    np.testing.assert_array_equal(x[:, 0], LARGE)
+    mixed, _ = open_files(tmp_path, features=["a", "b"], label="c").take(slice(0, 1))
+    assert mixed.dtype == "float32"
+
+
+def test_whole_numbers_of_unlike_files(tmp_path: Path):
+    for number, kind in enumerate(("i2", "u4", "i4")):
+        table = {"a": np.arange(3, dtype=kind), "y": np.arange(3)}
+        (tmp_path / f"{number}.parquet").write_bytes(parquet_bytes(table))
+    source = open_files(tmp_path, features=["a"], label="y")
+    assert source.take(slice(None))[0].dtype == "int64"
+    table = {"a": np.arange(3, dtype="f8"), "y": np.arange(3)}
+    (tmp_path / "4.parquet").write_bytes(parquet_bytes(table))
+    source = open_files(tmp_path, features=["a"], label="y")
+    assert source.take(slice(None))[0].dtype == "float32"
+
+
 @pytest.mark.parametrize("ending", FILES)
 def test_inputs_by_name_and_weights(tmp_path: Path, ending: str):
     (tmp_path / f"one.{ending}").write_bytes(FILES[ending]())

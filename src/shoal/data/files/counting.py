@@ -27,7 +27,7 @@ from shoal.data.files.reader import (
 from shoal.data.files.selection import Selection
 from shoal.data.files.source import FilePortion, FileSource, head_of, row_bytes
 from shoal.data.files.store import FileEntry, Store
-from shoal.data.sources import Batch, default_floatx
+from shoal.data.sources import Batch
 from shoal.errors import DataError
 
 
@@ -83,7 +83,8 @@ class Counting:
     ) -> FileSource:
         """Counts files that hold columns."""
         counted, empty = self._counted(form, files, chosen)
-        form = form.settle([part.types for parts in counted for part in parts])
+        types = [part.types for parts in counted for part in parts]
+        form, chosen = form.settle(types), chosen.settle(types)
         reader = ColumnReader(form=form, store=self.store, selection=chosen)
         counted, head = self._sampled(reader, counted)
         sample = sample_of(head)
@@ -144,11 +145,13 @@ class Counting:
                 self.leave_out(parts[0].file.url, error)
         raise self._nothing_left()
 
-    def preprocessed(self, preprocess: Preprocess, files_per_chunk: int) -> FileSource:
+    def preprocessed(
+        self, preprocess: Preprocess, files_per_chunk: int, floatx: str
+    ) -> FileSource:
         """Runs the user's code for every chunk, to count its rows."""
         entry_point(preprocess)
         reader = PreprocessReader(
-            preprocess=preprocess, store=self.store, floatx=default_floatx()
+            preprocess=preprocess, store=self.store, floatx=floatx
         )
         lock = threading.Lock()
 

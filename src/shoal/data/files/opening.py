@@ -32,6 +32,7 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
     on_bad_file: OnBadFile = "raise",
     image_size: tuple[int, int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    floatx: str | None = None,
 ) -> FileSource:
     r"""Opens files as a source: lists them, and counts their rows once.
 
@@ -43,8 +44,9 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
         url: Path, folder, glob, any URL fsspec knows ("s3://bucket/prefix/"), or a
             list of these.
         features: Columns that are x: a name keeps the column as it is, a list of names
-            gives one array of floats (rows, columns), a dict one of these for each
-            input. Default None means all but label and weight; of images the image, of
+            gives one array (rows, columns), of whole numbers if all columns hold such
+            in all files and of floats if not; a dict one of these for each input.
+            Default None means all but label and weight; of images the image, of
             NPZ files the key "x".
         label: Columns that are y, in the same forms; () means none. Default None means
             the class of images and the key "y" of NPZ files; tables must name it.
@@ -61,6 +63,8 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
             then. With `preprocess` a chunk's files are left out together.
         image_size: (height, width) that images are resized to.
         storage_options: For fsspec's file system; S3 needs none where boto would not.
+        floatx: Dtype floats are read in; default None means Keras' floatx. Whole
+            numbers stay what they are.
 
     Raises:
         DataError: There are no files, one is bad, or a column is missing or text.
@@ -68,10 +72,10 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
 
     Example:
         >>> import pathlib
-        >>> _ = pathlib.Path("a.csv").write_text("a,b,c\n1,2,0\n3,4,1\n")
+        >>> _ = pathlib.Path("a.csv").write_text("a,b,c\n1.5,2,0\n3,4,1\n")
         >>> source = open_files("a.csv", features=["a", "b"], label="c")
         >>> source.take(slice(0, 1))
-        (array([[1., 2.]], dtype=float32), array([0]))
+        (array([[1.5, 2. ]], dtype=float32), array([0]))
     """
     if on_bad_file not in get_args(OnBadFile):
         raise ConfigError(
@@ -83,6 +87,7 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
             f"files_per_chunk={files_per_chunk} is below 1. Expected how many files "
             "are read at a time. Leave it out for the default."
         )
+    floatx = floatx or default_floatx()
     store = Store(storage_options)
     listing = find_files(url, store)
     counting = Counting(store=store, listing=listing, is_lenient=on_bad_file == "skip")
@@ -95,7 +100,9 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
             "image_size": image_size,
         }
         _refuse([name for name, value in given.items() if value is not None])
-        return counting.preprocessed(preprocess, files_per_chunk or FILES_PER_CHUNK)
+        return counting.preprocessed(
+            preprocess, files_per_chunk or FILES_PER_CHUNK, floatx
+        )
     form, files = _format(counting, format, image_size)
     known = counting.first_names(form, files)
     chosen = select(
@@ -104,7 +111,7 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
         features=features,
         label=label,
         weight=weight,
-        floatx=default_floatx(),
+        floatx=floatx,
         where=files[0].url,
     )
     return counting.columns(form, files, chosen, files_per_chunk)

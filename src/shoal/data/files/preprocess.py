@@ -12,7 +12,7 @@ import io
 import operator
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Protocol, TypeAlias, cast, final
 
 from shoal.data import trees
@@ -78,6 +78,10 @@ class PreprocessReader(Reader):
         """Runs it for the files of one chunk."""
         # A worker reads one chunk at a time: nobody else holds this lock.
         return self.run([part.file for part in parts], threading.Lock())
+
+    def with_floatx(self, floatx: str) -> Reader:
+        """Returns what reads the same, its floats in another dtype."""
+        return replace(self, floatx=floatx)
 
     def run(self, files: Sequence[FileEntry], one_at_a_time: Any) -> Batch:
         """Fetches files, then runs the user's code, which need not know of threads.

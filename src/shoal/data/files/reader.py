@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar, final
 
 import numpy as np
@@ -40,6 +40,10 @@ class Reader(ABC):
         Raises:
             DataError: A file cannot be read; it is named.
         """
+
+    @abstractmethod
+    def with_floatx(self, floatx: str) -> Reader:
+        """Returns what reads the same, its floats in another dtype."""
 
 
 @final
@@ -84,6 +88,10 @@ class ColumnReader(Reader):
                 whole[name][filled : filled + part.rows] = array
             filled += part.rows
         return self.selection.pack(whole)
+
+    def with_floatx(self, floatx: str) -> Reader:
+        """Returns what reads the same, its floats in another dtype."""
+        return replace(self, selection=replace(self.selection, floatx=floatx))
 
 
 def _check_rows(columns: Columns, part: Part) -> None:

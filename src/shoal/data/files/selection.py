@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast, final
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shoal.data import trees
 from shoal.data.arrays import dtype_of
-from shoal.data.files.format import Columns, Format
+from shoal.data.files.format import Columns, Format, Types
 from shoal.data.sources import Batch
 from shoal.errors import DataError
 from shoal.registry import did_you_mean
@@ -23,9 +23,16 @@ Names: TypeAlias = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 @final
 @dataclass(frozen=True)
 class Stack:
-    """Columns that become one array of floats, side by side."""
+    """Columns that become one array, side by side.
+
+    Args:
+        names: Of the columns.
+        whole: Dtype of the array where all of them hold whole numbers in all files;
+            None means floats.
+    """
 
     names: tuple[str, ...]
+    whole: str | None = None
 
 
 Wanted: TypeAlias = "str | Stack | dict[str, str | Stack] | None"
@@ -67,6 +74,31 @@ class Selection:
         leaves = trees.leaves([self.x, self.y])
         return frozenset(leaf for leaf in leaves if isinstance(leaf, str))
 
+    def settle(self, types: Sequence[Types]) -> Selection:
+        """Keeps whole numbers whole where all columns of an array hold such.
+
+        Args:
+            types: Of the columns of every part.
+
+        Example:
+            >>> chosen = Selection(
+            ...     x=Stack(("a", "b")), y=None, weight=None, floatx="float32"
+            ... )
+            >>> chosen.settle([(("a", "int32"), ("b", "int64"))]).x
+            Stack(names=('a', 'b'), whole='int64')
+        """
+        # Of parts without types nothing is known, so that they make floats.
+        known = [dict(one) for one in set(types)]
+
+        def settled(leaf: str | Stack) -> str | Stack:
+            if isinstance(leaf, str):
+                return leaf
+            kinds = {one.get(name, "float") for one in known for name in leaf.names}
+            return replace(leaf, whole=_whole(kinds))
+
+        x, y = (trees.map_leaves(settled, tree) for tree in (self.x, self.y))
+        return replace(self, x=x, y=y)
+
     def pack(self, columns: Columns) -> Batch:
         """Packs columns as Keras packs x, y and sample_weight."""
         x = self._tree(self.x, columns)
@@ -81,10 +113,20 @@ class Selection:
         def array(leaf: str | Stack) -> npt.NDArray[Any]:
             if isinstance(leaf, Stack):
                 _check_flat(leaf, columns)
-                return _stacked([columns[name] for name in leaf.names], self.floatx)
+                dtype = dtype_of(leaf.whole or self.floatx)
+                return _stacked([columns[name] for name in leaf.names], dtype)
             return _as_trained(columns[leaf], self.floatx)
 
         return trees.map_leaves(array, wanted)
+
+
+def _whole(kinds: Collection[str]) -> str | None:
+    """The dtype that holds whole numbers of all these, if there is one."""
+    plain = [kind.removesuffix(" of a list") for kind in kinds]
+    if not plain or any(kind.startswith("float") for kind in plain):
+        return None
+    found = np.result_type(*plain)
+    return found.name if found.kind in "biu" else None
 
 
 def _as_trained(array: npt.NDArray[Any], floatx: str) -> npt.NDArray[Any]:
@@ -104,11 +146,11 @@ def _check_flat(stack: Stack, columns: Columns) -> None:
             )
 
 
-def _stacked(arrays: list[npt.NDArray[Any]], floatx: str) -> npt.NDArray[Any]:
+def _stacked(arrays: list[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Columns side by side; written once, without copies between."""
     widths = [1 if array.ndim == 1 else array.shape[1] for array in arrays]
     ends = np.cumsum([0, *widths])
-    out = np.empty((len(arrays[0]), ends[-1]), dtype_of(floatx))
+    out = np.empty((len(arrays[0]), ends[-1]), dtype)
     for array, start, stop in zip(arrays, ends[:-1], ends[1:], strict=True):
         out[:, start:stop] = array[:, None] if array.ndim == 1 else array
     return out

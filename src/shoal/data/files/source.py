@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
@@ -123,6 +123,15 @@ class FileSource(ChunkedSource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "head": None}
+
+    def with_floatx(self, floatx: str) -> FileSource:
+        """Returns the same samples, their floats read in another dtype."""
+        sample = tuple(
+            (name, floatx if "float" in dtype else dtype, shape)
+            for name, dtype, shape in self.sample
+        )
+        reader = self.reader.with_floatx(floatx)
+        return replace(self, reader=reader, sample=sample, head=None)
 
     def read(self, chunk: int, epoch: int) -> ArrayChunk:
         """Reads a chunk; the same in every epoch.
