@@ -56,6 +56,12 @@ def uncompiled() -> Any:
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
 
+def compiled_with(**given: Any) -> Any:
+    model = uncompiled()
+    model.compile("sgd", **given)
+    return model
+
+
 def ragged() -> np.ndarray:
     rows = np.empty(2, object)
     rows[0], rows[1] = [1.0, 2.0], [1.0]
@@ -92,6 +98,26 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
         DataError,
         {"x": np.ones((64, 5))},
         ("cannot take the data", "(rows, 5)", "model.fit would take"),
+    ),
+    "a loss that is none": (
+        ConfigError,
+        {"model": lambda: compiled_with(loss="mean_sqared")},
+        ("as it was compiled", "loss='mean_sqared'", "Call model.compile again"),
+    ),
+    "a metric that is none": (
+        ConfigError,
+        {"model": lambda: compiled_with(loss="mse", metrics=["acuracy"])},
+        ("Could not interpret metric identifier", "metrics=['acuracy']"),
+    ),
+    "a loss of no output": (
+        ConfigError,
+        {"model": lambda: compiled_with(loss={"nope": "mse"})},
+        ("as it was compiled", "loss={'nope': 'mse'}", "y of (rows,"),
+    ),
+    "weights of too many losses": (
+        ConfigError,
+        {"model": lambda: compiled_with(loss="mse", loss_weights=[1, 2])},
+        ("must match the number of losses", "loss_weights=[1, 2]"),
     ),
     "no samples": (
         DataError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib import import_module
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def prepare(model: Any, sample: Any) -> None:
         sample: A few rows, as `train_step` gets them.
 
     Raises:
-        ConfigError: The model is not compiled.
+        ConfigError: The model is not compiled, or with arguments that Keras refuses.
         DataError: The model does not take such rows.
     """
     if not getattr(model, "compiled", False) or model.optimizer is None:
@@ -76,6 +77,13 @@ def prepare(model: Any, sample: Any) -> None:
         with plain_constants():
             build_metrics(model, x=x, y=y, sample_weight=weights)
     except Exception as error:
+        if y is not None and _is_of_compile(error):
+            raise ConfigError(
+                f"the model {model.name!r} cannot be trained as it was compiled: "
+                f"{_told(error)} Received {_compiled_with(model)} and y of "
+                f"{_shapes(y)}. Expected losses and metrics that Keras knows, nested "
+                "as y. Call model.compile again with such."
+            ) from error
         raise DataError(
             f"the model {model.name!r} cannot take the data: {_told(error)} "
             f"Received x of {_shapes(x)} and y of {_shapes(y)}. Give arrays of the "
@@ -85,6 +93,22 @@ def prepare(model: Any, sample: Any) -> None:
     if not model.optimizer.built:
         with plain_constants():
             model.optimizer.build(model.trainable_variables)
+
+
+def _is_of_compile(error: Exception) -> bool:
+    """Whether it came while Keras made losses and metrics of what it was told."""
+    frames = (frame.f_code for frame, _ in walk_tb(error.__traceback__))
+    return any(
+        code.co_name == "build" and code.co_filename.endswith("compile_utils.py")
+        for code in frames
+    )
+
+
+def _compiled_with(model: Any) -> str:
+    """What of losses and metrics `compile` was told, as a user wrote it."""
+    given = getattr(getattr(model, "_compile_config", None), "config", None) or {}
+    names = ("loss", "loss_weights", "metrics", "weighted_metrics")
+    return ", ".join(f"{n}={given[n]!r}" for n in names if given.get(n) is not None)
 
 
 def _forget_old_metrics(model: Any) -> None:
