@@ -297,6 +297,7 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
     label: Any = None,
     preprocess: Any = None,
     on_bad_file: str = "raise",
+    verbose: int | str = "auto",
 ) -> Any:
     """Returns loss and metrics, computed on several processes, as Keras would.
 
@@ -319,6 +320,7 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         label: Of files.
         preprocess: Of files.
         on_bad_file: Of files.
+        verbose: 0 for silence, 1 or "auto" for Keras' progress bar, 2 for one line.
 
     Returns:
         As `model.evaluate`: a number, a list, or a dict by name.
@@ -331,7 +333,8 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         >>> import keras, numpy as np, shoal
         >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")
-        >>> shoal.evaluate(model, np.zeros((4, 1)), np.ones((4, 1)), return_dict=True)
+        >>> x, y = np.zeros((4, 1)), np.ones((4, 1))
+        >>> shoal.evaluate(model, x, y, return_dict=True, verbose=0)
         {'loss': 1.0}
     """
     from shoal.data.located import FileArguments
@@ -345,10 +348,12 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
     files = FileArguments(
         features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
     )
-    source = scored_source((x, y, sample_weight), files=files, reading=reading)
+    source = scored_source(
+        (x, y, sample_weight), files=files, reading=reading, is_served=True
+    )
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
-        custom_objects=custom_objects, factory=factory,
+        custom_objects=custom_objects, factory=factory, verbose=verbose,
     )  # fmt: skip
     found = scoring.evaluate(model, source, asked)
     return found if return_dict else model._flatten_metrics_in_order(found)
@@ -367,6 +372,7 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
     label: Any = None,
     preprocess: Any = None,
     on_bad_file: str = "raise",
+    verbose: int | str = "auto",
 ) -> Any:
     """Returns predictions, computed on several processes, in the order of the rows.
 
@@ -382,6 +388,7 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
         label: Of files.
         preprocess: Of files.
         on_bad_file: Of files.
+        verbose: 0 for silence, 1 or "auto" for Keras' progress bar, 2 for one line.
 
     Returns:
         As `model.predict`: an array, or arrays nested as the model's outputs.
@@ -393,7 +400,7 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
     Example:
         >>> import keras, numpy as np, shoal
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Flatten()])
-        >>> shoal.predict(model, np.array([[1.0, 2.0]]))
+        >>> shoal.predict(model, np.array([[1.0, 2.0]]), verbose=0)
         array([[1., 2.]], dtype=float32)
     """
     from shoal.data.located import FileArguments
@@ -407,10 +414,12 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
     files = FileArguments(
         features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
     )
-    source = scored_source((x, None, None), files=files, reading=reading)
+    source = scored_source(
+        (x, None, None), files=files, reading=reading, is_served=True
+    )
     asked = scoring.Asked(
         workers=workers, threads=threads, batch_size=batch_size, steps=steps,
-        custom_objects=custom_objects, factory=factory,
+        custom_objects=custom_objects, factory=factory, verbose=verbose,
     )  # fmt: skip
     return scoring.predict(model, source, asked)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,6 +208,62 @@ def test_batches_are_scored_as_keras_scores_them() -> None:
         shoal.predict(model, Batches(), batch_size=64)
 
 
+@pytest.mark.usefixtures("streamed")
+def test_a_generator_is_scored_batch_by_batch() -> None:
+    model = line()
+    wanted = model.evaluate(endless(), steps=30, verbose=0)
+    told: dict[str, Any] = {"steps": 30, "workers": 1, "verbose": 0}
+    assert shoal.evaluate(model, endless(), **told) == pytest.approx(wanted, rel=1e-6)
+    found = shoal.predict(model, endless(), **told)
+    wanted = model.predict(endless(), steps=30, verbose=0)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_generator_that_ends_early_is_told_in_steps() -> None:
+    short = (Batches()[i] for i in range(3))
+    with pytest.raises(DataError, match=r"ended after 3 batches.*Pass fewer steps or"):
+        shoal.evaluate(line(), short, steps=5, verbose=0)
+
+    def fails() -> Iterator[Any]:
+        yield Batches()[0]
+        raise KeyError("color")
+
+    with pytest.raises(DataError, match=r"data of predict\): KeyError") as caught:
+        shoal.predict(line(), fails(), steps=5, verbose=0)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_validation_on_a_generator_is_kept_on_disk(
+    table: tuple[Path, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    told: dict[str, Any] = {"label": "y", "epochs": 2, "strategy": "all_reduce"}
+    found = fit(line(), table[0], validation_data=endless(), validation_steps=6, **told)
+    whole = [Batches()[i] for i in range(6)]
+    x, y = (np.concatenate(parts) for parts in zip(*whole, strict=True))
+    kept = fit(
+        line(), table[0], validation_data=(x, y), validation_batch_size=20, **told
+    )
+    assert found.history["val_loss"] == pytest.approx(kept.history["val_loss"], 1e-6)
+    gc.collect()
+    assert not list(tmp_path.glob("shoal-spool-*"))
+
+
+def test_scoring_shows_what_keras_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    model, (x, y) = line(), Batches()[0]
+    for score in (lambda **v: shoal.evaluate(model, x, y, **v),
+                  lambda **v: shoal.predict(model, x, **v)):  # fmt: skip
+        score(verbose=0)
+        assert capsys.readouterr().out == ""
+        for verbose in (1, 2, "auto"):
+            score(verbose=verbose)
+            assert "1/1" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match="verbose=3 cannot be used"):
+            score(verbose=3)
+
+
 def test_who_scores_a_stream_is_asked_for_steps() -> None:
     with pytest.raises(ConfigError, match=r"^steps=None, .* Pass steps\.$"):
         shoal.evaluate(line(), endless())
@@ -234,6 +292,17 @@ class TestOnProcesses:
         assert found == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
         found = shoal.predict(model, folder, **told)
         np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
+
+    @pytest.mark.usefixtures("streamed")
+    def test_a_generator_is_scored_by_several(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        model = line()
+        told: dict[str, Any] = {"steps": 30, "workers": 2, "verbose": 2}
+        found = shoal.predict(model, endless(), **told)
+        assert capsys.readouterr().out.startswith("30/30")
+        wanted = model.predict(endless(), steps=30, verbose=0)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
     def test_every_sample_is_counted_once_though_a_worker_dies(
         self, table: tuple[Path, Any, Any], tmp_path: Path

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.data import ArraySource
+from shoal.data import ArraySource, ChunkedSource
 from shoal.errors import ConfigError, DataError, WorkerFailed, WorkerLost
 from shoal.facts import Gpu, MachineFacts
 from shoal.training import scoring
@@ -22,6 +24,21 @@ from shoal.training.scoring import Asked, worker_count
 from tests.api.problems import line, linear, two_headed, two_targets
 
 DRIVER = os.getpid()
+
+
+class Large(ChunkedSource):
+    """Ten million rows, none of which is read."""
+
+    @property
+    def chunk_rows(self) -> Sequence[int]:
+        return (10**7,)
+
+    @property
+    def size_bytes(self) -> int:
+        return 200 << 30
+
+    def read(self, chunk: int, epoch: int) -> Any:
+        raise AssertionError("nobody reads it")
 
 
 @pytest.mark.process
@@ -53,6 +70,14 @@ def test_predictions_keep_order_and_nesting() -> None:
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-6)
         found[name][:] = 0.0  # the caller's own memory
+
+
+def test_parts_and_open_files_are_bounded_however_large_the_data() -> None:
+    job: Any = SimpleNamespace(source=Large(), rows=10**7, batch_size=100, workers=2)
+    bounds = scoring._bounds(job)
+    assert len(bounds) == scoring.MOST_CHUNKS
+    assert (bounds[0][0], bounds[-1][1]) == (0, 10**7)
+    assert scoring._part_rows(job) == 700  # 15 MB of rows of 21 KB
 
 
 def test_return_forms_are_those_of_keras() -> None:

@@ -143,8 +143,8 @@ def next_chunk(
         raise DataError(
             f"The {packing.kind} ended after {place.chunk:,} batches of epoch "
             f"{place.epoch} ({packing.where}). Expected {len(chunk_rows):,} batches "
-            "in every epoch. Pass fewer steps_per_epoch or fewer epochs, or let it "
-            "go on without an end (while True)."
+            f"in every epoch. Pass fewer {packing.steps_name} or fewer epochs, or let "
+            "it go on without an end (while True)."
         ) from None
     return packing.chunk(batch, f"batch {place.chunk:,} of epoch {place.epoch}", rows)
 

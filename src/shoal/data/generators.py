@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, final
 
 from shoal.data.batches import Packing, bytes_per_row
 from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
-from shoal.data.feeding import AHEAD_BYTES, Feed
+from shoal.data.feeding import AHEAD_BYTES, Feed, next_chunk
 from shoal.data.spool import Place, Spool
 from shoal.errors import ConfigError, DataError
 
@@ -175,6 +175,23 @@ class FedSource(ChunkedSource):
                 "that made it or by its workers. Make a new one."
             )
         return self._packed(self._passes.peek(chunk), chunk)
+
+    def first_pass(self) -> Iterator[ArrayChunk]:
+        """Yields the batches of the first epoch, once; keeps none of them.
+
+        Raises:
+            DataError: The user's code gives no batch, or another one than expected.
+        """
+        if self._passes is None:
+            raise RuntimeError("a source that travelled is not read from there")
+        epoch = self._epochs.start
+        batches = self._passes.of(epoch)
+        try:
+            for chunk, rows in enumerate(self._chunk_rows):
+                place = Place(epoch, chunk)
+                yield next_chunk(batches, self._packing, place, self._chunk_rows, rows)
+        finally:
+            self._passes.close()
 
     @contextmanager
     def serving(self) -> Generator[None]:

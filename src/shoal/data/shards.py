@@ -262,8 +262,8 @@ class _StreamChunk:
                     f"The {self._name} of the {self._packing.kind} ended after "
                     f"{self._stop:,} rows ({self._packing.where}). "
                     f"Expected {self._rows:,} rows, as promised before training. "
-                    "Pass fewer steps_per_epoch or rows, or see that a shard has "
-                    "as many rows whenever it is read."
+                    f"Pass fewer {self._packing.steps_name} or rows, or see that a "
+                    "shard has as many rows whenever it is read."
                 )
             self._start = self._stop
             name = f"batch from row {self._start:,} of {self._name}"

@@ -12,9 +12,11 @@ from shoal.data.adapting import source_of
 from shoal.data.arrays import FIT, Column, check_lengths, named_columns
 from shoal.data.batches import as_arrays
 from shoal.data.chunks import GROUP_BYTES, ChunkedSource
+from shoal.data.generators import FedSource
 from shoal.data.located import FileArguments, is_location, open_located
 from shoal.data.reading import Reading
 from shoal.data.sources import ArraySource, Source, default_floatx
+from shoal.data.spooled import SpooledSource
 from shoal.data.streams import refuse_streams
 from shoal.data.weighted import ClassWeighted
 from shoal.data.weights import check_class_weight, class_weights, weights_per_output
@@ -110,8 +112,10 @@ def _held_out(
     """What to validate on."""
     if data is None:
         return None
-    parts = (data, None, None) if is_location(data) else unpack(data)
-    return scored_source(parts, files=files, reading=reading)
+    if is_location(data):
+        return scored_source((data, None, None), files=files, reading=reading)
+    # What was said about files is about x, then.
+    return scored_source(unpack(data), reading=reading)
 
 
 def scored_source(
@@ -119,16 +123,19 @@ def scored_source(
     *,
     files: FileArguments | None = None,
     reading: Reading | None = None,
+    is_served: bool = False,
 ) -> ArraySource | ChunkedSource:
     """Rows to score, in their order.
 
-    What comes in chunks stays so where it is large and everybody can read it. Else it
-    is read here, whole: little data is scored faster from memory.
+    What comes in chunks stays so where it is large: what only this process can read,
+    and nobody serves, is written to disk once. Little data is read here, whole: it is
+    scored faster from memory.
 
     Args:
         data: x, y and sample_weight, each as for `fit`.
         files: How files are read, where x names some.
         reading: How many batches, where x comes in batches.
+        is_served: Whether the caller enters `serving`, and reads it once.
 
     Raises:
         DataError: Something is missing, bad, or cannot be used.
@@ -138,7 +145,9 @@ def scored_source(
     chunked = _in_chunks(data, files or FileArguments(), reading)
     if chunked is None:
         return weighted_source(data, None, reading.floatx, reading.where)
-    if chunked.travels_alone and chunked.size_bytes > WHOLE_BYTES:
+    if chunked.size_bytes > WHOLE_BYTES:
+        if isinstance(chunked, FedSource) and not is_served:
+            return SpooledSource(chunked)
         return chunked
     rows = unpack_batch(chunked.take(slice(None)))
     return ArraySource(*rows, floatx=reading.floatx, where=reading.where)

@@ -216,7 +216,7 @@ def read(arguments: Arguments) -> Ready:
         ),
         work=work.with_packed(),
         arguments=arguments,
-        verbose=_verbosity(arguments.verbose),
+        verbose=verbosity(arguments.verbose),
     )
 
 
@@ -356,8 +356,16 @@ def _check_inline(arguments: Arguments, strategy: Strategy) -> None:
         )
 
 
-def _verbosity(verbose: int | str) -> int | str:
-    """What is shown: an argument beats the environment."""
+def verbosity(verbose: int | str) -> int | str:
+    """Returns what is shown: an argument beats the environment.
+
+    Raises:
+        ConfigError: It is nothing that Keras knows.
+
+    Example:
+        >>> verbosity(2)
+        2
+    """
     if verbose == "auto":
         found = environment().verbose
         return "auto" if found is None else found

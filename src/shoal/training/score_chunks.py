@@ -11,10 +11,11 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -31,6 +32,7 @@ DONE = 1
 
 Compute: TypeAlias = Callable[[Any, Any, int], trees.Tree]
 """(model, rows as Keras packs them, batch_size) -> nested arrays."""
+Join: TypeAlias = Callable[[Sequence[trees.Tree]], trees.Tree]
 
 
 @final
@@ -40,23 +42,33 @@ class ScoreTask:
 
     Args:
         model: What `travel.pack` made.
-        compute: What to do with each chunk.
+        compute: What to do with the rows of each part.
+        join: Makes the results of a chunk's parts one.
         open_source: Opens the rows, in memory or in chunks.
         board: Descriptor of one byte a chunk: 0 to do, `DONE`; locked while claimed.
         results: One descriptor a chunk, filled by whoever computes it.
         bounds: First row and end of each chunk.
         batch_size: Rows of one step.
+        part_rows: That are in memory at a time, a whole number of steps.
         first: The chunk to begin with, so that processes start apart.
     """
 
     model: bytes
     compute: Compute
+    join: Join
     open_source: Callable[[], Source]
     board: int
     results: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
     batch_size: int
+    part_rows: int
     first: int = 0
+
+    def parts(self, chunk: int) -> list[tuple[int, int]]:
+        """Cuts a chunk into what is computed at a time."""
+        start, stop = self.bounds[chunk]
+        edges = [*range(start, stop, self.part_rows), stop]
+        return list(pairwise(edges))
 
 
 def score(task: ScoreTask) -> None:
@@ -70,9 +82,11 @@ def score(task: ScoreTask) -> None:
         chunk = (task.first + place) % count
         with _claimed(task.board, chunk) as is_ours:
             if is_ours and board[chunk] != DONE:
-                rows = take_forwards(source, *task.bounds[chunk])
-                result = task.compute(model, rows, task.batch_size)
-                _leave(result, task.results[chunk])
+                found = [
+                    task.compute(model, take_forwards(source, *part), task.batch_size)
+                    for part in task.parts(chunk)
+                ]
+                _leave(task.join(found), task.results[chunk])
                 board[chunk] = DONE
     source.close()
     sys.exit(0)
@@ -85,10 +99,29 @@ def evaluate_chunk(model: Any, rows: Any, batch_size: int) -> trees.Tree:
     return MetricStates.of(model).read(model)
 
 
-def predict_chunk(model: Any, rows: Any, batch_size: int) -> trees.Tree:
+def predict_chunk(
+    model: Any, rows: Any, batch_size: int, verbose: int | str = 0
+) -> trees.Tree:
     """Returns predictions for some rows, by Keras' own `predict`."""
     x, _, _ = import_module("keras").utils.unpack_x_y_sample_weight(rows)
-    return model.predict(x, batch_size=batch_size, verbose=0)
+    return model.predict(x, batch_size=batch_size, verbose=verbose)
+
+
+def add_states(parts: Sequence[trees.Tree]) -> trees.Tree:
+    """Returns the sums of metric state over all rows of some parts."""
+    return np.sum(parts, axis=0)
+
+
+def join_rows(parts: Sequence[trees.Tree]) -> trees.Tree:
+    """Returns predictions of some parts in one, in their order.
+
+    Example:
+        >>> join_rows([{"a": np.ones(1)}, {"a": np.zeros(2)}])
+        {'a': array([1., 0., 0.])}
+    """
+    columns = zip(*map(trees.leaves, parts), strict=True)
+    joined = iter([np.concatenate(column) for column in columns])
+    return trees.map_leaves(lambda _: next(joined), parts[0])
 
 
 @contextmanager

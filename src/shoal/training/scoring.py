@@ -40,12 +40,16 @@ from shoal.plan.request import (
     read_workers,
     require_whole,
 )
-from shoal.training.arguments import check_batch_size, check_custom_objects
+from shoal.training.arguments import check_batch_size, check_custom_objects, verbosity
+from shoal.training.score_bar import ScoreBar
 from shoal.training.score_chunks import (
     DONE,
     Compute,
+    Join,
     ScoreTask,
+    add_states,
     evaluate_chunk,
+    join_rows,
     predict_chunk,
 )
 from shoal.training.staging import place_variables, preload_for
@@ -59,6 +63,8 @@ CHUNKS_PER_WORKER = 4
 
 PART_BYTES = 16 << 20
 """Of data in chunks that one process has in memory at a time, beside open chunks."""
+MOST_CHUNKS = 256
+"""Each has an open file for its result; a process may have 1,024 of them."""
 
 WORTH_A_PROCESS = 3e10
 """Multiplications one core does while another process starts, about three seconds."""
@@ -76,6 +82,7 @@ class Asked:
         steps: Steps to take, None for all rows.
         custom_objects: As for `keras.saving.load_model`.
         factory: Makes the model anew on processes, None to send it.
+        verbose: As in Keras.
     """
 
     workers: Workers = "auto"
@@ -84,6 +91,7 @@ class Asked:
     steps: int | None = None
     custom_objects: Mapping[str, Any] | None = None
     factory: Callable[[], Any] | None = None
+    verbose: int | str = 0
 
 
 @final
@@ -100,6 +108,7 @@ class _Job:
     custom_objects: Mapping[str, Any] | None
     factory: Callable[[], Any] | None
     sample: Any
+    verbose: int | str
     places: tuple[Place, ...] = ()
 
 
@@ -113,16 +122,27 @@ def evaluate(
         WorkerFailed: Code of the model raised on a process.
         WorkerLost: Processes died too often.
     """
+    with source.serving():
+        return _evaluate(model, source, asked)
+
+
+def _evaluate(
+    model: Any, source: ArraySource | ChunkedSource, asked: Asked
+) -> dict[str, float]:
+    """The same, of rows that can be read."""
     sample = source.take(slice(0, SAMPLE_ROWS))
     prepare(model, sample)
     job = _job(model, source, asked, sample)
     targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
     if job.workers > 1 and not unmergeable(model, targets):
         states = MetricStates.of(model)
-        return states.results(model, states.merge(_scored(job, evaluate_chunk)))
+        found, bar = _scored(job, evaluate_chunk, add_states)
+        results = states.results(model, states.merge(found))
+        bar.end(results)
+        return results
     steps = -(-job.rows // job.batch_size)
     here = Validation(source=source, batch_size=job.batch_size, steps=steps)
-    return here.of(model)()
+    return here.of(model, job.verbose)()
 
 
 def predict(
@@ -136,19 +156,27 @@ def predict(
         WorkerFailed: Code of the model raised on a process.
         WorkerLost: Processes died too often.
     """
+    with source.serving():
+        return _predict(model, source, asked)
+
+
+def _predict(
+    model: Any, source: ArraySource | ChunkedSource, asked: Asked
+) -> trees.Tree:
+    """The same, from rows that can be read."""
     sample = source.take(slice(0, SAMPLE_ROWS))
     build(model, sample)
     check_inputs(model, sample)
     job = _job(model, source, asked, sample)
     if job.workers == 1 and isinstance(source, ChunkedSource):
         with batches(source, job.rows, job.batch_size, is_input=True) as found:
-            return model.predict(found, verbose=0)
+            return model.predict(found, verbose=job.verbose)
     if job.workers == 1:
-        return predict_chunk(model, source.take(slice(0, job.rows)), job.batch_size)
-    found = _scored(job, predict_chunk)
-    columns = [trees.leaves(part) for part in found]
-    joined = iter([np.concatenate(parts) for parts in zip(*columns, strict=True)])
-    return trees.map_leaves(lambda _: next(joined), found[0])
+        rows = source.take(slice(0, job.rows))
+        return predict_chunk(model, rows, job.batch_size, verbose=job.verbose)
+    found, bar = _scored(job, predict_chunk, join_rows)
+    bar.end()
+    return join_rows(found)
 
 
 def _job(
@@ -185,6 +213,7 @@ def _job(
         custom_objects=asked.custom_objects,
         factory=asked.factory,
         sample=sample,
+        verbose=verbosity(asked.verbose),
         places=places(machine.gpus, workers) if workers > 1 else (),
     )
 
@@ -216,7 +245,9 @@ def worker_count(
     return max(1, min(most, batches))
 
 
-def _scored(job: _Job, compute: Compute) -> list[trees.Tree]:
+def _scored(
+    job: _Job, compute: Compute, join: Join
+) -> tuple[list[trees.Tree], ScoreBar]:
     """Has every chunk computed; returns their results in order."""
     packed = pack(
         job.model,
@@ -232,14 +263,17 @@ def _scored(job: _Job, compute: Compute) -> list[trees.Tree]:
         task = ScoreTask(
             model=packed,
             compute=compute,
+            join=join,
             open_source=open_source,
             board=board.descriptor,
             results=tuple(result.descriptor for result in results),
             bounds=bounds,
             batch_size=job.batch_size,
+            part_rows=_part_rows(job),
         )
-        _Crew(task, job, data.descriptor).work()
-        return [_result(descriptor) for descriptor in task.results]
+        bar = ScoreBar(bounds, job.batch_size, job.verbose)
+        _Crew(task, job, data.descriptor, bar).work()
+        return [_result(descriptor) for descriptor in task.results], bar
 
 
 def _blob(stack: ExitStack) -> SharedBlob:
@@ -262,17 +296,25 @@ def _opening(
 def _bounds(job: _Job) -> tuple[tuple[int, int], ...]:
     """Cuts rows into chunks of whole batches, a few for each worker.
 
-    Of data that is not in memory they are small enough to be.
+    Of data that is not in memory they are more, so that nobody waits long for the last.
     """
     rows, batch_size = job.rows, job.batch_size
     steps = -(-rows // batch_size)
     wanted = job.workers * CHUNKS_PER_WORKER
     if isinstance(job.source, ChunkedSource):
         size_bytes = job.source.size_bytes * rows // len(job.source)
-        wanted = max(wanted, -(-size_bytes // PART_BYTES))
+        wanted = max(wanted, min(MOST_CHUNKS, -(-size_bytes // PART_BYTES)))
     chunks = min(steps, wanted)
     edges = [batch_size * (steps * i // chunks) for i in range(chunks)] + [rows]
     return tuple(pairwise(edges))
+
+
+def _part_rows(job: _Job) -> int:
+    """Rows that one process has in memory at a time, in whole batches."""
+    if not isinstance(job.source, ChunkedSource):
+        return job.rows
+    row_bytes = max(1, job.source.size_bytes // len(job.source))
+    return job.batch_size * max(1, PART_BYTES // row_bytes // job.batch_size)
 
 
 def _result(descriptor: int) -> trees.Tree:
@@ -291,6 +333,7 @@ class _Crew:
     task: ScoreTask
     job: _Job
     data: int
+    bar: ScoreBar
     losses: int = field(default=0, init=False)
 
     def work(self) -> None:
@@ -302,8 +345,9 @@ class _Crew:
         count = len(task.bounds)
         try:
             for number in range(workers):
-                self._start(launcher, number, count * number // workers)
-            while board[:].count(DONE) < count:
+                self._start(launcher, number, self._first_of(number))
+            while (done := board[:]).count(DONE) < count:
+                self.bar.show([state == DONE for state in done[:count]])
                 for gone in launcher.poll().values():
                     if gone.code:
                         self._replace(launcher, gone)
@@ -311,6 +355,13 @@ class _Crew:
         finally:
             launcher.close()
             board.close()
+
+    def _first_of(self, number: int) -> int:
+        """Where a process begins: apart from others, but for what comes in order."""
+        source, workers = self.job.source, self.job.workers
+        if isinstance(source, ChunkedSource) and not source.travels_alone:
+            return 0
+        return len(self.task.bounds) * number // workers
 
     def _start(self, launcher: ProcessLauncher, number: int, first: int) -> None:
         backend, gpus = import_module("keras").backend.backend(), self.job.places

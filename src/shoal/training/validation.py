@@ -31,24 +31,25 @@ class Validation:
     batch_size: int
     steps: int | None = None
 
-    def of(self, model: Any) -> Callable[..., dict[str, float]]:
+    def of(self, model: Any, verbose: int | str = 0) -> Callable[..., dict[str, float]]:
         """Returns what evaluates a model, for `Habits.validate`."""
         source = self.source
         if isinstance(source, ChunkedSource):
-            return self._of_chunks(model, source)
+            return self._of_chunks(model, source, verbose)
         unpack = import_module("keras").utils.unpack_x_y_sample_weight
         x, y, weights = unpack(source.take(slice(None)))
 
         def validate(callbacks: Any = None) -> dict[str, float]:
             return model.evaluate(
                 x, y, sample_weight=weights, batch_size=self.batch_size,
-                steps=self.steps, callbacks=callbacks, verbose=0, return_dict=True,
+                steps=self.steps, callbacks=callbacks, verbose=verbose,
+                return_dict=True,
             )  # fmt: skip
 
         return validate
 
     def _of_chunks(
-        self, model: Any, source: ChunkedSource
+        self, model: Any, source: ChunkedSource, verbose: int | str
     ) -> Callable[..., dict[str, float]]:
         """The same, of what is read in chunks, anew each time."""
         rows = min(len(source), (self.steps or len(source)) * self.batch_size)
@@ -56,7 +57,7 @@ class Validation:
         def validate(callbacks: Any = None) -> dict[str, float]:
             with batches(source, rows, self.batch_size) as found:
                 return model.evaluate(
-                    found, callbacks=callbacks, verbose=0, return_dict=True
+                    found, callbacks=callbacks, verbose=verbose, return_dict=True
                 )
 
         return validate
