@@ -219,6 +219,10 @@ def test_a_generator_is_scored_batch_by_batch() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch",
+    reason="Keras leaves threads of its callbacks behind where evaluate fails",
+)
 @pytest.mark.usefixtures("streamed")
 def test_a_generator_that_ends_early_is_told_in_steps() -> None:
     short = (Batches()[i] for i in range(3))
