@@ -106,8 +106,8 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
     ),
     "a metric that is none": (
         ConfigError,
-        {"model": lambda: compiled_with(loss="mse", metrics=["acuracy"])},
-        ("Could not interpret metric identifier", "metrics=['acuracy']"),
+        {"model": lambda: compiled_with(loss="mse", metrics=["no_metric"])},
+        ("Could not interpret metric identifier", "metrics=['no_metric']"),
     ),
     "a loss of no output": (
         ConfigError,

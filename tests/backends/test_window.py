@@ -48,3 +48,39 @@ def test_the_first_step_of_many(steps: int, bad: int) -> None:
 
 def test_weights_that_grow_too_large_show_in_the_next_step() -> None:
     assert opened(learning_rate=1e30).run(rows(4), 4, Clock()) == 1
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a matter of XLA on CPU")
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_convolutions_go_step_by_step_to_where_a_loop_would(momentum: float) -> None:
+    layers, found = keras.layers, list[Any]()
+    data = rows(WINDOW)
+    for is_stepwise in (True, False):
+        keras.utils.set_random_seed(4)
+        inner: list[Any] = [layers.Reshape((3, 1)), layers.Conv1D(4, 2)]
+        net = keras.Sequential(
+            [keras.Input((3,)), *inner, layers.Flatten(), layers.Dense(1)]
+        )
+        rate = keras.optimizers.schedules.InverseTimeDecay(0.1, 2, 0.5)
+        net.compile(keras.optimizers.Adam(rate), "mse", metrics=["mae"])
+        net.build((None, 3))
+        net.optimizer.build(net.trainable_variables)
+        net.train_on_batch(data[0][:1], data[1][:1])
+        spec = ComputeSpec(window=WINDOW, batch_size=BATCH, local_momentum=momentum)
+        backend: Any = backend_class("jax")(net, spec)
+        backend.warm_up(data, is_gradient=False)
+        assert backend._is_stepwise
+        backend._is_stepwise = is_stepwise
+        backend.run(data, WINDOW, Clock(start=3.0, pace=2.0))
+        sums = np.zeros(backend.metrics_size)
+        backend.take_metrics(sums, add=False)
+        found.append((*backend.read(), sums))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a matter of XLA on CPU")
+def test_without_convolutions_a_window_is_one_program() -> None:
+    backend: Any = opened()
+    backend.warm_up(rows(WINDOW), is_gradient=False)
+    assert not backend._is_stepwise

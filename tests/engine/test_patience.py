@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,9 +54,26 @@ def test_who_waits_for_data_and_says_so_is_not_given_up_and_that_is_no_pace(
     for _ in range(beats):
         now += FLOOR_S / 2
         assert not patience.is_over(now)
-        patience.heard(now, is_busy=True)
+        patience.heard(now, is_reading=True)
         patience.answered(now)
     assert patience.limit_s == before
+
+
+@given(SECONDS, st.integers(1, 100))
+def test_what_is_done_for_the_first_time_shows_the_pace(
+    startup_s: float, beats: int
+) -> None:
+    patience, start = worked(startup_s, [])
+    now = start
+    for _ in range(beats):
+        now += FLOOR_S / 2
+        assert not patience.is_over(now)
+        patience.heard(now, is_busy=True)
+        patience.answered(now)
+    patience.heard(now)
+    assert patience.longest_s == pytest.approx(now - start)
+    patience.answered(now)
+    assert not patience.is_over(now + TIMES * (now - start))
 
 
 def test_nobody_is_given_up_while_it_compiles_or_waits() -> None:

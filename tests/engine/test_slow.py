@@ -175,9 +175,9 @@ def test_a_first_window_may_take_longer_than_anybody_waits_for_a_word() -> None:
 
     model = keras.Sequential([keras.Input((2,)), Late(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    x = np.ones((80, 2), np.float32)
+    x = np.ones((120, 2), np.float32)
     found = shoal.fit(
         model, x, x[:, :1], strategy="aeasgd:period=5", workers=1, batch_size=8,
         max_restarts=0, run=False, verbose=0,
     )  # fmt: skip
-    assert found.run.summary().samples_committed == 80
+    assert found.run.summary().samples_committed == 120

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, final
 
 import jax
@@ -34,6 +35,7 @@ class JaxBackend(Backend):
         self._spec = spec
         self._parts = parts = Parts(model, spec)
         self._window, self._gradient = Window(parts), Gradient(parts)
+        self._is_stepwise = False
         self.layout = parts.layout
         self.statistics_layout = parts.statistics_layout
         self.metrics_size = parts.metrics_size
@@ -60,7 +62,9 @@ class JaxBackend(Backend):
         return np.asarray(self.state.weights), np.asarray(self.state.statistics)
 
     def run(self, data: Data, steps: int, clock: Clock) -> int | None:
-        """Takes `steps` optimizer steps as one program."""
+        """Takes `steps` optimizer steps, as one program where that is faster."""
+        if self._is_stepwise:
+            return self._step_by_step(data, steps, clock)
         staged = self._staged(data, steps)
         with _random_numbers(self._spec):
             self.state, grown, fine = self._window.run(
@@ -68,6 +72,22 @@ class JaxBackend(Backend):
             )
         self._count(grown)
         return int(fine) if int(fine) < steps else None
+
+    def _step_by_step(self, data: Data, steps: int, clock: Clock) -> int | None:
+        size = jax.tree.leaves(data)[0].shape[0] // steps
+        turned: int | None = None
+        for step in range(steps):
+            rows = slice(step * size, (step + 1) * size)
+            staged = jax.tree.map(lambda a, rows=rows: a[rows][None], data)
+            at = replace(clock, start=clock.start + step * clock.pace)
+            with _random_numbers(self._spec):
+                self.state, grown, fine = self._window.step(
+                    *self.state.parted(), staged, _clock(at)
+                )
+            self._count(grown)
+            if turned is None and not int(fine):
+                turned = step
+        return turned
 
     def _staged(self, data: Data, steps: int) -> Data:
         """Rows as (window, batch, ...); what is beyond `steps` is never read."""
@@ -205,7 +225,12 @@ class JaxBackend(Backend):
         rows = jax.tree.leaves(data)[0].shape[0]
         staged = self._staged(data, max(1, rows // self._spec.batch_size))
         parted, clock = self.state.parted(), _clock(Clock())
-        _compile(self._window.run.lower(*parted, staged, np.int32(1), clock))
+        program = self._window.run.lower(*parted, staged, np.int32(1), clock)
+        self._is_stepwise = self._window.is_slow(program)
+        if self._is_stepwise:
+            one = jax.tree.map(lambda a: a[:1], staged)
+            program = self._window.step.lower(*self.state.parted(), one, clock)
+        _compile(program)
 
 
 def _compile(*programs: jax.stages.Lowered) -> None:

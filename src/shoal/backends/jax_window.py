@@ -15,7 +15,10 @@ from shoal.backends.parts import wide
 
 @final
 class Window:
-    """Many local steps as one compiled loop.
+    """Many local steps as one compiled loop, or one step at a time.
+
+    XLA's convolutions on CPU take about twenty times as long within a loop as outside:
+    models that have some take their steps one by one there, as Keras' own fit does.
 
     Args:
         parts: The model's.
@@ -24,9 +27,22 @@ class Window:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.run = jax.jit(self._run, donate_argnums=1)
+        self.step = jax.jit(self._step, donate_argnums=1)
+
+    @staticmethod
+    def is_slow(program: jax.stages.Lowered) -> bool:
+        """Whether a loop would be slower than its steps one by one."""
+        has_convolution = "stablehlo.convolution" in program.as_text()
+        return jax.default_backend() == "cpu" and has_convolution
+
+    def _step(
+        self, kept: State, given: State, data: Data, clock: Array
+    ) -> tuple[State, Array, Array]:
+        """One step, of data with a leading axis of one."""
+        return self._run(kept, given, data, None, clock)
 
     def _run(
-        self, kept: State, given: State, data: Data, steps: Array, clock: Array
+        self, kept: State, given: State, data: Data, steps: Array | None, clock: Array
     ) -> tuple[State, Array, Array]:
         """Takes `steps` steps; `data` has a leading axis of at least as many.
 
@@ -64,8 +80,10 @@ class Window:
         metrics, shown = parts.no_metrics(), parts.nothing_shown()
         carry = (start, others, state.slots, metrics, speeds, shown, jnp.int32(0))
         with parts.at(clock, state.slots):
-            weights, others, slots, metrics, speeds, shown, fine = lax.fori_loop(
-                0, steps, body, carry
+            weights, others, slots, metrics, speeds, shown, fine = (
+                body(jnp.int32(0), carry)
+                if steps is None
+                else lax.fori_loop(0, steps, body, carry)
             )
         statistics, fixed = parts.split(others)
         velocity = join(speeds) if mu else state.velocity

@@ -89,8 +89,9 @@ def open_located(
     for name, value in {"y": y, "sample_weight": sample_weight}.items():
         if value is not None:
             raise DataError(
-                f"{name} is given beside x={x!r} ({reading.where}). Expected files that "
-                f"hold the targets too. Leave {name} out, and name its column with label=."
+                f"{name} is given beside x={x!r} ({reading.where}). Expected files "
+                f"that hold the targets too. Leave {name} out, and name its column "
+                "with label=."
             )
     urls = [os.fspath(part) for part in x] if isinstance(x, (list, tuple)) else x
     preprocess = arguments.preprocess

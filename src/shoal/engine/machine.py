@@ -218,7 +218,10 @@ class Machine:
             self._leave(post, event)
             return
         post.patience.heard(
-            time.monotonic(), is_ready=name == "ready", is_busy=name == "busy"
+            time.monotonic(),
+            is_ready=name == "ready",
+            is_reading=name == "reading",
+            is_busy=name == "busy",
         )
         if name in ("failed", "complaint"):
             said = {"rank": rank, "incarnation": incarnation, **event["said"]}

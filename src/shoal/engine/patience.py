@@ -25,6 +25,7 @@ class Patience:
             monotonic clock; None while it waits for an answer.
         is_compiling: It has said that a batch of another size has to be compiled.
         more_s: For which it may wait for other workers without a word.
+        busy_s: Seconds that it has been busy, and said so.
     """
 
     startup_s: float = 0.0
@@ -32,6 +33,7 @@ class Patience:
     since: float | None = None
     is_compiling: bool = False
     more_s: float = 0.0
+    busy_s: float = 0.0
 
     def answered(self, now: float) -> None:
         """It has been answered: the next word is the worker's."""
@@ -42,21 +44,32 @@ class Patience:
         self.since = None
 
     def heard(
-        self, now: float, *, is_ready: bool = False, is_busy: bool = False
+        self,
+        now: float,
+        *,
+        is_ready: bool = False,
+        is_reading: bool = False,
+        is_busy: bool = False,
     ) -> None:
         """It has said something, and waits for an answer.
 
         Args:
             now: Seconds of the clock.
             is_ready: It said that it has compiled.
-            is_busy: It said, as it does every second then, that it waits for data, or
-                computes what it never has before: neither is a pace of its own.
+            is_reading: It said, as it does every second then, that it waits for data,
+                which is no pace of its own.
+            is_busy: It said the same of steps of a kind that it takes for the first
+                time. When they are taken it is known how long that is.
         """
         if self.since is None:
             return
         silence, self.since = now - self.since, None
         if is_busy:
+            self.busy_s += silence
             return
+        if is_reading:
+            return
+        silence, self.busy_s = silence + self.busy_s, 0.0
         if is_ready:
             self.startup_s = silence
         elif self.startup_s and not self.is_compiling:

@@ -96,6 +96,7 @@ WORDS: dict[str, Callable[[Head], dict[str, Any]]] = {
     "ready": _nothing,
     "snapshot": _nothing,
     "compiling": _nothing,
+    "reading": _nothing,
     "busy": _nothing,
     "failed": _failed,
     **dict.fromkeys(COMPLAINTS, _complaint),

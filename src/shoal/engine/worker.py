@@ -141,7 +141,7 @@ class Worker:
         compute = replace(spec.compute, rank_seed=member.rank)
         self._source = source = spec.open_source()
         if isinstance(source, ReadAhead):
-            source.on_wait = lambda: member.tell("busy")
+            source.on_wait = lambda: member.tell("reading")
         self._reader = Reader(source, spec.order, spec.retry, member.tell)
         sample = self._reader.first(np.arange(SAMPLE_ROWS) % spec.order.rows)
         self._backend = spec.open_backend(compute, sample)
