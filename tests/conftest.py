@@ -6,13 +6,15 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import keras
+import numpy as np
 import psutil
 import pytest
 
+import shoal
 from shoal.engine import slots
 from tests.datasets import Digits, Table, read_higgs, read_mnist
 
@@ -59,17 +61,58 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+_KEPT: list[shoal.Session] = []
+
 _SLOTS = pytest.StashKey[set[str]]()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out, on another backend, the tests of a file that imports JAX."""
+    """Checks how tests are marked; leaves out, on another backend, those of JAX."""
+    files = {item.path for item in items if item.get_closest_marker("process")}
+    for item in items:
+        if _is_kept(item):
+            item.add_marker(pytest.mark.xdist_group("kept"))
+    for path in files:  # `make test` finds them so
+        if "mark.process" not in path.read_text():
+            raise pytest.UsageError(f"{path}: say pytest.mark.process in the file")
     if keras.backend.backend() == "jax":
         return
     skip = pytest.mark.skip(reason="written for JAX")
     for item in items:
         if hasattr(getattr(item, "module", None), "jax"):
             item.add_marker(skip)
+
+
+@pytest.fixture
+def kept(_own_temporary_folder: None) -> shoal.Session:
+    """Two workers that stay for the tests that ask for them, and are there already.
+
+    For what does not depend on a process that is new, and does not fail.
+    """
+    if not _KEPT:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        x = np.zeros((64, 1), "f4")
+        session = shoal.Session()
+        session.fit(model, x, x, batch_size=8, workers=2, run=False, verbose=0)
+        _KEPT.append(session)
+    return _KEPT[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    nextitem: pytest.Item | None,
+) -> Generator[None, None, None]:
+    """Ends the workers that stay before a test that did not ask for them."""
+    yield
+    if not _is_kept(nextitem):
+        while _KEPT:
+            _KEPT.pop().close()
+
+
+def _is_kept(item: pytest.Item | None) -> bool:
+    return "kept" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -88,8 +131,15 @@ def _own_temporary_folder(
 
 
 @pytest.fixture(autouse=True)
-def _no_leaks(_own_temporary_folder: None) -> Iterator[None]:
+def _no_leaks(
+    request: pytest.FixtureRequest, _own_temporary_folder: None
+) -> Iterator[None]:
     """Fails a test that leaves a variable, thread, process, port or file behind."""
+    changing: dict[str, int] = {}
+    if _is_kept(request.node):
+        request.getfixturevalue("kept")
+        # Each fit ends a server; a new one waits then, and a worker may be another.
+        changing = {"child processes": 3, "listening ports": 1}
     looks: dict[str, Callable[[], set[str]]] = {
         "threads": _threads,
         "child processes": _processes,
@@ -99,7 +149,10 @@ def _no_leaks(_own_temporary_folder: None) -> Iterator[None]:
     variables = _variables()
     before = {what: look() for what, look in looks.items()}
     yield
-    leaks = {what: _left_over(look, before[what]) for what, look in looks.items()}
+    leaks = {
+        what: _left_over(look, before[what], most=changing.get(what, 0))
+        for what, look in looks.items()
+    }
     leaks["environment variables"] = {
         name
         for name in {*variables, *_variables()}
@@ -112,14 +165,22 @@ def _no_leaks(_own_temporary_folder: None) -> Iterator[None]:
         pytest.fail("the test leaked " + "; ".join(found), pytrace=False)
 
 
-def _left_over(look: Callable[[], set[str]], before: set[str]) -> set[str]:
-    """Returns what is new, after waiting for it to go by itself."""
+def _left_over(
+    look: Callable[[], set[str]], before: set[str], *, most: int = 0
+) -> set[str]:
+    """Returns what is new, after waiting for it to go by itself.
+
+    So many may be there that what is new does not matter.
+    """
+
+    def left() -> set[str]:
+        now = look()
+        return set() if len(now) <= most else now - before
+
     deadline = time.monotonic() + GRACE_S
-    left = look() - before
-    while left and time.monotonic() < deadline:
+    while left() and time.monotonic() < deadline:
         threading.Event().wait(0.02)
-        left = look() - before
-    return left
+    return left()
 
 
 def _variables() -> dict[str, str]:

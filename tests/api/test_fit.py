@@ -26,7 +26,9 @@ def weights_of(model: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.process
-def test_all_reduce_repeats_keras_and_records_the_run(tmp_path: Path) -> None:
+def test_all_reduce_repeats_keras_and_records_the_run(
+    tmp_path: Path, kept: shoal.Session
+) -> None:
     x, y = line(100)
     given: dict[str, Any] = {
         "epochs": 3, "initial_epoch": 1, "batch_size": 16, "shuffle": False,
@@ -38,7 +40,7 @@ def test_all_reduce_repeats_keras_and_records_the_run(tmp_path: Path) -> None:
     def make() -> Any:
         return linear(metrics=["mae"])
 
-    history = shoal.fit(make, x, y, workers=2, run="line", monitor="val_mae", **given)
+    history = kept.fit(make, x, y, workers=2, run="line", monitor="val_mae", **given)
     for found, wanted in zip(weights_of(history.model), weights_of(plain), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
     assert history.epoch == expected.epoch == [1, 2]
@@ -65,7 +67,7 @@ def check_records(history: Any, root: Path) -> None:
 
 
 @pytest.mark.process
-def test_weights_of_samples_per_output() -> None:
+def test_weights_of_samples_per_output(kept: shoal.Session) -> None:
     x, y = two_targets(96)
     weights = {
         "sign": np.random.default_rng(3).random(96),
@@ -80,7 +82,7 @@ def test_weights_of_samples_per_output() -> None:
         "sample_weight": weights, "batch_size": 32, "shuffle": False, "verbose": 0,
     }  # fmt: skip
     expected = plain.fit(x, y, **given)
-    history = shoal.fit(model, x, y, workers=2, run=False, **given)
+    history = kept.fit(model, x, y, workers=2, run=False, **given)
     for found, wanted in zip(weights_of(model), weights_of(plain), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
     assert history.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-4)

@@ -52,13 +52,15 @@ class Watch(Observer):
         return None
 
 
-def fit(model: Any, strategy: str, *, workers: int, **more: Any) -> Any:
+def fit(
+    model: Any, strategy: str, *, workers: int, by: Any = shoal.fit, **more: Any
+) -> Any:
     x, y = data()
     settings: dict[str, Any] = {
         "batch_size": BATCH_SIZE, "epochs": 2, "run": False, "verbose": 0, "seed": 5,
         "cluster": "inline", **more,
     }  # fmt: skip
-    return shoal.fit(model, x, y, strategy=strategy, workers=workers, **settings)
+    return by(model, x, y, strategy=strategy, workers=workers, **settings)
 
 
 def weights_of(model: Any) -> Any:
@@ -84,10 +86,10 @@ def test_one_worker_is_plain_training(strategy: str) -> None:
 @pytest.mark.parametrize(
     "strategy", ["all_reduce", pytest.param("local_sgd", marks=pytest.mark.slow)]
 )
-def test_rounds_are_those_of_processes(strategy: str) -> None:
+def test_rounds_are_those_of_processes(strategy: str, kept: shoal.Session) -> None:
     here, there = make_model(), make_model()
     inline_ = fit(here, strategy, workers=2)
-    processes = fit(there, strategy, workers=2, cluster="local")
+    processes = fit(there, strategy, workers=2, by=kept.fit, cluster="local")
     np.testing.assert_allclose(weights_of(here), weights_of(there), atol=1e-6)
     np.testing.assert_allclose(
         inline_.history["loss"], processes.history["loss"], atol=1e-6

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 BATCH = 32
 
 
-def train(model: Any, rows: int, **arguments: Any) -> Any:
+def train(model: Any, rows: int, by: Any = shoal.fit, **arguments: Any) -> Any:
     """The same arguments for Keras and for Shoal, which has a few of its own."""
     ours = {"strategy", "workers", "epoch_barrier", "run"} & set(arguments)
     x, y = data(rows)
@@ -36,13 +36,16 @@ def train(model: Any, rows: int, **arguments: Any) -> Any:
     if not ours:
         return model.fit(x, y, **common)
     full: dict[str, Any] = {"workers": 2, "run": False, **common}
-    return shoal.fit(model, x, y, **full)
+    return by(model, x, y, **full)
 
 
-def test_hooks_logs_and_learning_rates_are_those_of_keras(tmp_path: Path) -> None:
+def test_hooks_logs_and_learning_rates_are_those_of_keras(
+    tmp_path: Path, kept: shoal.Session
+) -> None:
     """One run with whatever can be compared call by call."""
     found: dict[str, Any] = {}
-    for who, ours in (("keras", {}), ("shoal", {"strategy": "all_reduce"})):
+    own = {"strategy": "all_reduce", "by": kept.fit}
+    for who, ours in (("keras", {}), ("shoal", own)):
         recorder, folder = Recorder(), tmp_path / who
         folder.mkdir()
         seen: list[float] = []
@@ -97,9 +100,11 @@ def test_hooks_logs_and_learning_rates_are_those_of_keras(tmp_path: Path) -> Non
     assert len(mine.splitlines()) == len(other.splitlines()) == 4
 
 
-def test_early_stopping_stops_where_keras_stops_and_leaves_its_weights() -> None:
+def test_early_stopping_stops_where_keras_stops_and_leaves_its_weights(
+    kept: shoal.Session,
+) -> None:
     runs = []
-    for ours in ({}, {"strategy": "all_reduce"}):
+    for ours in ({}, {"strategy": "all_reduce", "by": kept.fit}):
         stopping = keras.callbacks.EarlyStopping(
             "loss", min_delta=10.0, patience=2, restore_best_weights=True
         )
@@ -122,7 +127,9 @@ class _Break(keras.callbacks.Callback):
             raise RuntimeError("the power went")
 
 
-def test_a_run_that_a_callback_broke_goes_on_from_its_backup(tmp_path: Path) -> None:
+def test_a_run_that_a_callback_broke_goes_on_from_its_backup(
+    tmp_path: Path, kept: shoal.Session
+) -> None:
     """Also that the exception comes out and leaves nothing: see tests/conftest.py."""
     plain = make_model()
     train(plain, 300, epochs=3)
@@ -134,17 +141,17 @@ def test_a_run_that_a_callback_broke_goes_on_from_its_backup(tmp_path: Path) -> 
     with pytest.raises(RuntimeError, match="the power went"):
         train(make_model(), 300, callbacks=[backup(), _Break()], **ours)
     model = make_model()
-    history = train(model, 300, callbacks=[backup()], **ours)
+    history = train(model, 300, kept.fit, callbacks=[backup()], **ours)
     assert history.epoch == [1, 2]
     assert history.run.summary().samples_committed == 600
     assert_close(weights_of(model), weights_of(plain))
 
 
-def test_nan_ends_the_epoch_that_is_under_way() -> None:
+def test_nan_ends_the_epoch_that_is_under_way(kept: shoal.Session) -> None:
     recorder = Recorder()
     model = make_model(keras.optimizers.SGD(float("inf")))
     history = train(
-        model, 20_000, strategy="downpour", epochs=3,
+        model, 20_000, kept.fit, strategy="downpour", epochs=3,
         callbacks=[keras.callbacks.TerminateOnNaN(), recorder],
     )  # fmt: skip
     # Of three epochs; how much of the first was under way then is up to the machine.
@@ -172,12 +179,12 @@ class _StopAfter(keras.callbacks.Callback):
 
 
 def test_without_a_barrier_at_most_one_epoch_overruns(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], kept: shoal.Session
 ) -> None:
     stop = _StopAfter()
     model = make_model()
     history = train(
-        model, 4000, strategy="aeasgd", epochs=50, epoch_barrier=False,
+        model, 4000, kept.fit, strategy="aeasgd", epochs=50, epoch_barrier=False,
         callbacks=[stop], verbose=2,
     )  # fmt: skip
     assert history.epoch == [0]

@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 LESSON = """
 import keras, numpy as np, psutil, shoal
-keras.utils.set_random_seed(1)
 random = np.random.default_rng(0)
 x = random.standard_normal((200_000, 8)).astype("float32")
 y = x[:, :1] * 2 + random.standard_normal((200_000, 1))

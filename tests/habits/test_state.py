@@ -27,7 +27,7 @@ def cosine() -> Any:
 
 @pytest.mark.process
 def test_fit_goes_on_where_fit_ended_and_keras_goes_on_from_there(
-    tmp_path: Path,
+    tmp_path: Path, kept: shoal.Session
 ) -> None:
     """Slots, step count, schedule, moving averages, files: one story for all."""
 
@@ -42,15 +42,14 @@ def test_fit_goes_on_where_fit_ended_and_keras_goes_on_from_there(
 
     plain.fit(x, y, **common)
     plain.set_weights(weights_of(plain))  # else Keras cannot go on: shared buffers
-    with shoal.Session() as session:
-        session.fit(model, x, y, **ours)
-        assert_close(weights_of(model), weights_of(plain))
-        model.save(tmp_path / "model.keras")
-        model = keras.models.load_model(tmp_path / "model.keras")
+    kept.fit(model, x, y, **ours)
+    assert_close(weights_of(model), weights_of(plain))
+    model.save(tmp_path / "model.keras")
+    model = keras.models.load_model(tmp_path / "model.keras")
 
-        plain.fit(x, y, epochs=2, initial_epoch=1, **common)
-        plain.set_weights(weights_of(plain))
-        session.fit(model, x, y, epochs=2, initial_epoch=1, **ours)
+    plain.fit(x, y, epochs=2, initial_epoch=1, **common)
+    plain.set_weights(weights_of(plain))
+    kept.fit(model, x, y, epochs=2, initial_epoch=1, **ours)
     _assert_same_state(model, plain)
 
     plain.fit(x, y, **common)
@@ -101,13 +100,16 @@ def test_schedules_end_where_keras_ends(strategy: str, workers: int) -> None:
 @pytest.mark.parametrize(
     "strategy", ["all_reduce", pytest.param("local_sgd", marks=pytest.mark.slow)]
 )
-def test_deterministic_runs_repeat_bit_for_bit(strategy: str) -> None:
+def test_deterministic_runs_repeat_bit_for_bit(
+    strategy: str, kept: shoal.Session
+) -> None:
     """With dropout and shuffling; the seed is that of `set_random_seed`."""
     x, y = data(1000)
     found = []
     for _ in range(2):
         model = make_model(dropout=0.3)  # sets the seed
-        history = shoal.fit(
+        train = shoal.fit if found else kept.fit  # new processes and old ones
+        history = train(
             model, x, y, strategy=strategy, workers=2, batch_size=BATCH, epochs=2,
             deterministic=True, run=False, verbose=0,
         )  # fmt: skip
@@ -126,7 +128,9 @@ def test_a_model_compiled_again_without_metrics_trains() -> None:
 
 
 @pytest.mark.process
-def test_a_subclassed_model_trains_again_and_is_not_slowed_by_its_history() -> None:
+def test_a_subclassed_model_trains_again_and_is_not_slowed_by_its_history(
+    kept: shoal.Session,
+) -> None:
     """The first run stays on the model; it has locks, and need not travel."""
 
     class Net(keras.Model):
@@ -140,8 +144,7 @@ def test_a_subclassed_model_trains_again_and_is_not_slowed_by_its_history() -> N
     x, y = data(64)
     model = Net()
     model.compile("sgd", "sparse_categorical_crossentropy")
-    with shoal.Session() as session:
-        first = session.fit(model, x, y, workers=2, run=False, verbose=0)
-        assert model.history is first
-        again = session.fit(model, x, y, workers=2, run=False, verbose=0)
+    first = kept.fit(model, x, y, workers=2, run=False, verbose=0)
+    assert model.history is first
+    again = kept.fit(model, x, y, workers=2, run=False, verbose=0)
     assert again.history["loss"][0] < first.history["loss"][0]

@@ -111,12 +111,12 @@ def test_a_loss_that_no_metric_knows_of_is_shown(strategy: str) -> None:
 
 
 @pytest.mark.process
-def test_a_callback_and_the_best_model_go_by_them() -> None:
+def test_a_callback_and_the_best_model_go_by_them(kept: shoal.Session) -> None:
     # Weights stand still, and a mean over workers differs in its last digit.
     stop = keras.callbacks.EarlyStopping(
         monitor="twice", mode="min", baseline=0.0, min_delta=0.01
     )
-    history = shoal.fit(
+    history = kept.fit(
         make(), X, Y, batch_size=16, epochs=5, strategy="local_sgd", workers=2,
         callbacks=[stop], monitor="twice:min", run=False, verbose=0,
     )  # fmt: skip

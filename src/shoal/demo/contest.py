@@ -18,6 +18,7 @@ from typing import Any, final
 
 from shoal.api import fit
 from shoal.demo.flights import Flights
+from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import environment
 from shoal.runs.events import read_events, unpack_exchanges
 from shoal.runs.store import StoredRun, create
@@ -199,7 +200,8 @@ def make_model(
 ) -> Any:
     """Returns the demo's model, with the same weights each time."""
     keras = import_module("keras")
-    keras.utils.set_random_seed(2013)
+    with no_tensorflow():
+        keras.utils.set_random_seed(2013)
     layers = keras.layers
     model = keras.Sequential(
         [

@@ -156,7 +156,7 @@ def _has_other_state(model: Any) -> bool:
 def _zip(model: Any) -> bytes:
     """Saves a real archive; it holds the optimizer too, which is not read."""
     file = io.BytesIO()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), no_tensorflow():
         warnings.simplefilter("ignore")
         import_module("keras.src.saving.saving_lib").save_model(model, file)
     return file.getvalue()

@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal.data.streams import refuse_streams
 from shoal.errors import ConfigError
+from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan.request import plain, read_workers
 from shoal.strategies import Single, Strategy, get
 from shoal.training.comparison import Comparison, Entry, Point
@@ -186,7 +187,8 @@ def _measure(
 ) -> Entry:
     """Makes a model, trains it, judges it."""
     keras = import_module("keras")
-    keras.utils.set_random_seed(seed)
+    with no_tensorflow():
+        keras.utils.set_random_seed(seed)
     model = task.make_model()
     clock = _clock(keras)
     began = time.perf_counter()
