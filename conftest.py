@@ -17,9 +17,9 @@ pytest_plugins = ["tests.s3"]
 # What a file of the package needs beyond the core. Collecting doctests imports
 # it, which must not fail where that extra is not installed.
 _NEEDS = {
-    "src/shoal/backends/jax.py": "jax",
+    "src/shoal/backends/jax*.py": "jax",
     "src/shoal/backends/tensorflow.py": "tensorflow",
-    "src/shoal/backends/torch.py": "torch",
+    "src/shoal/backends/torch*.py": "torch",
     "src/shoal/clusters/aws.py": "boto3",
     "src/shoal/data/tensorflow.py": "tensorflow",
     "src/shoal/data/torch.py": "torch",

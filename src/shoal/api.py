@@ -134,8 +134,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             whose rounds exchange weights. Default None: all but one in four, or but
             one of three; all of one or two, and with `deterministic`.
         collective: Who averages the gradients of "all_reduce": the "server", or with
-            "native" the workers among themselves (torch: gloo, on GPUs NCCL), and the
-            server where that fails. "auto": native on GPUs where the backend can.
+            "native" the workers among themselves (JAX: gloo; torch: gloo, on GPUs
+            NCCL), and the server where that fails. "auto": native if it is NCCL.
         on_nan: What follows when weights, gradients or the loss of a worker turn NaN
             or infinite: "stop" the run; "skip" what that worker learnt from these
             samples (of "all_reduce": that step); "rollback" to the last checkpoint,

@@ -26,6 +26,7 @@ class Entry:
             the share of its memory that a worker may take.
         group: "module:function" that forms a group of workers; empty where they
             cannot, and `no_group` says why.
+        has_nccl: Groups can add in the memory of GPUs.
     """
 
     target: str
@@ -35,6 +36,7 @@ class Entry:
     gpu_parts: tuple[tuple[str, str], ...] = ()
     gpu_environment: Mapping[str, str] = field(default_factory=dict[str, str])
     group: str = ""
+    has_nccl: bool = False
     no_group: str = ""
 
 
@@ -53,7 +55,7 @@ BACKENDS = {
             for plugin in ("jax_cuda12_plugin", "jax_cuda13_plugin")
         ),
         gpu_environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "{share}"},
-        no_group="ends all processes of a group when one of them is lost",
+        group="shoal.backends.jax_group:open_group",
     ),
     "tensorflow": Entry(
         target="shoal.backends.tensorflow:TensorFlowBackend",
@@ -76,6 +78,7 @@ BACKENDS = {
             "TORCH_NCCL_BLOCKING_WAIT": "1",
         },
         group="shoal.backends.torch_group:open_group",
+        has_nccl=True,
     ),
 }
 """Those that can train, by their names in Keras."""

@@ -28,4 +28,7 @@ class Group(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the group, at once; the others notice when they next add."""
+        """Leaves the group at once.
+
+        The others notice when they next add, or `LIMIT_S` later.
+        """

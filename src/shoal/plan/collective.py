@@ -46,7 +46,8 @@ def choose_collective(
             f"processes with a backend whose workers form a group: {_able()}. Leave "
             "collective out: gradients are then averaged through the server."
         )
-    is_wanted = asked == "native" or (asked == "auto" and bool(places))
+    is_better = library_of(backend, places) == "nccl"
+    is_wanted = asked == "native" or (asked == "auto" and bool(places) and is_better)
     return "native" if is_wanted and not obstacle and workers > 1 else "server"
 
 
@@ -66,12 +67,13 @@ def _obstacle(request: Request, backend: str) -> str:
     return "" if entry is None or entry.group else f"{backend} {entry.no_group}"
 
 
-def library_of(places: Sequence[Place]) -> str:
+def library_of(backend: str, places: Sequence[Place]) -> str:
     """What adds in a group: NCCL wants a GPU for each worker.
 
     Example:
-        >>> library_of(())
+        >>> library_of("torch", ())
         'gloo'
     """
-    is_nccl = bool(places) and all(place.workers == 1 for place in places)
-    return "nccl" if is_nccl else "gloo"
+    entry = BACKENDS.get(backend)
+    has_own = bool(places) and all(place.workers == 1 for place in places)
+    return "nccl" if has_own and entry is not None and entry.has_nccl else "gloo"

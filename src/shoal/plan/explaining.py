@@ -87,8 +87,9 @@ def _exchanged(plan: Plan) -> str:
     if plan.strategy.is_independent or plan.workers == 1:
         return "nothing to average"
     if plan.collective == "native":
+        library = library_of(plan.backend, plan.places)
         return (
-            f"gradients averaged by the workers themselves ({library_of(plan.places)}),"
+            f"gradients averaged by the workers themselves ({library}),"
             " through the server where that fails"
         )
     done = "averaged" if plan.is_gang else "exchanged"

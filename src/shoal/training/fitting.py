@@ -310,7 +310,7 @@ def _lane(plan: Plan, stage: Stage) -> LaneSpec | None:
     return LaneSpec(
         open_group=OpenGroup(name=plan.backend),
         folder=stage.make_folder(),
-        library=library_of(plan.places),
+        library=library_of(plan.backend, plan.places),
     )
 
 
