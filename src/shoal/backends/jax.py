@@ -35,7 +35,7 @@ class JaxBackend(Backend):
         self._spec = spec
         self._parts = parts = Parts(model, spec)
         self._window, self._gradient = Window(parts), Gradient(parts)
-        self._is_stepwise = False
+        self._is_stepwise: bool | None = None  # not known before there is data
         self.layout = parts.layout
         self.statistics_layout = parts.statistics_layout
         self.metrics_size = parts.metrics_size
@@ -63,6 +63,9 @@ class JaxBackend(Backend):
 
     def run(self, data: Data, steps: int, clock: Clock) -> int | None:
         """Takes `steps` optimizer steps, as one program where that is faster."""
+        if self._is_stepwise is None:
+            with _random_numbers(self._spec):
+                self._lowered(data, steps)
         if self._is_stepwise:
             return self._step_by_step(data, steps, clock)
         staged = self._staged(data, steps)
@@ -223,14 +226,19 @@ class JaxBackend(Backend):
 
     def _compile_window(self, data: Data) -> None:
         rows = jax.tree.leaves(data)[0].shape[0]
-        staged = self._staged(data, max(1, rows // self._spec.batch_size))
-        parted, clock = self.state.parted(), _clock(Clock())
-        program = self._window.run.lower(*parted, staged, np.int32(1), clock)
+        _compile(self._lowered(data, max(1, rows // self._spec.batch_size)))
+
+    def _lowered(self, data: Data, steps: int) -> jax.stages.Lowered:
+        """Decides which program is run, and returns it."""
+        staged, clock = self._staged(data, steps), _clock(Clock())
+        program = self._window.run.lower(
+            *self.state.parted(), staged, np.int32(1), clock
+        )
         self._is_stepwise = self._window.is_slow(program)
-        if self._is_stepwise:
-            one = jax.tree.map(lambda a: a[:1], staged)
-            program = self._window.step.lower(*self.state.parted(), one, clock)
-        _compile(program)
+        if not self._is_stepwise:
+            return program
+        one = jax.tree.map(lambda a: a[:1], staged)
+        return self._window.step.lower(*self.state.parted(), one, clock)
 
 
 def _compile(*programs: jax.stages.Lowered) -> None:
