@@ -40,7 +40,7 @@ def logs(run: Any) -> str:
     return "".join(path.read_text() for path in files)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_curve_is_that_of_keras(workers: int, tmp_path: Path) -> None:
     plain, data = make("arrays")
     fit_inline(plain, data)

@@ -114,7 +114,7 @@ class KillServer(keras.callbacks.Callback):
     [
         ("aeasgd", 1),
         pytest.param("local_sgd", 12, marks=pytest.mark.slow),
-        ("all_reduce", 70),
+        pytest.param("all_reduce", 70, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_server_is_replaced(strategy: str, batch: int) -> None:
@@ -295,6 +295,7 @@ class StopStart(keras.callbacks.Callback):
         max(children, key=lambda child: (child.create_time(), child.pid)).suspend()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.usefixtures("impatient")
 def test_a_worker_that_hangs_before_it_joined_is_found_and_replaced(
