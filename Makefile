@@ -19,7 +19,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
-	matrix bench compare simulate soak chaos fuzz kills pause \
+	matrix bench bench-full compare simulate soak chaos fuzz kills pause \
 	constraints clean
 
 help: $(STAMP)
@@ -27,7 +27,7 @@ help: $(STAMP)
 	@echo "make test      everything CI checks"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
-	@echo "make matrix | bench | compare   what takes longer"
+	@echo "make matrix | bench | bench-full | compare   what takes longer"
 	@echo "make simulate  100,000 random schedules of failing runs"
 	@echo "make soak      100 runs in one process: does anything stay behind?"
 	@echo "make chaos     kill and stop processes of runs on real data; needs SHOAL_DATA"
@@ -114,6 +114,9 @@ matrix: $(STAMP)
 bench compare simulate soak chaos fuzz kills pause: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
 
+bench-full: $(STAMP)
+	$(BIN)/python -m benchmarks.bench --full
+
 # Takes the versions of this .venv as the ones CI installs.
 constraints: $(STAMP)
 	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip \
@@ -121,6 +124,6 @@ constraints: $(STAMP)
 	touch $(STAMP)
 
 clean:
-	rm -rf .venv build dist site shoal-runs .pytest_cache .ruff_cache \
+	rm -rf .venv .benchmarks build dist site shoal-runs .pytest_cache .ruff_cache \
 		.hypothesis .import_linter_cache .coverage .coverage.* htmlcov
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

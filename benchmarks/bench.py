@@ -1,6 +1,7 @@
 """All benchmarks of speed, one after the other, each in a process of its own.
 
-Run: `make bench`, or `python -m benchmarks.bench --quick` for fewer repeats.
+Run: `make bench`, 20 minutes with few repeats, or `make bench-full` for figures that
+are to be told.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import os
 import subprocess
 import sys
 
-BENCHMARKS = ("throughput", "start", "exchange")
+BENCHMARKS = (
+    "throughput", "start", "exchange", "many_clients", "memory", "safety",
+)  # fmt: skip
 
 
 def main() -> None:
     """Runs each; the first that fails ends it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    options = ["--quick"] if parser.parse_args().quick else []
+    parser.add_argument("--full", action="store_true", help="all repeats")
+    options = [] if parser.parse_args().full else ["--quick"]
     for name in BENCHMARKS:
         print(f"== {name}", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}", *options]

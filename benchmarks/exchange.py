@@ -1,106 +1,178 @@
-"""One exchange on one host: vector up, applied, reply down; against a plain copy.
+"""One exchange: vector up, applied, reply down; against what the bytes alone take.
 
-Run: `python -m benchmarks.exchange`. Medians; the copy is NumPy copying the same
-bytes both ways, timed in the same loop.
+Run: `python -m benchmarks.exchange`. On one host, NumPy copying the same bytes both
+ways is timed in the same loop. Between two network namespaces (root only) it goes by
+TCP, plain and with TLS, and a bare pair of sockets moves the same bytes. Medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import secrets
+import os
+import pickle
+import shutil
 import socket
 import statistics as st
+import subprocess
+import sys
+import threading
 import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from shoal.engine.bulk import Sizes
-from shoal.engine.ledger import Piece
-from shoal.engine.machine import ServerSpec
-from shoal.engine.member import Member, Seat
-from shoal.engine.sequencer import Rules
-from shoal.engine.serving import ServeInherited
-from shoal.engine.wire import Link
-from shoal.launchers.base import Role
-from shoal.launchers.process import ProcessLauncher
-from shoal.strategies import get
+from benchmarks.one_server import Client, one_server
+from shoal.engine.member import Seat
+from shoal.testing.hosts import Hosts
+
+WARM = 5
+SIZES = {0.16: 2000, 1.6: 1000, 16.0: 100, 100.0: 20}
+QUICK = {0.16: 200, 1.6: 100}
+THERE = "from benchmarks.exchange import there; there()"
 
 
-def measure(megabytes: float, strategy: str, rounds: int) -> dict[str, float]:
-    """Seconds of one exchange and of one copy both ways, medians."""
+def timed(turn: Any, rounds: int) -> float:
+    """Milliseconds of a call, median."""
+    spans = list[float]()
+    for _ in range(rounds + WARM):
+        began = time.perf_counter()
+        turn()
+        spans.append(time.perf_counter() - began)
+    return 1e3 * st.median(spans[WARM:])
+
+
+def on_one_host(megabytes: float, strategy: str, rounds: int) -> dict[str, Any]:
+    """Times exchanges through shared memory, and copies."""
     size = int(megabytes * 1e6 / 4)
-    listener = socket.create_server(("127.0.0.1", 0))
-    launcher = ProcessLauncher(shared=[listener.fileno()])
-    sizes = Sizes(vector=size, statistics=0, metrics=4, digest="")
-    rules = Rules(
-        epoch_rows=(1 << 40,), first_epoch=0, epochs=1, workers=1, batch=1,
-        window=1, is_rounds=False, is_gang=False, is_elastic=True,
-    )  # fmt: skip
-    secret = secrets.token_bytes(32)
-    chosen = get(strategy)
-    spec = ServerSpec(
-        secret=secret, strategy=chosen, rules=rules, sizes=sizes,
-        vector=np.zeros(size, "f4"), statistics=np.zeros(0, "f4"),
-    )  # fmt: skip
-    try:
-        server = launcher.start(
-            Role(target="shoal.engine.serving:serve", name="server")
-        )
-        launcher.give(server, ServeInherited(spec=spec, descriptor=listener.fileno()))
-        address = listener.getsockname()
-        control = Link(address, secret)
-        control.send({"kind": "control"})
-        control.send({"kind": "proceed", "epoch": 0})
-        member = Member(
-            Seat(address=address, secret=secret, sizes=sizes, hint=0, token=""), chosen
-        )
-        member.ready()
-        return _loop(member, size, rounds)
-    finally:
-        launcher.close()
-        listener.close()
-
-
-def _loop(member: Member, size: int, rounds: int) -> dict[str, float]:
-    local, nothing = np.ones(size, "f4"), np.zeros(0, "f4")
     one, other = np.ones(size, "f4"), np.ones(size, "f4")
-    exchanges, copies = [], []
-    for _ in range(rounds):
-        piece: Piece = member.progress.pieces.popleft()
-        began = time.perf_counter()
-        member.push_weights(local, nothing, [piece], 1)
-        exchanges.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        np.copyto(one, local)
-        np.copyto(other, one)
-        copies.append(time.perf_counter() - began)
-    exchange, copy = st.median(exchanges[5:]), st.median(copies[5:])
-    return {"exchange_ms": exchange * 1e3, "copy_ms": copy * 1e3}
+    exchanges, copies = list[float](), list[float]()
+    with one_server(size, strategy) as seat:
+        client = Client(seat, strategy)
+        for _ in range(rounds + WARM):
+            began = time.perf_counter()
+            client.exchange()
+            exchanges.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            np.copyto(one, client.local)
+            np.copyto(other, one)
+            copies.append(time.perf_counter() - began)
+        client.leave()
+    exchange, copy = st.median(exchanges[WARM:]), st.median(copies[WARM:])
+    return {
+        "MB": megabytes, "strategy": strategy, "exchange_ms": 1e3 * exchange,
+        "copy_ms": 1e3 * copy, "ratio": exchange / copy, "asked": 4.0,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------- between hosts
+
+
+def _echo(listener: socket.socket, size: int) -> None:
+    """The other end of a bare pair: takes bytes, and sends as many back."""
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    memory = memoryview(bytearray(size))
+    with connection:
+        while True:
+            view = memory
+            while view:
+                got = connection.recv_into(view)
+                if not got:
+                    return
+                view = view[got:]
+            connection.sendall(memory)
+
+
+def there() -> None:
+    """Runs on the other host: what is asked comes by standard input."""
+    given = pickle.load(sys.stdin.buffer)
+    seat: Seat = given["seat"]
+    client = Client(seat, given["strategy"], has_slot=False)
+    exchange_ms = timed(client.exchange, given["rounds"])
+    client.leave()
+    size = 4 * seat.sizes.vector
+    memory = memoryview(bytearray(size))
+    bare = socket.create_connection(given["bare"])
+    bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def both_ways() -> None:
+        bare.sendall(memory)
+        view = memory
+        while view:
+            view = view[bare.recv_into(view) :]
+
+    bare_ms = timed(both_ways, given["rounds"])
+    bare.close()
+    print(json.dumps({"exchange_ms": exchange_ms, "bare_ms": bare_ms}))
+
+
+def between_hosts(
+    hosts: Hosts, megabytes: float, strategy: str, rounds: int, *, is_encrypted: bool
+) -> dict[str, Any]:
+    """Times exchanges of a client in another network namespace, and bare sockets."""
+    size = int(megabytes * 1e6 / 4)
+    listener = socket.create_server((hosts.address, 0))
+    threading.Thread(target=_echo, args=(listener, 4 * size), daemon=True).start()
+    with one_server(
+        size, strategy, host=hosts.address, is_encrypted=is_encrypted
+    ) as seat:
+        given = {
+            "seat": replace(seat, wants_slot=False), "strategy": strategy,
+            "rounds": rounds, "bare": listener.getsockname(),
+        }  # fmt: skip
+        done = subprocess.run(
+            ["ip", "netns", "exec", hosts.names[0], sys.executable, "-c", THERE],
+            input=pickle.dumps(given), capture_output=True, check=True,
+        )  # fmt: skip
+    listener.close()
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "MB": megabytes, "strategy": strategy, "is_encrypted": is_encrypted, **found,
+        "share": found["bare_ms"] / found["exchange_ms"],
+        "asked": 0.6 if is_encrypted else 0.8,
+    }  # fmt: skip
 
 
 def main() -> None:
-    """Prints a table and JSON."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--quick", action="store_true", help="small vectors, few rounds"
-    )
-    cases = [(0.16, 2000), (1.6, 1000), (16.0, 100), (100.0, 20)]
-    if parser.parse_args().quick:
-        cases = [(0.16, 200), (1.6, 100)]
-    rows = []
-    for megabytes, rounds in cases:
+    """Prints tables and JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small, few rounds")
+    sizes = QUICK if parser.parse_args().quick else SIZES
+    rows = list[dict[str, Any]]()
+    for megabytes, rounds in sizes.items():
         for strategy in ("aeasgd", "downpour"):
-            found = measure(megabytes, strategy, rounds)
-            ratio = found["exchange_ms"] / found["copy_ms"]
-            rows.append(
-                {"MB": megabytes, "strategy": strategy, **found, "ratio": ratio}
-            )
+            found = on_one_host(megabytes, strategy, rounds)
+            rows.append(found)
             print(
                 f"{megabytes:8.2f} MB  {strategy:10} "
                 f"exchange {found['exchange_ms']:8.3f} ms  "
-                f"copy both ways {found['copy_ms']:8.3f} ms  ratio {ratio:5.1f}"
+                f"copy both ways {found['copy_ms']:8.3f} ms  "
+                f"ratio {found['ratio']:5.1f}",
+                flush=True,
             )
+    if os.geteuid() or shutil.which("ip") is None:
+        print("Not between hosts: that takes root and iproute2.")
+    else:
+        hosts = Hosts()
+        try:
+            for megabytes, rounds in sizes.items():
+                for is_encrypted in (False, True):
+                    found = between_hosts(
+                        hosts, megabytes, "aeasgd", max(10, rounds // 5),
+                        is_encrypted=is_encrypted,
+                    )  # fmt: skip
+                    rows.append(found)
+                    print(
+                        f"{megabytes:8.2f} MB  {'TLS' if is_encrypted else 'TCP':10} "
+                        f"exchange {found['exchange_ms']:8.3f} ms  "
+                        f"bare sockets {found['bare_ms']:8.3f} ms  "
+                        f"share {found['share']:5.2f}",
+                        flush=True,
+                    )
+        finally:
+            hosts.close()
     print(json.dumps(rows))
 
 

@@ -65,9 +65,10 @@ def train(who: str, batch: int, counter: Counter) -> None:
     import keras
 
     import shoal
-    from benchmarks.throughput import data, make
+    from benchmarks.works import WORKS
 
-    x, y = data(ROWS)
+    work = WORKS["higgs"]
+    x, y = work.samples(ROWS)
     steps = 32  # of an execution, as in `throughput`
     given: dict[str, Any] = {"batch_size": batch, "epochs": 1_000_000, "verbose": 0}
     if who == "keras":
@@ -76,7 +77,7 @@ def train(who: str, batch: int, counter: Counter) -> None:
             def on_train_batch_end(self, batch_: int, logs: Any = None) -> None:
                 counter.add(steps * batch)
 
-        make(steps).fit(x, y, callbacks=[Count()], **given)
+        work.make(steps).fit(x, y, callbacks=[Count()], **given)
         return
     from shoal.training.driver import Driver
 
@@ -87,7 +88,7 @@ def train(who: str, batch: int, counter: Counter) -> None:
         before(self, records, sums)
 
     Driver.on_records = count  # type: ignore[method-assign]
-    shoal.fit(make(), x, y, strategy=who, workers=2, run=False, **given)
+    shoal.fit(work.make(), x, y, strategy=who, workers=2, run=False, **given)
 
 
 @dataclass
@@ -117,7 +118,7 @@ class Runner:
         self._counter = Counter(path)
         command = [sys.executable, str(Path(__file__).resolve()), "--train", self.who,
                    str(self.batch), str(path)]  # fmt: skip
-        paths = f"{self.home / 'src'}{os.pathsep}{self.home}"
+        paths = f"{self.home / 'src'}{os.pathsep}{HERE}"
         self._process = psutil.Popen(
             command, env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.DEVNULL
         )

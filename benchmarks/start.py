@@ -17,9 +17,9 @@ import tempfile
 _PLAIN = """
 import time; began = time.perf_counter()
 import numpy as np, keras, shoal
-from benchmarks.throughput import make
+from benchmarks.works import WORKS
 x, y = np.ones((6400, 30), "f4"), np.zeros(6400, "i4")
-model = make()
+model = WORKS["higgs"].make()
 class First(keras.callbacks.Callback):
     at = None
     def on_train_batch_end(self, batch, logs=None):

@@ -1,123 +1,163 @@
-"""Steady-state samples per second on the Higgs-shaped MLP, against plain Keras.
+"""Samples per second on the same work, against plain Keras and other systems.
 
-Run: `python -m benchmarks.throughput`. Every figure is the median of alternating
-repeats in one run; the first epoch of each, with its compilation, is left out.
+Run: `python -m benchmarks.throughput [asynchronous|all_reduce|images|text ...]`. Other
+systems are installed into environments of their own when they are first needed;
+`--ours` goes without them. See `contest` for how it is measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics as st
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
+from benchmarks.contest import Aim, Contest, Entrant, keep
+from benchmarks.works import WORKS
 
-import shoal
+PLAIN = ("keras.Model.fit, 1 step an execution", "keras.Model.fit, 32 steps")
+OTHERS = ("downpour", "adag", "dynsgd", "eamsgd", "diloco")
+LIMIT = "limit: two pinned scans, no exchange"
+DDP, ELEPHAS = "torch DDP", "Elephas, asynchronous, every epoch"
+OFTEN = "Elephas, asynchronous, every batch"
+PARALLEL = "Keras DataParallel, two processes"
 
 
-def make(steps_per_execution: int = 1) -> Any:
-    """30-600-600-2, dropout 0.2, adagrad."""
-    layers = keras.layers
-    model = keras.Sequential(
-        [
-            keras.Input((30,)),
-            layers.Dense(600, activation="relu"),
-            layers.Dropout(0.2),
-            layers.Dense(600, activation="relu"),
-            layers.Dropout(0.2),
-            layers.Dense(2, activation="softmax"),
+def _plain(**given: Any) -> list[Entrant]:
+    return [
+        Entrant(name=name, module="keras_fit", options=("--steps", steps), **given)
+        for name, steps in zip(PLAIN, ("1", "32"), strict=True)
+    ]
+
+
+def _ours(strategy: str, **given: Any) -> Entrant:
+    options = ("--strategy", strategy)
+    return Entrant(name=strategy, module="shoal_fit", options=options, **given)
+
+
+def _ddp(**given: Any) -> Entrant:
+    return Entrant(name=DDP, module="torch_ddp", environment="torch", **given)
+
+
+def _elephas(name: str, frequency: str, **given: Any) -> Entrant:
+    return Entrant(
+        name=name, module="elephas_fit", environment="elephas",
+        options=("--frequency", frequency),
+        variables={"KERAS_BACKEND": "tensorflow", "PYTHONWARNINGS": "ignore"}, **given,
+    )  # fmt: skip
+
+
+def _scans(**given: Any) -> Entrant:
+    variables = {
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    }
+    return Entrant(name=LIMIT, module="pinned_scans", variables=variables, **given)
+
+
+def asynchronous(rows: int, *, has_peers: bool) -> list[Contest]:
+    """The perceptron at batch 64: aeasgd, the others at their defaults, peers."""
+    given: dict[str, Any] = {"work": "higgs", "batch": 64, "rows": rows}
+    entrants = [*_plain(**given), _ours("aeasgd", **given), _scans(**given)]
+    entrants += [_ours(name, **given) for name in OTHERS]
+    aims = [
+        Aim("aeasgd", PLAIN, 1.5, "best plain `fit`"),
+        Aim("aeasgd", (LIMIT,), 0.92, "the limit"),
+    ]
+    if has_peers:
+        few = given | {"rows": rows // 8, "epochs": 3}
+        entrants += [
+            _ddp(**given),
+            _elephas(ELEPHAS, "epoch", **given),
+            _elephas(OFTEN, "batch", **few),
         ]
-    )
-    model.compile(
-        "adagrad",
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_execution,
-    )
-    return model
+        aims += [
+            Aim("aeasgd", (DDP,), 3.5, "torch DDP"),
+            Aim("aeasgd", (ELEPHAS, OFTEN), 5, "Elephas at its quickest"),
+            Aim("aeasgd", (OFTEN,), 5, "Elephas that exchanges while it trains"),
+        ]
+    return [Contest("Asynchronous: perceptron, batch 64", entrants, aims)]
 
 
-class Marks(keras.callbacks.Callback):
-    """Notes when epochs begin and end."""
+def all_reduce(rows: int, *, has_peers: bool) -> list[Contest]:
+    """The perceptron, averaged after every step, at three batch sizes."""
+    contests = list[Contest]()
+    for batch in (64, 128, 256):
+        given: dict[str, Any] = {"work": "higgs", "batch": batch, "rows": rows}
+        entrants = [*_plain(**given), _ours("all_reduce", **given)]
+        aims = list[Aim]()
+        if batch == 256:
+            aims.append(Aim("all_reduce", PLAIN, 0.9, "best plain `fit`"))
+        if has_peers:
+            few = given | {"rows": rows // 4, "epochs": 3}
+            entrants += [
+                _ddp(**given | {"batch": batch // 2}),
+                Entrant(
+                    name=PARALLEL, module="keras_data_parallel", environment="keras",
+                    **few,
+                ),
+            ]  # fmt: skip
+        if has_peers and batch == 128:
+            aims += [
+                Aim("all_reduce", (DDP,), 2, "torch DDP"),
+                Aim("all_reduce", (PARALLEL,), 5, "Keras DataParallel"),
+            ]
+        title = f"`all_reduce`: perceptron, batch {batch} of both workers together"
+        contests.append(Contest(title, entrants, aims))
+    return contests
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.spans: list[tuple[float, float]] = []
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Starts the clock."""
-        self._began = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stops the clock."""
-        self.spans.append((self._began, time.perf_counter()))
-
-
-def data(rows: int) -> tuple[Any, Any]:
-    """Samples of the shape of the Higgs data, with something to be learnt."""
-    x = np.random.default_rng(0).standard_normal((rows, 30)).astype("f4")
-    return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("i4")
+def images(rows: int, *, has_peers: bool) -> list[Contest]:
+    """A small ResNet on CIFAR-10, batch 64."""
+    given: dict[str, Any] = {"work": "images", "batch": 64, "rows": rows, "epochs": 3}
+    entrants = [*_plain(**given), _ours("aeasgd", **given)]
+    entrants.append(_ours("all_reduce", **given | {"batch": 128}))
+    aims = [Aim("aeasgd", PLAIN, 1.4, "best plain `fit`")]
+    if has_peers:
+        entrants.append(_ddp(**given))
+        aims.append(Aim("aeasgd", (DDP,), 1.2, "torch DDP"))
+    return [Contest("Images: small ResNet on CIFAR-10, batch 64", entrants, aims)]
 
 
-def rate(marks: Marks, rows: int) -> float:
-    """Samples per second of the epochs after the first."""
-    return rows / st.median(end - began for began, end in marks.spans[1:])
+def text(rows: int, *, has_peers: bool) -> list[Contest]:
+    """EasyDist's LSTM, batch 64."""
+    del has_peers
+    given: dict[str, Any] = {"work": "text", "batch": 64, "rows": rows}
+    entrants = [*_plain(**given), _ours("aeasgd", **given)]
+    aims = [Aim("aeasgd", PLAIN, 1.4, "best plain `fit`")]
+    return [Contest("Text: LSTM of EasyDist's example, batch 64", entrants, aims)]
+
+
+CONTESTS: dict[str, tuple[Callable[..., list[Contest]], str]] = {
+    "asynchronous": (asynchronous, "higgs"),
+    "all_reduce": (all_reduce, "higgs"),
+    "images": (images, "images"),
+    "text": (text, "text"),
+}
 
 
 def main() -> None:
-    """Prints a table and JSON."""
-    parser = argparse.ArgumentParser()
+    """Prints tables and JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("contests", nargs="*", metavar="CONTEST", default=[*CONTESTS])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=128_000)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--quick", action="store_true", help="1 repeat of 2 epochs")
+    parser.add_argument("--ours", action="store_true", help="no other systems")
+    parser.add_argument("--quick", action="store_true", help="1 repeat, fewer rows")
+    parser.add_argument("--out", type=Path, help="a file for the JSON")
     given = parser.parse_args()
-    if given.quick:
-        given.repeats, given.epochs = 1, 2
-    x, y = data(given.rows)
-
-    def plain(batch: int, steps: int) -> float:
-        marks = Marks()
-        make(steps).fit(
-            x, y, batch_size=batch, epochs=given.epochs, verbose=0, callbacks=[marks]
+    unknown = {*given.contests} - {*CONTESTS}
+    if unknown:
+        parser.error(
+            f"no contest {', '.join(unknown)}; there are: {', '.join(CONTESTS)}"
         )
-        return rate(marks, given.rows)
-
-    def ours(strategy: str, batch: int) -> float:
-        marks = Marks()
-        shoal.fit(
-            make(), x, y, batch_size=batch, epochs=given.epochs, verbose=0,
-            callbacks=[marks], strategy=strategy, workers=2, run=False,
-        )  # fmt: skip
-        return rate(marks, given.rows)
-
-    cases: dict[str, Callable[[], float]] = {
-        "keras 64 spe 1": lambda: plain(64, 1),
-        "keras 64 spe 32": lambda: plain(64, 32),
-        "aeasgd 64": lambda: ours("aeasgd", 64),
-        "downpour 64": lambda: ours("downpour", 64),
-        "keras 256 spe 1": lambda: plain(256, 1),
-        "keras 256 spe 32": lambda: plain(256, 32),
-        "all_reduce 256": lambda: ours("all_reduce", 256),
-    }
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(given.repeats):
-        for name, measure in cases.items():
-            found[name].append(measure())
-            print(f"{name:18} {found[name][-1]:10,.0f} samples/s", flush=True)
-    middle = {name: st.median(values) for name, values in found.items()}
-    best = {
-        batch: max(v for n, v in middle.items() if n.startswith(f"keras {batch}"))
-        for batch in (64, 256)
-    }
-    for name, value in middle.items():
-        ratio = value / best[256 if "256" in name else 64]
-        print(f"{name:18} median {value:10,.0f} samples/s  {ratio:5.2f} x best plain")
-    print(json.dumps(middle))
+    held = list[Contest]()
+    for name in given.contests:
+        make, work = CONTESTS[name]
+        rows = WORKS[work].rows // (4 if given.quick else 1)
+        for contest in make(rows, has_peers=not given.ours):
+            print(f"== {contest.title}", flush=True)
+            contest.hold(1 if given.quick else given.repeats)
+            held.append(contest)
+    keep(held, given.out)
 
 
 if __name__ == "__main__":

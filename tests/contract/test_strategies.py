@@ -237,6 +237,17 @@ class ForgetsItsAnchorInPlace(Adding):
         out[:] = reply
 
 
+class TakesItsAnchorForItsStart(Adding):
+    """Its anchor stays where it began."""
+
+    needs_anchor = False
+
+    def pull(
+        self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
+    ) -> tuple[Vector, Vector]:
+        return super().pull(local, pushed, anchor, reply)[0], anchor
+
+
 class SwitchesToDouble(Adding):
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
         return (local - anchor).astype(np.float64)  # pyright: ignore[reportReturnType]
@@ -340,6 +351,7 @@ def test_a_correct_class_passes() -> None:
         (LooksAtItsNeighbours, "law10_works_on_segments"),
         (RepliesInPlaceWithTheMessage, "law10_writes_in_place_the_same"),
         (ForgetsItsAnchorInPlace, "law10_writes_in_place_the_same"),
+        (TakesItsAnchorForItsStart, "law10_needs_no_anchor"),
         (SwitchesToDouble, "law07_changes_only_center_and_state"),
         (ReplacesItsState, "law07_changes_only_center_and_state"),
         (KeepsCountOutsideItsState, "law07_survives_checkpoint"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 
 from shoal.engine.wire import MAGIC
 from shoal.testing import faults, inline
+from shoal.testing.hosts import Hosts
 from shoal.testing.inline import Cluster
 from tests.engine.cases import runs_well, setup
 
@@ -30,43 +30,6 @@ from shoal.engine.worker import work
 work(pickle.load(sys.stdin.buffer))
 """
 ALL_PROTOCOLS = 3
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@final
-class Hosts:
-    """This host, and two more that reach it by one bridge."""
-
-    def __init__(self) -> None:
-        name = secrets.token_hex(3)
-        net = f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(256)}"
-        self.bridge, self.address = f"sh{name}", f"{net}.1"
-        self.names = [f"shoal-{name}-{n}" for n in range(2)]
-        try:
-            self._open(net)
-        except subprocess.CalledProcessError:
-            self.close()
-            raise
-
-    def _open(self, net: str) -> None:
-        ip("link", "add", self.bridge, "type", "bridge")
-        ip("address", "add", f"{self.address}/24", "dev", self.bridge)
-        ip("link", "set", self.bridge, "up")
-        for n, host in enumerate(self.names):
-            here, there = f"{self.bridge}-{n}", "eth0"
-            ip("netns", "add", host)
-            ip("link", "add", here, "type", "veth", "peer", there, "netns", host)
-            ip("link", "set", here, "master", self.bridge, "up")
-            ip("-n", host, "address", "add", f"{net}.{n + 2}/24", "dev", there)
-            ip("-n", host, "link", "set", there, "up")
-
-    def close(self) -> None:
-        for words in (*(("netns", host) for host in self.names), ("link", self.bridge)):
-            with suppress(subprocess.CalledProcessError):
-                ip(words[0], "delete", words[1])
 
 
 @pytest.fixture(scope="module")

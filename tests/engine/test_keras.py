@@ -57,11 +57,12 @@ def engine(
     variables, statistics = exchanged_variables(model), statistic_variables(model)
     layout, beside = Layout.of(variables), Layout.of(statistics)
     is_gang = strategy.exchanges == "gradients"
-    opening = OpenBackend(name=keras.backend.backend(), model=pack(model))
+    packed = pack(model)
     lock = threading.Lock()
 
     def open_backend(compute: Any, rows: Any) -> Any:
         with lock:  # Keras loads one model at a time in a process
+            opening = OpenBackend(name=keras.backend.backend(), model=packed)
             return opening(compute, rows)
 
     given: dict[str, Any] = {

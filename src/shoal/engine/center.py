@@ -41,14 +41,14 @@ class Center:
 
     Args:
         strategy: Whose `apply` or `merge` runs.
-        vector: Initial weights, `(size,)`; copied.
-        statistics: Initial statistics, `(count,)`; copied.
+        vector: Initial weights, `(size,)`; they are changed in place.
+        statistics: Initial statistics, `(count,)`; the same.
     """
 
     def __init__(self, strategy: Strategy, vector: Vector, statistics: Vector) -> None:
         self.strategy = strategy
-        self.vector = vector.copy()
-        self.statistics = statistics.copy()
+        self.vector = vector
+        self.statistics = statistics
         self.state = strategy.init(vector.size)
         self._last_samples: dict[int, float] = {}
         self.spread: Spread = in_turn

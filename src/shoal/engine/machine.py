@@ -67,6 +67,7 @@ class ServerSpec:
         learning_rate: Where the driver's optimizer stands, None for a schedule.
         restart: What an earlier server left, None for the first.
         identity: For TLS, None for none.
+        is_private: Nobody else has these vectors: the center is made of their memory.
     """
 
     secret: bytes = field(repr=False)
@@ -78,6 +79,7 @@ class ServerSpec:
     learning_rate: float | None = None
     restart: Restart | None = None
     identity: Identity | None = None
+    is_private: bool = False
 
 
 class Outlet(ReportOutlet, Protocol):
@@ -108,7 +110,10 @@ class Machine:
             if restart is None
             else restart.open_sequencer(spec.rules)
         )
-        self.center = Center(spec.strategy, spec.vector, spec.statistics)
+        start = (spec.vector, spec.statistics)
+        if not spec.is_private:
+            start = (spec.vector.copy(), spec.statistics.copy())
+        self.center = Center(spec.strategy, *start)
         self.learning_rate = spec.learning_rate
         self._doubt = 0
         if restart is not None:
@@ -119,6 +124,7 @@ class Machine:
             self.state,
             version=self.sequencer.version,
             blob=b"" if restart is None else restart.blob,
+            is_gang=spec.rules.is_gang,
         )
         if restart is not None:
             self._tell_rollback(self.sequencer.lineage)

@@ -129,8 +129,9 @@ class Member:
         start = np.frombuffer(body, np.float32, size + count)
         self.optimizer = bytes(body[start.nbytes :])
         """Another worker's optimizer state, empty where there was none."""
-        self._spare = [_vector(size) for _ in range(2)]
-        self.local, self.anchor = _vector(size), _vector(size)
+        self.local = _vector(size)
+        self._anchor = _vector(size) if strategy.needs_anchor else None
+        self._spare: Vector | None = None
         self.statistics = start[size:].copy()
         self._adopt(start[:size])
         self.bulk = self._settle(head["slot"])
@@ -263,9 +264,27 @@ class Member:
             self.statistics[:] = self.bulk.reply_statistics
         return head, found
 
+    @property
+    def _from(self) -> Vector:
+        """The anchor, or where the steps began if that is the same."""
+        return self.local if self._anchor is None else self._anchor
+
     def _adopt(self, center: Vector) -> None:
         self.local[:] = self.strategy.adopt(center)
-        self.anchor[:] = center
+        if self._anchor is not None:
+            self._anchor[:] = center
+
+    def _room(self, local: Vector) -> Vector:
+        """Memory for what follows from `local`: that of where its steps began.
+
+        Unless it is the same, as no step was taken, or as the backend works in place.
+        """
+        if not np.may_share_memory(local, self.local):
+            return self.local
+        if self._spare is None:
+            self._spare = _vector(local.size)
+        free, self._spare = self._spare, self.local
+        return free
 
     # --------------------------------------------------------------- questions
 
@@ -294,27 +313,23 @@ class Member:
         """Sends what was learnt from `pieces`; `self.local` is then the next start.
 
         Args:
-            local: Weights.
+            local: Weights, as they were read from a program that has ended.
             statistics: Their statistics.
             pieces: Whose samples are done.
             steps: That were taken.
             learnt: Samples of `pieces` that something was learnt from, None for all.
         """
         began = time.perf_counter()
-        push_into(self.strategy, self.bulk.message, local, self.anchor, steps)
+        push_into(self.strategy, self.bulk.message, local, self._from, steps)
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         head = self._send(statistics, pieces, steps, float(samples))
-        # Fresh memory for the result: the program may still read the old one.
-        out = self._spare.pop(0)
+        before, self.local = self._from, self._room(local)
         if head["body"] == "reply":
-            pull_into(self.strategy, out, local, self.anchor, self.bulk.reply)
+            pull_into(self.strategy, self.local, local, before, self.bulk.reply)
         elif head["body"] == "center":
-            out[:] = self.strategy.adopt(self.bulk.reply)
-            self.anchor[:] = self.bulk.reply
+            self._adopt(self.bulk.reply)
         else:  # an elastic repeat skips one displacement, or the run is done
-            out[:] = local
-        self._spare.append(self.local)
-        self.local = out
+            self.local[:] = local
         self.times.exchange_s += time.perf_counter() - began
 
     def push_gradient(

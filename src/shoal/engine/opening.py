@@ -19,7 +19,7 @@ from shoal.models.pickling import loads
 from shoal.models.travel import unpack
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class OpenBackend:
     """Makes a worker's backend from a packed model.
 
@@ -32,8 +32,13 @@ class OpenBackend:
     model: bytes
 
     def __call__(self, compute: ComputeSpec, sample: Any) -> Backend:
-        """Unpacks the model and prepares it; called once the rank is known."""
-        model = unpack(self.model)
+        """Unpacks the model and prepares it; called once, when the rank is known.
+
+        What was packed is let go of: it is as large as the model.
+        """
+        packed, self.model = self.model, b""
+        model = unpack(packed)
+        del packed
         prepare(model, sample)
         return backend_class(self.name)(model, compute)
 

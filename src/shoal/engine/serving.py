@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.engine.machine import ServerSpec
 from shoal.engine.server import Server, open_connections
@@ -24,7 +24,8 @@ def serve(given: ServeInherited) -> None:
     """Runs a server process until its run is over, then ends the process."""
     listener = socket.socket(fileno=given.descriptor)
     if isinstance(given.spec, ServerSpec):
-        Server(given.spec, open_connections(given.spec, listener)).run()
+        spec = replace(given.spec, is_private=True)
+        Server(spec, open_connections(spec, listener)).run()
         sys.exit(0)
     try:
         standby = Standby.open(given.spec, listener)

@@ -16,6 +16,7 @@ from shoal.engine.restart import pack_restart
 from shoal.engine.sequencer import Sequencer
 from shoal.engine.telling import Teller
 from shoal.engine.wire import Head
+from shoal.vectors import Vector
 
 
 @final
@@ -28,6 +29,7 @@ class Wants:
         state: What every answer of the machine tells.
         version: Of the center as it is now.
         blob: The optimizer's state that goes with it, empty for none.
+        is_gang: Nobody but workers has the weights, and what they published is kept.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class Wants:
         *,
         version: int,
         blob: bytes,
+        is_gang: bool,
     ) -> None:
         self._center, self._teller, self._state = center, teller, state
-        self.blob = blob
+        self.blob, self._is_gang = blob, is_gang
+        self._saved: tuple[Vector, Vector] | None = None
         self._is_state_wanted = self._is_center_wanted = False
         self._is_whole_wanted = False
         self._last_publisher = -1
@@ -62,11 +66,14 @@ class Wants:
 
     def _save(self, version: int) -> None:
         self._version = version
-        self._saved = (self._center.vector.copy(), self._center.statistics.copy())
+        if self._is_gang:
+            center = self._center
+            self._saved = (center.vector.copy(), center.statistics.copy())
 
     def roll_back(self) -> None:
         """A gang is gone: center and sums are again what was published last."""
-        self._center.vector[:], self._center.statistics[:] = self._saved
+        if self._saved is not None:
+            self._center.vector[:], self._center.statistics[:] = self._saved
         self._teller.accounts.restore()
 
     # ------------------------------------------------------------- questions

@@ -40,7 +40,8 @@ def main() -> None:
     while True:
         message = pickle.loads(messages.get())
         _redirect(message["log"], home)
-        target(pickle.loads(message["argument"]))
+        # Popped: it is as large as a model, and so would be what it is made of.
+        target(pickle.loads(message.pop("argument")))
         sys.stdout.flush()
 
 
@@ -152,3 +153,4 @@ def _listen(pipe: IO[bytes], messages: queue.SimpleQueue[bytes]) -> None:
             sys.stdout.flush()
             os._exit(0 if not size else ORPHANED)
         messages.put(data)
+        del data  # or it would stay until there is more to read

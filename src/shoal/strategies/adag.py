@@ -56,6 +56,7 @@ class ADAG(ServerStrategy):
     """
 
     name: ClassVar[str] = "adag"
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 
     period: int = 12

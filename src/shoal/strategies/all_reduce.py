@@ -56,6 +56,7 @@ class AllReduce(RoundStrategy):
 
     name: ClassVar[str] = "all_reduce"
     exchanges: ClassVar[Literal["weights", "gradients"]] = "gradients"
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
     scale_learning_rate: bool = False

@@ -66,6 +66,7 @@ class AsyncDiLoCo(ServerStrategy):
         Liu et al. (2024), arXiv:2401.09135, Algorithm 3 (delayed Nesterov update).
     """
 
+    needs_anchor: ClassVar[bool] = False
     name: ClassVar[str] = "async_diloco"
 
     period: int = 50

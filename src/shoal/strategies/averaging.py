@@ -48,6 +48,7 @@ class Averaging(RoundStrategy):
     """
 
     name: ClassVar[str] = "averaging"
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
     period: int = 0

@@ -79,6 +79,10 @@ class Strategy(ABC):
     """Messages are applied when they arrive; False: merged in rounds."""
     is_independent: ClassVar[bool] = False
     """Every worker trains a model of its own; nothing is exchanged between them."""
+    needs_anchor: ClassVar[bool] = True
+    """False where the anchor is, bit by bit, where the worker's steps began, or where
+    no verb looks at it: workers then keep one vector less, and `pull_into` is not to
+    change it. A law holds those to it that say so."""
     promises: ClassVar[frozenset[str]] = frozenset()
     """Laws `shoal.testing` holds it to beyond those for all: "plain" (one worker,
     period 1 equals plain training), "conserves" (the sum of local vectors and
@@ -143,11 +147,11 @@ class Strategy(ABC):
         Args:
             out: The new local vector; no memory of the others.
             local: What was sent.
-            anchor: Changed in place.
+            anchor: Changed in place, by strategies that need one.
             reply: Of the server.
         """
         out[:], after = self.pull(local, local, anchor, reply)
-        if after is not anchor:
+        if self.needs_anchor and after is not anchor:
             anchor[:] = after
 
     def adopt(self, center: Vector) -> Vector:

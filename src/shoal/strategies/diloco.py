@@ -62,6 +62,7 @@ class DiLoCo(RoundStrategy):
     """
 
     name: ClassVar[str] = "diloco"
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"mean"})
 
     period: int = 50

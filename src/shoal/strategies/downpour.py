@@ -55,6 +55,7 @@ class Downpour(ServerStrategy):
     """
 
     name: ClassVar[str] = "downpour"
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 
     period: int = 5

@@ -51,6 +51,7 @@ class DynSGD(ServerStrategy):
     """
 
     name: ClassVar[str] = "dynsgd"
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 
     period: int = 5

@@ -28,6 +28,7 @@ class ElasticStrategy(Strategy):
         learning_rate: Step size eta that makes moving_rate = rho * learning_rate.
     """
 
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"conserves"})
 
     beta: float = 0.9

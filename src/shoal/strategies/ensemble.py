@@ -48,6 +48,7 @@ class Ensemble(ServerStrategy):
         Hansen, Salamon (1990), doi:10.1109/34.58871.
     """
 
+    needs_anchor: ClassVar[bool] = False
     name: ClassVar[str] = "ensemble"
     is_independent: ClassVar[bool] = True
 

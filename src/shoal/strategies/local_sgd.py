@@ -50,6 +50,7 @@ class LocalSGD(RoundStrategy):
     """
 
     name: ClassVar[str] = "local_sgd"
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})
 
     period: int = 10

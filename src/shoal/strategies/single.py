@@ -49,6 +49,7 @@ class Single(ServerStrategy):
 
     name: ClassVar[str] = "single"
     max_workers: ClassVar[int | None] = 1
+    needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 
     period: int = 10

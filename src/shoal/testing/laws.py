@@ -57,6 +57,10 @@ def _shares(strategy: Strategy) -> bool:
     return not strategy.is_independent
 
 
+def _keeps_no_anchor(strategy: Strategy) -> bool:
+    return not strategy.needs_anchor
+
+
 def _shares_weights(strategy: Strategy) -> bool:
     return not strategy.is_independent and strategy.exchanges == "weights"
 
@@ -81,6 +85,7 @@ LAWS: tuple[Law, ...] = tuple(
         (9, training.reaches_the_optimum, _shares),
         (10, exchange.works_on_segments, _all),
         (10, exchange.writes_in_place_the_same, _all),
+        (10, exchange.needs_no_anchor, _keeps_no_anchor),
         (11, training.schedules_end_where_plain_training_ends, _shares),
     )
 )
@@ -95,7 +100,7 @@ def strategy_laws(strategy: str | Strategy | type[Strategy]) -> tuple[Law, ...]:
 
     Example:
         >>> [law.number for law in strategy_laws("aeasgd")]
-        [2, 6, 7, 7, 7, 8, 8, 9, 10, 10, 11]
+        [2, 6, 7, 7, 7, 8, 8, 9, 10, 10, 10, 11]
     """
     found = get(strategy)
     return tuple(law for law in LAWS if law.concerns(found))

@@ -37,7 +37,7 @@ class Mate:
         rank: Its number.
         incarnation: As the sequencer gave it.
         local: Weights.
-        anchor: The center as it last adopted it.
+        anchor: The center as it last adopted it, None where the strategy needs none.
         statistics: As it last got them.
         metrics: Sums of metric state of its last window.
         message: What it sends; `message_statistics` beside it.
@@ -48,7 +48,7 @@ class Mate:
     rank: int
     incarnation: int
     local: Vector
-    anchor: Vector
+    anchor: Vector | None
     statistics: Vector
     metrics: Doubles
     message: Vector
@@ -102,14 +102,14 @@ class Crew:
 
     def hire(self, incarnation: int, center: Vector, statistics: Vector) -> Mate:
         """Adds the worker of the next rank, who adopts the center."""
-        rank = len(self.mates)
+        rank, strategy = len(self.mates), self._plan.strategy
         if rank == 0:
             self._backend.load(center.copy(), statistics)
         mate = Mate(
             rank=rank,
             incarnation=incarnation,
-            local=self._plan.strategy.adopt(center),
-            anchor=center.copy(),
+            local=strategy.adopt(center),
+            anchor=center.copy() if strategy.needs_anchor else None,
             statistics=statistics.copy(),
             metrics=np.zeros(self.metrics_size),
             message=np.empty_like(center),
@@ -177,6 +177,7 @@ class Crew:
             mate.rate = self.learning_rate
             backend.set_learning_rate(mate.rate)
         clock = Clock(start=mate.clock, pace=float(len(self.mates)))
+        anchor = mate.local if mate.anchor is None else mate.anchor
         for batches in mate.window:
             count = max(1, sum(p.rows for p in batches) // size)
             start = clock.start + steps * clock.pace
@@ -185,7 +186,7 @@ class Crew:
             steps += count
         mate.local, statistics = backend.read()
         strategy = self._plan.strategy
-        push_into(strategy, mate.message, mate.local, mate.anchor, steps)
+        push_into(strategy, mate.message, mate.local, anchor, steps)
         mate.message_statistics[:] = statistics
         mate.state = backend.swap(before)
         return steps, float(mate.rows)
@@ -204,13 +205,16 @@ class Crew:
     def pull(self, mate: Mate) -> None:
         """Takes the strategy's reply to a worker's message."""
         # Fresh memory: the backend may still look at what it was given.
-        out = np.empty_like(mate.reply)
-        pull_into(self._plan.strategy, out, mate.local, mate.anchor, mate.reply)
+        out, local = np.empty_like(mate.reply), mate.local
+        anchor = local if mate.anchor is None else mate.anchor
+        pull_into(self._plan.strategy, out, local, anchor, mate.reply)
         mate.local = out
 
     def adopt(self, mate: Mate, center: Vector) -> None:
         """Starts over from the center."""
-        mate.local, mate.anchor = self._plan.strategy.adopt(center), center.copy()
+        mate.local = self._plan.strategy.adopt(center)
+        if mate.anchor is not None:
+            mate.anchor = center.copy()
 
     def apply(self, mean: Vector, statistics: Vector, clock: int) -> None:
         """The gang's step; `clock` is what the run clock said before it."""

@@ -1,0 +1,199 @@
+"""Programs that train the same work in turns, each time in a process of its own.
+
+This file runs them and says what came of it. Every figure is a median of the repeats;
+the first epoch of each, with all that is compiled, is left out of samples/s, and is in
+the seconds of the whole, from the start of the process to the trained model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics as st
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import python_of
+from benchmarks.works import ROOT
+
+LIMIT_S = 240.0
+HEADER = (
+    "| who | samples/s | slowest to quickest | all of it, cold | |\n"
+    "|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """Somebody who takes part.
+
+    Args:
+        name: In the table.
+        module: Of `benchmarks.entrants`.
+        work: Key of `WORKS`.
+        batch: As the module takes it.
+        rows: Of an epoch.
+        epochs: To train, the first not counted; at least 2.
+        options: More of the command line.
+        environment: See `environments`.
+        variables: Of the process.
+    """
+
+    name: str
+    module: str
+    work: str
+    batch: int
+    rows: int
+    epochs: int = 4
+    options: tuple[str, ...] = ()
+    environment: str = "ours"
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def run(self) -> Result | None:
+        """Trains once; None, and its last words, where it failed."""
+        command = [
+            str(python_of(self.environment)),
+            "-m", f"benchmarks.entrants.{self.module}",
+            "--work", self.work, "--batch", str(self.batch), "--rows", str(self.rows),
+            "--epochs", str(self.epochs), *self.options,
+        ]  # fmt: skip
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": paths}
+        env |= {"TF_CPP_MIN_LOG_LEVEL": "3", **self.variables}
+        began = time.time()
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=env, capture_output=True, text=True,
+                check=True, timeout=LIMIT_S,
+            )  # fmt: skip
+        except subprocess.SubprocessError as error:
+            said = str(getattr(error, "stderr", "") or error)
+            print(f"{self.name} failed: {said[-1500:]}", file=sys.stderr, flush=True)
+            return None
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        return Result(
+            rate=self.rows / st.median(found["spans"][1:]),
+            cold_s=found["trained_at"] - began,
+            losses=found["losses"],
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one training.
+
+    Args:
+        rate: Samples/s of the epochs after the first.
+        cold_s: Seconds from the start of the process to the trained model.
+        losses: Of each epoch, empty where nobody says.
+    """
+
+    rate: float
+    cold_s: float
+    losses: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is asked.
+
+    Args:
+        of: Name of an entrant.
+        over: Names of those it is compared with; the best of them counts.
+        least: The ratio that is asked.
+        words: For the comparison.
+    """
+
+    of: str
+    over: tuple[str, ...]
+    least: float
+    words: str
+
+
+@dataclass
+class Contest:
+    """Entrants, and what is asked of them.
+
+    Args:
+        title: Of the table.
+        entrants: In the order of their turns.
+        aims: Judged at the end.
+    """
+
+    title: str
+    entrants: Sequence[Entrant]
+    aims: Sequence[Aim] = ()
+    found: dict[str, list[Result]] = field(default_factory=dict[str, list["Result"]])
+
+    def hold(self, repeats: int) -> None:
+        """Lets each train in turn, so often; one that fails is left out."""
+        waiting = [*self.entrants]
+        for number in range(repeats):
+            for entrant in [*waiting]:
+                result = entrant.run()
+                if result is None:
+                    waiting.remove(entrant)
+                    continue
+                self.found.setdefault(entrant.name, []).append(result)
+                print(
+                    f"{number + 1}/{repeats} {entrant.name:32} {result.rate:10,.0f} "
+                    f"samples/s   cold {result.cold_s:6.1f} s",
+                    flush=True,
+                )
+
+    def rate(self, name: str) -> float:
+        """The median of somebody's samples/s, NaN for whoever failed."""
+        results = self.found.get(name)
+        return st.median(r.rate for r in results) if results else float("nan")
+
+    def judged(self) -> list[tuple[Aim, float]]:
+        """What is asked, with the ratio that was found."""
+        return [
+            (aim, self.rate(aim.of) / max(map(self.rate, aim.over)))
+            for aim in self.aims
+        ]
+
+    def table(self) -> str:
+        """Markdown: everybody's figures, then what was asked and found."""
+        lines = [f"### {self.title}\n", HEADER]
+        for name, results in self.found.items():
+            rates = [r.rate for r in results]
+            losses = results[-1].losses
+            lines.append(
+                f"| {name} | {st.median(rates):,.0f} | {min(rates):,.0f} to "
+                f"{max(rates):,.0f} | {st.median(r.cold_s for r in results):.1f} s | "
+                + (f"loss {losses[-1]:.3f} |" if losses else "|")
+            )
+        lines += ["", "| | found | asked |", "|---|---|---|"]
+        for aim, ratio in self.judged():
+            lines.append(f"| {aim.of}: {aim.words} | {ratio:.2f} | {aim.least:g} |")
+        return "\n".join(lines)
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON: everything that was measured."""
+        return {
+            "title": self.title,
+            "results": {
+                name: [vars(result) for result in results]
+                for name, results in self.found.items()
+            },
+            "aims": [
+                {"of": aim.of, "over": aim.words, "asked": aim.least, "found": ratio}
+                for aim, ratio in self.judged()
+            ],
+        }
+
+
+def keep(contests: Sequence[Contest], path: Path | None) -> None:
+    """Prints the tables, then JSON; writes the JSON to a file, where one is given."""
+    for contest in contests:
+        print(f"\n{contest.table()}\n")
+    written = json.dumps([contest.facts() for contest in contests])
+    print(written)
+    if path is not None:
+        path.write_text(written + "\n")

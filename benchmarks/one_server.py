@@ -1,0 +1,103 @@
+"""A server in a process of its own, and clients that do nothing but exchange."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from shoal.engine.bulk import Sizes
+from shoal.engine.ledger import Piece
+from shoal.engine.machine import ServerSpec
+from shoal.engine.member import Member, Seat
+from shoal.engine.sequencer import Rules
+from shoal.engine.serving import ServeInherited
+from shoal.engine.tls import make_identity
+from shoal.engine.wire import Link
+from shoal.launchers.base import Role
+from shoal.launchers.process import ProcessLauncher
+from shoal.strategies import get
+from shoal.vectors import Vector
+
+
+@contextmanager
+def one_server(
+    size: int,
+    strategy: str,
+    *,
+    clients: int = 1,
+    host: str = "127.0.0.1",
+    is_encrypted: bool = False,
+) -> Generator[Seat]:
+    """Serves until the context ends; yields what a client joins with.
+
+    Args:
+        size: Floats of the vector.
+        strategy: By name.
+        clients: That will join.
+        host: Where it listens.
+        is_encrypted: By TLS.
+    """
+    listener = socket.create_server((host, 0), backlog=128)
+    launcher = ProcessLauncher(shared=[listener.fileno()])
+    sizes = Sizes(vector=size, statistics=0, metrics=4, digest="")
+    rules = Rules(
+        epoch_rows=(1 << 40,), first_epoch=0, epochs=1, workers=clients, batch=1,
+        window=1, is_rounds=False, is_gang=False, is_elastic=True,
+    )  # fmt: skip
+    secret = secrets.token_bytes(32)
+    identity = make_identity() if is_encrypted else None
+    spec = ServerSpec(
+        secret=secret, strategy=get(strategy), rules=rules, sizes=sizes,
+        vector=np.zeros(size, "f4"), statistics=np.zeros(0, "f4"), identity=identity,
+    )  # fmt: skip
+    certificate = None if identity is None else identity.certificate
+    address = listener.getsockname()
+    try:
+        server = launcher.start(
+            Role(target="shoal.engine.serving:serve", name="server")
+        )
+        launcher.give(server, ServeInherited(spec=spec, descriptor=listener.fileno()))
+        control = Link(address, secret, certificate=certificate)
+        control.send({"kind": "control"})
+        control.send({"kind": "proceed", "epoch": 0})
+        yield Seat(
+            address=address, secret=secret, sizes=sizes, hint=-1, token="",
+            certificate=certificate,
+        )  # fmt: skip
+        control.close()
+    finally:
+        launcher.close()
+        listener.close()
+
+
+class Client:
+    """A worker without a model.
+
+    Args:
+        seat: Of a server.
+        strategy: Of that server, by name.
+        has_slot: Vectors through shared memory.
+    """
+
+    def __init__(self, seat: Seat, strategy: str, *, has_slot: bool = True) -> None:
+        self._member = Member(replace(seat, wants_slot=has_slot), get(strategy))
+        self.local: Vector = np.ones(seat.sizes.vector, "f4")
+        self._nothing = np.zeros(0, "f4")
+        self._member.ready()
+
+    def exchange(self) -> None:
+        """One message, and its reply."""
+        member = self._member
+        while not member.progress.pieces:
+            member.need()
+        piece: Piece = member.progress.pieces.popleft()
+        member.push_weights(self.local, self._nothing, [piece], 1)
+
+    def leave(self) -> None:
+        """Says goodbye."""
+        self._member.leave()

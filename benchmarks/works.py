@@ -1,0 +1,157 @@
+"""What the contests train: models and samples, the same for everybody who takes part.
+
+Keras is imported only to make a model: the environment of a contestant may be without.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+CACHE = ROOT / ".benchmarks"
+IMAGES, LENGTH, ALPHABET = 6_400, 40, 129
+
+
+def higgs(rows: int) -> tuple[Any, Any]:
+    """Samples of the shape of the Higgs data, with something to be learnt."""
+    x = np.random.default_rng(0).standard_normal((rows, 30)).astype("f4")
+    return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).astype("i4")
+
+
+def images(rows: int) -> tuple[Any, Any]:
+    """The first images of CIFAR-10 in a random order, uint8, and their classes.
+
+    They are read once from $SHOAL_DATA, and kept beside the benchmarks.
+    """
+    kept = CACHE / "cifar10.npz"
+    if not kept.exists():
+        _read_images(kept)
+    with np.load(kept) as found:
+        return found["x"][:rows], found["y"][:rows]
+
+
+def _read_images(kept: Path) -> None:
+    import io
+    import os
+
+    from PIL import Image
+
+    archive = Path(os.environ.get("SHOAL_DATA", "")) / "cifar10_20k_jpg.zip"
+    if not archive.is_file():
+        sys.exit(f"There is no {archive}. Set SHOAL_DATA to the folder that has it.")
+    with zipfile.ZipFile(archive) as files:
+        names = [n for n in files.namelist() if "train/" in n and n.endswith(".jpg")]
+        classes = sorted({Path(name).parent.name for name in names})
+        order = np.random.default_rng(0).permutation(len(names))[:IMAGES]
+        chosen = [names[place] for place in order]
+        x = [np.asarray(Image.open(io.BytesIO(files.read(n)))) for n in chosen]
+        y = [classes.index(Path(name).parent.name) for name in chosen]
+    kept.parent.mkdir(exist_ok=True)
+    np.savez(kept, x=np.stack(x), y=np.array(y, "i4"))
+
+
+def text(rows: int) -> tuple[Any, Any]:
+    """Lines of this repository's Python and prose as character codes; which is which.
+
+    There are some thousand of them, in turn as often as rows are asked for.
+    """
+    sys.path.insert(0, str(ROOT / "examples" / "easydist"))
+    from make_data import lines_of  # pyright: ignore[reportMissingImports]
+
+    found: list[tuple[str, int]] = []
+    for ending, label in ((".py", 1), (".md", 0)):
+        found += [(line, label) for line in lines_of(ROOT, ending)]
+    chosen = np.random.default_rng(0).integers(0, len(found), rows)
+    codes = np.zeros((rows, LENGTH), "i4")
+    for row, place in zip(codes, chosen, strict=True):
+        shown = found[place][0].strip().encode("ascii", "replace")[:LENGTH]
+        row[: len(shown)] = np.frombuffer(shown, "u1") + 1
+    numbers = np.array(
+        [(len(found[at][0]) / 100, found[at][0].count(" ") / 10) for at in chosen], "f4"
+    )
+    labels = np.array([found[place][1] for place in chosen], "f4")[:, None]
+    return {"characters": codes, "numbers": numbers}, labels
+
+
+def _perceptron() -> Any:
+    """30-600-600-2, dropout 0.2."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((30,)),
+            layers.Dense(600, activation="relu"),
+            layers.Dropout(0.2),
+            layers.Dense(600, activation="relu"),
+            layers.Dropout(0.2),
+            layers.Dense(2, activation="softmax"),
+        ]
+    )
+
+
+def _resnet() -> Any:
+    """Three blocks of two convolutions: that of the example of image folders."""
+    from examples.image_folder import make_model
+
+    return make_model()
+
+
+def _lstm() -> Any:
+    """Characters through an LSTM, numbers beside them: EasyDist's example."""
+    import keras
+
+    layers = keras.layers
+    characters = keras.Input((LENGTH,), dtype="int32", name="characters")
+    numbers = keras.Input((2,), name="numbers")
+    told = layers.LSTM(32)(layers.Embedding(ALPHABET, 16)(characters))
+    both = layers.Concatenate()([told, numbers])
+    answer = layers.Dense(1, activation="sigmoid")(
+        layers.Dense(16, activation="relu")(both)
+    )
+    return keras.Model({"characters": characters, "numbers": numbers}, answer)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something to train.
+
+    Args:
+        rows: Of an epoch, unless others are asked for.
+        samples: Rows -> (x, y).
+        model: Makes the model.
+        optimizer: Of Keras, by name.
+        loss: The same.
+    """
+
+    rows: int
+    samples: Callable[[int], tuple[Any, Any]]
+    model: Callable[[], Any]
+    optimizer: str
+    loss: str
+
+    def make(self, steps_per_execution: int = 1) -> Any:
+        """Returns the model, compiled."""
+        model = self.model()
+        model.compile(
+            self.optimizer,
+            self.loss,
+            metrics=["accuracy"],
+            steps_per_execution=steps_per_execution,
+        )
+        return model
+
+
+_CLASSES = "sparse_categorical_crossentropy"
+WORKS = {
+    "higgs": Work(128_000, higgs, _perceptron, "adagrad", _CLASSES),
+    "images": Work(IMAGES, images, _resnet, "sgd", _CLASSES),
+    "text": Work(25_600, text, _lstm, "adam", "binary_crossentropy"),
+}
