@@ -413,7 +413,7 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
     reading = Reading.of_steps(steps, "data of predict")
     files = FileArguments(
         features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
-    )
+    ).without_targets(x)
     source = scored_source(
         (x, None, None), files=files, reading=reading, is_served=True
     )

@@ -5,6 +5,7 @@ ShoalError
 ├── ConfigError (ValueError)       a single argument is wrong
 ├── PlanError (ValueError)         arguments that cannot work together; nothing runs
 ├── DataError                      a bad array, file or cell; a key that is gone
+│   └── StoreFailed                the store failed, not a file in it
 ├── ClusterError                   machines did not come up, or went away
 │   ├── ProvisionError             the provider refused or ran out
 │   └── CredentialsError           the provider does not know us
@@ -39,6 +40,10 @@ class PlanError(ShoalError, ValueError):
 
 class DataError(ShoalError):
     """Data cannot be read or does not fit the model."""
+
+
+class StoreFailed(DataError):
+    """A store could not be read: its files may be good, and none is left out."""
 
 
 class ClusterError(ShoalError):

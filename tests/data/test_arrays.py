@@ -253,3 +253,9 @@ def test_errors_name_the_argument_the_weights_came_in():
     for sample_weight in (np.ones((10, 2)), [np.ones(10)]):
         with pytest.raises(DataError, match=r"\(data of evaluate\)"):
             weighted_source((X, [X, X], sample_weight), None, where="data of evaluate")
+
+
+def test_a_table_with_text_names_its_column() -> None:
+    table = pd.DataFrame({"size": [1.0, 2.0], "colour": ["red", "blue"]})
+    with pytest.raises(DataError, match=r"not all numbers .*'colour'"):
+        ArraySource(table)

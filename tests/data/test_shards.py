@@ -162,3 +162,10 @@ def test_what_is_something_else_is_left_to_others(x: Any) -> None:
 def test_numbers_are_positive() -> None:
     with pytest.raises(ConfigError, match="steps_per_epoch=0"):
         Reading(steps_per_epoch=0)
+
+
+def test_a_function_that_takes_no_shard_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"cannot be called with a shard .* one argument"
+    ):
+        source_of(lambda: iter([]))

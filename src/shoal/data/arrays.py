@@ -103,7 +103,10 @@ def _to_numpy(value: Any, name: str, floatx: str, where: str) -> Array:
     }
     if "DataFrame" in kind:
         is_mixed = any(getattr(d, "kind", "O") == "f" for d in value.dtypes)
-        return (value.astype(floatx) if is_mixed else value).to_numpy()
+        try:
+            return (value.astype(floatx) if is_mixed else value).to_numpy()
+        except (TypeError, ValueError) as error:
+            raise _no_numbers(value, name, where, error) from error
     if "Series" in kind:
         return np.expand_dims(value.to_numpy(), axis=-1)
     if hasattr(value, "__array__"):
@@ -114,6 +117,22 @@ def _to_numpy(value: Any, name: str, floatx: str, where: str) -> Array:
         "JAX, pandas, or nested dicts, lists and tuples of them. "
         f"Convert it, for example with np.asarray({name.split('[')[0]})."
     )
+
+
+def _no_numbers(table: Any, name: str, where: str, error: Exception) -> DataError:
+    """The error about a table of pandas with text in it."""
+    kinds = table.dtypes if table.ndim > 1 else {name: table.dtype}
+    odd = [str(key) for key, kind in kinds.items() if not _is_numeric(kind)]
+    return DataError(
+        f"{name} is a table whose columns are not all numbers ({where}): "
+        f"{', '.join(map(repr, odd[:5])) or error}. Expected numbers or bools. Encode "
+        "such a column before training (astype('category').cat.codes, or a layer as "
+        "keras.layers.StringLookup on an input of its own), or leave it out."
+    )
+
+
+def _is_numeric(kind: Any) -> bool:
+    return getattr(kind, "kind", "O") in "biuf"
 
 
 def dtype_of(name: str) -> np.dtype[Any]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
+import warnings
+from dataclasses import dataclass, fields, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, final
 
 from shoal.data.files import FileSource, open_files
-from shoal.data.reading import Reading
-from shoal.errors import ConfigError, DataError
+from shoal.data.reading import FIT, Reading
+from shoal.errors import ConfigError, DataError, ShoalWarning
 
 SCRIPT = "preprocessing.py"
 CLASS, FUNCTION = "Preprocessing", "preprocess"
@@ -37,6 +38,12 @@ class FileArguments:
     label: Any = None
     preprocess: Any = None
     on_bad_file: str = "raise"
+
+    def without_targets(self, x: Any) -> FileArguments:
+        """Asks for no label where features of files are named, and nobody learns."""
+        if is_location(x) and self.features is not None and self.label is None:
+            return replace(self, label=())
+        return self
 
     def refuse(self, where: str) -> None:
         """Refuses what was said about files where there are none.
@@ -86,18 +93,19 @@ def open_located(
         DataError: Targets are given beside x, or the files cannot be used.
         ConfigError: An argument is wrong.
     """
+    ways = {"y": "with label=", "sample_weight": "with shoal.data.open_files(weight=)"}
     for name, value in {"y": y, "sample_weight": sample_weight}.items():
         if value is not None:
             raise DataError(
                 f"{name} is given beside x={x!r} ({reading.where}). Expected files "
-                f"that hold the targets too. Leave {name} out, and name its column "
-                "with label=."
+                f"that hold it too. Leave {name} out, and name its column "
+                f"{ways[name]}."
             )
     urls = [os.fspath(part) for part in x] if isinstance(x, (list, tuple)) else x
     preprocess = arguments.preprocess
     if preprocess is None and arguments.features is None and arguments.label is None:
         preprocess = beside_script()
-    return open_files(
+    source = open_files(
         urls if isinstance(urls, list) else os.fspath(urls),
         features=arguments.features,
         label=arguments.label,
@@ -105,6 +113,10 @@ def open_located(
         on_bad_file=arguments.on_bad_file,  # pyright: ignore - it checks
         floatx=reading.floatx,
     )
+    if source.left_out and reading.where != FIT:  # the plan says it of what fit reads
+        text = f"{reading.where}: {source.left_out}"
+        warnings.warn(text, ShoalWarning, stacklevel=2)
+    return source
 
 
 def beside_script(script: str | None = None) -> Any:

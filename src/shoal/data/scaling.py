@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shoal.data import trees
 from shoal.data.chunks import MEMORY_BYTES, ArrayChunk, ChunkedSource
 from shoal.data.files import FileSource
-from shoal.data.located import FileArguments, is_location
+from shoal.data.located import FileArguments
 from shoal.data.moments import Moments, merge
 from shoal.data.reading import Reading
 from shoal.data.sources import Source
@@ -89,11 +89,9 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
         ([[3.0, 20.0]], [[2.6670000553131104, 200.0]])
     """
     _check(layer, workers)
-    if is_location(source) and features is not None and label is None:
-        label = ()
     files = FileArguments(
         features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
-    )
+    ).without_targets(source)
     # In float64: what came as such keeps its digits.
     reading = Reading(steps_per_epoch=steps_per_epoch, floatx="float64", where=WHERE)
     found = source

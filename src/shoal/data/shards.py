@@ -7,6 +7,7 @@ has rows of it opens its stream and goes forward to them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -161,6 +162,7 @@ class ShardedSource(ChunkedSource):
 
     def _open(self, index: int, epoch: int) -> Iterator[Any]:
         shard = Shard(index=index, count=self._count, seed=self._seed, epoch=epoch)
+        self._check_call(shard)
         made = self._dataset_fn(shard)
         try:
             # A bare Dataset of torch gives samples, which look like small batches.
@@ -174,6 +176,19 @@ class ShardedSource(ChunkedSource):
                 "Expected a tf.data.Dataset, a DataLoader, a generator or the like. "
                 "Wrap a Dataset of torch in a DataLoader; return what gives batches."
             ) from None
+
+    def _check_call(self, shard: Shard) -> None:
+        try:
+            inspect.signature(self._dataset_fn).bind(shard)
+        except TypeError as error:
+            raise DataError(
+                f"The {self.kind} cannot be called with a shard "
+                f"({self._packing.where}): {error}. Expected a function of one "
+                "argument, dataset_fn(shard); shard.index and shard.count say which "
+                "part to read. Give it that argument."
+            ) from None
+        except ValueError:  # nobody knows what it takes
+            return
 
     def _first_batch(self) -> ArrayChunk:
         for batch in self._open(0, 0):

@@ -88,11 +88,21 @@ def prepare(model: Any, sample: Any) -> None:
             f"the model {model.name!r} cannot take the data: {_told(error)} "
             f"Received x of {_shapes(x)} and y of {_shapes(y)}. Give arrays of the "
             "shapes that model.fit would take, compile with a loss and metrics that "
-            "take such y, or correct the code that raised."
+            f"take such y, or correct the code that raised.{_no_targets(y)}"
         ) from error
     if not model.optimizer.built:
         with plain_constants():
             model.optimizer.build(model.trainable_variables)
+
+
+def _no_targets(y: Any) -> str:
+    """What to do where the data has no targets, empty where it has."""
+    if y is not None:
+        return ""
+    return (
+        " There are no targets: pass y, or let data sets and files hold them (label= "
+        "names a column; NPZ files have them under the key 'y')."
+    )
 
 
 def _is_of_compile(error: Exception) -> bool:

@@ -42,7 +42,6 @@ from shoal.training.validation import (
     validating,
 )
 
-SHOWN_FILES = 5
 SEED_LIMIT = 2**31 - 1
 CLUSTERS = ("local", "inline")
 
@@ -255,6 +254,7 @@ def _chunk_facts(source: Source) -> dict[str, Any]:
     if not isinstance(source, ChunkedSource):
         return {}
     row_bytes = max(1, source.size_bytes // max(1, len(source)))
+    left_out = source.left_out if isinstance(source, FileSource) else ""
     chunking = Chunking(
         rows=tuple(source.chunk_rows),
         mixing=source.mixing,
@@ -265,18 +265,8 @@ def _chunk_facts(source: Source) -> dict[str, Any]:
         "is_exactly_once": source.is_exactly_once,
         "chunking": chunking,
         "batch_size": source.batch_size,
-        "notes": (*source.notes, *_left_out(source)),
+        "notes": (*source.notes, *([left_out] if left_out else [])),
     }
-
-
-def _left_out(source: ChunkedSource) -> list[str]:
-    """Says which files were left out because they are bad."""
-    skipped = source.skipped if isinstance(source, FileSource) else ()
-    if not skipped:
-        return []
-    named = "; ".join(f"{url}: {why.rstrip('.')}" for url, why in skipped[:SHOWN_FILES])
-    more = f"; and {len(skipped) - SHOWN_FILES} more" if skipped[SHOWN_FILES:] else ""
-    return [f"{len(skipped)} file(s) are left out. {named}{more}."]
 
 
 @contextmanager

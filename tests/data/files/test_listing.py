@@ -3,14 +3,17 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from shoal.data.files import list_files, open_files
+from shoal.data.files import list_files, listing, open_files
 from shoal.data.files.format import extension
 from shoal.data.files.store import Store, s3_options
 from tests.data.files.writing import csv_bytes, npy_bytes
@@ -128,3 +131,27 @@ def test_checksums_of_stores_that_only_speak_s3(monkeypatch: pytest.MonkeyPatch)
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
     }
+
+
+def test_a_listing_that_takes_long_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("x")
+    said, texts = threading.Event(), list[str]()
+    find = LocalFileSystem.find
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        texts.append(str(message))
+        said.set()
+
+    def slow(self: Any, *given: Any, **more: Any) -> Any:
+        assert said.wait(30)
+        return find(self, *given, **more)
+
+    monkeypatch.setattr(LocalFileSystem, "find", slow)
+    monkeypatch.setattr(listing, "SLOW_S", 0.001)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        assert len(list_files(tmp_path)) == 1
+    assert "is not listed after" in texts[0]

@@ -187,3 +187,13 @@ def test_a_class_of_a_script_travels(folder: Path):
         [sys.executable, "-c", SCRIPT, str(folder)], stdout=subprocess.PIPE, check=True
     )
     assert len(cloudpickle.loads(done.stdout).take(slice(None))[0]) == 15
+
+
+def test_a_class_that_needs_arguments_is_refused(tmp_path: Path) -> None:
+    class Needy(Doubler):
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+    (tmp_path / "a.csv").write_text("1,2\n")
+    with pytest.raises(ConfigError, match=r"without arguments: .*'width'"):
+        open_files(tmp_path, preprocess=Needy)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
 from shoal.data import trees
-from shoal.data.files.format import PART_BYTES, Format, Part, Types
+from shoal.data.files.format import HOLES, PART_BYTES, Format, Part, Types
 from shoal.data.files.listing import Listing
 from shoal.data.files.preprocess import (
     Preprocess,
@@ -28,7 +29,7 @@ from shoal.data.files.selection import Selection
 from shoal.data.files.source import FilePortion, FileSource, head_of, row_bytes
 from shoal.data.files.store import FileEntry, Store
 from shoal.data.sources import Batch
-from shoal.errors import DataError
+from shoal.errors import DataError, StoreFailed
 
 
 @final
@@ -57,8 +58,8 @@ class Counting:
     skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def leave_out(self, url: str, error: DataError) -> None:
-        """Notes a bad file, or raises its error."""
-        if not self.is_lenient:
+        """Notes a bad file, or raises its error; that of a store in any case."""
+        if not self.is_lenient or isinstance(error, StoreFailed):
             raise error
         self.skipped.append((url, str(error)))
 
@@ -67,9 +68,11 @@ class Counting:
         problem: DataError | None = None
         for file in files:
             try:
-                return form.names(file, self.store)
+                names = form.names(file, self.store)
+                if names:
+                    return names
             except DataError as error:
-                if not self.is_lenient:
+                if not self.is_lenient or isinstance(error, StoreFailed):
                     raise
                 problem = problem or error  # it is found again when files are counted
         raise self._nothing_left(problem) from problem
@@ -116,23 +119,39 @@ class Counting:
         found = in_parallel(
             count, files, item_bytes=item_bytes, is_lenient=self.is_lenient
         )
-        counted: list[tuple[Part, ...]] = []
+        good: list[tuple[Part, ...]] = []
         empty: list[str] = []
-        types: Types | None = None
         for file, parts in zip(files, found, strict=True):
             if isinstance(parts, DataError):
                 self.leave_out(file.url, parts)
             elif not parts:
                 empty.append(file.url)
+            elif holed := _holed(parts, chosen):
+                self.leave_out(file.url, holed)
             else:
-                own = _kept(parts[0].types, chosen)
-                types = own if types is None else types
-                if form.agree(types, own):
-                    counted.append(parts)
-                else:
-                    first = counted[0][0].file.url
-                    self.leave_out(file.url, _differs(own, types, file.url, first))
-        return counted, empty
+                good.append(parts)
+        return self._alike(form, good, chosen), empty
+
+    def _alike(
+        self, form: Format, good: Sequence[tuple[Part, ...]], chosen: Selection
+    ) -> list[tuple[Part, ...]]:
+        """Those that go together with most others; the rest are bad."""
+        kinds = [_kept(parts[0].types, chosen) for parts in good]
+        many = Counter(kinds)
+        common = max(
+            many,
+            key=lambda one: sum(n for kind, n in many.items() if form.agree(one, kind)),
+            default=(),
+        )
+        alike: list[tuple[Part, ...]] = []
+        for parts, own in zip(good, kinds, strict=True):
+            if form.agree(common, own):
+                alike.append(parts)
+            else:
+                other = good[kinds.index(common)][0].file.url
+                url = parts[0].file.url
+                self.leave_out(url, _differs(own, common, url, other))
+        return alike
 
     def _sampled(
         self, reader: Reader, counted: list[tuple[Part, ...]]
@@ -229,11 +248,27 @@ class Counting:
     def _nothing_left(self, problem: DataError | None = None) -> DataError:
         first = self.skipped[-1][1] if self.skipped else "there are none in them."
         reason = str(problem or first)
+        advice = (
+            "Open them with on_bad_file='raise' to see what is wrong."
+            if self.is_lenient
+            else "See whether it is the right folder."
+        )
         return DataError(
             f"none of {len(self.listing.files):,} files has rows that can be read: "
-            f"{reason} Expected at least one good file. "
-            "Open them with on_bad_file='raise' to see what is wrong."
+            f"{reason} Expected at least one good file. {advice}"
         )
+
+
+def _holed(parts: Sequence[Part], chosen: Selection) -> DataError | None:
+    """The error about targets that are not there."""
+    for name, kind in (pair for part in parts for pair in part.types):
+        if name in chosen.targets and kind.endswith(HOLES):
+            return DataError(
+                f"column {name!r} of {parts[0].file.url} has empty cells, and is what "
+                "the model learns. Expected a number in each of them. Fill them, or "
+                "leave such rows out; weight= takes a column of zeros and ones."
+            )
+    return None
 
 
 def _kept(types: Types, chosen: Selection) -> Types:
@@ -246,7 +281,7 @@ def _differs(types: Types, expected: Types, url: str, first: str) -> DataError:
         if one != other:
             return DataError(
                 f"column {name!r} of {url} holds {one}, but that of {first} {other}. "
-                "Expected one type in all files. Write the file again with that type."
+                "Expected the same in all files. Write the file again like the others."
             )
     raise AssertionError("called for types that differ")
 

@@ -17,6 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.data.files.format import (
+    HOLES,
     PART_BYTES,
     Columns,
     Format,
@@ -58,20 +59,21 @@ class Csv(Format):
 
     kind = "CSV files"
     extensions = (".csv", ".tsv")
+    allows_nothing = True
 
     types: Mapping[str, str] = field(default_factory=dict[str, str])
     part_bytes: int = PART_BYTES
 
     def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:
         """Reads the header line."""
-        with reading(file, "CSV file"):
+        with reading(file.url, "CSV file"):
             return _header(_head(file, store), file)[0]
 
     def count(
         self, file: FileEntry, store: Store, columns: Sequence[str]
     ) -> tuple[Part, ...]:
         """Parses the whole file."""
-        with reading(file, "CSV file"):
+        with reading(file.url, "CSV file"):
             return tuple(self._count(file, store, columns))
 
     def _count(
@@ -109,7 +111,8 @@ class Csv(Format):
     def settle(self, types: Sequence[Types]) -> Format:
         """A column is whole only if it is so in all files."""
         found: dict[str, str] = {}
-        for name, kind in (pair for one in set(types) for pair in one):
+        for name, own in (pair for one in set(types) for pair in one):
+            kind = own.removesuffix(HOLES)
             found[name] = kind if found.get(name, kind) == kind else "float"
         return replace(self, types=found)
 
@@ -121,7 +124,7 @@ class Csv(Format):
             "float": arrow.float64(),
             "bool": arrow.bool_(),
         }
-        with reading(part.file, "CSV file"):
+        with reading(part.file.url, "CSV file"):
             if part.stop is None:
                 text = _plain(store.read(part.file))[part.start :]
             else:
@@ -265,10 +268,11 @@ def _type(column: Any, name: str, part: Part, text: memoryview, line: int) -> st
     """Type of a column in one piece; text is an error, with the place of a cell."""
     types = library("pyarrow", "CSV files").types
     kind = column.type
+    holed = f"float{HOLES}" if column.null_count else "float"
     if types.is_floating(kind) or types.is_null(kind):
-        return "float"
+        return holed
     if types.is_integer(kind):
-        return "float" if column.null_count else "int64"
+        return holed if column.null_count else "int64"
     if types.is_boolean(kind) and not column.null_count:
         return "bool"
     raise _bad_cell(name, part, text, line)

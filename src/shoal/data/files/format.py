@@ -24,6 +24,8 @@ Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 Types: TypeAlias = tuple[tuple[str, str], ...]
 """What is known of columns before they are read: (name, dtype), floats as "float"."""
 
+HOLES = " with empty cells"
+"""Ends the type of a column, where some are."""
 PART_BYTES = 64 << 20
 """What one part should take at most, and what chunks are filled up to."""
 
@@ -68,6 +70,8 @@ class Format(ABC):
     """The column that is y where none is named, if there is such a column."""
     needs_label: bool = True
     """Whether a table without a label is more likely a mistake than a wish."""
+    allows_nothing: bool = False
+    """Whether a file of 0 bytes is a whole one, of no rows."""
     opens_to_count: bool = True
     """Whether files are opened when they are counted."""
 
@@ -80,6 +84,11 @@ class Format(ABC):
         """Takes a look at all names together; returns what reads them."""
         del files
         return self
+
+    def misplaced(self, files: Sequence[FileEntry]) -> dict[str, DataError]:
+        """Returns the files that lie where none are expected, by URL."""
+        del files
+        return {}
 
     @abstractmethod
     def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:

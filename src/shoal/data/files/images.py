@@ -71,6 +71,24 @@ class Images(Format):
             )
         return replace(self, classes=tuple(classes))
 
+    def misplaced(self, files: Sequence[FileEntry]) -> dict[str, DataError]:
+        """Images beside the folders of classes: they have no class."""
+        folders = {_folder(file) for file in files}
+        above = {
+            folder
+            for folder in folders
+            if any(other.startswith(f"{folder}/") for other in folders)
+        }
+        return {
+            file.url: DataError(
+                f"{file.url} lies beside folders of images. Expected every image in "
+                "the folder of its class. Move it there or away, or pass "
+                "on_bad_file='skip' to leave it out."
+            )
+            for file in files
+            if _folder(file) in above
+        }
+
     def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:
         """An image and its class."""
         return ("image", "class")
@@ -87,7 +105,7 @@ class Images(Format):
             )
         if not self.is_checked:
             return (Part(file=file, rows=1),)
-        with reading(file, "image"):
+        with reading(file.url, "image"):
             shape = self._decode(store.read(file), file).shape
         return (Part(file=file, rows=1, types=(("image", f"uint8 {shape}"),)),)
 
@@ -101,10 +119,10 @@ class Images(Format):
         """Fetches files together, and decodes them one by one."""
         for start in range(0, len(parts), FETCHED):
             some = parts[start : start + FETCHED]
-            with reading(some[0].file, "image"):
+            with reading(some[0].file.url, "image"):
                 found = store.read_all([part.file for part in some])
             for part, data in zip(some, found, strict=True):
-                with reading(part.file, "image"):
+                with reading(part.file.url, "image"):
                     if isinstance(data, Exception):
                         raise data
                     image = self._decode(data, part.file)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from shoal.data.files.refusals import as_data_error
 from shoal.data.files.store import FileEntry, Store
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, ShoalWarning
 
 Urls: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path, folder, glob or URL; or several."""
 
+SLOW_S = 10.0
 MARKS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated")
 
 
@@ -94,7 +98,8 @@ def _entries(url: str, store: Store) -> dict[str, FileEntry]:
     system, path = store.filesystem(url), store.path(url)
     try:
         system.invalidate_cache()
-        found, root = _search(system, path)
+        with _told_when_slow(url):
+            found, root = _search(system, path)
     except Exception as error:
         raise as_data_error(error, url) from error
     finally:
@@ -109,6 +114,27 @@ def _entries(url: str, store: Store) -> dict[str, FileEntry]:
                 url=own, size_bytes=int(info.get("size") or 0), mark=_mark(info)
             )
     return files
+
+
+@contextmanager
+def _told_when_slow(url: str) -> Generator[None]:
+    """Says so when a listing takes long: a store that never answers looks the same."""
+
+    def tell() -> None:
+        text = (
+            f"{url} is not listed after {SLOW_S:g} s: there is much in it, or its "
+            "store is slow, or does not answer. Still trying, for some minutes."
+        )
+        warnings.warn(text, ShoalWarning, stacklevel=2)
+
+    timer = threading.Timer(SLOW_S, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _search(system: Any, path: str) -> tuple[dict[str, dict[str, Any]], str]:

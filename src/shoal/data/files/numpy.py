@@ -50,17 +50,18 @@ class Npy(Format):
 
     def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:
         """Reads the header."""
-        with reading(file, "NumPy file"):
+        with reading(file.url, "NumPy file"):
             return _fields(_header(file, store)[1])
 
     def count(
         self, file: FileEntry, store: Store, columns: Sequence[str]
     ) -> tuple[Part, ...]:
         """Reads the header."""
-        with reading(file, "NumPy file"):
+        with reading(file.url, "NumPy file"):
             shape, dtype, is_fortran, start = _header(file, store)
         check_columns(file, columns, _fields(dtype))
-        types = _types(file, {name: _field(dtype, name) for name in columns})
+        fields = {name: _field(dtype, name) for name in columns}
+        types = _types(file, fields, dict.fromkeys(columns, shape))
         rows = rows_of(file, {"x": shape})
         row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
         if file.size_bytes < start + rows * row_bytes:
@@ -80,7 +81,7 @@ class Npy(Format):
 
     def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
         """Reads a range of rows; the header again, since it says what they are."""
-        with reading(part.file, "NumPy file"):
+        with reading(part.file.url, "NumPy file"):
             if part.stop is None:
                 whole = io.BytesIO(store.read(part.file))
                 array = np.load(whole, allow_pickle=False)
@@ -117,7 +118,7 @@ class Npz(Format):
 
     def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:
         """Reads the directory of the archive."""
-        with reading(file, "NPZ file"), store.open(file, HEADER_BYTES) as stream:
+        with reading(file.url, "NPZ file"), store.open(file, HEADER_BYTES) as stream:
             members = zipfile.ZipFile(stream).namelist()
         return tuple(member.removesuffix(".npy") for member in members)
 
@@ -129,20 +130,20 @@ class Npz(Format):
         shapes: dict[str, tuple[int, ...]] = {}
         dtypes: dict[str, np.dtype[Any]] = {}
         with (
-            reading(file, "NPZ file"),
+            reading(file.url, "NPZ file"),
             store.open(file, HEADER_BYTES) as stream,
             zipfile.ZipFile(stream) as archive,
         ):
             for name in columns:
                 with archive.open(f"{name}.npy") as member:
                     shapes[name], _, dtypes[name] = _read_header(member)
-        types = _types(file, dtypes)
+        types = _types(file, dtypes, shapes)
         rows = rows_of(file, shapes)
         return (Part(file=file, rows=rows, types=types),) if rows else ()
 
     def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
         """Reads the columns that are asked for."""
-        with reading(part.file, "NPZ file"):
+        with reading(part.file.url, "NPZ file"):
             whole = io.BytesIO(store.read(part.file))
             with np.load(whole, allow_pickle=False) as arrays:
                 return {name: arrays[name] for name in columns}
@@ -173,11 +174,18 @@ def _field(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
 
 
 def _types(
-    file: FileEntry, dtypes: dict[str, np.dtype[Any]]
+    file: FileEntry,
+    dtypes: dict[str, np.dtype[Any]],
+    shapes: dict[str, tuple[int, ...]],
 ) -> tuple[tuple[str, str], ...]:
+    """What a column is, with the shape of a row where it is no single number."""
     for name, dtype in dtypes.items():
         if dtype.kind not in "biuf":
             is_text = dtype.kind in "USO"
             what = f"{'text or objects' if is_text else 'no real numbers'} ({dtype})"
             raise text_column(file, name, what)
-    return tuple((name, type_name(dtype)) for name, dtype in dtypes.items())
+    rows = {name: shape[1:] for name, shape in shapes.items()}
+    return tuple(
+        (name, type_name(dtype) + (f" of shape {rows[name]}" if rows[name] else ""))
+        for name, dtype in dtypes.items()
+    )

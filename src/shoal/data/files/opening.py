@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from shoal.data.files.counting import Counting
-from shoal.data.files.format import Format
+from shoal.data.files.format import Format, extension
 from shoal.data.files.formats import format_named, format_of
 from shoal.data.files.listing import Urls, find_files
 from shoal.data.files.preprocess import Preprocess
@@ -103,7 +103,8 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
         return counting.preprocessed(
             preprocess, files_per_chunk or FILES_PER_CHUNK, floatx
         )
-    form, files = _format(counting, format, image_size)
+    has_targets = label is None or len(label) > 0
+    form, files = _format(counting, format, image_size, has_targets=has_targets)
     known = counting.first_names(form, files)
     chosen = select(
         known,
@@ -127,10 +128,14 @@ def _refuse(names: Sequence[str]) -> None:
 
 
 def _format(
-    counting: Counting, name: str | None, image_size: tuple[int, int] | None
+    counting: Counting,
+    name: str | None,
+    image_size: tuple[int, int] | None,
+    *,
+    has_targets: bool,
 ) -> tuple[Format, tuple[FileEntry, ...]]:
     """The format, and the files that have it."""
-    files = counting.listing.files
+    files, is_named = counting.listing.files, name is not None
     if name is None:
         name, files = format_of(files)
         own = {file.url for file in files}
@@ -147,4 +152,27 @@ def _format(
             f"image_size={image_size} was passed, but the files are {name}. "
             "Expected it for images alone. Leave it out."
         )
-    return format_named(name)(**settings).begin(files), files
+    form = format_named(name)(**settings)
+    _note_empty(counting, form, is_named=is_named)
+    misplaced = form.misplaced(files) if has_targets else {}
+    for url, error in misplaced.items():
+        counting.leave_out(url, error)
+    files = tuple(file for file in files if file.url not in misplaced)
+    return form.begin(files), files
+
+
+def _note_empty(counting: Counting, form: Format, *, is_named: bool) -> None:
+    """Says so of files of 0 bytes, where no writer of the format leaves such.
+
+    They hold no rows; but what was broken off when it was copied looks the same.
+
+    Args:
+        counting: To note them in.
+        form: Of the files.
+        is_named: Whether all files are of that format, whatever their names.
+    """
+    for url in counting.listing.empty:
+        is_ours = is_named or extension(url) in form.extensions
+        is_whole = form.allows_nothing and not url.lower().endswith((".gz", ".gzip"))
+        if is_ours and not is_whole:
+            counting.skipped.append((url, f"it has 0 bytes, and is no {form.one}"))

@@ -80,7 +80,7 @@ class Parquet(Format):
 def _opened(file: FileEntry, store: Store) -> Generator[Any]:
     parquet = library("pyarrow.parquet", "Parquet files")
     with (
-        reading(file, "Parquet file"),
+        reading(file.url, "Parquet file"),
         store.open(file) as stream,
         # Ranges that lie together are fetched together.
         parquet.ParquetFile(stream, pre_buffer=True) as table,

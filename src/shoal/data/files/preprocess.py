@@ -115,13 +115,13 @@ class PreprocessReader(Reader):
     def _objects(self, files: Sequence[FileEntry]) -> list[BinaryIO]:
         """Small files come in memory, fetched together; big ones as streams."""
         small = [file for file in files if file.size_bytes <= PART_BYTES]
-        with reading(files[0], "file"):
+        with reading(files[0].url, "file"):
             found = dict(
                 zip((f.url for f in small), self.store.read_all(small), strict=True)
             )
         streams: list[BinaryIO] = []
         for file in files:
-            with reading(file, "file"):
+            with reading(file.url, "file"):
                 data = found.get(file.url)
                 if isinstance(data, Exception):
                     raise data
@@ -155,8 +155,19 @@ def entry_point(preprocess: Preprocess) -> Callable[[list[str], list[BinaryIO]],
                 "Name the method preprocess."
             )
         owner = cast("type[Preprocessor]", preprocess)
-        found = owner() if is_class else cast("Preprocessor", preprocess)
-        return found.preprocess
+        if not is_class:
+            return cast("Preprocessor", preprocess).preprocess
+        try:
+            inspect.signature(owner).bind()
+        except TypeError as error:
+            raise ConfigError(
+                f"preprocess={preprocess!r} cannot be made without arguments: {error}. "
+                "Expected a class that needs none. Pass an object of it instead: "
+                f"preprocess={owner.__name__}(...)."
+            ) from None
+        except ValueError:  # nobody knows what it takes
+            pass
+        return owner().preprocess
     return preprocess
 
 

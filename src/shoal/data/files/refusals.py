@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from shoal.data.files.store import FileEntry
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, StoreFailed
+
+EXPIRED = ("expired", "ExpiredToken", "RequestTimeTooSkewed")
 
 
 @contextmanager
-def reading(file: FileEntry, kind: str) -> Generator[None]:
+def reading(url: str, kind: str) -> Generator[None]:
     """Turns whatever goes wrong with a file into a `DataError` that names it.
 
     Args:
-        file: That is read.
+        url: That is read.
         kind: What it should be: "Parquet file".
     """
     try:
@@ -22,7 +23,47 @@ def reading(file: FileEntry, kind: str) -> Generator[None]:
     except (DataError, ConfigError):
         raise
     except Exception as error:
-        raise as_data_error(error, file.url, kind) from error
+        raise as_data_error(error, url, kind) from error
+
+
+@contextmanager
+def fetching(url: str) -> Generator[None]:
+    """Turns whatever goes wrong with a store into a `DataError` that names the file.
+
+    Raises:
+        StoreFailed: The store, the network or the credentials are at fault.
+        DataError: The file is gone, or may not be read.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise as_store_error(error, url) from error
+
+
+def as_store_error(error: Exception, url: str) -> DataError:
+    """Says what went wrong when bytes of a file were fetched.
+
+    Example:
+        >>> print(as_store_error(OSError(121, "InternalError"), "s3://bucket/a.csv"))
+        the store failed while s3://bucket/a.csv was read (OSError: [Errno 121] ...
+    """
+    why = _why(error)
+    if any(word in why for word in EXPIRED):
+        return StoreFailed(
+            f"the credentials for {url} are no longer good ({why}). Expected ones that "
+            "last as long as the run. Renew them (aws sso login, a new session token), "
+            "and start again or resume."
+        )
+    known = _known(error, url, "file")
+    if known is None:
+        return StoreFailed(
+            f"the store failed while {url} was read ({why}). Expected its bytes. Try "
+            "again; if that does not help, see whether the store is well, and the "
+            "network to it."
+        )
+    return known
 
 
 def as_data_error(error: Exception, url: str, kind: str = "") -> DataError:
@@ -39,12 +80,35 @@ def as_data_error(error: Exception, url: str, kind: str = "") -> DataError:
     """
     if isinstance(error, DataError):
         return error
-    why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    known = _known(error, url, kind)
+    if known is not None:
+        return known
+    why = _why(error)
+    if not kind:
+        return DataError(
+            f"{url} cannot be listed ({why}). Expected a file, a folder, a glob or a "
+            "URL that fsspec can list. Check it with: python -c "
+            f"\"import fsspec; print(fsspec.open_files('{url}'))\""
+        )
+    return DataError(
+        f"{url} is no readable {kind} ({why}). Expected a whole one, as its writer "
+        "closed it. Write it again, or pass on_bad_file='skip' to leave such files "
+        "out when data is opened."
+    )
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _known(error: Exception, url: str, kind: str) -> DataError | None:
+    """What is neither the file's fault nor the parser's, None for anything else."""
+    why = _why(error)
     names = " ".join(cls.__name__ for cls in type(error).__mro__)
     if isinstance(error, FileNotFoundError):
         return _gone(url, why) if kind else _nowhere(url, why)
     if "Credentials" in names or "TokenRetrieval" in names:
-        return DataError(
+        return StoreFailed(
             f"there are no usable credentials for {url} ({why}). Expected those of "
             "boto: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile in ~/.aws, "
             "or the role of the machine. Set them, or pass storage_options="
@@ -57,21 +121,11 @@ def as_data_error(error: Exception, url: str, kind: str = "") -> DataError:
             "Check which user or role is in use (aws sts get-caller-identity)."
         )
     if any(word in names for word in ("Connect", "Endpoint", "Timeout", "DNS")):
-        return DataError(
+        return StoreFailed(
             f"the store of {url} does not answer ({why}). Expected it to be reachable "
             "from this machine. Check the network, the region, and AWS_ENDPOINT_URL."
         )
-    if not kind:
-        return DataError(
-            f"{url} cannot be listed ({why}). Expected a file, a folder, a glob or a "
-            "URL that fsspec can list. Check it with: python -c "
-            f"\"import fsspec; print(fsspec.open_files('{url}'))\""
-        )
-    return DataError(
-        f"{url} is no readable {kind} ({why}). Expected a whole one, as its writer "
-        "closed it. Write it again, or pass on_bad_file='skip' to leave such files "
-        "out when data is opened."
-    )
+    return None
 
 
 def _gone(url: str, why: str) -> DataError:

@@ -69,6 +69,11 @@ class Selection:
         return tuple(dict.fromkeys(name for names in named for name in names))
 
     @property
+    def targets(self) -> frozenset[str]:
+        """Columns of y and of weights."""
+        return frozenset(replace(self, x=None).columns)
+
+    @property
     def plain(self) -> frozenset[str]:
         """Columns that keep their dtype, which must then be that of all files."""
         leaves = trees.leaves([self.x, self.y])
@@ -122,7 +127,7 @@ class Selection:
 
 def _whole(kinds: Collection[str]) -> str | None:
     """The dtype that holds whole numbers of all these, if there is one."""
-    plain = [kind.removesuffix(" of a list") for kind in kinds]
+    plain = [kind.partition(" of ")[0] for kind in kinds]
     if not plain or any(kind.startswith("float") for kind in plain):
         return None
     found = np.result_type(*plain)

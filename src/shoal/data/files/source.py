@@ -15,10 +15,11 @@ from shoal.data.chunks import ArrayChunk, ChunkedSource
 from shoal.data.files.format import Part
 from shoal.data.files.reader import Reader, Sample, check_sample, sample_of
 from shoal.data.sources import Batch
-from shoal.errors import DataError
+from shoal.errors import DataError, StoreFailed
 
 OnBadFile: TypeAlias = Literal["raise", "skip"]
 
+SHOWN_FILES = 5
 HEAD_ROWS = 8
 """Kept from counting, so that a look at a few rows reads and runs nothing again."""
 
@@ -101,6 +102,16 @@ class FileSource(ChunkedSource):
         return self._rows
 
     @property
+    def left_out(self) -> str:
+        """Says which files are left out because they are bad; empty for none."""
+        if not self.skipped:
+            return ""
+        shown, rest = self.skipped[:SHOWN_FILES], len(self.skipped) - SHOWN_FILES
+        named = "; ".join(f"{url}: {why.rstrip('.')}" for url, why in shown)
+        more = f"; and {rest:,} more" if rest > 0 else ""
+        return f"{len(self.skipped):,} file(s) are left out. {named}{more}."
+
+    @property
     def files(self) -> tuple[str, ...]:
         """URLs of all files that are read, in order."""
         parts = (part for portion in self.portions for part in portion.parts)
@@ -145,7 +156,7 @@ class FileSource(ChunkedSource):
             batch = self.reader.read(portion.parts)
             self._check(batch, portion)
         except DataError as error:
-            if self.on_bad_file == "raise":
+            if self.on_bad_file == "raise" or isinstance(error, StoreFailed):
                 raise
             raise DataError(
                 f"{error}\n  on_bad_file='skip' cannot leave it out any more: its "

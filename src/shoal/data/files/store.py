@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, BinaryIO, cast, final
 
+from shoal.data.files.refusals import as_store_error, fetching
 from shoal.errors import ConfigError, DataError
 
 S3 = ("s3", "s3a")
@@ -123,7 +124,8 @@ class Store:
         if end <= start:
             return b""
         path = self.path(file.url)
-        data = self.filesystem(file.url).cat_file(path, start=start, end=end)
+        with fetching(file.url):
+            data = self.filesystem(file.url).cat_file(path, start=start, end=end)
         return _range(data, start, end, file)
 
     def read_all(self, files: Sequence[FileEntry]) -> list[bytes | Exception]:
@@ -210,7 +212,7 @@ class RemoteFile(io.RawIOBase):
 
 def _or_error(data: bytes | Exception, file: FileEntry) -> bytes | Exception:
     if isinstance(data, Exception):
-        return data
+        return as_store_error(data, file.url)
     try:
         return _range(data, 0, file.size_bytes, file)
     except DataError as error:

@@ -50,20 +50,25 @@ class TfRecord(Format):
 
     kind = "TFRecord files"
     extensions = (".tfrecord", ".tfrecords", ".tfrec")
+    allows_nothing = True
 
     part_bytes: int = PART_BYTES
 
     def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:
         """Reads the first record."""
-        with reading(file, "TFRecord file"):
-            return tuple(sorted(parse_example(_first(file, store))))
+        with reading(file.url, "TFRecord file"):
+            first = _first(file, store)
+            return () if first is None else tuple(sorted(parse_example(first)))
 
     def count(
         self, file: FileEntry, store: Store, columns: Sequence[str]
     ) -> tuple[Part, ...]:
         """Goes from record to record; checks lengths, not yet what is in them."""
-        with reading(file, "TFRecord file"):
-            example = parse_example(_first(file, store))
+        with reading(file.url, "TFRecord file"):
+            first = _first(file, store)
+            if first is None:
+                return ()
+            example = parse_example(first)
             check_columns(file, columns, tuple(sorted(example)))
             types = tuple((name, _type(example[name], name, file)) for name in columns)
             return tuple(self._parts(file, store, types))
@@ -91,7 +96,7 @@ class TfRecord(Format):
 
     def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
         """Reads records, and checks what they hold."""
-        with reading(part.file, "TFRecord file"):
+        with reading(part.file.url, "TFRecord file"):
             data = store.read(part.file, part.start, part.stop)
             if part.stop is None:
                 data = _plain(data)
@@ -192,11 +197,13 @@ def _check(
         )
 
 
-def _first(file: FileEntry, store: Store) -> bytes:
-    """The first record, unless the file is damaged there."""
+def _first(file: FileEntry, store: Store) -> bytes | None:
+    """The first record, unless the file is damaged there; None where there is none."""
     data = store.read(file, 0, min(file.size_bytes, FIRST_BYTES))
     if data.startswith(GZIP):
         data = _plain(store.read(file))
+        if not data:
+            return None
     if len(data) < HEAD:
         frames(data, file, is_whole=True)
     (length,) = struct.unpack_from("<Q", data)
