@@ -385,9 +385,9 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
         threads: Compute threads of each; default None shares the cores.
         custom_objects: Name -> class or function, as in Keras.
         features: Of files, as for `fit`; so are the next three.
-        label: Of files.
+        label: Of files; not needed where features are named.
         preprocess: Of files.
-        on_bad_file: Of files.
+        on_bad_file: Of files; a warning names those whose rows are then missing.
         verbose: 0 for silence, 1 or "auto" for Keras' progress bar, 2 for one line.
 
     Returns:

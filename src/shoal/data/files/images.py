@@ -73,12 +73,10 @@ class Images(Format):
 
     def misplaced(self, files: Sequence[FileEntry]) -> dict[str, DataError]:
         """Images beside the folders of classes: they have no class."""
-        folders = {_folder(file) for file in files}
-        above = {
-            folder
-            for folder in folders
-            if any(other.startswith(f"{folder}/") for other in folders)
-        }
+        above: set[str] = set()
+        for folder in {_folder(file) for file in files}:
+            while (folder := folder.rpartition("/")[0]) and folder not in above:
+                above.add(folder)
         return {
             file.url: DataError(
                 f"{file.url} lies beside folders of images. Expected every image in "

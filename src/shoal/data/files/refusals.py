@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from shoal.errors import ConfigError, DataError, StoreFailed
 
-EXPIRED = ("expired", "ExpiredToken", "RequestTimeTooSkewed")
+EXPIRED = ("has expired", "ExpiredToken", "RequestTimeTooSkewed")
 
 
 @contextmanager
