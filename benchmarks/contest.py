@@ -42,6 +42,7 @@ class Entrant:
         options: More of the command line.
         environment: See `environments`.
         variables: Of the process.
+        until: Validation accuracy at which it may end.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Entrant:
     options: tuple[str, ...] = ()
     environment: str = "ours"
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    until: float | None = None
 
     def run(self) -> Result | None:
         """Trains once; None, and its last words, where it failed."""
@@ -62,6 +64,8 @@ class Entrant:
             "--work", self.work, "--batch", str(self.batch), "--rows", str(self.rows),
             "--epochs", str(self.epochs), *self.options,
         ]  # fmt: skip
+        if self.until is not None:
+            command += ["--until", str(self.until)]
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": paths}
         env |= {"TF_CPP_MIN_LOG_LEVEL": "3", **self.variables}
@@ -76,10 +80,13 @@ class Entrant:
             print(f"{self.name} failed: {said[-1500:]}", file=sys.stderr, flush=True)
             return None
         found = json.loads(done.stdout.strip().splitlines()[-1])
+        reached_at = found.get("reached_at")
         return Result(
-            rate=self.rows / st.median(found["spans"][1:]),
+            rate=self.rows / st.median(found["spans"][1:] or found["spans"]),
             cold_s=found["trained_at"] - began,
             losses=found["losses"],
+            epochs=len(found["spans"]),
+            reached_s=None if reached_at is None else reached_at - began,
         )
 
 
@@ -91,11 +98,16 @@ class Result:
         rate: Samples/s of the epochs after the first.
         cold_s: Seconds from the start of the process to the trained model.
         losses: Of each epoch, empty where nobody says.
+        epochs: That were trained.
+        reached_s: Seconds from the start of the process to the accuracy that was
+            asked for; None where it was not reached.
     """
 
     rate: float
     cold_s: float
     losses: Sequence[float]
+    epochs: int
+    reached_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -27,15 +28,50 @@ class Marks(keras.callbacks.Callback):
         self.spans.append(time.perf_counter() - self._began)
 
 
+class Until(keras.callbacks.Callback):
+    """Ends the training when it is good enough, and notes when that was.
+
+    Args:
+        accuracy: Of the validation.
+    """
+
+    def __init__(self, accuracy: float) -> None:
+        super().__init__()
+        self.reached_at: float | None = None
+        self._accuracy = accuracy
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks at the accuracy."""
+        if logs["val_accuracy"] >= self._accuracy:
+            self.reached_at = time.time()
+            self.model.stop_training = True  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def train(given: Any, fit: Callable[..., Any]) -> None:
+    """Trains, and tells of it.
+
+    Args:
+        given: What was asked.
+        fit: Called as `fit` of a model.
+    """
+    work, marks = WORKS[given.work], Marks()
+    x, y = work.samples(given.rows)
+    more: dict[str, Any] = {"callbacks": [marks]}
+    until = None
+    if given.until is not None:
+        until = Until(given.until)
+        more = {"callbacks": [marks, until], "validation_data": work.held_back()}
+    history = fit(
+        x, y, batch_size=given.batch, epochs=given.epochs, verbose=0, **more
+    )  # fmt: skip
+    reached_at = None if until is None else until.reached_at
+    answer(marks.spans, history.history["loss"], reached_at=reached_at)
+
+
 def main() -> None:
     """Trains."""
     given = asked(lambda parser: parser.add_argument("--steps", type=int, default=1))
-    work, marks = WORKS[given.work], Marks()
-    x, y = work.samples(given.rows)
-    history = work.make(given.steps).fit(
-        x, y, batch_size=given.batch, epochs=given.epochs, verbose=0, callbacks=[marks]
-    )
-    answer(marks.spans, history.history["loss"])
+    train(given, WORKS[given.work].make(given.steps).fit)
 
 
 if __name__ == "__main__":

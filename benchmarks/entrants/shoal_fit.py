@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import shoal
-from benchmarks.entrants.keras_fit import Marks
-from benchmarks.entrants.told import answer, asked
+from benchmarks.entrants.keras_fit import train
+from benchmarks.entrants.told import asked
 from benchmarks.works import WORKS
 
 
@@ -14,13 +16,8 @@ def main() -> None:
         lambda parser: parser.add_argument("--strategy", required=True),
         lambda parser: parser.add_argument("--workers", type=int, default=2),
     )
-    work, marks = WORKS[given.work], Marks()
-    x, y = work.samples(given.rows)
-    history = shoal.fit(
-        work.make(), x, y, batch_size=given.batch, epochs=given.epochs, verbose=0,
-        callbacks=[marks], strategy=given.strategy, workers=given.workers, run=False,
-    )  # fmt: skip
-    answer(marks.spans, history.history["loss"])
+    ours = {"strategy": given.strategy, "workers": given.workers, "run": False}
+    train(given, partial(shoal.fit, WORKS[given.work].make(), **ours))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ def asked(*more: Callable[[argparse.ArgumentParser], object]) -> argparse.Namesp
     parser.add_argument("--batch", type=int, required=True, help="see the contestant")
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--until", type=float, help="validation accuracy; then it ends")
     for add in more:
         add(parser)
     return parser.parse_args()
