@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,22 @@ def test_killing_the_server_costs_nothing(name: str, where: str) -> None:
     for _ in range(3):
         given = setup(name, wants_slot=draw.random() < 0.5)
         is_exact(train(given, (draw.randint(1, 40), where)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("where", WHERE)
+def test_encoded_vectors_mean_the_same_to_the_next_server(
+    name: str, where: str
+) -> None:
+    """Places are told as differences: from what the other end has, whoever it is."""
+    given = setup(name, workers=1, wants_slot=False)
+    with Cluster(given) as cluster:
+        plainly = cluster.run()
+    kills = (7, where), (9, where)
+    outcome = train(replace(given, codec="bfloat16"), *kills)
+    is_exact(outcome)
+    moved = np.abs(plainly.vector).max()
+    assert np.abs(outcome.vector - plainly.vector).max() < 0.02 * moved
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "all_reduce"])

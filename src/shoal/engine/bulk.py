@@ -31,12 +31,14 @@ class Sizes:
         statistics: Floats that ride beside them.
         metrics: Sums of metric state, float64.
         digest: Of the layout.
+        codec: How vectors are encoded that go through a socket, see `codec.py`.
     """
 
     vector: int
     statistics: int
     metrics: int
     digest: str
+    codec: str = "float32"
 
     @property
     def up_bytes(self) -> int:
@@ -71,7 +73,7 @@ class Bulk:
     """
 
     def __init__(self, sizes: Sizes, slot: Slot | None) -> None:
-        self.slot = slot
+        self.sizes, self.slot = sizes, slot
         if slot is None:
             memory = aligned_bytes(sizes.slot_bytes).data.cast("B")
         else:
@@ -86,6 +88,8 @@ class Bulk:
         self.metrics: npt.NDArray[np.float64] = np.frombuffer(
             up, np.float64, sizes.metrics, after
         )
+        self.rest_up, self.rest_down = up[at:], self.down[at:]
+        """What lies beside the vectors."""
         self.reply: Vector = np.frombuffer(down, np.float32, vector)
         self.reply_statistics: Vector = np.frombuffer(down, np.float32, statistics, at)
 
@@ -105,7 +109,7 @@ class Bulk:
         self.message = self.message_statistics = empty32
         self.reply = self.reply_statistics = empty32
         self.metrics = empty64
-        for part in (self.up, self.down):
+        for part in (self.rest_up, self.rest_down, self.up, self.down):
             with contextlib.suppress(BufferError):  # a program still reads its input
                 part.release()
         if self.slot is not None:

@@ -19,6 +19,7 @@ from typing import final
 
 from shoal.engine.bulk import Bulk
 from shoal.engine.channel import Channel
+from shoal.engine.parcels import Parcels
 from shoal.engine.porch import Porch
 from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head
 
@@ -39,6 +40,7 @@ class Peer:
         rank: Of a worker.
         incarnation: Of a worker, or the generation of a standby.
         offer: Shared memory that a worker has not mapped yet.
+        parcels: Of a worker's vectors, None where they are not encoded.
         is_settled: A worker has said whether it mapped it.
         is_asking: It has said something on this connection, and was not answered.
         is_hung: It was dropped for its silence.
@@ -51,6 +53,7 @@ class Peer:
     rank: int = -1
     incarnation: int = 0
     offer: Bulk | None = None
+    parcels: Parcels | None = None
     is_settled: bool = False
     is_asking: bool = False
     is_hung: bool = False

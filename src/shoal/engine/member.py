@@ -22,6 +22,7 @@ from shoal.engine.bulk import Bulk, Sizes, aligned_bytes
 from shoal.engine.center import pull_into, push_into
 from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
+from shoal.engine.parcels import parcels_of
 from shoal.engine.slots import Slot
 from shoal.engine.wire import Head, Link
 from shoal.errors import ExchangeTimeout, ShoalError
@@ -69,7 +70,7 @@ class Seat:
         hint: The rank it wishes for.
         token: Names its process to the controller.
         node: Its machine.
-        wants_slot: Vectors through shared memory, where both are on one machine.
+        wants_slot: Vectors through shared memory, where both are at one address.
         certificate: Of the server, None where it does not use TLS.
     """
 
@@ -148,7 +149,7 @@ class Member:
             Fenced: This worker is not wanted.
         """
         seat = self._seat
-        head |= {"token": seat.token, "wants_slot": seat.wants_slot}
+        head |= {"token": seat.token}
         has_other, refused = len(self._addresses) > 1, 0
         until = time.monotonic() + CALL_S
         while True:
@@ -179,7 +180,8 @@ class Member:
             timeout_s=limit_s,
         )
         try:
-            self._link.send(head)
+            wants_slot = seat.wants_slot and self._link.is_local
+            self._link.send({**head, "wants_slot": wants_slot})
             return self._link.receive()
         except BaseException:
             self._link.close()
@@ -191,7 +193,9 @@ class Member:
             size = self.sizes.slot_bytes
             slot = Slot.attach(offer["path"], size, offer["mark"])
         self._link.send({"kind": "slot", "is_shared": slot is not None})
-        return Bulk(self.sizes, slot)
+        bulk = Bulk(self.sizes, slot)
+        self._parcels = parcels_of(bulk, self.strategy, is_server=False)
+        return bulk
 
     def _ask(
         self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
@@ -199,13 +203,41 @@ class Member:
         """Asks the server, or the one that took its place, until one answers."""
         self._question += 1
         head["question"] = self._question
+        parts = self._parts(head["kind"]) if has_vectors else ()
+        if len(parts) > 1:
+            head["is_coded"] = True
         while True:
             try:
-                vectors = self.bulk.inline_up if has_vectors else b""
-                self._link.send(head, vectors, blob)
-                return self._link.receive(self.bulk.inline_down or None)
+                self._link.send(head, *parts, blob)
+                return self._receive()
             except ConnectionError as error:
                 self._go_back(error)
+                # As it is: that server may not know what the other one had.
+                head.pop("is_coded", None)
+                parts = (self.bulk.inline_up,) if has_vectors else ()
+
+    def _parts(self, kind: str) -> tuple[memoryview, ...]:
+        """What a message adds to its frame: a vector that is encoded has two parts."""
+        parcels = self._parcels
+        if parcels is not None and kind == "push":
+            found = parcels.pack()
+            if found is not None:
+                return found
+        elif parcels is not None:
+            parcels.sent()
+        return (self.bulk.inline_up,)
+
+    def _receive(self) -> tuple[Head, memoryview]:
+        """Waits for an answer; its vectors are then in `self.bulk`."""
+        parcels = self._parcels
+        if parcels is None:
+            return self._link.receive(self.bulk.inline_down or None)
+        head, body = self._link.receive(parcels.landing)
+        if head.get("is_coded"):
+            body = body[parcels.unpack(body) :]
+        elif head.get("body", "none") != "none" and len(body) == len(self.bulk.down):
+            self.bulk.down[:] = body
+        return head, body
 
     def _go_back(self, error: ConnectionError) -> None:
         """The server is gone: waits for its standby to lead, and takes its place there.

@@ -19,6 +19,7 @@ from shoal.engine.grace import Grace
 from shoal.engine.handover import Handover
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
 from shoal.engine.mirror import Mirror
+from shoal.engine.parcels import parcels_of
 from shoal.engine.patience import PAUSE_S
 from shoal.engine.post import Post
 from shoal.engine.relief import ENDED, Relief
@@ -203,8 +204,16 @@ class Server(Listener):
         if peer is None or not peer.is_asking:
             return
         peer.is_asking = False
-        inline = b"" if head.get("body", "none") == "none" else post.bulk.inline_down
-        self._mirror.send(peer, head, inline, blob)
+        if head.get("body", "none") == "none":
+            self._mirror.send(peer, head, blob)
+            return
+        parts = (post.bulk.inline_down,)
+        if peer.parcels is not None:
+            coded = peer.parcels.pack() if head["body"] == "reply" else None
+            parts, head = coded or parts, {**head, "is_coded": coded is not None}
+            if head["body"] != "reply":
+                peer.parcels.sent()
+        self._mirror.send(peer, head, *parts, blob)
 
     def report(self, head: Head, *body: bytes) -> None:
         """Tells the controller what follows from events."""
@@ -340,7 +349,9 @@ class Server(Listener):
         offer, peer.offer = peer.offer, None
         post, peer.is_settled = self.machine.posts[peer.rank], True
         if offer is None or offer.slot is None or not is_shared:
-            peer.channel.inbox = post.bulk.up
+            strategy = self.spec.strategy
+            peer.parcels = parcels = parcels_of(post.bulk, strategy, is_server=True)
+            peer.channel.inbox = post.bulk.up if parcels is None else parcels.landing
             if offer is not None:
                 offer.close()
             return
@@ -374,7 +385,11 @@ class Server(Listener):
         if is_snapshot and not is_asked:
             raise BadFrame("a snapshot that nobody asked for")
         target = post.bulk.inline_up
-        if len(body) >= len(target) > 0 and body.obj is not target.obj:
+        if kind == "push" and head.get("is_coded"):
+            if peer.parcels is None:
+                raise BadFrame("a vector that is encoded, and was not to be")
+            body = body[peer.parcels.unpack(body) :]
+        elif len(body) >= len(target) > 0 and body.obj is not target.obj:
             # Too long for where messages are received, or it came with the word
             # that settled where that is.
             target[:] = body[: len(target)]

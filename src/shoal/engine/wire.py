@@ -208,6 +208,11 @@ class Link:
             view = view[got:]
 
     @property
+    def is_local(self) -> bool:
+        """Whether both ends have one address, as on one machine."""
+        return self.socket.getsockname()[0] == self.socket.getpeername()[0]
+
+    @property
     def has_pending(self) -> bool:
         """Whether bytes wait here that no selector knows of."""
         return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0

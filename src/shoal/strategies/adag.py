@@ -56,6 +56,7 @@ class ADAG(ServerStrategy):
     """
 
     name: ClassVar[str] = "adag"
+    message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 

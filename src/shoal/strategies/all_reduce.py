@@ -55,6 +55,8 @@ class AllReduce(RoundStrategy):
     """
 
     name: ClassVar[str] = "all_reduce"
+    message_is_change: ClassVar[bool] = True
+    reply_is_change: ClassVar[bool] = True
     exchanges: ClassVar[Literal["weights", "gradients"]] = "gradients"
     needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain", "mean"})

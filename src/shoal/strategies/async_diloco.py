@@ -68,6 +68,7 @@ class AsyncDiLoCo(ServerStrategy):
 
     needs_anchor: ClassVar[bool] = False
     name: ClassVar[str] = "async_diloco"
+    message_is_change: ClassVar[bool] = True
 
     period: int = 50
     outer_learning_rate: float = 0.7

@@ -83,6 +83,11 @@ class Strategy(ABC):
     """False where the anchor is, bit by bit, where the worker's steps began, or where
     no verb looks at it: workers then keep one vector less, and `pull_into` is not to
     change it. A law holds those to it that say so."""
+    message_is_change: ClassVar[bool] = False
+    """Whether a message of zeros says that nothing moved, as gradients and deltas do;
+    False: it says where something is. So codecs know what may be added up."""
+    reply_is_change: ClassVar[bool] = False
+    """The same of replies."""
     promises: ClassVar[frozenset[str]] = frozenset()
     """Laws `shoal.testing` holds it to beyond those for all: "plain" (one worker,
     period 1 equals plain training), "conserves" (the sum of local vectors and

@@ -62,6 +62,7 @@ class DiLoCo(RoundStrategy):
     """
 
     name: ClassVar[str] = "diloco"
+    message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"mean"})
 

@@ -55,6 +55,7 @@ class Downpour(ServerStrategy):
     """
 
     name: ClassVar[str] = "downpour"
+    message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 

@@ -51,6 +51,7 @@ class DynSGD(ServerStrategy):
     """
 
     name: ClassVar[str] = "dynsgd"
+    message_is_change: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     promises: ClassVar[frozenset[str]] = frozenset({"plain"})
 

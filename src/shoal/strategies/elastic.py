@@ -29,6 +29,7 @@ class ElasticStrategy(Strategy):
     """
 
     needs_anchor: ClassVar[bool] = False
+    reply_is_change: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"conserves"})
 
     beta: float = 0.9

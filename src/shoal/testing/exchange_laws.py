@@ -248,6 +248,24 @@ def needs_no_anchor(strategy: Strategy) -> None:
             stage.local[rank], stage.anchor[rank] = (sealed(v.copy()) for v in kept)
 
 
+def changes_of_zero_change_nothing(strategy: Strategy) -> None:
+    """Where a message or a reply is a change, one of zeros says that nothing moved."""
+    stage = Stage(strategy=strategy)
+    stage.wander()
+    none = sealed(np.zeros(SIZE, np.float32))
+    if strategy.message_is_change:
+        before = stage.center.copy()
+        replies = stage.serve(dict.fromkeys(stage.local, none), stage.facts())
+        equal(stage.center, before, "center after messages of zeros")
+        if strategy.reply_is_change:
+            for rank, reply in replies.items():
+                equal(reply, none, f"reply to rank {rank}")
+    if strategy.reply_is_change and strategy.exchanges == "weights":
+        for rank, local in stage.local.items():
+            pulled, _ = strategy.pull(local, local, stage.anchor[rank], none)
+            equal(pulled, local, "local vector after a reply of zeros")
+
+
 def works_on_segments(strategy: Strategy) -> None:
     """All verbs on two halves equal them on the whole, bit for bit."""
     whole, halves = Stage(strategy=strategy), Stage(strategy=strategy)

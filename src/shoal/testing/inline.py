@@ -82,6 +82,7 @@ class Cluster:
             statistics=setup.statistics.size,
             metrics=setup.metrics,
             digest="inline",
+            codec=setup.codec,
         )
         identity = make_identity() if setup.has_tls else identity_for(setup.host)
         self.certificate = None if identity is None else identity.certificate

@@ -61,6 +61,10 @@ def _keeps_no_anchor(strategy: Strategy) -> bool:
     return not strategy.needs_anchor
 
 
+def _speaks_of_changes(strategy: Strategy) -> bool:
+    return strategy.message_is_change or strategy.reply_is_change
+
+
 def _shares_weights(strategy: Strategy) -> bool:
     return not strategy.is_independent and strategy.exchanges == "weights"
 
@@ -79,6 +83,7 @@ LAWS: tuple[Law, ...] = tuple(
         (7, exchange.survives_checkpoint, _all),
         (7, exchange.changes_only_center_and_state, _all),
         (7, exchange.keeps_steps_taken_meanwhile, _shares_weights),
+        (7, exchange.changes_of_zero_change_nothing, _speaks_of_changes),
         (8, exchange.delivers_short_windows, _all),
         (8, exchange.divides_by_steps_taken, _is(ADAG)),
         (8, training.commits_every_sample, _shares),
@@ -100,7 +105,7 @@ def strategy_laws(strategy: str | Strategy | type[Strategy]) -> tuple[Law, ...]:
 
     Example:
         >>> [law.number for law in strategy_laws("aeasgd")]
-        [2, 6, 7, 7, 7, 8, 8, 9, 10, 10, 10, 11]
+        [2, 6, 7, 7, 7, 7, 8, 8, 9, 10, 10, 10, 11]
     """
     found = get(strategy)
     return tuple(law for law in LAWS if law.concerns(found))

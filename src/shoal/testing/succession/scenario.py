@@ -39,6 +39,7 @@ class Scenario:
             "controller", the "standby" or nobody.
         quorum: Workers of a round that are enough when the others are late, 0 for all;
             one worker is late again and again then.
+        codec: Of vectors.
     """
 
     seed: int
@@ -53,11 +54,12 @@ class Scenario:
     tick_s: float = 0.1
     slow: str = ""
     quorum: int = 0
+    codec: str = "float32"
 
     @property
     def is_counting(self) -> bool:
         """Whether the center is to count the samples that came in."""
-        return self.kind == "downpour"
+        return self.kind == "downpour" and self.codec == "float32"
 
     @property
     def has_steady_workers(self) -> bool:
@@ -68,7 +70,8 @@ class Scenario:
     def is_repeatable(self) -> bool:
         """Whether the weights do not depend on the schedule, as those of rounds."""
         is_round = self.kind in ROUNDS and self.has_barrier
-        return is_round and self.has_steady_workers
+        is_exact = self.codec == "float32"
+        return is_round and is_exact and self.has_steady_workers
 
 
 def draw(seed: int, kind: str | None = None) -> Scenario:
@@ -105,4 +108,5 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
     if kind == "local_sgd" and choice.random() < 0.5:
         quorum = choice.randint(1, scenario.workers)
         scenario = replace(scenario, quorum=quorum)
-    return scenario
+    codec = choice.choice(["float32", "float32", "bfloat16", "int8"])
+    return replace(scenario, codec=codec)

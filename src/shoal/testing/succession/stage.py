@@ -262,6 +262,7 @@ def setup_of(scenario: Scenario) -> Setup:
         batch_size=scenario.batch_size,
         has_barrier=scenario.has_barrier,
         quorum=scenario.quorum,
+        codec=scenario.codec,
     )
     return replace(setup, open_backend=open_backend)
 
@@ -273,6 +274,7 @@ def server_spec(setup: Setup) -> ServerSpec:
         statistics=setup.statistics.size,
         metrics=setup.metrics,
         digest="simulated",
+        codec=setup.codec,
     )
     return ServerSpec(
         secret=SECRET,
