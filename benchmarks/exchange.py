@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.one_server import Client, one_server
-from shoal.engine.member import Seat
+from shoal.engine.conversation import Seat
 from shoal.testing.hosts import Hosts
 
 WARM = 5

@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from shoal.engine.bulk import Sizes
+from shoal.engine.conversation import Seat
 from shoal.engine.ledger import Piece
 from shoal.engine.machine import ServerSpec
-from shoal.engine.member import Member, Seat
+from shoal.engine.member import Member
 from shoal.engine.sequencer import Rules
 from shoal.engine.serving import ServeInherited
 from shoal.engine.tls import make_identity

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from benchmarks.one_server import Client, one_server
-from shoal.engine.member import Member, Seat
+from shoal.engine.conversation import Seat
+from shoal.engine.member import Member
 from shoal.engine.wire import Link
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Setup

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shoal.engine import member as member_module
-from shoal.engine.member import Fenced, Member, Seat, Times
+from shoal.engine import conversation
+from shoal.engine.conversation import Fenced, Seat
+from shoal.engine.member import Member, Times
 from shoal.engine.slots import Slot
 from shoal.engine.wire import Link
-from shoal.strategies import AEASGD, Downpour, Facts, ServerStrategy, get
+from shoal.strategies import (
+    AEASGD,
+    Downpour,
+    Facts,
+    ServerStrategy,
+    Strategy,
+    get,
+    registry,
+)
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 
@@ -24,7 +34,7 @@ FIELDS = {"workers": 1, "epochs": 1, "batch_size": 8}
 
 @contextmanager
 def seated(
-    name: str | ServerStrategy = "downpour", **seat: Any
+    name: str | Strategy = "downpour", *, is_early: bool = False, **seat: Any
 ) -> Iterator[tuple[Member, Cluster]]:
     """A member of its own at a server of its own, that has data."""
     strategy = get(name)
@@ -37,7 +47,7 @@ def seated(
             "token": "t",
             **seat,
         }
-        member = Member(Seat(**fields), strategy)
+        member = Member(Seat(**fields), strategy, is_early=is_early)
         cluster.command("proceed", epoch=0)
         try:
             yield member, cluster
@@ -98,8 +108,86 @@ def test_memory_that_is_used_again_changes_no_number(strategy: ServerStrategy) -
             np.testing.assert_array_equal(member.local, apart)
 
 
+EARLY = [name for name in registry.names() if get(name).exchanges == "weights"]
+EARLY = [name for name in EARLY if not get(name).is_independent]
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_an_early_push_keeps_the_steps_that_were_taken_meanwhile(name: str) -> None:
+    """As `pull` says, exchange after exchange, with one that is waited for between."""
+    strategy = get(name, period=1)
+    start = np.zeros(PROBLEM.size, "f4")
+    center, state = start.copy(), strategy.init(PROBLEM.size)
+    local, anchor = start, start.copy()
+    with seated(strategy, is_early=True) as (member, _):
+        member.ready()
+        for by, later in ((1.0, 0.5), (2.0, -1.0), (3.0, None), (0.0, 0.0), (4.0, 3.0)):
+            if not member.progress.pieces:
+                member.need()
+            pieces = [member.progress.pieces.popleft()]
+            pushed = local + np.float32(by)
+            now = pushed if later is None else pushed + np.float32(later)
+            message = strategy.push(pushed, anchor, 1).copy()
+            if later is None:
+                member.push_weights(pushed.copy(), member.statistics, pieces, 1)
+            else:
+                member.push_early(pushed.copy(), member.statistics, pieces, 1)
+                assert member.has_early
+                assert member.catch_up(now, member.statistics)
+                assert not member.has_early
+            reply = answered(strategy, center, state, message)
+            found = strategy.pull(now, pushed, anchor, reply)
+            local, anchor = (vector.copy() for vector in found)
+            np.testing.assert_allclose(member.local, local, rtol=1e-6)
+
+
+def answered(strategy: Any, center: Any, state: Any, message: Any) -> Any:
+    """What a server of one worker would say."""
+    facts = Facts(samples=8.0)
+    if isinstance(strategy, ServerStrategy):
+        return strategy.apply(center, state, message, facts).copy()
+    return strategy.merge(center, state, {0: message}, {0: facts})[0].copy()
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "aeasgd"])
+def test_steps_on_samples_that_went_to_others_are_void(name: str) -> None:
+    with seated(name, is_early=True) as (member, _):
+        member.ready()
+        pushed = move(member, 1.0)
+        member.push_early(
+            pushed, member.statistics, [member.progress.pieces.popleft()], 1
+        )
+        head, body = member._arrive()
+        mine = [[0, 8, 16, 0]]
+        body_kind = "none" if name == "aeasgd" else "center"
+        head |= {"kind": "repeat", "body": body_kind, "pieces": mine}
+        member.bulk.reply[:] = 7.0
+        member._early = Future()
+        member._early.set_result((head, body))
+        assert not member.catch_up(pushed + 1, member.statistics)
+        assert [list(piece) for piece in member.progress.pieces] == mine
+        expected = 1.0 if name == "aeasgd" else 7.0
+        assert member.local.tolist() == [expected] * PROBLEM.size
+
+
+def test_one_question_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told while an answer is on its way waits for it."""
+    with seated(is_early=True) as (member, _):
+        member.ready()
+        pieces = [member.progress.pieces.popleft()]
+        member.push_early(move(member, 1.0), member.statistics, pieces, 1)
+        with pytest.raises(RuntimeError, match="before the early answer"):
+            member.need()
+        member.tell("busy")
+        assert member._early is not None
+        assert member._early.done()
+        assert member.catch_up(move(member, 1.0), member.statistics)
+        with pytest.raises(RuntimeError, match="nothing was asked early"):
+            member.catch_up(move(member, 1.0), member.statistics)
+
+
 def test_who_is_busy_says_so_and_may_then_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member_module, "BEAT_S", 0.001)
+    monkeypatch.setattr(conversation, "BEAT_S", 0.001)
     with seated() as (member, cluster):
         member.ready()
         said, tell = threading.Event(), member.tell

@@ -167,7 +167,8 @@ def test_the_search_would_find_it(
 READERS = (
     "shoal.engine.bulk", "shoal.engine.channel", "shoal.engine.connections",
     "shoal.engine.complaints", "shoal.engine.controller", "shoal.engine.fields",
-    "shoal.engine.greeting", "shoal.engine.machine", "shoal.engine.member",
+    "shoal.engine.conversation", "shoal.engine.greeting", "shoal.engine.machine",
+    "shoal.engine.member",
     "shoal.engine.mirror", "shoal.engine.porch", "shoal.engine.reporter",
     "shoal.engine.reports", "shoal.engine.restart", "shoal.engine.server",
     "shoal.engine.servers", "shoal.engine.slots", "shoal.engine.standby",

@@ -16,7 +16,8 @@ import pytest
 from shoal.engine import connections as module
 from shoal.engine import server as server_module
 from shoal.engine.channel import Channel
-from shoal.engine.member import Fenced, Member, Seat
+from shoal.engine.conversation import Fenced, Seat
+from shoal.engine.member import Member
 from shoal.engine.server import Server
 from shoal.engine.wire import HEADER, MAGIC, Link, pack_head
 from shoal.errors import ClusterError

@@ -24,8 +24,9 @@ from shoal.engine import connections as module
 from shoal.engine import tls
 from shoal.engine.channel import Channel
 from shoal.engine.connections import Connections, Listener, Peer
+from shoal.engine.conversation import Seat
 from shoal.engine.greeting import worker_secret
-from shoal.engine.member import Member, Seat
+from shoal.engine.member import Member
 from shoal.engine.wire import BadFrame, Link, pack_head
 from shoal.errors import ConfigError, ExchangeTimeout
 from shoal.strategies import get

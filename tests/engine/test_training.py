@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import pytest
 
 from shoal.data.order import Order
+from shoal.engine import conversation
 from shoal.engine.codec import CODECS
 from shoal.errors import WorkerFailed
 from shoal.strategies import get, registry
@@ -66,6 +68,61 @@ def test_every_sample_is_committed_once(
         for epoch in range(3)
     ]
     assert by_epoch == [PROBLEM.rows] * 3
+    assert PROBLEM.loss(outcome.vector) < PROBLEM.loss(np.zeros(PROBLEM.size, "f4"))
+
+
+@pytest.mark.parametrize("wants_slot", [True, False])
+@pytest.mark.parametrize("has_barrier", [True, False])
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_windows_may_be_computed_while_others_are_exchanged(
+    name: str, has_barrier: bool, wants_slot: bool
+) -> None:
+    given = setup(name, wants_slot=wants_slot, has_barrier=has_barrier)
+    outcome = train(replace(given, has_overlap=True))
+    check_counts(outcome)
+    assert PROBLEM.loss(outcome.vector) < PROBLEM.loss(np.zeros(PROBLEM.size, "f4"))
+
+
+@final
+class Later(Future[Any]):
+    """An answer that nobody fetches until it is looked for."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self._work: Any = work
+
+    def result(self, timeout: float | None = None) -> Any:
+        work, self._work = self._work, None
+        if work is not None:
+            self.set_result(work())
+        return super().result(timeout)
+
+
+@pytest.mark.parametrize("name", ["aeasgd", "downpour"])
+def test_steps_are_taken_before_the_answer_is_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = list[int]()
+
+    class Backend(LinearBackend):
+        def run(self, data: Any, steps: int, clock: Any) -> int | None:
+            taken.append(sum(later._work is not None for later in asked))
+            return super().run(data, steps, clock)
+
+    asked = list[Later]()
+
+    def background(work: Any) -> Any:
+        asked.append(Later(work))
+        return asked[-1]
+
+    monkeypatch.setattr(conversation, "in_background", background)
+    given = Setup.linear(PROBLEM, get(name, period=2), RATE, epochs=3)
+    opener = lambda spec, _: Backend(PROBLEM.size, spec, RATE)  # noqa: E731
+    outcome = train(replace(given, has_overlap=True, open_backend=opener))
+    check_counts(outcome)
+    assert max(taken) == 1
+    assert taken.count(0) <= 6  # where an epoch begins, and where it runs out
+    assert taken.count(1) >= 12
     assert PROBLEM.loss(outcome.vector) < PROBLEM.loss(np.zeros(PROBLEM.size, "f4"))
 
 

@@ -158,6 +158,16 @@ def goes_back_without_its_message(patch: Patch) -> None:
     patch.setattr(Member, "_go_back", go_back)
 
 
+@mutant
+def loses_the_steps_taken_during_an_exchange(patch: Patch) -> None:
+    original = Member.catch_up
+
+    def catch_up(self: Any, local: Any, statistics: Any) -> bool:
+        return original(self, self._pushed, statistics)
+
+    patch.setattr(Member, "catch_up", catch_up)
+
+
 # ------------------------------------------------------------ quorum and grace
 
 

@@ -97,7 +97,7 @@ class Guard:
         if kept is None:
             return False
         self._backend.revert(kept)
-        member.bulk.metrics[:] = 0.0
+        member.metrics[:] = 0.0
         return True
 
     def _found(self, vector: Vector, statistics: Vector) -> str:
@@ -109,7 +109,7 @@ class Guard:
         return "" if self._is_loss_finite() else "loss"
 
     def _is_loss_finite(self) -> bool:
-        return bool(np.isfinite(self._member.bulk.metrics[self._loss_at]).all())
+        return bool(np.isfinite(self._member.metrics[self._loss_at]).all())
 
     # ------------------------------------------------- gradients, by steps
 
@@ -134,8 +134,8 @@ class Guard:
         """What a worker in doubt sends beside its gradient; its metrics as well."""
         if not self.is_shared:
             return statistics
-        if not np.isfinite(self._member.bulk.metrics).all():
-            self._member.bulk.metrics[:] = 0.0
+        if not np.isfinite(self._member.metrics).all():
+            self._member.metrics[:] = 0.0
         return statistics if is_finite(statistics) else self._member.statistics
 
     def apply(

@@ -7,35 +7,21 @@ the wire and the vectors' memory, but no model.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from shoal.data.read_ahead import BEAT_S
-from shoal.engine.bulk import Bulk, Sizes, aligned_bytes
+from shoal.engine.bulk import aligned_bytes
 from shoal.engine.center import pull_into, push_into
+from shoal.engine.conversation import Conversation, Fenced, Seat
 from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
-from shoal.engine.parcels import parcels_of
-from shoal.engine.slots import Slot
-from shoal.engine.wire import Head, Link
-from shoal.errors import ExchangeTimeout, ShoalError
+from shoal.engine.spread import segments
+from shoal.engine.wire import Head
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
-
-CALL_S = 60.0  # until somebody greets
-TURN_S = 5.0  # the same at one of two addresses
-CALL_PAUSE_S = 0.02
-
-
-class Fenced(ShoalError):
-    """The server refused this process: another one has its place, or its past."""
 
 
 @dataclass
@@ -58,33 +44,6 @@ def _vector(size: int) -> Vector:
     return aligned_bytes(4 * size).view(np.float32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seat:
-    """Who a worker says it is when it joins.
-
-    Args:
-        address: Of the server.
-        other: Where a standby listens, or will; None where there is none.
-        secret: What `worker_secret` made of the run's.
-        sizes: Of the vectors.
-        hint: The rank it wishes for.
-        token: Names its process to the controller.
-        node: Its machine.
-        wants_slot: Vectors through shared memory, where both are at one address.
-        certificate: Of the server, None where it does not use TLS.
-    """
-
-    address: tuple[str, int]
-    secret: bytes = field(repr=False)
-    sizes: Sizes
-    hint: int
-    token: str
-    other: tuple[str, int] | None = None
-    node: str = "localhost"
-    wants_slot: bool = True
-    certificate: bytes | None = None
-
-
 @dataclass
 class Progress:
     """What the last answer told."""
@@ -101,164 +60,47 @@ class Progress:
     pieces: deque[Piece] = field(default_factory=deque[Piece])
 
 
-class Member:
-    """A worker's connection. Blocking: every question waits for its answer.
+class Member(Conversation):
+    """A worker at its server: every question waits for its answer, but an early push.
 
     Args:
         seat: Where and as whom to join.
         strategy: Whose `push` and `pull` run here.
+        is_early: Whether it may `push_early`.
+
+    Attributes:
+        metrics: Sums of metric state since the last push.
 
     Raises:
         Fenced: The server has another model, or gave the place to another.
     """
 
-    def __init__(self, seat: Seat, strategy: Strategy) -> None:
-        self.strategy, self.sizes = strategy, seat.sizes
+    def __init__(
+        self, seat: Seat, strategy: Strategy, *, is_early: bool = False
+    ) -> None:
+        super().__init__(seat, strategy)
         self.progress, self.times = Progress(), Times()
-        self._seat, self._sequence, self._question = seat, 0, 0
-        self._addresses = [seat.address] if seat.other is None else [
-            seat.address, seat.other
-        ]  # fmt: skip
+        self._sequence = 0
         head, body = self._call(
             {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
              "hint": seat.hint, "node": seat.node, "pid": os.getpid()}
         )  # fmt: skip
         self._heed(head)
-        self.rank: int = head["rank"]
-        self.incarnation: int = head["incarnation"]
+        self.rank, self.incarnation = head["rank"], head["incarnation"]
         size, count = seat.sizes.vector, seat.sizes.statistics
         start = np.frombuffer(body, np.float32, size + count)
         self.optimizer = bytes(body[start.nbytes :])
         """Another worker's optimizer state, empty where there was none."""
         self.local = _vector(size)
-        self._anchor = _vector(size) if strategy.needs_anchor else None
+        has_anchor = is_early or strategy.needs_anchor
+        self._anchor = _vector(size) if has_anchor else None
+        self._pushed = _vector(size) if is_early else None
+        self._pushed_statistics = np.zeros(count, np.float32)
         self._spare: Vector | None = None
         self.statistics = start[size:].copy()
         self._adopt(start[:size])
+        self.metrics = np.zeros(seat.sizes.metrics, np.float64)
         self.bulk = self._settle(head["slot"])
-
-    def _call(self, head: Head) -> tuple[Head, memoryview]:
-        """Calls whoever leads, and says who this is.
-
-        With two addresses it tries them in turn: a standby tells to call elsewhere, and
-        where a server was lost nobody greets until another one has started.
-
-        Raises:
-            ConnectionError: The server hung up.
-            ExchangeTimeout: Nobody greets at any address.
-            Fenced: This worker is not wanted.
-        """
-        seat = self._seat
-        head |= {"token": seat.token}
-        has_other, refused = len(self._addresses) > 1, 0
-        until = time.monotonic() + CALL_S
-        while True:
-            try:
-                answer, body = self._call_once(head, TURN_S if has_other else CALL_S)
-                if answer["kind"] != "elsewhere":
-                    break
-                self._link.close()
-            except (ConnectionError, ExchangeTimeout) as error:
-                is_refused = isinstance(error.__context__, ConnectionRefusedError)
-                refused = refused + 1 if is_refused else 0
-                is_over = time.monotonic() > until or refused == len(self._addresses)
-                if is_over or not has_other:  # refused everywhere: the run is over
-                    raise
-            self._addresses.reverse()
-            time.sleep(CALL_PAUSE_S)
-        if answer["kind"] == "refused":
-            self._link.close()
-            raise Fenced(f"the server refused this worker: {answer['reason']}")
-        return answer, body
-
-    def _call_once(self, head: Head, limit_s: float) -> tuple[Head, memoryview]:
-        seat = self._seat
-        self._link = Link(
-            self._addresses[0],
-            seat.secret,
-            certificate=seat.certificate,
-            timeout_s=limit_s,
-        )
-        try:
-            wants_slot = seat.wants_slot and self._link.is_local
-            self._link.send({**head, "wants_slot": wants_slot})
-            return self._link.receive()
-        except BaseException:
-            self._link.close()
-            raise
-
-    def _settle(self, offer: dict[str, str] | None) -> Bulk:
-        slot = None
-        if offer is not None:
-            size = self.sizes.slot_bytes
-            slot = Slot.attach(offer["path"], size, offer["mark"])
-        self._link.send({"kind": "slot", "is_shared": slot is not None})
-        bulk = Bulk(self.sizes, slot)
-        self._parcels = parcels_of(bulk, self.strategy, is_server=False)
-        return bulk
-
-    def _ask(
-        self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
-    ) -> tuple[Head, memoryview]:
-        """Asks the server, or the one that took its place, until one answers."""
-        self._question += 1
-        head["question"] = self._question
-        parts = self._parts(head["kind"]) if has_vectors else ()
-        if len(parts) > 1:
-            head["is_coded"] = True
-        while True:
-            try:
-                self._link.send(head, *parts, blob)
-                return self._receive()
-            except ConnectionError as error:
-                self._go_back(error)
-                # As it is: that server may not know what the other one had.
-                head.pop("is_coded", None)
-                parts = (self.bulk.inline_up,) if has_vectors else ()
-
-    def _parts(self, kind: str) -> tuple[memoryview, ...]:
-        """What a message adds to its frame: a vector that is encoded has two parts."""
-        parcels = self._parcels
-        if parcels is not None and kind == "push":
-            found = parcels.pack()
-            if found is not None:
-                return found
-        elif parcels is not None:
-            parcels.sent()
-        return (self.bulk.inline_up,)
-
-    def _receive(self) -> tuple[Head, memoryview]:
-        """Waits for an answer; its vectors are then in `self.bulk`."""
-        parcels = self._parcels
-        if parcels is None:
-            return self._link.receive(self.bulk.inline_down or None)
-        head, body = self._link.receive(parcels.landing)
-        if head.get("is_coded"):
-            body = body[parcels.unpack(body) :]
-        elif head.get("body", "none") != "none" and len(body) == len(self.bulk.down):
-            self.bulk.down[:] = body
-        return head, body
-
-    def _go_back(self, error: ConnectionError) -> None:
-        """The server is gone: waits for its standby to lead, and takes its place there.
-
-        The standby knows which question was answered and how.
-
-        Raises:
-            ConnectionError: There is no standby, or it is gone as well.
-        """
-        self._link.close()
-        if len(self._addresses) < 2:
-            raise error
-        self._addresses.reverse()
-        who = {"rank": self.rank, "incarnation": self.incarnation}
-        try:
-            head, _ = self._call({"kind": "rejoin", **who})
-        except ExchangeTimeout:
-            raise error from None
-        before, self.bulk = self.bulk, self._settle(head["slot"])
-        self.bulk.up[:] = before.up
-        before.close()
 
     # ---------------------------------------------------------------- answers
 
@@ -284,7 +126,12 @@ class Member:
         self, question: Head, *, has_vectors: bool = False, blob: bytes = b""
     ) -> tuple[Head, bytes]:
         """Asks and waits for an answer; bulk data is then in `self.bulk`."""
-        head, body = self._ask(question, has_vectors=has_vectors, blob=blob)
+        if self.has_early:
+            raise RuntimeError(f"{question['kind']} before the early answer was taken")
+        return self._take(*self._ask(question, has_vectors=has_vectors, blob=blob))
+
+    def _take(self, head: Head, body: memoryview) -> tuple[Head, bytes]:
+        """Keeps what an answer tells."""
         self._heed(head)
         found = b""
         if head.get("body") == "snapshot":
@@ -356,13 +203,78 @@ class Member:
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         head = self._send(statistics, pieces, steps, float(samples))
         before, self.local = self._from, self._room(local)
-        if head["body"] == "reply":
+        if head["body"] == "reply" and self._pushed is not None:
+            self._pull(local, local)
+        elif head["body"] == "reply":
             pull_into(self.strategy, self.local, local, before, self.bulk.reply)
         elif head["body"] == "center":
             self._adopt(self.bulk.reply)
         else:  # an elastic repeat skips one displacement, or the run is done
             self.local[:] = local
         self.times.exchange_s += time.perf_counter() - began
+
+    def push_early(
+        self,
+        local: Vector,
+        statistics: Vector,
+        pieces: list[Piece],
+        steps: int,
+        learnt: int | None = None,
+    ) -> None:
+        """Does what `push_weights` does, and does not wait for the answer.
+
+        Further steps begin where these ended; `catch_up` follows them.
+        """
+        began, pushed = time.perf_counter(), self._pushed
+        if pushed is None:
+            raise RuntimeError("this member was not to push early")
+        push_into(self.strategy, self.bulk.message, local, self._from, steps)
+        samples = sum(p.rows for p in pieces) if learnt is None else learnt
+        pushed[:] = local
+        self._pushed_statistics[:] = statistics
+        self._ask_early(self._push_head(statistics, pieces, steps, float(samples)))
+        self.times.exchange_s += time.perf_counter() - began
+
+    def catch_up(self, local: Vector, statistics: Vector) -> bool:
+        """Takes the answer to an early push; `self.local` is then the next start.
+
+        Args:
+            local: Weights now, some steps after those that were pushed.
+            statistics: Their statistics.
+
+        Returns:
+            False where those steps are void: their samples are somebody else's now.
+        """
+        began, pushed = time.perf_counter(), self._pushed
+        if pushed is None:
+            raise RuntimeError("this member was not to push early")
+        head, _ = self._take(*self._arrive())
+        is_void, body = head["kind"] == "repeat", head.get("body", "none")
+        self.local = self._room(local)
+        if body == "reply":
+            self._pull(local, pushed)
+        elif body == "center":
+            taken = local - pushed
+            self._adopt(self.bulk.reply)
+            if not is_void:
+                self.local += taken
+        else:
+            self.local[:] = pushed if is_void else local
+        if body == "none":
+            self.statistics[:] = statistics
+        elif not is_void:
+            self.statistics += statistics - self._pushed_statistics
+        self.times.exchange_s += time.perf_counter() - began
+        return not is_void
+
+    def _pull(self, local: Vector, pushed: Vector) -> None:
+        """Applies a reply to weights that have moved since they were pushed."""
+        anchor, is_moving = self._from, local is not pushed
+        for part in segments(local.size):
+            now = local[part]
+            then = pushed[part] if is_moving else now
+            found = self.strategy.pull(now, then, anchor[part], self.bulk.reply[part])
+            self.local[part], anchor[part] = found
 
     def push_gradient(
         self,
@@ -402,49 +314,30 @@ class Member:
         doubt: int = 0,
         group: int = 0,
     ) -> Head:
+        head = self._push_head(statistics, pieces, steps, samples, doubt, group)
+        return self._answer(head, has_vectors=True)[0]
+
+    def _push_head(
+        self,
+        statistics: Vector,
+        pieces: list[Piece],
+        steps: int,
+        samples: float,
+        doubt: int = 0,
+        group: int = 0,
+    ) -> Head:
         self.bulk.message_statistics[:] = statistics
+        self.bulk.metrics[:] = self.metrics
         self._sequence += 1
-        return self._answer(
-            {"kind": "push", "lineage": self.progress.lineage,
-             "sequence": self._sequence, "pieces": pieces, "steps": steps,
-             "samples": samples, "doubt": doubt, "group": group,
-             "times": self.times.take()},
-            has_vectors=True,
-        )[0]  # fmt: skip
+        return {
+            "kind": "push", "lineage": self.progress.lineage,
+            "sequence": self._sequence, "pieces": pieces, "steps": steps,
+            "samples": samples, "doubt": doubt, "group": group,
+            "times": self.times.take(),
+        }  # fmt: skip
 
     def publish(self, vector: Vector, statistics: Vector, blob: bytes) -> None:
         """Sends the whole state of a gang member, for joiners and the controller."""
         self.bulk.message[:] = vector
         self.bulk.message_statistics[:] = statistics
         self._answer({"kind": "snapshot"}, has_vectors=True, blob=blob)
-
-    def tell(self, kind: str, **fields: Any) -> None:
-        """Tells the controller of something that is no failure yet."""
-        self._ask({"kind": kind, **fields})
-
-    @contextmanager
-    def busy(self) -> Generator[None]:
-        """Says every second that it works. Nothing else may be said meanwhile."""
-        is_over = threading.Event()
-
-        def say() -> None:
-            while not is_over.wait(BEAT_S):
-                with suppress(OSError, ShoalError):  # whatever is said next meets it
-                    self.tell("busy")
-
-        thread = threading.Thread(target=say, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
-
-    def fail(self, **report: Any) -> None:
-        """Tells the controller that user code raised, whichever server leads."""
-        self._ask({"kind": "failed", **report})
-
-    def leave(self) -> None:
-        """Closes the connection and gives the slot back."""
-        self._link.close()
-        self.bulk.close()

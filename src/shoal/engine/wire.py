@@ -210,7 +210,10 @@ class Link:
     @property
     def is_local(self) -> bool:
         """Whether both ends have one address, as on one machine."""
-        return self.socket.getsockname()[0] == self.socket.getpeername()[0]
+        try:
+            return self.socket.getsockname()[0] == self.socket.getpeername()[0]
+        except OSError:  # it was hung up just now, which whatever is sent next finds
+            return False
 
     @property
     def has_pending(self) -> bool:

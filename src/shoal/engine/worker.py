@@ -20,12 +20,13 @@ from shoal.data.order import Order
 from shoal.data.read_ahead import ReadAhead
 from shoal.data.sources import Source
 from shoal.engine.complaints import SURE, VOID
+from shoal.engine.conversation import Fenced, Seat
 from shoal.engine.finite import WARN, Reaction
 from shoal.engine.guard import Guard, Harmed
 from shoal.engine.lane import Lane, LaneSpec
 from shoal.engine.ledger import Piece
 from shoal.engine.left_out import LeftOut
-from shoal.engine.member import Fenced, Member, Seat
+from shoal.engine.member import Member
 from shoal.engine.reading import Reader, Retry, Rows
 from shoal.errors import DataError, PlanError, ShoalError
 from shoal.launchers.cores import bind
@@ -42,6 +43,22 @@ class Moment(NamedTuple):
     rank: int
     incarnation: int
     step: int
+
+
+class Window(NamedTuple):
+    """Steps that were taken between two exchanges.
+
+    Args:
+        pieces: Whose samples are done.
+        taught: Those of them that something was learnt from.
+        steps: That were taken.
+        turned: The first whose loss was not finite, of the worker's own; None for none.
+    """
+
+    pieces: list[Piece]
+    taught: list[Piece]
+    steps: int
+    turned: int | None
 
 
 Watch: TypeAlias = Callable[[Moment], None]
@@ -70,6 +87,8 @@ class WorkerSpec:
         optimizer: State of the worker that had the place, empty for none.
         retry: What follows when the source raises.
         lane: How workers of a gang average among themselves, None for the server.
+        has_overlap: The next window is computed while the last one is exchanged; not
+            by gangs.
         clean_up: Called at the end of a process that will be given another part.
     """
 
@@ -88,6 +107,7 @@ class WorkerSpec:
     optimizer: bytes = b""
     retry: Retry = field(default_factory=Retry)
     lane: LaneSpec | None = None
+    has_overlap: bool = False
     clean_up: Callable[[], None] | None = None
 
 
@@ -98,7 +118,7 @@ def work(spec: WorkerSpec) -> None:
     server that is gone ends the worker quietly, the controller knows why.
     """
     try:
-        member = Member(spec.seat, spec.strategy)
+        member = Member(spec.seat, spec.strategy, is_early=spec.has_overlap)
     except (OSError, ShoalError) as error:
         # The controller does not know it yet: only the end of the process tells.
         sys.exit(f"this worker could not join the run: {error}")
@@ -152,6 +172,7 @@ class Worker:
         self._compiled: set[int] = set()
         self._paced: set[int] = set()
         self._rate: float | None = None
+        self._ahead = 0  # steps that were pushed, and not answered yet
         self._backend.load(member.local, member.statistics)
         self._guard = Guard(
             spec.reaction,
@@ -199,6 +220,7 @@ class Worker:
                     turn()
                 else:
                     self._wait()
+        self._catch_up()
         while not member.progress.is_done:  # of no more use, but for its weights
             if member.progress.wants_snapshot:
                 self._publish()
@@ -235,6 +257,9 @@ class Worker:
 
     def _wait(self) -> None:
         """No data: the epoch drains, or callbacks run, or others take a gang's step."""
+        if self._member.has_early:
+            self._catch_up()
+            return
         member, clock = self._member, self._clock()
         began = time.perf_counter()
         head, blob = member.need()
@@ -256,7 +281,7 @@ class Worker:
         """The run clock now, as the last answer told it."""
         progress = self._member.progress
         pace = 1.0 if self._spec.is_gang else float(progress.workers)
-        start = self._spec.clock_start + progress.clock
+        start = self._spec.clock_start + progress.clock + self._ahead * pace
         if progress.learning_rate is not None and progress.learning_rate != self._rate:
             self._rate = progress.learning_rate
             self._backend.set_learning_rate(self._rate)
@@ -266,12 +291,37 @@ class Worker:
 
     def _window(self) -> None:
         """Up to `window` local steps, then one exchange."""
-        member, backend, times = self._member, self._backend, self._member.times
-        clock, pieces, steps = self._clock(), list[Piece](), 0
-        taught = list[Piece]()
-        turned: int | None = None  # the step whose loss was not finite, of our own
-        size = self._compute.batch_size
+        member, backend = self._member, self._backend
         self._guard.begin_window()
+        done = self._compute_window()
+        span = self.steps - done.steps + 1, self.steps
+        taught = done.taught
+        if self._guard.is_harmed(taught or done.pieces, span, done.turned):
+            taught = []
+        vector, statistics = backend.read()
+        self._look()
+        if member.has_early:
+            if not self._catch_up():
+                return
+            if member.progress.wants_snapshot:
+                self._publish()
+            vector, statistics = member.local, member.statistics
+        learnt = sum(piece.rows for piece in taught)
+        is_going_on = bool(member.progress.pieces) and not member.progress.is_done
+        if self._spec.has_overlap and is_going_on:
+            self._ahead = done.steps
+            member.push_early(vector, statistics, done.pieces, done.steps, learnt)
+            return
+        member.push_weights(vector, statistics, done.pieces, done.steps, learnt)
+        backend.load(member.local, member.statistics)
+
+    def _compute_window(self) -> Window:
+        """Takes the steps of a window."""
+        member, backend, times = self._member, self._backend, self._member.times
+        clock, size, steps = self._clock(), self._compute.batch_size, 0
+        pieces, taught = list[Piece](), list[Piece]()
+        turned: int | None = None
+        member.metrics[:] = 0.0
         while steps < self._compute.window and member.progress.pieces:
             most = self._compute.window - steps
             batches = next_batches(member.progress.pieces, size, most, pieces)
@@ -280,8 +330,6 @@ class Worker:
             rows = sum(p.rows for p in batches)
             count = max(1, rows // size)
             start = clock.start + steps * clock.pace
-            if not steps:
-                member.bulk.metrics[:] = 0.0
             if not self._is_void(batches):
                 self._expect(min(rows, size))
                 began = time.perf_counter()
@@ -289,7 +337,7 @@ class Worker:
                 read = time.perf_counter()
                 with self._pacing(rows):
                     found = backend.run(data, count, replace(clock, start=start))
-                    backend.take_metrics(member.bulk.metrics, add=True)
+                    backend.take_metrics(member.metrics, add=True)
                 if turned is None and found is not None:
                     turned = self.steps + found + 1
                 times.data_s += read - began
@@ -300,14 +348,21 @@ class Worker:
             self.steps += count
             if rows % size:
                 break  # the short batch ends the window, as it ends the epoch
-        span = self.steps - steps + 1, self.steps
-        if self._guard.is_harmed(taught or pieces, span, turned):
-            taught = []
-        vector, statistics = backend.read()
-        self._look()
-        learnt = sum(piece.rows for piece in taught)
-        member.push_weights(vector, statistics, pieces, steps, learnt)
+        return Window(pieces, taught, steps, turned)
+
+    def _catch_up(self) -> bool:
+        """Takes the answer that was not waited for, if there is one.
+
+        Returns:
+            False where what was computed since is void.
+        """
+        member, backend = self._member, self._backend
+        if not member.has_early:
+            return True
+        self._ahead = 0
+        is_good = member.catch_up(*backend.read())
         backend.load(member.local, member.statistics)
+        return is_good
 
     def _is_void(self, pieces: Sequence[Piece]) -> bool:
         """Whether some of the samples are not to be trained on again."""
@@ -329,7 +384,7 @@ class Worker:
         gradient = member.bulk.message
         with self._pacing(piece.rows):
             mass = backend.gradient(data, piece.gang, gradient)
-            backend.take_metrics(member.bulk.metrics, add=False)
+            backend.take_metrics(member.metrics, add=False)
         statistics = backend.statistics()
         times.data_s += read - began
         times.compute_s += time.perf_counter() - read
@@ -357,7 +412,7 @@ class Worker:
     def _pass(self, piece: Piece, clock: Clock) -> None:
         """A step of the gang whose samples are left out, by all of it."""
         member = self._member
-        member.bulk.message[:] = member.bulk.metrics[:] = 0.0
+        member.bulk.message[:] = member.metrics[:] = 0.0
         self.steps += 1
         self._backend.skip()
         statistics = self._backend.statistics()

@@ -21,10 +21,10 @@ from typing import Any, final
 from shoal.backends.base import ComputeSpec
 from shoal.data.order import steps
 from shoal.engine.bulk import Sizes
+from shoal.engine.conversation import Seat
 from shoal.engine.finite import error_of
 from shoal.engine.greeting import worker_secret
 from shoal.engine.machine import ServerSpec
-from shoal.engine.member import Seat
 from shoal.engine.observer import EpochEnd, Record
 from shoal.engine.reports import read_epoch, read_records
 from shoal.engine.server import JOINED_AGAIN, Server, open_connections
@@ -231,6 +231,7 @@ class Cluster:
             reaction=setup.reaction,
             retry=setup.retry,
             lane=setup.lane,
+            has_overlap=setup.has_overlap,
         )
 
     def _hear(self, *, is_over: bool) -> None:

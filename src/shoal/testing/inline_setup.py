@@ -45,6 +45,7 @@ class Setup:
         quorum: Workers of a round that are enough, 0 for all.
         wants_slot: Vectors through shared memory, else through the socket.
         codec: Of vectors that go through the socket.
+        has_overlap: Windows are computed while others are exchanged.
         host: Where the server listens; others than loopback are encrypted.
         has_tls: The server encrypts, wherever it listens.
         has_standby: A second server follows, and another one when that one leads.
@@ -71,6 +72,7 @@ class Setup:
     quorum: int = 0
     wants_slot: bool = True
     codec: str = "float32"
+    has_overlap: bool = False
     host: str = "127.0.0.1"
     has_tls: bool = False
     has_standby: bool = False

@@ -16,11 +16,11 @@ from shoal.backends.base import ComputeSpec
 from shoal.data import ArraySource, Source
 from shoal.engine.bulk import Sizes
 from shoal.engine.controller import Controller, Job
+from shoal.engine.conversation import Seat
 from shoal.engine.finite import reaction_to
 from shoal.engine.greeting import worker_secret
 from shoal.engine.lane import LaneSpec
 from shoal.engine.machine import ServerSpec
-from shoal.engine.member import Seat
 from shoal.engine.observer import Rescue
 from shoal.engine.opening import (
     CleanUp,

@@ -40,6 +40,7 @@ class Scenario:
         quorum: Workers of a round that are enough when the others are late, 0 for all;
             one worker is late again and again then.
         codec: Of vectors.
+        has_overlap: Windows are computed while others are exchanged.
     """
 
     seed: int
@@ -55,6 +56,7 @@ class Scenario:
     slow: str = ""
     quorum: int = 0
     codec: str = "float32"
+    has_overlap: bool = False
 
     @property
     def is_counting(self) -> bool:
@@ -109,4 +111,5 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         quorum = choice.randint(1, scenario.workers)
         scenario = replace(scenario, quorum=quorum)
     codec = choice.choice(["float32", "float32", "bfloat16", "int8"])
-    return replace(scenario, codec=codec)
+    has_overlap = choice.random() < 0.4
+    return replace(scenario, codec=codec, has_overlap=has_overlap)

@@ -7,14 +7,16 @@ without one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import final
 from unittest import mock
 
-from shoal.engine import machine, member, mirror, server, standby, worker
+from shoal.engine import conversation, machine, member, mirror, server, standby, worker
+from shoal.engine.conversation import Answered
 from shoal.engine.server import Server
 from shoal.engine.standby import Standby
 from shoal.testing.schedules import Event, Schedule
@@ -309,10 +311,20 @@ def _run(scenario: Scenario) -> SimController:
 def _simulated(network: Network) -> Generator[None]:
     """The engine's own clock and connections, exchanged for those of a run."""
     with ExitStack() as stack:
-        for module in (machine, member, mirror, server, standby, worker):
+        modules = conversation, machine, member, mirror, server, standby, worker
+        for module in modules:
             stack.enter_context(mock.patch.object(module, "time", network))
-        stack.enter_context(mock.patch.object(member, "Link", network.link))
+        patch = mock.patch.object
+        stack.enter_context(patch(conversation, "Link", network.link))
+        stack.enter_context(patch(conversation, "in_background", _at_once))
         yield
+
+
+def _at_once(work: Callable[[], Answered]) -> Future[Answered]:
+    """Whoever does not wait has its answer nevertheless: it takes it later."""
+    found: Future[Answered] = Future()
+    found.set_result(work())
+    return found
 
 
 def _glance(wire: Wire) -> tuple[str, ...]:

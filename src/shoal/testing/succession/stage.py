@@ -15,8 +15,8 @@ from typing import Any, cast, final
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.engine.bulk import Sizes
 from shoal.engine.connections import Connections
+from shoal.engine.conversation import Seat
 from shoal.engine.machine import ServerSpec
-from shoal.engine.member import Seat
 from shoal.engine.server import Server
 from shoal.engine.standby import Standby
 from shoal.engine.wire import Link
@@ -224,6 +224,7 @@ class SimStage:
             open_backend=setup.open_backend,
             open_source=lambda: setup.source,
             is_gang=setup.is_gang,
+            has_overlap=setup.has_overlap,
         )
 
     # --------------------------------------------------------------- endings
@@ -263,6 +264,7 @@ def setup_of(scenario: Scenario) -> Setup:
         has_barrier=scenario.has_barrier,
         quorum=scenario.quorum,
         codec=scenario.codec,
+        has_overlap=scenario.has_overlap,
     )
     return replace(setup, open_backend=open_backend)
 
