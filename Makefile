@@ -19,7 +19,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
-	matrix bench bench-full compare simulate soak chaos fuzz kills pause \
+	matrix bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	constraints clean
 
 help: $(STAMP)
@@ -27,7 +27,7 @@ help: $(STAMP)
 	@echo "make test      everything CI checks"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
-	@echo "make matrix | bench | bench-full | compare   what takes longer"
+	@echo "make matrix | bench | bench-full | bench-gpu | compare   what takes longer"
 	@echo "make simulate  100,000 random schedules of failing runs"
 	@echo "make soak      100 runs in one process: does anything stay behind?"
 	@echo "make chaos     kill and stop processes of runs on real data; needs SHOAL_DATA"
@@ -113,6 +113,9 @@ matrix: $(STAMP)
 
 bench compare simulate soak chaos fuzz kills pause: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu
 
 bench-full: $(STAMP)
 	$(BIN)/python -m benchmarks.bench --full

@@ -12,7 +12,8 @@ import subprocess
 import sys
 
 BENCHMARKS = (
-    "throughput", "start", "exchange", "many_clients", "memory", "safety",
+    "throughput", "time_to_accuracy", "start", "exchange", "many_clients", "memory",
+    "safety", "slow_link",
 )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class Entrant:
         environment: See `environments`.
         variables: Of the process.
         until: Validation accuracy at which it may end.
+        limit_s: Seconds after which it has failed.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Entrant:
     environment: str = "ours"
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     until: float | None = None
+    limit_s: float = LIMIT_S
 
     def run(self) -> Result | None:
         """Trains once; None, and its last words, where it failed."""
@@ -73,7 +75,7 @@ class Entrant:
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env=env, capture_output=True, text=True,
-                check=True, timeout=LIMIT_S,
+                check=True, timeout=self.limit_s,
             )  # fmt: skip
         except subprocess.SubprocessError as error:
             said = str(getattr(error, "stderr", "") or error)

@@ -18,6 +18,7 @@ from benchmarks.works import WORKS
 PLAIN = ("keras.Model.fit, 1 step an execution", "keras.Model.fit, 32 steps")
 OTHERS = ("downpour", "adag", "dynsgd", "eamsgd", "diloco")
 LIMIT = "limit: two pinned scans, no exchange"
+RAY = "Ray Train, torch DDP"
 DDP, ELEPHAS = "torch DDP", "Elephas, asynchronous, every epoch"
 OFTEN = "Elephas, asynchronous, every batch"
 PARALLEL = "Keras DataParallel, two processes"
@@ -67,11 +68,12 @@ def asynchronous(rows: int, *, has_peers: bool) -> list[Contest]:
         few = given | {"rows": rows // 8, "epochs": 3}
         entrants += [
             _ddp(**given),
+            Entrant(name=RAY, module="ray_train", environment="ray", **given),
             _elephas(ELEPHAS, "epoch", **given),
             _elephas(OFTEN, "batch", **few),
         ]
         aims += [
-            Aim("aeasgd", (DDP,), 3.5, "torch DDP"),
+            Aim("aeasgd", (DDP, RAY), 3.5, "torch DDP, by itself or by Ray Train"),
             Aim("aeasgd", (ELEPHAS, OFTEN), 5, "Elephas at its quickest"),
             Aim("aeasgd", (OFTEN,), 5, "Elephas that exchanges while it trains"),
         ]

@@ -134,6 +134,17 @@ def _perceptron() -> Any:
     )
 
 
+def _wide() -> Any:
+    """30-1720-1720-1720-2: 6 million weights."""
+    import keras
+
+    layers = keras.layers
+    hidden = [layers.Dense(1720, activation="relu") for _ in range(3)]
+    return keras.Sequential(
+        [keras.Input((30,)), *hidden, layers.Dense(2, activation="softmax")]
+    )
+
+
 def _resnet() -> Any:
     """Three blocks of two convolutions: that of the example of image folders."""
     from examples.image_folder import make_model
@@ -154,6 +165,30 @@ def _lstm() -> Any:
         layers.Dense(16, activation="relu")(both)
     )
     return keras.Model({"characters": characters, "numbers": numbers}, answer)
+
+
+def _characters(rows: int) -> tuple[Any, Any]:
+    """The text's characters alone."""
+    x, y = text(rows)
+    return x["characters"], y
+
+
+def _transformer() -> Any:
+    """Two blocks of attention over characters, 128 wide."""
+    import keras
+
+    layers, width = keras.layers, 128
+    characters = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(ALPHABET, width)(characters)
+    for _ in range(2):
+        beside = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(4, width // 4)(beside, beside)
+        beside = layers.Dense(4 * width, activation="gelu")(
+            layers.LayerNormalization()(x)
+        )
+        x = x + layers.Dense(width)(beside)
+    told = layers.GlobalAveragePooling1D()(x)
+    return keras.Model(characters, layers.Dense(1, activation="sigmoid")(told))
 
 
 @dataclass(frozen=True)
@@ -198,6 +233,10 @@ WORKS = {
     "events": Work(
         EVENTS, events, _perceptron, "adagrad", _CLASSES, _events_held_back, 0.01
     ),
+    "wide": Work(96_000, higgs, _wide, "sgd", _CLASSES),
     "images": Work(IMAGES, images, _resnet, "sgd", _CLASSES),
+    "transformer": Work(
+        25_600, _characters, _transformer, "adam", "binary_crossentropy"
+    ),
     "text": Work(25_600, text, _lstm, "adam", "binary_crossentropy"),
 }

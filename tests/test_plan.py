@@ -148,6 +148,8 @@ def test_ensemble_trains_each_model_on_all_data():
         ({"standby": 2}, "standby=2 cannot be used. Expected 0 or 1"),
         ({"spares": -1}, "spares=-1"),
         ({"spares": 0.5}, "spares=0.5"),
+        ({"codec": "int4"}, "Did you mean 'int8'"),
+        ({"overlap": 1}, "overlap=1 cannot be used. Expected True or False"),
         ({"threads": 0}, "threads=0"),
         ({"seed": -1}, "seed=-1"),
         ({"shuffle": "rows"}, "shuffle='rows'"),

@@ -54,6 +54,11 @@ def _model(work: str) -> tuple[nn.Module, Any]:
         return model, lambda of: torch.optim.Adagrad(
             of, lr=rate, initial_accumulator_value=0.1, eps=1e-7
         )
+    if work == "wide":
+        wide = [nn.Linear(30, 1720), nn.ReLU()]
+        wide += [part for _ in range(2) for part in (nn.Linear(1720, 1720), nn.ReLU())]
+        bare = nn.Sequential(*wide, nn.Linear(1720, 2))
+        return bare, lambda of: torch.optim.SGD(of, lr=0.01)
     model = nn.Sequential(
         _Scale(), nn.Conv2d(3, 16, 3, 1, 1, bias=False),
         _Block(16, 16), _Block(16, 32), _Block(32, 64),
@@ -63,13 +68,29 @@ def _model(work: str) -> tuple[nn.Module, Any]:
 
 
 def _train(rank: int, given: Any, place: str, told: Any) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{place}", rank=rank, world_size=2
+    )
+    found = steps(rank, given)
+    if rank == 0:
+        told.put(found)
+    torch.distributed.destroy_process_group()
+
+
+def steps(rank: int, given: Any) -> tuple[list[float], list[float], float | None]:
+    """Trains, as one of two processes that form a group already.
+
+    Args:
+        rank: Of this one.
+        given: What was asked.
+
+    Returns:
+        Seconds and loss of each epoch, and when the accuracy was reached.
+    """
     core = sorted(os.sched_getaffinity(0))[rank]
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{place}", rank=rank, world_size=2
-    )
     x, y = map(torch.from_numpy, WORKS[given.work].samples(given.rows))
     y = y.long()
     bare, make_optimizer = _model(given.work)
@@ -100,9 +121,7 @@ def _train(rank: int, given: Any, place: str, told: Any) -> None:
         if given.until is not None and _accuracy(model, given, rank) >= given.until:
             reached_at = time.time()
             break
-    if rank == 0:
-        told.put((spans, losses, reached_at))
-    torch.distributed.destroy_process_group()
+    return spans, losses, reached_at
 
 
 def _accuracy(model: Any, given: Any, rank: int) -> float:

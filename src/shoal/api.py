@@ -66,6 +66,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     spares: int = 0,
     quorum: float | None = None,
     collective: str = "auto",
+    codec: str = "float32",
+    overlap: bool = False,
     on_nan: str | None = None,
     checkpoint_every: float | str | bool | None = None,
     threads: int | None = None,
@@ -136,6 +138,12 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         collective: Who averages the gradients of "all_reduce": the "server", or with
             "native" the workers among themselves (JAX: gloo; torch: gloo, on GPUs
             NCCL), and the server where that fails. "auto": native if it is NCCL.
+        codec: Numbers of vectors that go from host to host: "float32", "bfloat16" (2
+            bytes) or "int8" (1 byte, and a scale for 256). What is rounded off goes
+            into the next message. On one host they are never rounded.
+        overlap: Workers compute on while their vectors travel; what they learn
+            meanwhile is added to what they are answered. For strategies that exchange
+            weights, on links that are slow.
         on_nan: What follows when weights, gradients or the loss of a worker turn NaN
             or infinite: "stop" the run; "skip" what that worker learnt from these
             samples (of "all_reduce": that step); "rollback" to the last checkpoint,

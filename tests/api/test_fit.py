@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.engine import codec
 from shoal.errors import ConfigError, PlanError
+from shoal.plan.exchanging import CODECS
 from shoal.runs.store import open_run
 from tests.api.problems import line, linear, two_headed, two_targets
 
@@ -139,6 +141,25 @@ def test_a_plan_tells_of_processes_that_wait() -> None:
     for name in ("standby", "spares"):
         with pytest.raises(PlanError, match=f"{name}=1 with cluster='inline'"):
             shoal.plan(linear(), x, y, cluster="inline", **{name: 1})
+
+
+def test_a_plan_tells_how_vectors_travel() -> None:
+    x, y = line(64)
+    given: dict[str, Any] = {"strategy": "aeasgd", "workers": 2}
+    assert "through the server\n" in shoal.plan(linear(), x, y, **given).explain()
+    found = shoal.plan(linear(), x, y, codec="int8", overlap=True, **given)
+    told = "through the server while workers compute on, in int8 between hosts"
+    assert told in found.explain()
+    assert (found.codec, found.overlap) == ("int8", True)
+    for name, why in (("all_reduce", "needs the gradients"), ("ensemble", "nothing")):
+        with pytest.raises(PlanError, match=f"overlap=True with {name}, which .*{why}"):
+            shoal.plan(linear(), x, y, strategy=name, overlap=True)
+    with pytest.raises(PlanError, match="overlap=True with cluster='inline'"):
+        shoal.plan(linear(), x, y, cluster="inline", overlap=True, **given)
+
+
+def test_the_plan_and_the_engine_have_the_same_codecs() -> None:
+    assert {*CODECS} == {"float32", *codec.CODECS}
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -46,6 +46,24 @@ def test_another_program_takes_as_long_as_the_first_and_is_no_pace(
 
 
 @given(SECONDS, st.lists(SECONDS, max_size=20), st.integers(1, 100))
+def test_who_is_still_being_heard_is_not_silent_and_that_is_no_pace(
+    startup_s: float, silences: list[float], looks: int
+) -> None:
+    """A vector may take long on a slow link; then it computes for as long as before."""
+    patience, now = worked(startup_s, silences)
+    before = patience.limit_s
+    for _ in range(looks):
+        now += FLOOR_S / 2
+        assert not patience.is_over(now)
+        patience.moves(now)
+    patience.heard(now)
+    patience.moves(now)  # it waits for an answer: nothing of its own is to be heard
+    assert not patience.is_over(now + 2 * before)
+    patience.answered(now)
+    assert patience.limit_s == before
+
+
+@given(SECONDS, st.lists(SECONDS, max_size=20), st.integers(1, 100))
 def test_who_waits_for_data_and_says_so_is_not_given_up_and_that_is_no_pace(
     startup_s: float, silences: list[float], beats: int
 ) -> None:

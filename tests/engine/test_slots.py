@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,30 @@ values *= 2
 print("doubled", flush=True)
 """
 
+DYING = """
+import os, signal
+from shoal.engine.slots import Slot, tag_of
+tag = tag_of(os.urandom(8))
+print(tag, Slot.make(64, tag)[0].path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on systems that have no files without a name."""
+    monkeypatch.delattr(slots.os, "memfd_create", raising=False)
+
+
+both = pytest.mark.parametrize("has_name", [False, True])
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, *, has_name: bool) -> None:
+    if has_name:
+        monkeypatch.delattr(slots.os, "memfd_create", raising=False)
+    elif not hasattr(slots.os, "memfd_create"):
+        pytest.skip("this system has no files without a name")
+
 
 def made(size: int = 64) -> tuple[Slot, str]:
     found = Slot.make(size)
@@ -31,7 +56,11 @@ def made(size: int = 64) -> tuple[Slot, str]:
     return found
 
 
-def test_two_views_of_one_memory() -> None:
+@both
+def test_two_views_of_one_memory(
+    monkeypatch: pytest.MonkeyPatch, has_name: bool
+) -> None:
+    choose(monkeypatch, has_name=has_name)
     mine, mark = made()
     theirs = Slot.attach(str(mine.path), 64, mark)
     assert theirs is not None
@@ -41,8 +70,12 @@ def test_two_views_of_one_memory() -> None:
     mine.close()
 
 
+@both
 @pytest.mark.process
-def test_two_processes_share_memory_that_has_no_name_any_more() -> None:
+def test_two_processes_share_memory_that_has_no_name_any_more(
+    monkeypatch: pytest.MonkeyPatch, has_name: bool
+) -> None:
+    choose(monkeypatch, has_name=has_name)
     slot, mark = made()
     values = slot.array(0, 4, np.float32)
     values[:] = [1, 2, 3, 4]
@@ -67,7 +100,11 @@ def test_two_processes_share_memory_that_has_no_name_any_more() -> None:
     slot.close()
 
 
-def test_a_slot_of_another_host_is_not_mistaken_for_ours() -> None:
+@both
+def test_a_slot_of_another_host_is_not_mistaken_for_ours(
+    monkeypatch: pytest.MonkeyPatch, has_name: bool
+) -> None:
+    choose(monkeypatch, has_name=has_name)
     slot, mark = made()
     path = str(slot.path)
     assert Slot.attach(path, 64, mark[::-1]) is None
@@ -75,6 +112,23 @@ def test_a_slot_of_another_host_is_not_mistaken_for_ours() -> None:
     assert Slot.attach(path + "-gone", 64, mark) is None
     slot.close()
     assert Slot.attach(path, 64, mark) is None
+
+
+@pytest.mark.process
+def test_a_server_that_is_killed_before_its_worker_answers_leaves_nothing() -> None:
+    if not hasattr(slots.os, "memfd_create"):
+        pytest.skip("this system has no files without a name")
+    child = subprocess.run(
+        [sys.executable, "-c", DYING],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL
+    tag, path = child.stdout.split()
+    assert path.startswith("/proc/")
+    for folder in slot_folders():
+        assert [p for p in folder.iterdir() if tag in p.name] == []
 
 
 def test_closing_twice_and_under_a_view() -> None:
@@ -85,6 +139,7 @@ def test_closing_twice_and_under_a_view() -> None:
     assert view.tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.usefixtures("named")
 def test_no_room_in_shared_memory_means_the_next_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +151,7 @@ def test_no_room_in_shared_memory_means_the_next_folder(
     slot.close()
 
 
+@pytest.mark.usefixtures("named")
 def test_no_room_anywhere_means_no_slot_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +178,7 @@ def test_shared_memory_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(slot_folders()) == 1
 
 
+@pytest.mark.usefixtures("named")
 def test_what_a_killed_server_left_is_swept_and_nothing_else() -> None:
     ours, theirs = tag_of(b"our secret"), tag_of(b"their secret")
     left, others = Slot.make(64, ours), Slot.make(64, theirs)

@@ -216,6 +216,36 @@ class TestFrames:
             assert frames(channel) == [({"kind": "c"}, b"12345")]
             assert bytes(inbox) == b"5678"
 
+    def test_bytes_on_their_way_are_seen_before_they_are_a_frame(self) -> None:
+        text = pack_head({"kind": "push"}, 5000) + bytes(5000)
+        with pair() as (caller, channel):
+            greet(caller, channel)
+            assert channel.has_moved()
+            assert not channel.has_moved()
+            found: list[tuple[dict[str, object], memoryview]] = []
+            for at in range(0, len(text), 1000):
+                assert found == []
+                caller.sendall(text[at : at + 1000])
+                wait_readable(channel.socket)
+                found = channel.read()
+                assert channel.has_moved()
+                assert not channel.has_moved()
+            assert len(found) == 1
+
+    def test_bytes_that_the_other_end_takes_are_seen(self) -> None:
+        body = bytes(8 << 20)
+        with pair() as (caller, channel):
+            greet(caller, channel)
+            channel.send({"kind": "reply"}, body)
+            while channel.has_moved():  # until all that lies between is full
+                channel.flush()
+            assert channel.has_output
+            taken = 0
+            while taken < len(body):
+                taken += len(caller.recv(1 << 20))
+                channel.flush()
+            assert channel.has_moved()
+
     @pytest.mark.parametrize(
         ("frame", "reason"),
         [

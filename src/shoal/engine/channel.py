@@ -6,8 +6,11 @@ them are taken before others have their turn.
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import ssl
+import struct
+import termios
 import time
 from collections import deque
 from typing import final
@@ -40,6 +43,15 @@ def _memory(size: int) -> memoryview:
     if size <= STRANGER_HEAD_BYTES:
         return memoryview(bytearray(size))
     return np.empty(size, np.uint8).data
+
+
+def _unread(connection: socket.socket) -> int:
+    """Bytes that were sent and that the other end has not taken, 0 if nobody knows."""
+    try:
+        found = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        return 0
+    return struct.unpack("i", found)[0]
 
 
 @final
@@ -81,6 +93,8 @@ class Channel:
         self._head: Head | None = None
         self._body_bytes = 0
         self._wants_write = False
+        self._moved = self._seen = 0
+        self._seen_unread = 0
         self._stage, self._wanted, self._filled = "", memoryview(b""), 0
         self._expect("hello" if context is None else "handshake", _memory(HELLO_BYTES))
         self.inbox: memoryview | None = None
@@ -145,6 +159,7 @@ class Channel:
                 sent = self.socket.send(self._out[0])
             except LATER:
                 return
+            self._moved += sent
             if sent < len(self._out[0]):
                 self._out[0] = self._out[0][sent:]
             else:
@@ -175,6 +190,7 @@ class Channel:
                         return frames
                     raise ConnectionResetError("the peer closed the connection")
                 self._filled += got
+                self._moved += got
                 taken += got
                 continue
             frame = self._advance()
@@ -258,6 +274,16 @@ class Channel:
             raise BadFrame(str(error)) from None
         self.is_proven, self.since = True, time.monotonic()
         self._expect("header", _memory(HEADER.size))
+
+    def has_moved(self) -> bool:
+        """Whether bytes came, or went to the other end, since this was last asked.
+
+        What the system has taken to send is on its way for a while on a slow link.
+        """
+        unread = _unread(self.socket)
+        has_moved = self._moved != self._seen or unread != self._seen_unread
+        self._seen, self._seen_unread = self._moved, unread
+        return has_moved
 
     def close(self) -> None:
         """Closes the connection."""

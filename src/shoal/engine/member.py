@@ -341,3 +341,7 @@ class Member(Conversation):
         self.bulk.message[:] = vector
         self.bulk.message_statistics[:] = statistics
         self._answer({"kind": "snapshot"}, has_vectors=True, blob=blob)
+
+    def publish_optimizer(self, blob: bytes) -> None:
+        """Sends the state of an optimizer whose weights are at the server."""
+        self._answer({"kind": "snapshot"}, blob=blob)

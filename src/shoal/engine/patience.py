@@ -39,6 +39,11 @@ class Patience:
         """It has been answered: the next word is the worker's."""
         self.since = now
 
+    def moves(self, now: float) -> None:
+        """Bytes go to it or come from it: it is not silent until they have arrived."""
+        if self.since is not None:
+            self.since = now
+
     def waits(self) -> None:
         """It has said again what it waits for an answer to."""
         self.since = None

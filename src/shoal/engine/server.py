@@ -154,8 +154,11 @@ class Server(Listener):
         self._grace.forgive(self._mirror.stalled_s())
         waiting = self._mirror.waiting
         for post in list(self.machine.posts.values()):
-            if self._workers.get(post.rank) in waiting:
+            peer = self._workers.get(post.rank)
+            if peer in waiting:
                 post.patience.answered(now)  # it will be, once the standby knows
+            elif peer is not None and peer.channel.has_moved():
+                post.patience.moves(now)
             elif pause_s > PAUSE_S:
                 post.patience.forgive(pause_s)
             elif post.patience.is_over(now):
@@ -384,7 +387,8 @@ class Server(Listener):
         is_asked = sequencer.publisher == peer.rank or sequencer.has_finished
         if is_snapshot and not is_asked:
             raise BadFrame("a snapshot that nobody asked for")
-        target = post.bulk.inline_up
+        has_vectors = kind == "push" or (is_snapshot and self.spec.rules.is_gang)
+        target = post.bulk.inline_up if has_vectors else memoryview(b"")
         if kind == "push" and head.get("is_coded"):
             if peer.parcels is None:
                 raise BadFrame("a vector that is encoded, and was not to be")
@@ -395,7 +399,7 @@ class Server(Listener):
             target[:] = body[: len(target)]
         blob = body[len(target) :] if is_snapshot else b""
         event = {"event": kind, "rank": peer.rank, "incarnation": peer.incarnation}
-        sender = post if kind in ("push", "snapshot") else None
+        sender = post if has_vectors else None
         self._do({**event, "question": question, **said}, sender, blob)
 
     # ------------------------------------------------------------ controller

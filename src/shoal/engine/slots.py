@@ -1,19 +1,21 @@
-"""Bulk memory between processes of one host: a mapped file, unlinked once shared.
+"""Bulk memory between processes of one host: a mapped file that has no name.
 
-The server makes the file, the worker maps it and says so, the server unlinks it
-at once. From then on no name is left that a crash could leave behind; names of a
-server that dies before carry the tag of their run, and whoever ends the run sweeps
-them. Python before 3.13 unlinks shared memory that a child merely attached, so files
-are mapped by hand.
+The server makes the file, the worker maps it through the server's open descriptor
+and says so, the server closes that at once. Where the system has no such files, they
+have a name until the worker has said so; names of a server that dies before carry the
+tag of their run, and whoever ends the run sweeps them. Python before 3.13 unlinks
+shared memory that a child merely attached, so files are mapped by hand.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +46,39 @@ def sweep(tag: str) -> None:
                 path.unlink(missing_ok=True)
 
 
+def _files(tag: str) -> Iterator[tuple[int, Path, bool]]:
+    """Opens empty files: descriptor, path, and whether the path outlives that."""
+    if hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir():
+        with contextlib.suppress(OSError):
+            handle = os.memfd_create(f"{PREFIX}{tag}")
+            yield handle, Path(f"/proc/{os.getpid()}/fd/{handle}"), False
+    for folder in slot_folders():
+        with contextlib.suppress(OSError):
+            handle, name = tempfile.mkstemp(prefix=f"{PREFIX}{tag}-", dir=folder)
+            yield handle, Path(name), True
+
+
 class Slot:
     """A mapped file of `size` usable bytes behind a secret mark.
 
     Both sides hold a `Slot`; only the side that made it knows a path to unlink.
+
+    Args:
+        memory: All of the file.
+        size: Bytes behind the mark.
+        path: Under which others of this host may open it, until `unlink`.
+        descriptor: Open as long as the path leads there; None for a file with a name.
     """
 
-    def __init__(self, memory: mmap.mmap, size: int, path: Path | None) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        size: int,
+        path: Path | None = None,
+        descriptor: int | None = None,
+    ) -> None:
         self._memory: mmap.mmap | None = memory
+        self._descriptor = descriptor
         self.path = path
         self.size = size
         self.bytes = memoryview(memory)[_MARK_BYTES : _MARK_BYTES + size]
@@ -65,25 +92,24 @@ class Slot:
             tag: Of the run.
         """
         mark = secrets.token_hex(_MARK_BYTES // 2)
-        for folder in slot_folders():
+        total = _MARK_BYTES + size
+        for handle, path, has_name in _files(tag):
             try:
-                handle, name = tempfile.mkstemp(prefix=f"{PREFIX}{tag}-", dir=folder)
-            except OSError:
-                continue
-            try:
-                total = _MARK_BYTES + size
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(handle, 0, total)
                 else:
                     os.ftruncate(handle, total)
                 memory = mmap.mmap(handle, total)
             except OSError:
-                Path(name).unlink(missing_ok=True)
-                continue
-            finally:
                 os.close(handle)
+                if has_name:
+                    path.unlink(missing_ok=True)
+                continue
             memory[:_MARK_BYTES] = mark.encode()
-            return cls(memory, size, Path(name)), mark
+            if has_name:
+                os.close(handle)
+                handle = None
+            return cls(memory, size, path, handle), mark
         return None
 
     @classmethod
@@ -97,13 +123,16 @@ class Slot:
         if memory[:_MARK_BYTES] != mark.encode():
             memory.close()
             return None
-        return cls(memory, size, None)
+        return cls(memory, size)
 
     def unlink(self) -> None:
-        """Removes the name; the memory lives as long as somebody maps it."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-            self.path = None
+        """Ends the path; the memory lives as long as somebody maps it."""
+        path, self.path = self.path, None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+        elif path is not None:
+            path.unlink(missing_ok=True)
 
     def array(self, offset: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
         """A view of part of the slot. Release all views before `close`."""

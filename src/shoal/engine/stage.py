@@ -9,10 +9,10 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from shoal.launchers.base import Exit, Preload, Role
 from shoal.launchers.process import ProcessLauncher
@@ -45,8 +45,7 @@ class Cast:
         return number % max(1, len(self.places))
 
 
-def _listen() -> socket.socket:
-    return socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+Through: TypeAlias = Callable[[Role], Sequence[str]]
 
 
 @final
@@ -57,18 +56,26 @@ class Stage:
         cast: Of the workers.
         blob: Memory they inherit, default None makes some.
         is_kept: Workers of a run that ended well wait for the next one.
+        host: Where servers listen.
+        through: See `ProcessLauncher`.
     """
 
     def __init__(
-        self, cast: Cast, blob: SharedBlob | None = None, *, is_kept: bool = False
+        self,
+        cast: Cast,
+        blob: SharedBlob | None = None,
+        *,
+        is_kept: bool = False,
+        host: str = "127.0.0.1",
+        through: Through | None = None,
     ) -> None:
-        self.cast, self.is_kept = cast, is_kept
+        self.cast, self.is_kept, self._host = cast, is_kept, host
         self._is_resting = False
         self._owns_blob = blob is None
         self.blob = SharedBlob() if blob is None else blob
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._listeners = [_listen()]
-        self._launcher = ProcessLauncher(shared=(self.blob.descriptor,))
+        self._listeners = [self._listen()]
+        self._launcher = ProcessLauncher((self.blob.descriptor,), through)
         self._waiting: dict[int, str] = {}
         self._spares: dict[str, int] = {}
         self._began: dict[str, float] = {}
@@ -87,6 +94,9 @@ class Stage:
 
     # ---------------------------------------------------------------- servers
 
+    def _listen(self) -> socket.socket:
+        return socket.create_server((self._host, 0), backlog=BACKLOG)
+
     @property
     def listener(self) -> socket.socket:
         """Where whoever leads listens; it outlives every server."""
@@ -101,7 +111,7 @@ class Stage:
     def other_listener(self) -> socket.socket:
         """Where whoever follows listens."""
         if len(self._listeners) < 2:
-            self._listeners.append(_listen())
+            self._listeners.append(self._listen())
         return self._listeners[1]
 
     @property
@@ -243,7 +253,7 @@ class Stage:
         self._waiting = {h: t for h, t in workers.items() if t in living}
         self._keep_of_spares(living)
         self._began = {t: began for t, began in self._began.items() if t in living}
-        self._listeners = [_listen()]
+        self._listeners = [self._listen()]
         self.start_server()
         self._is_resting = True
 

@@ -189,7 +189,8 @@ class Standby(Listener):
 
     def _take(self, event: Head, body: memoryview) -> None:
         blob = body
-        if event["event"] in ("push", "snapshot"):
+        is_snapshot = event["event"] == "snapshot" and self._spec.rules.is_gang
+        if event["event"] == "push" or is_snapshot:
             post = self._machine.posts.get(event["rank"])
             if post is not None:
                 post.bulk.up[:] = body[: len(post.bulk.up)]

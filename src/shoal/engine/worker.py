@@ -274,6 +274,9 @@ class Worker:
 
     def _publish(self) -> None:
         backend = self._backend
+        if not self._spec.is_gang:
+            self._member.publish_optimizer(backend.snapshot())
+            return
         vector, statistics = backend.read()
         self._member.publish(vector, statistics, backend.snapshot())
 

@@ -57,13 +57,20 @@ class ProcessLauncher(Launcher):
 
     Args:
         shared: Descriptors every child inherits, such as mapped data.
+        through: Role -> words before its command, such as those that run it on
+            another host; default None means none.
 
     Attributes:
         echo: Called with the name of a role and each line its process writes, when
             they are looked after; None for nobody.
     """
 
-    def __init__(self, shared: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        shared: Sequence[int] = (),
+        through: Callable[[Role], Sequence[str]] | None = None,
+    ) -> None:
+        self._through = through
         self.echo: Callable[[str, str], None] | None = None
         self._shared = tuple(shared)
         self._children: dict[str, _Child] = {}
@@ -80,6 +87,7 @@ class ProcessLauncher(Launcher):
             paths.append(ours)
         process = subprocess.Popen(
             [
+                *(() if self._through is None else self._through(role)),
                 sys.executable,
                 "-c",
                 _START.format(sep=os.pathsep),

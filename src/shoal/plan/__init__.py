@@ -13,6 +13,7 @@ from shoal.data.order import Order, Shuffle, shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
 from shoal.plan.cautions import crowd_warnings, gang_warnings, metric_warnings
 from shoal.plan.collective import choose_collective
+from shoal.plan.exchanging import choose_codec, choose_overlap
 from shoal.plan.explaining import count, explained
 from shoal.plan.gpus import Place, gpu_warnings, places
 from shoal.plan.monitor import choose_monitor
@@ -80,6 +81,8 @@ class Plan:
         places: The GPU of each worker; none where they compute on the CPU.
         collective: Who averages gradients: "server", or "native": the workers among
             themselves.
+        codec: Numbers of a vector between hosts: "float32", "bfloat16" or "int8".
+        overlap: Workers compute the next window while the last one is exchanged.
     """
 
     strategy: Strategy
@@ -115,6 +118,8 @@ class Plan:
     validation: str = "blocking"
     places: tuple[Place, ...] = ()
     collective: str = "server"
+    codec: str = "float32"
+    overlap: bool = False
 
     @property
     def device(self) -> str:
@@ -241,6 +246,8 @@ def resolve(
         machine=machine,
         places=where,
         collective=choose_collective(request, model.backend, workers, where),
+        codec=choose_codec(request),
+        overlap=choose_overlap(request),
         monitor=choose_monitor(
             request.monitor,
             model.metrics,

@@ -93,7 +93,10 @@ def _exchanged(plan: Plan) -> str:
             " through the server where that fails"
         )
     done = "averaged" if plan.is_gang else "exchanged"
-    return f"{plan.strategy.exchanges} {done} through the server"
+    beside = " while workers compute on" if plan.overlap else ""
+    if plan.codec != "float32":
+        beside += f", in {plan.codec} between hosts"
+    return f"{plan.strategy.exchanges} {done} through the server{beside}"
 
 
 def _epochs(initial: int, end: int) -> str:

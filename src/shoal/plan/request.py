@@ -56,6 +56,8 @@ class Request:
         quorum: Workers of a round that are enough, or a share of them; see
             `choose_quorum`.
         collective: "server", "native" or "auto"; see `choose_collective`.
+        codec: One of `exchanging.CODECS`.
+        overlap: Workers compute on while their vectors travel.
         on_nan: One of `ON_NAN`; None warns and goes on.
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
@@ -86,6 +88,8 @@ class Request:
     spares: int = 0
     quorum: float | None = None
     collective: str = "auto"
+    codec: str = "float32"
+    overlap: bool = False
     on_nan: str | None = None
     threads: int | None = None
     monitor: str | None = None

@@ -4,12 +4,44 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+import sys
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+RELAY = str(Path(__file__).with_name("slow_link.py"))
+"""By its path: whatever interpreter this is, it needs no more than the standard library."""
+FRAME = "9000"  # bytes: a sixth of the usual ones' work for the relay
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Cable:
+    """What joins a host to the others, where it is not as fast as memory.
+
+    Args:
+        mbit: Megabits a second, each way.
+        delay_s: Seconds, each way.
+    """
+
+    mbit: float
+    delay_s: float = 0.0
+
+    def limit(self, device: str, host: str | None = None) -> None:
+        """Holds back what leaves through a device."""
+        where = [] if host is None else ["ip", "netns", "exec", host]
+        rate = f"{self.mbit:g}mbit"
+        command = [
+            "tc", "qdisc", "add", "dev", device, "root", "tbf",
+            "rate", rate, "burst", "64kb", "latency", "100ms",
+        ]  # fmt: skip
+        subprocess.run([*where, *command], check=True, capture_output=True)
 
 
 @final
@@ -18,6 +50,7 @@ class Hosts:
 
     Args:
         count: Of the others.
+        cable: Of each of the others; None for one that is as fast as it can be.
 
     Attributes:
         address: Of this host.
@@ -28,11 +61,12 @@ class Hosts:
         subprocess.CalledProcessError: There may be no namespaces here.
     """
 
-    def __init__(self, count: int = 2) -> None:
+    def __init__(self, count: int = 2, cable: Cable | None = None) -> None:
         name = secrets.token_hex(3)
         net = f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(256)}"
         self.bridge, self.address = f"sh{name}", f"{net}.1"
         self.names = [f"shoal-{name}-{n}" for n in range(count)]
+        self._cable, self._relays = cable, list[subprocess.Popen[str]]()
         try:
             self._open(net)
         except subprocess.CalledProcessError:
@@ -46,13 +80,47 @@ class Hosts:
         for n, host in enumerate(self.names):
             here, there = f"{self.bridge}-{n}", "eth0"
             _ip("netns", "add", host)
-            _ip("link", "add", here, "type", "veth", "peer", there, "netns", host)
+            if self._cable is None:
+                peer = ("type", "veth", "peer", there, "netns", host)
+                _ip("link", "add", here, *peer)
+            else:
+                self._lay(self._cable, here, there, host)
             _ip("link", "set", here, "master", self.bridge, "up")
             _ip("-n", host, "address", "add", f"{net}.{n + 2}/24", "dev", there)
             _ip("-n", host, "link", "set", there, "up")
+            _ip("-n", host, "link", "set", "lo", "up")
+
+    def _lay(self, cable: Cable, here: str, there: str, host: str) -> None:
+        """A cable that takes its time: two TAP devices, and a process between them."""
+        _ip("tuntap", "add", "dev", here, "mode", "tap")
+        _ip("-n", host, "tuntap", "add", "dev", there, "mode", "tap")
+        _ip("link", "set", here, "mtu", FRAME)
+        _ip("-n", host, "link", "set", there, "mtu", FRAME)
+        cable.limit(here)
+        cable.limit(there, host)
+        relay = subprocess.Popen(
+            [
+                sys.executable, "-P", RELAY,
+                here, there, f"/run/netns/{host}", str(cable.delay_s),
+            ],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._relays.append(relay)
+        if relay.stdout is None or relay.stdout.readline() != "ready\n":
+            raise subprocess.CalledProcessError(relay.wait(), relay.args, stderr=b"")
 
     def close(self) -> None:
-        """Removes namespaces and bridge."""
-        for words in (*(("netns", host) for host in self.names), ("link", self.bridge)):
+        """Removes namespaces, cables and bridge."""
+        for relay in self._relays:
+            relay.kill()
+            relay.wait()
+            if relay.stdout is not None:
+                relay.stdout.close()
+        cables = [f"{self.bridge}-{n}" for n in range(len(self.names))]
+        words_of = [
+            *(("netns", host) for host in self.names),
+            *(("link", name) for name in (*cables, self.bridge)),
+        ]
+        for words in words_of:
             with suppress(subprocess.CalledProcessError):
                 _ip(words[0], "delete", words[1])

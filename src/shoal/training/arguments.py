@@ -82,6 +82,8 @@ class Arguments:
     spares: int = 0
     quorum: float | None = None
     collective: str = "auto"
+    codec: str = "float32"
+    overlap: bool = False
     on_nan: str | None = None
     checkpoint_every: float | str | bool | None = None
     threads: int | None = None
@@ -308,6 +310,8 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         spares=arguments.spares,
         quorum=arguments.quorum,
         collective=arguments.collective,
+        codec=arguments.codec,
+        overlap=arguments.overlap,
         on_nan=arguments.on_nan,
         threads=arguments.threads,
         monitor=arguments.monitor,
@@ -333,6 +337,11 @@ def _check_inline(arguments: Arguments, strategy: Strategy) -> None:
                 f"{name}={getattr(arguments, name)} with cluster='inline'. Expected "
                 "processes, of which one can be lost. Leave one of the two out."
             )
+    if arguments.overlap:
+        raise PlanError(
+            "overlap=True with cluster='inline'. Expected workers that are processes, "
+            "which compute while others speak. Leave one of the two out."
+        )
     if strategy.is_independent:
         raise PlanError(
             f"{strategy.name} does not run on cluster='inline'. "

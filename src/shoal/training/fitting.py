@@ -334,6 +334,7 @@ def _give(
         statistics=beside.size,
         metrics=states.size,
         digest=layout.digest + beside.digest,
+        codec=plan.codec,
     )
     secret = secrets.token_bytes(SECRET_BYTES)
     identity = identity_for(stage.address[0])
@@ -380,6 +381,7 @@ def _give(
             watch=WATCH.get(),
             reaction=reaction_to(plan.on_nan),
             lane=lane,
+            has_overlap=plan.overlap,
             clean_up=CleanUp(name=plan.backend) if stage.is_kept else None,
         )
 

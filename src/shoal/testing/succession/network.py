@@ -84,6 +84,10 @@ class Wire:
         if not self.is_closed:
             self.up.append(Frame(json.dumps(head), [bytes(part) for part in body]))
 
+    def has_moved(self) -> bool:
+        """Frames arrive at once here, or not at all."""
+        return False
+
     def hang_up(self, arrives: int | None = None) -> None:
         """The caller is gone.
 
