@@ -16,7 +16,7 @@ def _ip(*words: str) -> None:
 
 
 RELAY = str(Path(__file__).with_name("slow_link.py"))
-"""By its path: whatever interpreter this is, it needs no more than the standard library."""
+"""Run by its path: any interpreter will do, it needs only the standard library."""
 FRAME = "9000"  # bytes: a sixth of the usual ones' work for the relay
 
 
