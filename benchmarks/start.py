@@ -1,7 +1,8 @@
 """From the call of `fit` to the first trained step, each in a fresh process.
 
 Run: `python -m benchmarks.start`. Both figures start when data and model are
-there; the time Python and Keras take to import is printed beside them.
+there; the time Python and Keras take to import is printed beside them. In a
+`shoal.Session` the second call is measured, of a model that is made anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,17 @@ class First(keras.callbacks.Callback):
 first = First(); called = time.perf_counter()
 {call}
 print(first.at - called, called - began, time.perf_counter() - called)
+"""
+_SESSION = """
+given = dict(
+    batch_size=64, verbose=0, run=False, callbacks=[first], strategy={strategy!r},
+    workers=2,
+)
+with shoal.Session() as session:
+    session.fit(model, x, y, **given)
+    model, first.at = WORKS["higgs"].make(), None
+    called = time.perf_counter()
+    session.fit(model, x, y, **given)
 """
 _KERAS = "model.fit(x, y, batch_size=64, verbose=0, callbacks=[first])"
 _SHOAL = (
@@ -60,6 +72,7 @@ def main() -> None:
         measure(call, cache)  # from now on its programs have been compiled once
         calls[strategy] = (call, cache)
         calls[f"{strategy}, new model"] = (call, "new")
+        calls[f"{strategy}, second fit"] = (_SESSION.format(strategy=strategy), cache)
     found: dict[str, list[list[float]]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, (call, where) in calls.items():
@@ -71,7 +84,7 @@ def main() -> None:
     for name, (first, imports, whole) in middle.items():
         ratio = first / middle["keras"][0]
         print(
-            f"{name:21} first step {first:6.2f} s ({ratio:4.2f} x keras)   "
+            f"{name:22} first step {first:6.2f} s ({ratio:4.2f} x keras)   "
             f"whole call {whole:6.2f} s   imports and model {imports:5.2f} s"
         )
     print(json.dumps(middle))

@@ -26,7 +26,7 @@ class FakeStage:
     """Processes that are threads; a standby starts when the test says so."""
 
     def __init__(self) -> None:
-        self.server, self.standby = "server", ""
+        self.server, self.standby, self.is_kept = "server", "", False
         self.listener, self.other_listener = (
             socket.create_server(("127.0.0.1", 0)) for _ in range(2)
         )

@@ -7,6 +7,7 @@ none of them is known outside this folder.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -160,6 +161,18 @@ class Backend(ABC):
     @abstractmethod
     def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
         """Goes on as the worker with `state`; returns the state of the one before."""
+
+    @abstractmethod
+    def renew(
+        self, model: Sequence[Any], optimizer: Sequence[Any], rank_seed: int
+    ) -> None:
+        """Starts over as a worker that nobody has used; its programs stay.
+
+        Args:
+            model: Values of all the model's variables, in their order.
+            optimizer: Of those of its optimizer.
+            rank_seed: See `ComputeSpec`.
+        """
 
     @abstractmethod
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:

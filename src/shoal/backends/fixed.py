@@ -8,7 +8,7 @@ that joins a gang, draws what it would have drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -24,29 +24,34 @@ class Fixed:
 
     Args:
         values: When the worker began.
+        is_random: Which of them are random state.
     """
 
-    def __init__(self, values: Arrays) -> None:
+    def __init__(self, values: Arrays, is_random: Sequence[bool]) -> None:
         self._began = [np.array(value) for value in values]
+        self._is_random = list(is_random)
         self._draws: list[Any] | None = None
 
     def pack(self, values: Arrays) -> bytes:
         """Returns values, the counters since the beginning in place of random state."""
         found = [np.asarray(value) for value in values]
         return b"".join(
-            (now - began if is_random_state(now) else now).tobytes()
-            for now, began in zip(found, self._began, strict=True)
+            (now - began if is_random else now).tobytes()
+            for now, began, is_random in self._with_began(found)
         )
+
+    def _with_began(self, values: Copies) -> Iterator[tuple[Any, Any, bool]]:
+        return zip(values, self._began, self._is_random, strict=True)
 
     def unpack(self, blob: bytes | memoryview) -> Copies:
         """Returns this worker's values where another one's are `blob`."""
         values: Copies = []
         at = 0
-        for began in self._began:
+        for began, is_random in zip(self._began, self._is_random, strict=True):
             value = np.frombuffer(blob, began.dtype, began.size, at)
             value = value.reshape(began.shape)
             at += value.nbytes
-            moved = began + value if is_random_state(began) else value.copy()
+            moved = began + value if is_random else value.copy()
             values.append(np.asarray(moved, began.dtype))
         return values
 
@@ -57,10 +62,10 @@ class Fixed:
 
     def measure(self, before: Arrays, after: Arrays) -> None:
         """Takes note of how far the counters grew in one step."""
-        pairs = zip(before, after, strict=True)
+        pairs = zip(before, after, self._is_random, strict=True)
         self._draws = [
-            np.asarray(b) - np.asarray(a) if is_random_state(a) else None
-            for a, b in pairs
+            np.asarray(b) - np.asarray(a) if is_random else None
+            for a, b, is_random in pairs
         ]
 
     def skip(self, values: Arrays) -> list[Any]:
@@ -71,16 +76,28 @@ class Fixed:
         return [v if d is None else np.asarray(v) + d for v, d in pairs]
 
 
-def is_random_state(value: Any) -> bool:
-    """Whether a value is the seed and the counter of a `SeedGenerator`."""
-    return "uint32" in str(value.dtype) and tuple(value.shape) == (2,)
+def is_random_state(variable: Any) -> bool:
+    """Whether a variable is the seed and the counter of a `SeedGenerator`.
+
+    Of unsigned words on JAX, of signed ones elsewhere.
+    """
+    is_named = str(variable.name) == "seed_generator_state"
+    return is_named and tuple(variable.shape) == (2,)
 
 
-def reseeded(value: Any, rank: int) -> Any:
+def reseeded(values: Arrays, is_random: Sequence[bool], rank: int) -> Copies:
     """Mixes the rank into random state; rank 0 keeps Keras' own."""
-    if not is_random_state(value) or not rank:
-        return value
-    seed = np.asarray(value).copy()
-    words = np.random.SeedSequence([int(seed[0]), rank])
-    seed[0] = words.generate_state(1)[0]
-    return seed
+    pairs = zip(values, is_random, strict=True)
+    return [_reseeded(np.array(v), rank if drawn else 0) for v, drawn in pairs]
+
+
+def _reseeded(value: npt.NDArray[Any], rank: int) -> npt.NDArray[Any]:
+    if rank:
+        words = np.random.SeedSequence([word_of(value[0]), rank])
+        value[0] = words.generate_state(1).astype(value.dtype)[0]
+    return value
+
+
+def word_of(seed: Any) -> int:
+    """A seed as the unsigned word that it is, whatever holds it."""
+    return int(seed) & 0xFFFFFFFF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
 from shoal.backends.compile_cache import turn
-from shoal.backends.fixed import Fixed, reseeded
+from shoal.backends.fixed import Fixed
 from shoal.backends.jax_gradient import Gradient
 from shoal.backends.jax_keep import Copies, Kept
 from shoal.backends.jax_parts import Array, Parts, State
@@ -41,9 +42,15 @@ class JaxBackend(Backend):
         self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
         self._copies = Copies()
-        fixed = [jnp.asarray(reseeded(v.value, spec.rank_seed)) for v in parts.fixed]
-        self._fixed = Fixed(fixed)
-        momentum = self.layout.size if spec.local_momentum else 0
+        self._warm = set[str]()
+        self._begin(spec.rank_seed)
+
+    def _begin(self, rank_seed: int) -> None:
+        """Takes the values of the model's variables."""
+        parts = self._parts
+        fixed = self._seeded(rank_seed)
+        self._fixed = Fixed(fixed, parts.is_random)
+        momentum = self.layout.size if self._spec.local_momentum else 0
         self.state = State(
             weights=self.layout.gather(parts.trainable),
             statistics=self.statistics_layout.gather(parts.beside),
@@ -51,6 +58,14 @@ class JaxBackend(Backend):
             slots=[v.value for v in parts.optimizer.variables],
             velocity=jnp.zeros(momentum, jnp.float32),
         )
+
+    def renew(
+        self, model: Sequence[Any], optimizer: Sequence[Any], rank_seed: int
+    ) -> None:
+        """Starts over with other values."""
+        self._parts.assign(model, optimizer)
+        self._sums[:] = 0.0
+        self._begin(rank_seed)
 
     def load(self, vector: Vector, statistics: Vector) -> None:
         """Sets weights and statistics."""
@@ -188,11 +203,16 @@ class JaxBackend(Backend):
     def fork(self, rank: int) -> tuple[Any, ...]:
         """Returns what worker `rank` would begin with."""
         # Copies: what a worker's program is given, it may overwrite.
-        fixed = [jnp.array(reseeded(v.value, rank)) for v in self._parts.fixed]
+        fixed = self._seeded(rank)
         slots = [jnp.array(v) for v in self.state.slots]
         velocity = jnp.zeros_like(self.state.velocity)
         state = self.state._replace(fixed=fixed, slots=slots, velocity=velocity)
         return state, np.zeros_like(self._sums)
+
+    def _seeded(self, rank: int) -> list[Array]:
+        """Values of the fixed variables as the model came, with a rank's seeds."""
+        came = [v.value for v in self._parts.fixed]
+        return [jnp.array(value) for value in self._parts.seeded(came, rank)]
 
     def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
         """Goes on as the worker with `state`."""
@@ -202,11 +222,15 @@ class JaxBackend(Backend):
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Compiles what the run needs, with data of a full step or window."""
+        shapes = str(jax.tree.map(np.shape, data))
+        if shapes in self._warm:
+            return
         with _random_numbers(self._spec):
             if is_gradient:
                 self._compile_gradient(data)
             else:
                 self._compile_window(data)
+        self._warm.add(shapes)
 
     @staticmethod
     def forget() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.backends.base import ComputeSpec
+from shoal.backends.fixed import is_random_state, reseeded
 from shoal.vectors import (
     Entry,
     Layout,
@@ -68,6 +69,7 @@ class ModelParts:
         kept = {id(v) for v in self.beside}
         self.is_beside = [id(v) in kept for v in model.non_trainable_variables]
         self.fixed = [v for v in model.non_trainable_variables if id(v) not in kept]
+        self.is_random = [is_random_state(v) for v in self.fixed]
         self.optimizer: Any = model.optimizer
         inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         self.step, self.rate = inner._iterations, inner._learning_rate
@@ -76,6 +78,21 @@ class ModelParts:
         self.shown_size = len(spec.logs) + 1 if spec.logs else 0
         self.metrics_size = sum(z.size for z in self.zero) + self.shown_size
         self.is_narrow = any(e.dtype != "float32" for e in self.layout.entries)
+
+    def assign(self, model: Sequence[Any], optimizer: Sequence[Any]) -> None:
+        """Gives all variables other values.
+
+        Args:
+            model: Of the model, in its order.
+            optimizer: Of its optimizer.
+        """
+        variables = [*self.model.variables, *self.optimizer.variables]
+        for variable, value in zip(variables, [*model, *optimizer], strict=True):
+            variable.assign(value)
+
+    def seeded(self, values: Sequence[Any], rank: int) -> list[npt.NDArray[Any]]:
+        """Values of the fixed variables with a rank's seeds."""
+        return reseeded(values, self.is_random, rank)
 
     @property
     def loss_places(self) -> list[tuple[int, npt.NDArray[np.intp]]]:

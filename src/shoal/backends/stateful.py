@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
-from shoal.backends.fixed import Fixed, reseeded
+from shoal.backends.fixed import Fixed
 from shoal.backends.parts import ModelParts, numpy_of
 from shoal.errors import PlanError
 from shoal.vectors import Vector
@@ -78,15 +78,30 @@ class StatefulBackend(Backend):
         self._parts = parts = ModelParts(model, spec)
         self.layout, self.statistics_layout = parts.layout, parts.statistics_layout
         self.metrics_size = parts.metrics_size
-        _assign(parts.fixed, self._seeded(spec.rank_seed))
-        self._fixed = Fixed(_values(parts.fixed))
         self._sums = np.zeros(self.metrics_size)
-        momentum = self.layout.size if spec.local_momentum else 0
+        self._warm = set[str]()
+        self._begin(spec.rank_seed)
+
+    def _begin(self, rank_seed: int) -> None:
+        """Takes the values of the model's variables."""
+        parts = self._parts
+        self._rank_seed, self._came = rank_seed, _values(parts.fixed)
+        _assign(parts.fixed, self._seeded(rank_seed))
+        self._fixed = Fixed(_values(parts.fixed), parts.is_random)
+        momentum = self.layout.size if self._spec.local_momentum else 0
         self._velocity = np.zeros(momentum, np.float32)
         self._statistics = parts.statistics_layout.gather(parts.beside)
         self._vector: Vector = parts.layout.gather(parts.trainable)
         self._is_unfolded = False
         """Whether the variables hold the weights, and `_vector` is out of date."""
+
+    def renew(
+        self, model: Sequence[Any], optimizer: Sequence[Any], rank_seed: int
+    ) -> None:
+        """Starts over with other values."""
+        self._parts.assign(model, optimizer)
+        self._sums[:] = 0.0
+        self._begin(rank_seed)
 
     # ------------------------------------------------- programs of a backend
 
@@ -317,12 +332,13 @@ class StatefulBackend(Backend):
 
     def _seeded(self, rank: int) -> Values:
         """Values of the fixed variables as the model came, with a rank's seeds."""
-        if not hasattr(self, "_came"):
-            self._came = _values(self._parts.fixed)
-        return [np.array(reseeded(value, rank)) for value in self._came]
+        return self._parts.seeded(self._came, rank)
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Compiles what the run needs by taking a step, which is then undone."""
+        shapes = str([np.shape(leaf) for leaf in _leaves(data)])
+        if shapes in self._warm:
+            return
         kept = self.keep()
         if is_gradient:
             out = np.empty(self.layout.size, np.float32)
@@ -331,6 +347,7 @@ class StatefulBackend(Backend):
         else:
             self.run(data, max(1, _rows(data) // self._spec.batch_size), Clock())
         self.revert(kept)
+        self._warm.add(shapes)
 
     @staticmethod
     def forget() -> None:

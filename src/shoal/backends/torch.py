@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shoal.backends.base import ComputeSpec, Data
-from shoal.backends.fixed import is_random_state
+from shoal.backends.fixed import is_random_state, word_of
 from shoal.backends.parts import numpy_of
 from shoal.backends.stateful import (
     Gradients,
@@ -113,7 +113,7 @@ class TorchBackend(StatefulBackend):
         """
         parts = self._parts
         states = [numpy_of(v) for v in parts.fixed if is_random_state(v)]
-        words = [int(state[0]) for state in states] or [self._spec.rank_seed]
+        words = [word_of(state[0]) for state in states] or [self._rank_seed]
         taken = int(numpy_of(parts.step))
         on_gpu = self._device.startswith("cuda")
         devices = [torch.cuda.current_device()] if on_gpu else []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.backends import BACKENDS
 from shoal.backends.base import Backend, ComputeSpec
@@ -15,8 +15,9 @@ from shoal.data.chunks import SHELF_BYTES
 from shoal.data.read_ahead import ReadAhead
 from shoal.launchers.shared import map_inherited
 from shoal.models.inspection import prepare
+from shoal.models.parcel import Parcel
 from shoal.models.pickling import loads
-from shoal.models.travel import unpack
+from shoal.models.travel import opened, read_parcel
 
 
 @dataclass(kw_only=True)
@@ -26,10 +27,13 @@ class OpenBackend:
     Args:
         name: Of the Keras backend.
         model: What `travel.pack` made.
+        is_kept: The process will be given other parts: a model of the same make needs
+            no other programs.
     """
 
     name: str
     model: bytes
+    is_kept: bool = False
 
     def __call__(self, compute: ComputeSpec, sample: Any) -> Backend:
         """Unpacks the model and prepares it; called once, when the rank is known.
@@ -37,10 +41,60 @@ class OpenBackend:
         What was packed is let go of: it is as large as the model.
         """
         packed, self.model = self.model, b""
-        model = unpack(packed)
+        parcel = read_parcel(packed)
         del packed
+        kind = _Kind.of(parcel, compute, sample)
+        kept = _KEPT.pop(self.name, None)
+        if kept is not None and kept.suits(kind):
+            kept.backend.renew(*parcel.values(kept.model), compute.rank_seed)
+            _KEPT[self.name] = kept
+            return kept.backend
+        if kept is not None:
+            del kept
+            backend_class(self.name).forget()
+        model = opened(parcel)
         prepare(model, sample)
-        return backend_class(self.name)(model, compute)
+        backend = backend_class(self.name)(model, compute)
+        if self.is_kept and kind.make:
+            _KEPT[self.name] = _Kept(kind, model, backend)
+        return backend
+
+
+class _Kind(NamedTuple):
+    """What programs are made for: a backend suits any model and data of its kind."""
+
+    make: str
+    compute: ComputeSpec
+    rows: list[tuple[tuple[int, ...], str]]
+
+    @classmethod
+    def of(cls, parcel: Parcel, compute: ComputeSpec, sample: Any) -> _Kind:
+        """Of a model, how it is run, and a few rows."""
+        leaves = import_module("keras").tree.flatten(sample)
+        shapes = [(a.shape[1:], str(a.dtype)) for a in leaves if a is not None]
+        return cls(parcel.make, replace(compute, rank_seed=0), shapes)
+
+
+class _Kept(NamedTuple):
+    """What a process has opened, and may open again.
+
+    Args:
+        kind: Of it.
+        model: Taken apart by the backend.
+        backend: With its programs.
+    """
+
+    kind: _Kind
+    model: Any
+    backend: Backend
+
+    def suits(self, kind: _Kind) -> bool:
+        """Whether programs for such a model are there."""
+        return bool(kind.make) and self.kind == kind
+
+
+_KEPT: dict[str, _Kept] = {}
+"""By the backend's name: at most one, of the part that this process played last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +108,9 @@ class CleanUp:
     name: str
 
     def __call__(self) -> None:
-        """Frees compiled programs, and what Keras remembers of models."""
-        backend_class(self.name).forget()
+        """Frees programs and what Keras remembers of models, but what may be used."""
+        if self.name not in _KEPT:
+            backend_class(self.name).forget()
 
 
 @dataclass(frozen=True, kw_only=True)

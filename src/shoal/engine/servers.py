@@ -6,6 +6,7 @@ it is lost. It alone decides who leads: it ends the old leader before it names a
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -85,8 +86,14 @@ class Servers:
         """Gives the process of the server its part."""
         self._spec, self._heard = spec, 0
         stage = self._stage
-        given = ServeInherited(spec=spec, descriptor=stage.listener.fileno())
-        stage.give(stage.server, given)
+        self._give(stage.server, spec, stage.listener)
+
+    def _give(
+        self, token: str, spec: ServerSpec | StandbySpec, listener: socket.socket
+    ) -> None:
+        descriptor, is_kept = listener.fileno(), self._stage.is_kept
+        part = ServeInherited(spec=spec, descriptor=descriptor, is_kept=is_kept)
+        self._stage.give(token, part)
 
     def connect(self, limit_s: float, meanwhile: Callable[[], None]) -> None:
         """Connects to the server; its socket listens already, it answers when up.
@@ -299,8 +306,7 @@ class Servers:
             part = StandbySpec(
                 server=server, leader=stage.address, generation=self._generation
             )
-            descriptor = stage.other_listener.fileno()
-            stage.give(stage.standby, ServeInherited(spec=part, descriptor=descriptor))
+            self._give(stage.standby, part, stage.other_listener)
 
     def _hear_of_standby(self, head: Head) -> None:
         if head["generation"] != self._generation:

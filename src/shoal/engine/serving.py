@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import sys
 from dataclasses import dataclass, replace
@@ -14,22 +16,32 @@ from shoal.errors import ShoalError
 
 @dataclass(frozen=True, kw_only=True)
 class ServeInherited:
-    """What to serve, or to follow, and the inherited socket it listens on."""
+    """What to serve, or to follow, and the inherited socket it listens on.
+
+    Args:
+        spec: Of a server, or of a standby.
+        descriptor: Of the socket.
+        is_kept: The process will be given another run when this one is over.
+    """
 
     spec: ServerSpec | StandbySpec
     descriptor: int
+    is_kept: bool = False
 
 
 def serve(given: ServeInherited) -> None:
-    """Runs a server process until its run is over, then ends the process."""
-    listener = socket.socket(fileno=given.descriptor)
+    """Runs a server process until its run is over, then ends it or lets it wait."""
+    # A copy: who serves closes it, and there may be other runs.
+    listener = socket.socket(fileno=os.dup(given.descriptor))
     if isinstance(given.spec, ServerSpec):
         spec = replace(given.spec, is_private=True)
         Server(spec, open_connections(spec, listener)).run()
+    else:
+        try:
+            standby = Standby.open(given.spec, listener)
+        except (OSError, ShoalError) as error:
+            sys.exit(f"this standby could not follow its server: {error}")
+        standby.run()
+    if not given.is_kept:
         sys.exit(0)
-    try:
-        standby = Standby.open(given.spec, listener)
-    except (OSError, ShoalError) as error:
-        sys.exit(f"this standby could not follow its server: {error}")
-    standby.run()
-    sys.exit(0)
+    gc.collect()

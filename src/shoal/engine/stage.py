@@ -242,19 +242,24 @@ class Stage:
         if not self.is_kept:
             self.end(grace_s)
             return
-        for token in (self.server, self.standby):
-            if token:
-                self._launcher.stop(token, grace_s)
-        for listener in self._listeners:  # whoever still calls there is told at once
-            listener.close()
-        living = self._launcher.prune({*workers.values(), *self._spares})
+        if self.standby:
+            self._launcher.stop(self.standby, grace_s)
+        kept = {*workers.values(), *self._spares, self.server}
+        living = self._launcher.prune(kept)
         self._launcher.echo = None
         self._polled, self.standby = {}, ""
+        has_server = self.server in living
+        for listener in self._listeners[has_server:]:
+            listener.close()  # whoever still calls there is told at once
         self._waiting = {h: t for h, t in workers.items() if t in living}
         self._keep_of_spares(living)
         self._began = {t: began for t, began in self._began.items() if t in living}
-        self._listeners = [self._listen()]
-        self.start_server()
+        if has_server:
+            del self._listeners[1:]
+            self._launcher.rename(self.server, "server")
+        else:
+            self._listeners = [self._listen()]
+            self.start_server()
         self._is_resting = True
 
     def end(self, grace_s: float) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 
 from shoal.models.archive import Archive
+from shoal.models.fingerprint import fingerprint
 from shoal.models.inspection import build
 from shoal.models.pickling import dumps, loads
 from shoal.models.settings import KerasSettings
@@ -24,6 +25,18 @@ from shoal.models.state import (
     optimizer_variables,
     other_layout,
 )
+
+
+class Values(NamedTuple):
+    """Of all variables that a run begins with, in their order.
+
+    Args:
+        model: Of it.
+        optimizer: Of its optimizer.
+    """
+
+    model: list[Array]
+    optimizer: list[Array]
 
 
 @final
@@ -41,10 +54,17 @@ class Whole:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """An archive and, pickled, what `compile` was given and the live optimizer."""
+    """An archive and, pickled, what `compile` was given and the live optimizer.
+
+    Args:
+        archive: Of the model.
+        arguments: Of its compile.
+        make: Its `fingerprint`; empty for one like no other.
+    """
 
     archive: Archive
     arguments: bytes | None
+    make: str = ""
 
     @classmethod
     def of(cls, model: Any, archive: Archive) -> Compiled:
@@ -54,8 +74,10 @@ class Compiled:
         arguments = dict(model._compile_config.config)
         # the live one: wrapped for loss scaling, loaded, or set after compile
         arguments["optimizer"] = model.optimizer
-        blob = dumps(arguments, anchors=_anchors(model), variables=model.variables)
-        return cls(archive=archive, arguments=blob)
+        anchors = _anchors(model)
+        blob = dumps(arguments, anchors=anchors, variables=model.variables)
+        make = fingerprint(model, archive, arguments, anchors)
+        return cls(archive=archive, arguments=blob, make=make)
 
     def open(self) -> Any:
         """Makes and compiles the model."""
@@ -67,6 +89,18 @@ class Compiled:
             )
             model.compile(**arguments, auto_scale_loss=False)
         return model
+
+    def values(self, model: Any) -> Values:
+        """What the variables of a model of the same make are to hold.
+
+        Args:
+            model: It, which the optimizer that travelled refers to.
+        """
+        arguments = loads(self.arguments or b"", anchors=_anchors(model))
+        return Values(
+            model=self.archive.state.values,
+            optimizer=arrays_of(arguments["optimizer"].variables),
+        )
 
 
 @final
@@ -122,6 +156,19 @@ class Parcel:
     variables: int
     body: Body
     settings: KerasSettings = field(default_factory=KerasSettings.read)
+
+    @property
+    def make(self) -> str:
+        """Equal for models that the same programs train; empty for none."""
+        body = self.body
+        own = body.make if isinstance(body, Compiled) else ""
+        return f"{own} {self.settings}" if own else ""
+
+    def values(self, model: Any) -> Values:
+        """What the variables of a model of the same make are to hold."""
+        if not isinstance(self.body, Compiled):
+            raise TypeError("only what has a make")
+        return self.body.values(model)
 
     def open(self) -> Any:
         """Returns the model, made under the settings of where it came from.

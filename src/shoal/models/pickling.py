@@ -9,8 +9,10 @@ user's folder, tests, notebooks) travels by value, so that nobody needs to impor
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
+import re
 import sys
 import sysconfig
 import threading
@@ -70,6 +72,8 @@ class TravelPickler(cloudpickle.Pickler):
         file: Where the bytes go.
         anchors: Objects the reader already has, in the same order: sent as an index.
         variables: Variables that optimizers may hold by identity.
+        has_values: False for bytes that are only compared: a variable is its shape,
+            and names that Keras gave are left out.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class TravelPickler(cloudpickle.Pickler):
         *,
         anchors: Sequence[Any] = (),
         variables: Iterable[Any] = (),
+        has_values: bool = True,
     ) -> None:
         super().__init__(file, protocol=5)
         self._anchors = {id(anchor): i for i, anchor in enumerate(anchors)}
@@ -89,6 +94,9 @@ class TravelPickler(cloudpickle.Pickler):
         self._mappings = (tracking.TrackedDict, tracking.TrackedOrderedDict)
         self._tracked = (tracking.TrackedList, tracking.TrackedSet, *self._mappings)
         self._callback: type = _keras("callbacks.callback").Callback
+        self._hollow: type | tuple[()] = ()
+        if not has_values:
+            self._hollow = _keras("backend").Variable
 
     def persistent_id(self, obj: Any) -> int | None:
         """Returns the index of an anchor, None for anything else."""
@@ -96,6 +104,8 @@ class TravelPickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Returns how `obj` is taken apart; see `object.__reduce__`."""
+        if isinstance(obj, self._hollow):
+            return str, (f"{tuple(obj.shape)} {obj.dtype} {obj.trainable}",)
         if isinstance(obj, self._tracked):
             plain = list(obj.items()) if isinstance(obj, self._mappings) else list(obj)
             return _shell, (type(obj),), (plain, vars(obj)), None, None, _refill
@@ -136,12 +146,22 @@ class _TravelUnpickler(pickle.Unpickler):
 
 
 def dumps(
-    obj: Any, *, anchors: Sequence[Any] = (), variables: Iterable[Any] = ()
+    obj: Any,
+    *,
+    anchors: Sequence[Any] = (),
+    variables: Iterable[Any] = (),
+    has_values: bool = True,
 ) -> bytes:
     """Turns an object into bytes for `loads` in another process.
 
     Code outside the installed packages goes by value; where that fails (a module
     with a lock in its globals, say), it goes by name instead.
+
+    Args:
+        obj: Anything.
+        anchors: See `TravelPickler`; so are the others.
+        variables: Of optimizers.
+        has_values: False for bytes that nobody reads.
 
     Raises:
         CannotPickle: Neither way works.
@@ -149,10 +169,10 @@ def dumps(
     with _REGISTRY:
         try:
             with _by_value():
-                return _dump_all(obj, anchors, variables)
+                return _dump_all(obj, anchors, variables, has_values)
         except CannotPickle as by_value:
             try:
-                return _dump_all(obj, anchors, variables)
+                return _dump_all(obj, anchors, variables, has_values)
             except CannotPickle:
                 raise by_value from by_value.__cause__
 
@@ -189,19 +209,32 @@ def state_of(obj: Any, variables: Iterable[Any] = ()) -> dict[str, Any]:
     return state
 
 
-def _dump_all(obj: Any, anchors: Sequence[Any], variables: Iterable[Any]) -> bytes:
+def _dump_all(
+    obj: Any, anchors: Sequence[Any], variables: Iterable[Any], has_values: bool
+) -> bytes:
     """Writes the object, then the state of each queued one, then None."""
     file = io.BytesIO()
-    pickler = TravelPickler(file, anchors=anchors, variables=variables)
+    pickler = TravelPickler(
+        file, anchors=anchors, variables=variables, has_values=has_values
+    )
     owner = obj
     try:
         pickler.dump(obj)
         for owner in pickler.queue:  # grows while it is read
-            pickler.dump((owner, state_of(owner, pickler.variables)))
+            state = state_of(owner, pickler.variables)
+            if not has_values and is_named_by_keras(owner):
+                state = {k: v for k, v in state.items() if k not in ("name", "_name")}
+            pickler.dump((owner, state))
         pickler.dump(None)
     except Exception as error:  # pickling runs code of any object
         raise CannotPickle(owner, error) from error
     return file.getvalue()
+
+
+def is_named_by_keras(obj: Any) -> bool:
+    """Whether a layer, metric or optimizer has the name it would get without one."""
+    plain = re.escape(_keras("utils.naming").to_snake_case(type(obj).__name__))
+    return re.fullmatch(rf"{plain}(_\d+)?", str(getattr(obj, "name", ""))) is not None
 
 
 def _keras(module: str) -> Any:
@@ -330,11 +363,18 @@ def _is_installed(name: str, module: Any) -> bool:
         if not folders:
             return True
         path = folders[0]
-    places = sysconfig.get_paths()
-    roots = {places[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     parts = Path(path).parts
     return (
         "site-packages" in parts
         or "dist-packages" in parts
-        or any(str(path).startswith(root + "/") for root in roots)
+        or any(str(path).startswith(root + "/") for root in _roots())
+    )
+
+
+@functools.cache
+def _roots() -> frozenset[str]:
+    """The folders of the standard library and of what is installed."""
+    places = sysconfig.get_paths()
+    return frozenset(
+        places[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")
     )

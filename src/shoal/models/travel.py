@@ -108,8 +108,34 @@ def unpack(blob: bytes) -> Any:
         >>> unpack(pack(model)).layers[0].units
         1
     """
+    return opened(read_parcel(blob))
+
+
+def read_parcel(blob: bytes) -> Parcel:
+    """Reads what `pack` made, without making the model yet.
+
+    Raises:
+        PlanError: As `unpack` does.
+    """
+    with _importing():
+        return loads(blob)
+
+
+def opened(parcel: Parcel) -> Any:
+    """Makes the model of a parcel.
+
+    Raises:
+        PlanError: As `unpack` does.
+    """
+    with _importing():
+        return parcel.open()
+
+
+@contextmanager
+def _importing() -> Generator[None]:
+    """Says what to do where a module of the user's is missing."""
     try:
-        return loads(blob).open()
+        yield
     except ImportError as error:
         raise PlanError(
             f"the model cannot be made in this process: {error}. Expected every module "

@@ -6,6 +6,7 @@ engine start no framework and know every number.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -144,6 +145,12 @@ class LinearBackend(Backend):
         before = self._weights, self._statistics, self._velocity, self.steps
         self._weights, self._statistics, self._velocity, self.steps = state
         return before
+
+    def renew(
+        self, model: Sequence[Any], optimizer: Sequence[Any], rank_seed: int
+    ) -> None:
+        """Nobody keeps it: it is opened anew for each run."""
+        raise NotImplementedError
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Nothing is to be compiled."""

@@ -351,7 +351,9 @@ def _give(
     )
     compute = compute_spec(plan)
     cores = shares_of_cores(plan.workers, plan.threads)
-    open_backend = OpenBackend(name=plan.backend, model=work.packed)
+    open_backend = OpenBackend(
+        name=plan.backend, model=work.packed, is_kept=stage.is_kept
+    )
     began = float(int(step_variable(model).numpy()))
     open_source = _opening(work.source, stage.blob)
     lane = _lane(plan, stage)
