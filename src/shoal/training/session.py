@@ -21,8 +21,8 @@ class Session:
     The first fit starts them, later ones find them waiting, everything imported. What
     they compiled last serves every model of the same make, which may differ in weights,
     in learning rate and in names that Keras gave. A fit that fails or is interrupted
-    ends them; the next one starts new ones. So does one that needs others, as its number
-    of workers or threads is another.
+    ends them; the next one starts new ones. So does one that needs others, as its
+    number of workers or threads is another.
 
     Example:
         >>> import keras, numpy as np, shoal
