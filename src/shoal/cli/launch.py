@@ -1,0 +1,226 @@
+"""`shoal launch`: a program of another framework, on every node."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.tables import show_json, show_table
+from shoal.errors import ConfigError, PlanError
+from shoal.foreign.checks import check
+from shoal.foreign.hosts import read_nodes, this_machine
+from shoal.foreign.job import Job, Node, Process, Shape
+from shoal.foreign.running import Runner, Settings
+from shoal.foreign.scripts import script_of
+from shoal.foreign.variables import hostfile, variables_of, workers_file
+from shoal.foreign.words import SSH
+from shoal.plan import environment
+
+MOST_PROCESSES = 1000
+COMMON_PORTS = 3
+LOCAL_LOGS = "logs"
+
+
+def launch(  # noqa: PLR0913 - one argument for each option
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND", help="What each process runs."),
+    ],
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="File with one host a line (slots=N, gpus=N, address=A), or names "
+            "with commas between; default: this machine."
+        ),
+    ] = None,
+    per_node: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes a node; as many as GPUs, else slots."),
+    ] = None,
+    ps: Annotated[int, typer.Option(min=0, help="Parameter servers.")] = 0,
+    chief: Annotated[
+        bool, typer.Option("--chief", help="The first process is the chief.")
+    ] = False,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator", help="One more process evaluates.")
+    ] = False,
+    scheduler: Annotated[
+        bool, typer.Option("--scheduler", help="One more process, as DMLC wants it.")
+    ] = False,
+    jax: Annotated[
+        bool,
+        typer.Option(
+            "--jax",
+            help="Also the variables by which jax.distributed.initialize() finds "
+            "number and rank without arguments (those of Slurm).",
+        ),
+    ] = False,
+    folder: Annotated[
+        str | None,
+        typer.Option(help="Where it runs on every node; default: this folder."),
+    ] = None,
+    shared: Annotated[
+        str, typer.Option(help="Folder that all nodes share, as EFS_MOUNT.")
+    ] = "",
+    logs: Annotated[
+        Path | None, typer.Option(help="Folder of logs; default: a new one.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds to end in, before SIGKILL.")
+    ] = 10.0,
+    ssh: Annotated[
+        str, typer.Option(help="The command that reaches hosts.")
+    ] = shlex.join(SSH),
+    show: Annotated[
+        bool, typer.Option("--print", help="Show what each would get, run nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --print: as JSON.")
+    ] = False,
+    write: Annotated[
+        Path | None, typer.Option(help="Write one script a host, run nothing.")
+    ] = None,
+    only_check: Annotated[
+        bool, typer.Option("--check", help="Look for what would fail, run nothing.")
+    ] = False,
+) -> None:
+    """Runs a program on every node, each process with the variables of its part.
+
+    For TensorFlow (TF_CONFIG), torch, Keras, JAX, MPI (a hostfile) and DMLC. What all
+    write comes here, and into one log a process. The first that fails stops the rest.
+    """
+    shape = Shape(
+        per_node=per_node, ps=ps, has_chief=chief, has_evaluator=evaluator,
+        has_scheduler=scheduler,
+    )  # fmt: skip
+    job = Job.of(_nodes(hosts, shape), shape)
+    where = folder or str(Path.cwd())
+    if only_check:
+        _show_check(job, shlex.split(ssh))
+        return
+    if write is not None:
+        _write(job, command, write, _Told(job, shared, jax, write), where)
+        return
+    if show:
+        _show(job, _Told(job, shared, jax, logs or Path(LOCAL_LOGS)), as_json=as_json)
+        return
+    place = logs or Path(environment().runs).expanduser() / _new_name()
+    told = _Told(job, shared, jax, place)
+    told.write_hosts()
+    settings = Settings(
+        folder=where, logs=place, grace_s=grace, ssh=tuple(shlex.split(ssh))
+    )
+    typer.echo(f"{len(job.processes)} processes, logs in {place}", err=True)
+    Runner(job, command, told, settings, _echo()).run()
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a process is told; the files of hosts lie with the logs."""
+
+    job: Job
+    shared: str
+    for_jax: bool
+    folder: Path
+
+    def __call__(self, process: Process) -> Mapping[str, str]:
+        paths = {
+            "SHOAL_HOSTFILE": str(self.folder.resolve() / "hostfile"),
+            "SHOAL_LOGS": str(self.folder.resolve()),
+        }
+        workers = str(self.folder.resolve() / "workers")
+        return paths | variables_of(
+            self.job, process, workers_path=workers, shared=self.shared,
+            for_jax=self.for_jax,
+        )  # fmt: skip
+
+    def write_hosts(self) -> None:
+        """Writes both files of hosts."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "hostfile").write_text(hostfile(self.job))
+        (self.folder / "workers").write_text(workers_file(self.job))
+
+
+def _nodes(hosts: str | None, shape: Shape) -> list[Node]:
+    if hosts is not None:
+        return read_nodes(hosts)
+    most = (shape.per_node or MOST_PROCESSES) + shape.ps + COMMON_PORTS + 2
+    if most > MOST_PROCESSES + COMMON_PORTS + 2 + shape.ps:
+        raise ConfigError(
+            f"--per-node is {shape.per_node}. Expected {MOST_PROCESSES} or fewer "
+            "processes on this machine. Give fewer."
+        )
+    here = this_machine(min(most, 64) if shape.per_node is None else most)
+    return [here]
+
+
+def _show_check(job: Job, ssh: list[str]) -> None:
+    found = check(job, ssh)
+    if found:
+        raise PlanError(
+            "the job would not run: " + "; ".join(found) + ". Expected hosts that "
+            "answer, free ports and no name twice. Correct the hosts, then check again."
+        )
+    typer.echo(f"{len(job.nodes)} nodes and {len(job.processes)} processes: all well")
+
+
+def _write(
+    job: Job,
+    command: list[str],
+    folder: Path,
+    told: Callable[[Process], Mapping[str, str]],
+    where: str,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(told, _Told):
+        told.write_hosts()
+    for rank, node in enumerate(job.nodes):
+        path = folder / f"{rank}-{node.name.replace('@', '-at-')}.sh"
+        logs = str(folder.resolve() / LOCAL_LOGS)
+        path.write_text(script_of(job, rank, command, told, folder=where, logs=logs))
+        path.chmod(0o755)
+        typer.echo(str(path))
+
+
+def _show(
+    job: Job, told: Callable[[Process], Mapping[str, str]], *, as_json: bool
+) -> None:
+    if as_json:
+        show_json(
+            [
+                {"name": p.name, "node": p.node.name, "variables": dict(told(p))}
+                for p in job.processes
+            ]
+        )
+        return
+    rows = [
+        (p.name, p.node.name, p.port, "" if p.gpus is None else ",".join(p.gpus))
+        for p in job.processes
+    ]
+    show_table(rows, columns=("process", "node", "port", "GPUs"))
+    for process in job.processes:
+        typer.echo(f"\n{process.name} on {process.node.name}")
+        for name, value in sorted(told(process).items()):
+            typer.echo(f"  {name}={value}")
+
+
+def _echo() -> Callable[[str, str], None]:
+    """Lines of all processes, one at a time."""
+    lock = threading.Lock()
+
+    def echo(name: str, line: str) -> None:
+        with lock:
+            typer.echo(f"[{name}] {line}")
+
+    return echo
+
+
+def _new_name() -> str:
+    return f"launch-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,43 @@
+"""How a job goes on when one of its processes has ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from shoal.foreign.job import Job, Process
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What is to be done now.
+
+    Args:
+        failed: The process whose status ends the job, None for none.
+        is_over: All that train have ended well.
+        unneeded: Running processes that would run for ever: they serve the others.
+    """
+
+    failed: Process | None = None
+    is_over: bool = False
+    unneeded: tuple[Process, ...] = ()
+
+
+def course(job: Job, codes: Mapping[str, int], stopped: Collection[str]) -> Course:
+    """Decides from the processes that have ended.
+
+    Args:
+        job: All processes.
+        codes: Exit status of those that have ended, by name.
+        stopped: Names of those that were told to end: their status says nothing.
+    """
+    for process in job.processes:
+        if codes.get(process.name, 0) and process.name not in stopped:
+            return Course(failed=process)
+    if any(each.name not in codes for each in job.trainers):
+        return Course()
+    running = [each for each in job.processes if each.name not in codes]
+    serving = tuple(each for each in running if each.part in ("ps", "scheduler"))
+    return Course(is_over=True, unneeded=serving)

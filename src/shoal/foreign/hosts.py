@@ -1,0 +1,110 @@
+"""Which nodes there are: this machine, hosts by name, or a file of them."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from shoal.clusters.gpus import usable_gpus
+from shoal.errors import ConfigError
+from shoal.foreign.job import Node
+
+HERE = Node(name="localhost", address="127.0.0.1")
+LINE = re.compile(r"(?P<name>[\w.:@%-]+)(?P<rest>(\s+\w+=[\w.:,-]+)*)$")
+FIRST_PORTS = range(20000, 29000, 100)
+"""Where a job's ports begin on other hosts: below those that systems give away."""
+
+
+def this_machine(ports: int) -> Node:
+    """This machine, with free ports.
+
+    Args:
+        ports: How many.
+    """
+    gpus = tuple(gpu.name for gpu in usable_gpus())
+    return Node(
+        name=HERE.name, address=HERE.address, gpus=gpus, ports=free_ports(ports)
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listened at a moment ago."""
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(count)
+        ]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def read_nodes(text: str) -> list[Node]:
+    """Reads hosts: a file, or names with commas between.
+
+    A line of a file is a host and what is to be known of it: `slots=2`, `gpus=4`,
+    `address=10.0.0.5` where the others know it by another one. An address alone a line is
+    what deeplearning-cfn and mpirun have in theirs.
+
+    Args:
+        text: Path of the file, or the names.
+
+    Raises:
+        ConfigError: There is no such file, or a line is something else.
+    """
+    path = Path(text)
+    if path.is_file():
+        lines = path.read_text().splitlines()
+    elif "/" in text:
+        raise ConfigError(
+            f"there is no file {text!r}. Expected a file with one host a line, or "
+            "names of hosts with commas between. Give one of both."
+        )
+    else:
+        lines = text.split(",")
+    first = random.choice(FIRST_PORTS)
+    return parse_nodes(lines, first_port=first)
+
+
+def parse_nodes(lines: Sequence[str], *, first_port: int) -> list[Node]:
+    """Reads one host a line; empty lines and what follows a # are left out.
+
+    Raises:
+        ConfigError: A line is no host.
+
+    Example:
+        >>> node = parse_nodes(["ann@10.0.0.2 slots=2  # the old one"], first_port=20000)[0]
+        >>> node.name, node.address, node.slots
+        ('ann@10.0.0.2', '10.0.0.2', 2)
+    """
+    found: list[Node] = []
+    for number, line in enumerate(lines, 1):
+        said = line.partition("#")[0].strip()
+        if said:
+            found.append(_node(said, number, first_port))
+    return found
+
+
+def _node(said: str, number: int, first_port: int) -> Node:
+    match = LINE.match(said)
+    given = dict(
+        word.split("=", 1) for word in (match["rest"] if match else "").split()
+    )
+    unknown = {*given} - {"slots", "gpus", "address"}
+    counts = [given.get(key, "1") for key in ("slots", "gpus")]
+    if match is None or unknown or not all(count.isdecimal() for count in counts):
+        raise ConfigError(
+            f"line {number} of the hosts is {said!r}. Expected a host, and perhaps "
+            "slots=N, gpus=N or address=ADDRESS. Correct the line."
+        )
+    name = match["name"]
+    address = given.get("address", name.rpartition("@")[2])
+    return Node(
+        name=name,
+        address=address,
+        slots=int(given.get("slots", "1")),
+        gpus=tuple(map(str, range(int(given.get("gpus", "0"))))),
+        ports=range(first_port, first_port + 1000),
+    )

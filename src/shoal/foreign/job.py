@@ -1,0 +1,236 @@
+"""Which processes a job of a foreign program has, and where each of them runs.
+
+This file decides ranks, indexes, ports and devices. It is pure: nodes and a shape go
+in, processes come out, the same ones everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, final
+
+from shoal.errors import ConfigError, PlanError
+
+Part: TypeAlias = Literal["chief", "worker", "ps", "scheduler", "evaluator"]
+LAST_PORT = 65535
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine that processes are started on.
+
+    Args:
+        name: How it is reached: of a host, or "localhost" for this machine.
+        address: That the other nodes know it by.
+        slots: Processes that train on it, where nobody says how many.
+        gpus: Those it has, by the names that CUDA_VISIBLE_DEVICES takes.
+        ports: Free ones, in the order they are used; at least as many as it needs.
+    """
+
+    name: str
+    address: str
+    slots: int = 1
+    gpus: tuple[str, ...] = ()
+    ports: Sequence[int] = field(default_factory=lambda: range(29400, LAST_PORT + 1))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine."""
+        return self.name == "localhost"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a job is made of.
+
+    Args:
+        per_node: Processes that train on each node; None for one a GPU, or one a slot
+            where there are none.
+        ps: Parameter servers, spread over the nodes.
+        has_chief: The first process that trains is called chief, not worker 0.
+        has_evaluator: One process evaluates, beside those that train.
+        has_scheduler: One process only brings the others together, as DMLC wants it.
+    """
+
+    per_node: int | None = None
+    ps: int = 0
+    has_chief: bool = False
+    has_evaluator: bool = False
+    has_scheduler: bool = False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of a job.
+
+    Args:
+        part: What it does.
+        index: From 0, among those that do the same.
+        node: Where it runs.
+        node_rank: Of that node, from 0.
+        port: Of its own.
+        rank: Among those that train, from 0; None for the others.
+        local_rank: Among those that train on its node; None for the others.
+        gpus: It sees no other ones; None where its node has none.
+    """
+
+    part: Part
+    index: int
+    node: Node
+    node_rank: int
+    port: int
+    rank: int | None = None
+    local_rank: int | None = None
+    gpus: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """Of it and its log, such as "worker-0"."""
+        alone = self.part in ("chief", "scheduler", "evaluator")
+        return self.part if alone else f"{self.part}-{self.index}"
+
+    @property
+    def address(self) -> str:
+        """Where the others reach it."""
+        return f"{self.node.address}:{self.port}"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job is over when it, and all like it, have ended."""
+        return self.rank is not None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All processes, and where they find each other.
+
+    Args:
+        nodes: The first is where they meet.
+        processes: Those that train first, by rank.
+        meeting_port: On the first node, for torch.
+        coordinator_port: For JAX.
+        root_port: For DMLC.
+    """
+
+    nodes: tuple[Node, ...]
+    processes: tuple[Process, ...]
+    meeting_port: int
+    coordinator_port: int
+    root_port: int
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], shape: Shape) -> Job:
+        """Gives every process its place.
+
+        Raises:
+            ConfigError: A number is not what it can be.
+            PlanError: No process would train, or a node has too few ports.
+        """
+        _check(nodes, shape)
+        ports = [iter(node.ports) for node in nodes]
+
+        def port(node_rank: int) -> int:
+            found = next(ports[node_rank], None)
+            if found is None or not 0 < found <= LAST_PORT:
+                raise PlanError(
+                    f"node {nodes[node_rank].name} has no port left for another "
+                    "process of the job. Expected as many free ones as processes. "
+                    "Give it more, or fewer processes."
+                )
+            return found
+
+        meeting, coordinator, root = port(0), port(0), port(0)
+        processes = _trainers(nodes, shape, port)
+        helpers: list[Part] = ["ps" for _ in range(shape.ps)]
+        helpers += ["scheduler"] if shape.has_scheduler else []
+        for count, part in enumerate(helpers):
+            place = count % len(nodes) if part == "ps" else 0
+            processes.append(
+                Process(
+                    part=part, index=count if part == "ps" else 0, node=nodes[place],
+                    node_rank=place, port=port(place), gpus=_none_of(nodes[place]),
+                )
+            )  # fmt: skip
+        if shape.has_evaluator:
+            place = len(nodes) - 1
+            processes.append(
+                Process(
+                    part="evaluator", index=0, node=nodes[place], node_rank=place,
+                    port=port(place), gpus=_none_of(nodes[place]),
+                )
+            )  # fmt: skip
+        return cls(
+            nodes=tuple(nodes), processes=tuple(processes), meeting_port=meeting,
+            coordinator_port=coordinator, root_port=root,
+        )  # fmt: skip
+
+    def doing(self, *parts: Part) -> list[Process]:
+        """The processes of these parts, in order."""
+        return [each for each in self.processes if each.part in parts]
+
+    @property
+    def trainers(self) -> list[Process]:
+        """Those that train, by rank."""
+        return [each for each in self.processes if each.trains]
+
+    def trainers_on(self, node_rank: int) -> list[Process]:
+        """Those of one node."""
+        return [each for each in self.trainers if each.node_rank == node_rank]
+
+
+def _check(nodes: Sequence[Node], shape: Shape) -> None:
+    if not nodes:
+        raise PlanError(
+            "there is no node to launch on. Expected at least one. Name hosts, or "
+            "leave them out for this machine."
+        )
+    for name, value in (("--per-node", shape.per_node), ("--ps", shape.ps)):
+        least = 1 if name == "--per-node" else 0
+        if value is not None and value < least:
+            raise ConfigError(
+                f"{name} is {value}. Expected {least} or more. Give such a number."
+            )
+
+
+def _trainers(
+    nodes: Sequence[Node], shape: Shape, port: Callable[[int], int]
+) -> list[Process]:
+    """Those that train: node after node, each with GPUs of its own."""
+    found: list[Process] = []
+    for node_rank, node in enumerate(nodes):
+        count = shape.per_node or len(node.gpus) or node.slots
+        for local_rank in range(count):
+            rank = len(found)
+            is_chief = shape.has_chief and rank == 0
+            found.append(
+                Process(
+                    part="chief" if is_chief else "worker",
+                    index=0 if is_chief else rank - shape.has_chief,
+                    node=node,
+                    node_rank=node_rank,
+                    port=port(node_rank),
+                    rank=rank,
+                    local_rank=local_rank,
+                    gpus=_share(node.gpus, local_rank, count),
+                )
+            )
+    return found
+
+
+def _share(gpus: Sequence[str], place: int, count: int) -> tuple[str, ...] | None:
+    """The GPUs of one of `count` processes of a node; some share one if need be."""
+    if not gpus:
+        return None
+    if count >= len(gpus):
+        return (gpus[place % len(gpus)],)
+    return tuple(gpus[place::count])
+
+
+def _none_of(node: Node) -> tuple[str, ...] | None:
+    """What only serves sees no GPU: TensorFlow would take all of its memory."""
+    return () if node.gpus else None

@@ -1,0 +1,203 @@
+"""Runs a job: starts its processes, shows what they say, and ends them all."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+from shoal.errors import ClusterError, WorkerFailed
+from shoal.foreign.course import course
+from shoal.foreign.job import Job, Process
+from shoal.foreign.words import SSH, guarded, reached
+
+TAIL = 20  # lines that an error shows
+SSH_FAILED = 255
+LATE_S = 5.0  # beyond the grace, until a guard that does not answer is killed
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a job is run.
+
+    Args:
+        folder: Where processes run, on every node.
+        logs: One file a process goes there.
+        grace_s: Seconds that a process has to end when it is told to.
+        evaluation_s: Seconds that the evaluator has when all others are done.
+        ssh: The command that reaches hosts.
+    """
+
+    folder: str
+    logs: Path
+    grace_s: float = 10.0
+    evaluation_s: float = 60.0
+    ssh: Sequence[str] = SSH
+
+
+@dataclass(eq=False)
+class _Running:
+    """A process that has been started."""
+
+    process: Process
+    popen: subprocess.Popen[bytes]
+    log: Path
+    tail: deque[str] = field(default_factory=lambda: deque[str](maxlen=TAIL))
+
+    def tell_to_end(self) -> None:
+        """Lets its guard end it."""
+        if self.popen.stdin is not None:
+            with suppress(OSError):
+                self.popen.stdin.close()
+
+
+@final
+class Runner:
+    """The processes of one job, from start to end.
+
+    Args:
+        job: What to start.
+        command: The user's, the same for all.
+        variables: Of each process.
+        settings: How.
+        echo: Is told the name of a process and a line it wrote, in threads.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        command: Sequence[str],
+        variables: Callable[[Process], Mapping[str, str]],
+        settings: Settings,
+        echo: Callable[[str, str], None],
+    ) -> None:
+        self._job, self._command = job, command
+        self._variables, self._settings, self._echo = variables, settings, echo
+        self._running: dict[str, _Running] = {}
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._readers: list[threading.Thread] = []
+        self._codes: dict[str, int] = {}
+        self._stopped: set[str] = set()
+
+    def run(self) -> None:
+        """Runs the job until those that train have ended; ends the others.
+
+        Raises:
+            WorkerFailed: A process ended with a status that is not zero.
+            ClusterError: A node could not be reached.
+        """
+        try:
+            for process in self._job.processes:
+                self._start(process)
+            self._watch()
+        finally:
+            self._end_all()
+
+    def _start(self, process: Process) -> None:
+        settings = self._settings
+        words = guarded(
+            self._command, self._variables(process), settings.folder, settings.grace_s
+        )
+        settings.logs.mkdir(parents=True, exist_ok=True)
+        log = settings.logs / f"{process.name}.log"
+        popen = subprocess.Popen(
+            reached(process.node, words, settings.ssh),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in a terminal is ours to pass on
+        )
+        running = _Running(process=process, popen=popen, log=log)
+        self._running[process.name] = running
+        reader = threading.Thread(target=self._read, args=(running,), daemon=True)
+        self._readers.append(reader)
+        reader.start()
+
+    def _read(self, running: _Running) -> None:
+        """Keeps and shows what a process writes, until it has ended."""
+        name, pipe = running.process.name, running.popen.stdout
+        with running.log.open("ab") as log:
+            for line in pipe or ():
+                log.write(line)
+                log.flush()
+                text = line.decode(errors="replace").rstrip("\r\n")
+                running.tail.append(text)
+                self._echo(name, text)
+        running.popen.wait()
+        self._ended.put(name)
+
+    def _watch(self) -> None:
+        until: float | None = None
+        while len(self._codes) < len(self._running):
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                name = self._ended.get(timeout=left_s)
+            except queue.Empty:
+                return  # the evaluator had its time
+            self._codes[name] = self._running[name].popen.returncode
+            found = course(self._job, self._codes, self._stopped)
+            if found.failed is not None:
+                raise self._failure(self._running[found.failed.name])
+            for process in found.unneeded:
+                self._stop(process.name)
+            if found.is_over and until is None:
+                until = time.monotonic() + self._settings.evaluation_s
+
+    def _failure(self, running: _Running) -> Exception:
+        process, code = running.process, running.popen.returncode
+        said = "\n".join(running.tail)
+        node = process.node
+        if code == SSH_FAILED and not node.is_here:
+            return ClusterError(
+                f"{process.name} on {node.name}: the host could not be reached, or was "
+                f"lost. Expected {' '.join(self._settings.ssh)} {node.name} to work "
+                "without a password; its last lines are below. Try it by hand, or "
+                f"`shoal launch --check`. The others were stopped.\n{said}"
+            )
+        return WorkerFailed(
+            f"{process.name} on {node.name} {_ended(code)}; the others were stopped. "
+            "Expected every process to end with status 0. Mend what its last lines "
+            f"say; all of them are in {running.log}.\n{said}",
+            rank=process.rank,
+            node=node.name,
+        )
+
+    def _stop(self, name: str) -> None:
+        if name not in self._stopped:
+            self._stopped.add(name)
+            self._running[name].tell_to_end()
+
+    def _end_all(self) -> None:
+        """Ends whatever still runs; returns when nothing does."""
+        for name in self._running:
+            self._stop(name)
+        until = time.monotonic() + self._settings.grace_s + LATE_S
+        for running in self._running.values():
+            try:
+                running.popen.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                running.popen.kill()
+                running.popen.wait()
+        for reader in self._readers:
+            reader.join(LATE_S)
+
+
+def _ended(code: int) -> str:
+    """How a process ended, in words; a shell tells of signals by 128 and more.
+
+    Example:
+        >>> _ended(3), _ended(137)
+        ('ended with status 3', 'was killed by signal 9')
+    """
+    signal = -code if code < 0 else code - 128
+    return (
+        f"was killed by signal {signal}" if signal > 0 else f"ended with status {code}"
+    )

@@ -1,0 +1,184 @@
+"""What each process of a job is told, in the words of each framework. Pure.
+
+One function a framework; `variables_of` joins them. Formats are those of the
+frameworks' own documents: `TF_CONFIG` of tf.distribute, the variables that torchrun
+sets, those of `keras.distribution.initialize`, JAX's coordinator, DMLC's roles, and
+the names that deeplearning-cfn put on every node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.foreign.job import Job, Process
+
+DMLC_ROLES = {
+    "chief": "worker", "worker": "worker", "ps": "server", "scheduler": "scheduler"
+}  # fmt: skip
+
+
+def variables_of(
+    job: Job, process: Process, *, workers_path: str = "", shared: str = "",
+    for_jax: bool = False,
+) -> dict[str, str]:  # fmt: skip
+    """All that one process is told by its environment.
+
+    Args:
+        job: All processes.
+        process: One of them.
+        workers_path: Of the file with an address a line, as the process sees it.
+        shared: Folder that all nodes share, empty for none.
+        for_jax: Also the variables of Slurm, by which `jax.distributed.initialize()`
+            without arguments finds number and rank; other programs read them, too.
+    """
+    return {
+        "SHOAL_PART": process.part,
+        "SHOAL_INDEX": str(process.index),
+        **tensorflow(job, process),
+        **torch(job, process),
+        **keras(job, process),
+        **jax(job, process),
+        **(slurm(job, process) if for_jax else {}),
+        **dmlc(job, process),
+        **deeplearning(job, process, workers_path, shared),
+        **devices(process),
+    }
+
+
+def tensorflow(job: Job, process: Process) -> dict[str, str]:
+    """`TF_CONFIG`: the same map everywhere, and who this one is.
+
+    The evaluator is no part of the map: nobody talks with it.
+    """
+    if process.part == "scheduler":
+        return {}
+    cluster: dict[str, list[str]] = {}
+    for part in ("chief", "worker", "ps"):
+        addresses = [each.address for each in job.doing(part)]
+        if addresses:
+            cluster[part] = addresses
+    task: dict[str, Any] = {"type": process.part, "index": process.index}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+def torch(job: Job, process: Process) -> dict[str, str]:
+    """What torchrun would set."""
+    if process.rank is None:
+        return {}
+    here = len(job.trainers_on(process.node_rank))
+    return {
+        "MASTER_ADDR": job.nodes[0].address,
+        "MASTER_PORT": str(job.meeting_port),
+        "RANK": str(process.rank),
+        "WORLD_SIZE": str(len(job.trainers)),
+        "LOCAL_RANK": str(process.local_rank),
+        "LOCAL_WORLD_SIZE": str(here),
+        "NODE_RANK": str(process.node_rank),
+        "GROUP_RANK": str(process.node_rank),
+    }
+
+
+def keras(job: Job, process: Process) -> dict[str, str]:
+    """What `keras.distribution.initialize()` reads; the coordinator comes first."""
+    if process.rank is None:
+        return {}
+    first, *others = job.trainers
+    addresses = [
+        f"{first.node.address}:{job.coordinator_port}", *(p.address for p in others)
+    ]  # fmt: skip
+    return {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": ",".join(addresses),
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(len(addresses)),
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(process.rank),
+    }
+
+
+def jax(job: Job, process: Process) -> dict[str, str]:
+    """Where JAX's coordinator is; number and rank for scripts that pass them on."""
+    if process.rank is None:
+        return {}
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"{job.nodes[0].address}:{job.coordinator_port}",
+        "JAX_NUM_PROCESSES": str(len(job.trainers)),
+        "JAX_PROCESS_ID": str(process.rank),
+    }
+
+
+def slurm(job: Job, process: Process) -> dict[str, str]:
+    """What JAX takes for a step of Slurm, which it asks for number and rank."""
+    if process.rank is None:
+        return {}
+    return {
+        "SLURM_JOB_ID": str(job.coordinator_port),
+        "SLURM_STEP_NODELIST": job.nodes[0].address,
+        "SLURM_NTASKS": str(len(job.trainers)),
+        "SLURM_PROCID": str(process.rank),
+        "SLURM_LOCALID": str(process.local_rank),
+    }
+
+
+def dmlc(job: Job, process: Process) -> dict[str, str]:
+    """Roles of MXNet, and of whatever else is built on DMLC's parameter server."""
+    role = DMLC_ROLES.get(process.part)
+    if role is None:
+        return {}
+    found = {
+        "DMLC_ROLE": role,
+        "DMLC_PS_ROOT_URI": job.nodes[0].address,
+        "DMLC_PS_ROOT_PORT": str(job.root_port),
+        "DMLC_NUM_SERVER": str(len(job.doing("ps"))),
+        "DMLC_NUM_WORKER": str(len(job.trainers)),
+        "DMLC_NODE_HOST": process.node.address,
+    }
+    if process.rank is not None:
+        found |= {
+            "DMLC_WORKER_ID": str(process.rank), "DMLC_TASK_ID": str(process.rank)
+        }  # fmt: skip
+    elif role == "server":
+        found["DMLC_SERVER_ID"] = str(process.index)
+    return found
+
+
+def deeplearning(
+    job: Job, process: Process, workers_path: str, shared: str
+) -> dict[str, str]:
+    """The names that were on every node of a deeplearning-cfn cluster."""
+    found = {
+        "DEEPLEARNING_WORKERS_COUNT": str(len(job.nodes)),
+        "DEEPLEARNING_WORKER_GPU_COUNT": str(len(process.node.gpus)),
+    }
+    if workers_path:
+        found["DEEPLEARNING_WORKERS_PATH"] = workers_path
+    if shared:
+        found["EFS_MOUNT"] = shared
+    return found
+
+
+def devices(process: Process) -> dict[str, str]:
+    """The GPUs that it may see; nothing is said on nodes without."""
+    if process.gpus is None:
+        return {}
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(process.gpus) if process.gpus else "-1",
+    }
+
+
+def workers_file(job: Job) -> str:
+    """One address a line, the first node's first, as `DEEPLEARNING_WORKERS_PATH`."""
+    return "".join(f"{node.address}\n" for node in job.nodes)
+
+
+def hostfile(job: Job) -> str:
+    """One node a line with its slots, as `mpirun --hostfile` reads it."""
+    return "".join(
+        f"{node.address} slots={len(job.trainers_on(rank))}\n"
+        for rank, node in enumerate(job.nodes)
+    )
+
+
+def assignments(variables: Mapping[str, str]) -> list[str]:
+    """`NAME=value` of each, sorted, for `env`."""
+    return [f"{name}={value}" for name, value in sorted(variables.items())]

@@ -1,0 +1,77 @@
+"""The command of a process, as the shell of its node gets it. Pure.
+
+Every process runs under a small guard in `sh`, on this machine and on others: it
+lives as long as somebody holds its standard input open. When that ends, because the
+job is stopped, or the connection or `shoal launch` itself is gone, the guard ends the
+process and all it has started, and nothing else of its user.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from shoal.foreign.job import Node
+from shoal.foreign.variables import assignments
+
+GUARD = """
+cd "$1" || exit 126
+grace=$2
+shift 2
+trap : TERM
+exec 3<&0 0</dev/null
+"$@" 3<&- &
+child=$!
+(trap : TERM; cat <&3; kill -TERM 0; sleep $grace; kill -KILL 0) >/dev/null 2>&1 &
+guard=$!
+exec 3<&-
+while
+    wait $child 2>/dev/null
+    code=$?
+    kill -0 $child 2>/dev/null
+do :; done
+kill -KILL $guard
+kill -TERM 0
+exit $code
+"""
+"""Leads a group of processes of its own, which `kill` means by 0."""
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=3",
+       "-o", "ServerAliveCountMax=3")  # fmt: skip
+"""A host that is gone is noticed within ten seconds; nobody is asked for a password."""
+
+
+def guarded(
+    command: Sequence[str], variables: Mapping[str, str], folder: str, grace_s: float
+) -> list[str]:
+    """Words that run a command under its guard.
+
+    Args:
+        command: The user's.
+        variables: Beside those of the node.
+        folder: Where it runs.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+
+    Example:
+        >>> guarded(["date"], {"A": "1"}, "/tmp", 5)[3:]
+        ['shoal', '/tmp', '5', 'env', 'A=1', 'date']
+    """
+    told = ["env", *assignments(variables), *command]
+    return ["sh", "-c", GUARD, "shoal", folder, f"{grace_s:g}", *told]
+
+
+def reached(node: Node, words: Sequence[str], ssh: Sequence[str] = SSH) -> list[str]:
+    """Words that run words on a node.
+
+    Args:
+        node: This machine, or a host of OpenSSH.
+        words: To run there.
+        ssh: The command that reaches hosts.
+
+    Example:
+        >>> reached(Node(name="b", address="10.0.0.2"), ["echo", "a b"], ["ssh"])
+        ['ssh', 'b', "exec echo 'a b'"]
+    """
+    if node.is_here:
+        return list(words)
+    return [*ssh, node.name, f"exec {shlex.join(words)}"]
