@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import shoal
-from shoal.cli import compare, demo, launch, runs, strategies
+from shoal.cli import compare, demo, doctor, launch, runs, strategies
 from shoal.cli.backend import choose_backend
 from shoal.cli.group import ErrorGroup
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("strategies")(strategies.show_strategies)
 app.command("compare", help=compare.HELP)(compare.show_comparison)
 app.command("demo")(demo.show_demo)
+app.command("doctor")(doctor.show_findings)
 app.command("launch", no_args_is_help=True)(launch.launch)
 app.add_typer(runs.app, name="runs")
 

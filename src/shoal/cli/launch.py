@@ -13,18 +13,16 @@ from typing import Annotated
 import typer
 
 from shoal.cli.tables import show_json, show_table
-from shoal.errors import ConfigError, PlanError
+from shoal.errors import PlanError
 from shoal.foreign.checks import check
 from shoal.foreign.hosts import read_nodes, this_machine
-from shoal.foreign.job import Job, Node, Process, Shape
+from shoal.foreign.job import Job, Process, Shape
 from shoal.foreign.running import Runner, Settings
 from shoal.foreign.scripts import script_of
 from shoal.foreign.variables import hostfile, variables_of, workers_file
 from shoal.foreign.words import SSH
 from shoal.plan import environment
 
-MOST_PROCESSES = 1000
-COMMON_PORTS = 3
 LOCAL_LOGS = "logs"
 
 
@@ -100,7 +98,8 @@ def launch(  # noqa: PLR0913 - one argument for each option
         per_node=per_node, ps=ps, has_chief=chief, has_evaluator=evaluator,
         has_scheduler=scheduler,
     )  # fmt: skip
-    job = Job.of(_nodes(hosts, shape), shape)
+    nodes = [this_machine(shape)] if hosts is None else read_nodes(hosts)
+    job = Job.of(nodes, shape)
     where = folder or str(Path.cwd())
     if only_check:
         _show_check(job, shlex.split(ssh))
@@ -146,19 +145,6 @@ class _Told:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "hostfile").write_text(hostfile(self.job))
         (self.folder / "workers").write_text(workers_file(self.job))
-
-
-def _nodes(hosts: str | None, shape: Shape) -> list[Node]:
-    if hosts is not None:
-        return read_nodes(hosts)
-    most = (shape.per_node or MOST_PROCESSES) + shape.ps + COMMON_PORTS + 2
-    if most > MOST_PROCESSES + COMMON_PORTS + 2 + shape.ps:
-        raise ConfigError(
-            f"--per-node is {shape.per_node}. Expected {MOST_PROCESSES} or fewer "
-            "processes on this machine. Give fewer."
-        )
-    here = this_machine(min(most, 64) if shape.per_node is None else most)
-    return [here]
 
 
 def _show_check(job: Job, ssh: list[str]) -> None:

@@ -16,7 +16,7 @@ class Course:
 
     Args:
         failed: The process whose status ends the job, None for none.
-        is_over: All that train have ended well.
+        is_over: Those that the job is over with have ended well.
         unneeded: Running processes that would run for ever: they serve the others.
     """
 
@@ -28,6 +28,9 @@ class Course:
 def course(job: Job, codes: Mapping[str, int], stopped: Collection[str]) -> Course:
     """Decides from the processes that have ended.
 
+    A job is over when all that train have ended. Where there are a chief and parameter
+    servers, the chief alone decides: its workers are servers too, which never end.
+
     Args:
         job: All processes.
         codes: Exit status of those that have ended, by name.
@@ -36,8 +39,9 @@ def course(job: Job, codes: Mapping[str, int], stopped: Collection[str]) -> Cour
     for process in job.processes:
         if codes.get(process.name, 0) and process.name not in stopped:
             return Course(failed=process)
-    if any(each.name not in codes for each in job.trainers):
+    chief = job.doing("chief") if job.doing("ps") else []
+    if any(each.name not in codes for each in chief or job.trainers):
         return Course()
     running = [each for each in job.processes if each.name not in codes]
-    serving = tuple(each for each in running if each.part in ("ps", "scheduler"))
-    return Course(is_over=True, unneeded=serving)
+    unneeded = tuple(each for each in running if each.part != "evaluator")
+    return Course(is_over=True, unneeded=unneeded)

@@ -11,24 +11,31 @@ from pathlib import Path
 
 from shoal.clusters.gpus import usable_gpus
 from shoal.errors import ConfigError
-from shoal.foreign.job import Node
+from shoal.foreign.job import COMMON_PORTS, Node, Shape
 
+MOST_HERE = 500
+OTHERS = 2  # evaluator and scheduler
 HERE = Node(name="localhost", address="127.0.0.1")
-LINE = re.compile(r"(?P<name>[\w.:@%-]+)(?P<rest>(\s+\w+=[\w.:,-]+)*)$")
+LINE = re.compile(r"(?P<name>\w[\w.:@%-]*)(?P<rest>(\s+\w+=[\w.:,-]+)*)$")
 FIRST_PORTS = range(20000, 29000, 100)
 """Where a job's ports begin on other hosts: below those that systems give away."""
 
 
-def this_machine(ports: int) -> Node:
-    """This machine, with free ports.
+def this_machine(shape: Shape) -> Node:
+    """This machine, with as many free ports as a job of that shape needs.
 
-    Args:
-        ports: How many.
+    Raises:
+        ConfigError: It is to have more processes than a machine has room for.
     """
     gpus = tuple(gpu.name for gpu in usable_gpus())
-    return Node(
-        name=HERE.name, address=HERE.address, gpus=gpus, ports=free_ports(ports)
-    )
+    count = (shape.per_node or len(gpus) or HERE.slots) + shape.ps
+    if not 0 < count <= MOST_HERE:
+        raise ConfigError(
+            f"the job has {count} processes for this machine. Expected 1 to "
+            f"{MOST_HERE}. Give other numbers, or --hosts."
+        )
+    ports = free_ports(count + COMMON_PORTS + OTHERS)
+    return Node(name=HERE.name, address=HERE.address, gpus=gpus, ports=ports)
 
 
 def free_ports(count: int) -> list[int]:
@@ -45,8 +52,8 @@ def read_nodes(text: str) -> list[Node]:
     """Reads hosts: a file, or names with commas between.
 
     A line of a file is a host and what is to be known of it: `slots=2`, `gpus=4`,
-    `address=10.0.0.5` where the others know it by another one. An address alone a line is
-    what deeplearning-cfn and mpirun have in theirs.
+    `address=10.0.0.5` where the others know it by another one. Lines with an address
+    alone are what deeplearning-cfn and mpirun have in theirs.
 
     Args:
         text: Path of the file, or the names.
@@ -75,7 +82,8 @@ def parse_nodes(lines: Sequence[str], *, first_port: int) -> list[Node]:
         ConfigError: A line is no host.
 
     Example:
-        >>> node = parse_nodes(["ann@10.0.0.2 slots=2  # the old one"], first_port=20000)[0]
+        >>> lines = ["ann@10.0.0.2 slots=2  # the old one"]
+        >>> node = parse_nodes(lines, first_port=20000)[0]
         >>> node.name, node.address, node.slots
         ('ann@10.0.0.2', '10.0.0.2', 2)
     """

@@ -14,6 +14,7 @@ from shoal.errors import ConfigError, PlanError
 
 Part: TypeAlias = Literal["chief", "worker", "ps", "scheduler", "evaluator"]
 LAST_PORT = 65535
+COMMON_PORTS = 3  # on the first node, see `Job`
 
 
 @final
@@ -100,7 +101,7 @@ class Process:
 
     @property
     def trains(self) -> bool:
-        """Whether the job is over when it, and all like it, have ended."""
+        """Whether it is a worker or the chief."""
         return self.rank is not None
 
 
@@ -146,8 +147,10 @@ class Job:
 
         meeting, coordinator, root = port(0), port(0), port(0)
         processes = _trainers(nodes, shape, port)
-        helpers: list[Part] = ["ps" for _ in range(shape.ps)]
-        helpers += ["scheduler"] if shape.has_scheduler else []
+        helpers = list[Part]()
+        helpers.extend("ps" for _ in range(shape.ps))
+        if shape.has_scheduler:
+            helpers.append("scheduler")
         for count, part in enumerate(helpers):
             place = count % len(nodes) if part == "ps" else 0
             processes.append(

@@ -1,0 +1,34 @@
+"""torch's DistributedDataParallel by gloo: `shoal launch --per-node 2 -- python ...`.
+
+Nothing in here knows of Shoal: `init_process_group` reads what torchrun would set.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    """Fits a line; all ranks end with the same weights."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(100):
+        x = torch.randn(32, 2)
+        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    weights = model.module.weight.detach()
+    sums = weights.clone()
+    dist.all_reduce(sums)
+    assert torch.allclose(sums, dist.get_world_size() * weights)
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

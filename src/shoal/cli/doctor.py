@@ -1,0 +1,33 @@
+"""`shoal doctor`: what this machine can do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from shoal.cli.tables import show_json, show_table
+from shoal.clusters.doctor import examine, read_signs
+from shoal.plan import environment
+
+SIGNS = {"good": "yes", "absent": "-", "wrong": "no"}
+
+
+def show_findings(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Says what this machine can do, and what does not fit together, with the fix.
+
+    Ends with status 1 when something is wrong; what is merely not there is no fault.
+    """
+    backend = os.environ.get("KERAS_BACKEND", "jax")
+    findings = examine(read_signs(backend, environment().runs))
+    if as_json:
+        show_json([asdict(finding) for finding in findings])
+    else:
+        rows = [(f.name, SIGNS[f.state], f.found or "-", f.fix) for f in findings]
+        show_table(rows, columns=("what", "fine", "found", "what to do"))
+    if any(finding.state == "wrong" for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,320 @@
+"""What this machine can do, what it lacks, and what on it does not fit together.
+
+`read_signs` looks, and imports nothing heavy; `examine` judges, and is pure.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, TypeAlias, final
+
+import psutil
+
+from shoal.backends import BACKENDS
+from shoal.clusters.gpus import reaches_gpus, usable_gpus
+from shoal.clusters.local import usable_cores
+
+State: TypeAlias = Literal["good", "absent", "wrong"]
+PACKAGES = (
+    "keras", "numpy", "jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch",
+    "ray", "pyspark", "pandas", "pyarrow", "boto3", "s3fs", "tensorboard",
+    "cryptography",
+)  # fmt: skip
+LEAST_FREE = 1 << 30
+JAVA_LIMIT_S = 20.0
+GIB = float(1 << 30)
+NEWEST_JAVA_OF_SPARK = {3: (8, 17), 4: (17, 21)}
+"""Of a major version: the oldest and the newest Java that it is tested with."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """What was seen on a machine.
+
+    Args:
+        python: Its version.
+        system: Its name and the processor's.
+        packages: Installed ones, of `PACKAGES`: name -> version.
+        backend: That Keras will compute with.
+        cores: That this process may use.
+        memory: Bytes that are free.
+        gpus: Names of those that are there.
+        reaching: Installed backends that can compute on them.
+        java: First line of `java -version`, empty without Java.
+        has_ssh: OpenSSH's client is there.
+        aws: Where credentials were found, empty for nowhere.
+        free: Bytes that are free, by what is kept there.
+    """
+
+    python: str
+    system: str
+    packages: Mapping[str, str]
+    backend: str
+    cores: int
+    memory: int
+    gpus: tuple[str, ...] = ()
+    reaching: tuple[str, ...] = ()
+    java: str = ""
+    has_ssh: bool = True
+    aws: str = ""
+    free: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of what is told.
+
+    Args:
+        name: Of what was looked at.
+        found: What is there.
+        state: "absent" is no fault: it may not be needed.
+        fix: What to do, where there is something to do.
+    """
+
+    name: str
+    found: str
+    state: State = "good"
+    fix: str = ""
+
+
+def read_signs(backend: str, runs: str) -> Signs:
+    """Looks at this machine.
+
+    Args:
+        backend: That Keras will compute with.
+        runs: Folder or URL of runs.
+    """
+    packages = {name: found for name in PACKAGES if (found := _version(name))}
+    folders = {"temporary files": tempfile.gettempdir(), "shared memory": "/dev/shm"}
+    if "://" not in runs:
+        folders["runs"] = runs
+    return Signs(
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.machine()}",
+        packages=packages,
+        backend=backend,
+        cores=usable_cores(),
+        memory=int(psutil.virtual_memory().available),
+        gpus=tuple(gpu.name for gpu in usable_gpus()),
+        reaching=tuple(name for name in BACKENDS if reaches_gpus(name)),
+        java=_java(),
+        has_ssh=shutil.which("ssh") is not None,
+        aws=_aws(os.environ, Path.home()),
+        free={what: free for what, at in folders.items() if (free := _free(Path(at)))},
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        return ""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=True,
+            timeout=JAVA_LIMIT_S,
+        )  # fmt: skip
+        return (done.stderr or done.stdout).partition("\n")[0]
+    return ""
+
+
+def _aws(variables: Mapping[str, str], home: Path) -> str:
+    """Where credentials of AWS are; nothing is asked of the network."""
+    for name in (
+        "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    ):  # fmt: skip
+        if variables.get(name):
+            return f"${name}"
+    for name in ("credentials", "config"):
+        if (home / ".aws" / name).is_file():
+            return f"~/.aws/{name}"
+    return ""
+
+
+def _free(folder: Path) -> int:
+    """Bytes that are free where a folder is, or will be."""
+    for place in (folder.absolute(), *folder.absolute().parents):
+        if place.is_dir():
+            return shutil.disk_usage(place).free
+    return 0
+
+
+def examine(signs: Signs) -> list[Finding]:
+    """Judges what was seen: the machine, what computes, clusters, and what clashes."""
+    return [
+        *_machine(signs),
+        *_backends(signs),
+        *_clusters(signs),
+        *clashes(signs.packages, signs.java),
+    ]
+
+
+def _machine(signs: Signs) -> list[Finding]:
+    memory = f"{signs.cores} cores, {signs.memory / GIB:.1f} GiB of memory free"
+    found = [
+        Finding(name="Python", found=f"{signs.python} on {signs.system}"),
+        Finding(name="machine", found=memory),
+    ]
+    for what, free in signs.free.items():
+        is_little = free < LEAST_FREE and what != "shared memory"
+        text = f"{free / GIB:.1f} GiB free"
+        found.append(
+            Finding(
+                name=what, found=text, state="wrong" if is_little else "good",
+                fix="make room: checkpoints and models go there" if is_little else "",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _backends(signs: Signs) -> list[Finding]:
+    packages = signs.packages
+    found = [Finding(name="Keras", found=packages.get("keras", ""))]
+    for name in BACKENDS:
+        own = packages.get(name) or packages.get(f"{name}-cpu", "")
+        if own:
+            used = ", Keras computes with it" if name == signs.backend else ""
+            found.append(Finding(name=name, found=own + used))
+        else:
+            is_used = name == signs.backend
+            found.append(
+                Finding(
+                    name=name, found="", state="wrong" if is_used else "absent",
+                    fix=f"pip install 'shoal[{name}]'",
+                )
+            )  # fmt: skip
+    return [*found, _gpus(signs)]
+
+
+def _gpus(signs: Signs) -> Finding:
+    if not signs.gpus:
+        return Finding(name="GPUs", found="", state="absent")
+    text = f"{len(signs.gpus)}: {', '.join(signs.gpus)}"
+    if signs.backend in signs.reaching:
+        return Finding(name="GPUs", found=text)
+    others = [name for name in signs.reaching if name != signs.backend]
+    way = f"; or set KERAS_BACKEND={others[0]}" if others else ""
+    fixes = {
+        "jax": "pip install 'jax[cuda12]'", "torch": "install torch's build for CUDA",
+        "tensorflow": "pip install 'tensorflow[and-cuda]', not tensorflow-cpu",
+    }  # fmt: skip
+    return Finding(
+        name="GPUs", found=f"{text}; the installed {signs.backend} cannot use them",
+        state="wrong", fix=fixes.get(signs.backend, "install a build for CUDA") + way,
+    )  # fmt: skip
+
+
+def _clusters(signs: Signs) -> list[Finding]:
+    packages = signs.packages
+    found: list[Finding] = []
+    for name, what in (("ray", "Ray"), ("pyspark", "Spark")):
+        own = packages.get(name, "")
+        extra = {"ray": "ray", "pyspark": "spark"}[name]
+        fix = "" if own else f"pip install 'shoal[{extra}]'"
+        state: State = "good" if own else "absent"
+        found.append(Finding(name=what, found=own, state=state, fix=fix))
+    needs_java = "pyspark" in packages and not signs.java
+    found.append(
+        Finding(
+            name="Java", found=signs.java,
+            state="wrong" if needs_java else "good" if signs.java else "absent",
+            fix="install Java 17 (a JRE is enough): Spark runs on it"
+            if needs_java else "",
+        )
+    )  # fmt: skip
+    found.append(
+        Finding(
+            name="OpenSSH", found="ssh" if signs.has_ssh else "",
+            state="good" if signs.has_ssh else "absent",
+            fix="" if signs.has_ssh else "install openssh-client to reach hosts",
+        )
+    )  # fmt: skip
+    found.append(
+        Finding(
+            name="AWS credentials", found=signs.aws,
+            state="good" if signs.aws else "absent",
+            fix="" if signs.aws else "aws configure, or set AWS_PROFILE",
+        )
+    )  # fmt: skip
+    return found
+
+
+def clashes(packages: Mapping[str, str], java: str = "") -> list[Finding]:
+    """What is installed and does not work together.
+
+    Args:
+        packages: Name -> version.
+        java: First line of `java -version`.
+
+    Example:
+        >>> [one.name for one in clashes({"jax": "0.6.2", "jaxlib": "0.5.0"})]
+        ['jax and jaxlib']
+    """
+    have = {name: _numbers(text) for name, text in packages.items()}
+    found: list[Finding] = []
+
+    def clash(one: str, other: str, why: str, fix: str) -> None:
+        text = " ".join(f"{n} {packages.get(n, '')}".strip() for n in (one, other))
+        name = f"{one} and {other}"
+        found.append(Finding(name=name, found=f"{text}: {why}", state="wrong", fix=fix))
+
+    tensorflow = "tensorflow" if "tensorflow" in have else "tensorflow-cpu"
+    if {"jax", "jaxlib"} <= have.keys() and have["jax"][:2] != have["jaxlib"][:2]:
+        clash("jax", "jaxlib", "of different releases", "pip install --upgrade jax")
+    is_old = tensorflow in have and have[tensorflow] < (2, 18)
+    if is_old and have.get("numpy", (0,)) >= (2,):
+        clash(
+            tensorflow, "numpy", "it was built for NumPy 1",
+            f"pip install '{tensorflow}>=2.18'",
+        )  # fmt: skip
+    if {"tensorflow", "tensorflow-cpu"} <= have.keys():
+        clash(
+            "tensorflow", "tensorflow-cpu", "one has overwritten files of the other",
+            "pip uninstall both, then install one",
+        )  # fmt: skip
+    if have.get("pyspark", (9,)) < (4, 1) and have.get("pandas", (0,)) >= (3,):
+        clash(
+            "pyspark", "pandas", "it does not read frames of pandas 3",
+            "pip install 'pandas<3'",
+        )  # fmt: skip
+    oldest = NEWEST_JAVA_OF_SPARK.get(have.get("pyspark", (0,))[0], (0, 0))[0]
+    number = _java_number(java)
+    if oldest and number and number < oldest:
+        clash("pyspark", "java", f"it needs Java {oldest}", f"install Java {oldest}")
+    return found
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """A version as numbers, up to the first that is none."""
+    return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
+
+
+def _java_number(line: str) -> int:
+    """The major version in a line of `java -version`, 0 for none.
+
+    Example:
+        >>> _java_number('openjdk version "17.0.9"'), _java_number('"1.8.0_392"')
+        (17, 8)
+    """
+    match = re.search(r'"(?:1\.)?(\d+)', line)
+    return int(match[1]) if match else 0

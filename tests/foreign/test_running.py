@@ -1,0 +1,206 @@
+"""Real processes of a job: what they write, how they fail, and that none is left."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shoal.errors import ClusterError, WorkerFailed
+from shoal.foreign.checks import check, duplicates
+from shoal.foreign.hosts import HERE, parse_nodes, this_machine
+from shoal.foreign.job import Job, Node, Shape
+from shoal.foreign.running import Runner, Settings
+from shoal.foreign.scripts import script_of
+from shoal.foreign.variables import variables_of
+from shoal.foreign.words import guarded
+
+pytestmark = pytest.mark.process
+
+# A host that is this machine: what it is given runs as by OpenSSH, in a shell.
+SSH = ("sh", "-c", 'shift; exec sh -c "$*"', "ssh")
+
+
+def job(shape: Shape, node: Node | None = None) -> Job:
+    return Job.of([node or this_machine(shape)], shape)
+
+
+class Lines:
+    """What processes wrote, by their names."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {}
+
+    def __call__(self, name: str, line: str) -> None:
+        self.found.setdefault(name, []).append(line)
+
+
+def run(of: Job, code: str, place: Path, **given: object) -> Lines:
+    lines = Lines()
+    settings = Settings(folder=str(place), logs=place / "logs", **given)  # type: ignore[arg-type]
+    command = [sys.executable, "-u", "-c", code]
+    Runner(of, command, lambda p: variables_of(of, p), settings, lines).run()
+    return lines
+
+
+def living(mark: str) -> list[psutil.Process]:
+    found = list[psutil.Process]()
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if mark in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return [each for each in found if each.pid != os.getpid()]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_each_says_its_part_and_has_a_log(tmp_path: Path, is_here: bool) -> None:
+    shape = Shape(per_node=2, has_chief=True, has_evaluator=True)
+    here = this_machine(shape)
+    node = here if is_here else Node(name="me", address="127.0.0.1", ports=here.ports)
+    code = "import os; print(os.environ['SHOAL_PART'], os.getcwd())"
+    lines = run(job(shape, node), code, tmp_path, ssh=SSH).found
+    assert lines == {
+        "chief": [f"chief {tmp_path}"],
+        "worker-0": [f"worker {tmp_path}"],
+        "evaluator": [f"evaluator {tmp_path}"],
+    }
+    assert (tmp_path / "logs/worker-0.log").read_text() == f"worker {tmp_path}\n"
+
+
+def test_the_first_that_fails_stops_the_rest(tmp_path: Path) -> None:
+    mark = f"mark{os.urandom(4).hex()}"
+    code = (
+        f"'{mark}'\n"
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    print('no such file', flush=True)\n"
+        "    sys.exit(3)\n"
+        "time.sleep(1000)\n"
+    )
+    with pytest.raises(WorkerFailed, match="worker-1 on localhost ended with status 3"):
+        run(job(Shape(per_node=3)), code, tmp_path)
+    assert living(mark) == []
+
+
+def test_servers_are_ended_with_all_that_they_started(tmp_path: Path) -> None:
+    mark = f"mark{os.urandom(4).hex()}"
+    code = (
+        f"'{mark}'\n"
+        "import os, subprocess, sys, time\n"
+        "if os.environ['SHOAL_PART'] == 'ps':\n"
+        f"    subprocess.Popen([sys.executable, '-c', 'import time; {mark!r};"
+        " time.sleep(1000)'])\n"
+        "    time.sleep(1000)\n"
+    )
+    run(job(Shape(per_node=1, ps=1)), code, tmp_path)
+    assert living(mark) == []
+
+
+def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    mark = f"mark{os.urandom(4).hex()}"
+    code = (
+        f"'{mark}'\n"
+        "import os, signal, time\n"
+        "if os.environ['SHOAL_PART'] == 'ps':\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    time.sleep(1000)\n"
+        "time.sleep(1)\n"
+    )
+    run(job(Shape(per_node=1, ps=1)), code, tmp_path, grace_s=0.5)
+    assert living(mark) == []
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Its end of the guards' input is closed by the system."""
+    mark = f"mark{os.urandom(4).hex()}"
+    words = guarded(
+        [sys.executable, "-c", f"import time; {mark!r}; time.sleep(1000)"],
+        {}, str(tmp_path), 0.5,
+    )  # fmt: skip
+    launcher = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import subprocess, sys, time\n"
+            "subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE,"
+            " start_new_session=True)\n"
+            "print('started', flush=True)\n"
+            "time.sleep(1000)\n",
+            *words,
+        ],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert launcher.stdout is not None
+    launcher.stdout.readline()
+    until = time.monotonic() + 30
+    while len(living(mark)) < 3 and time.monotonic() < until:
+        time.sleep(0.05)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    launcher.stdout.close()
+    while living(mark) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert living(mark) == []
+
+
+def test_a_host_that_is_not_reached_says_what_to_try(tmp_path: Path) -> None:
+    shape = Shape()
+    node = Node(name="far", address="10.0.0.9")
+    ssh = ("sh", "-c", "echo no route to host; exit 255")
+    with pytest.raises(ClusterError, match=r"far: the host could not be reached"):
+        run(job(shape, node), "", tmp_path, ssh=ssh)
+    assert check(job(shape, node), ("sh", "-c", "echo no route >&2; exit 255")) == [
+        "the host far is not reached: no route"
+    ]
+
+
+def test_what_would_fail_is_found_before(tmp_path: Path) -> None:
+    del tmp_path
+    shape = Shape(per_node=1)
+    found = job(shape)
+    assert check(found) == []
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        free = list(this_machine(shape).ports)
+        node = Node(name=HERE.name, address=HERE.address, ports=[*free[:3], port])
+        assert check(job(shape, node)) == [f"port {port} of localhost is taken"]
+        far = Node(name="me", address="127.0.0.1", ports=[*free[:3], port])
+        assert check(job(shape, far), SSH) == [f"port {port} of me is taken"]
+    twice = parse_nodes(["a", "a"], first_port=20000)
+    lines = duplicates(Job.of(twice, Shape()))
+    assert "the host a is there twice" in lines
+
+
+def test_a_script_does_what_the_launcher_does(tmp_path: Path) -> None:
+    shape = Shape(per_node=2, ps=1)
+    found = job(shape)
+    code = (
+        "import os, time\n"
+        "print(os.environ['SHOAL_PART'], os.environ['SHOAL_INDEX'], flush=True)\n"
+        "if os.environ['SHOAL_PART'] == 'ps': time.sleep(1000)\n"
+    )
+    text = script_of(
+        found, 0, [sys.executable, "-c", code], lambda p: variables_of(found, p),
+        folder=str(tmp_path), logs=str(tmp_path / "of it"),
+    )  # fmt: skip
+    path = tmp_path / "script.sh"
+    path.write_text(text)
+    subprocess.run(["sh", str(path)], check=True, timeout=60)
+    logs = {p.name: p.read_text() for p in (tmp_path / "of it").iterdir()}
+    assert logs["worker-0.log"] == "worker 0\n"
+    assert logs["worker-1.log"] == "worker 1\n"
+    assert set(logs) == {"worker-0.log", "worker-1.log", "ps-0.log"}
+    failing = script_of(
+        found, 0, shlex.split("sh -c 'exit 7'"), lambda p: variables_of(found, p),
+        folder=str(tmp_path), logs=str(tmp_path / "others"),
+    )  # fmt: skip
+    path.write_text(failing)
+    assert subprocess.run(["sh", str(path)], check=False, timeout=60).returncode == 7
