@@ -25,7 +25,8 @@ def main() -> None:
     weights = model.module.weight.detach()
     sums = weights.clone()
     dist.all_reduce(sums)
-    assert torch.allclose(sums, dist.get_world_size() * weights)
+    if not torch.allclose(sums, dist.get_world_size() * weights):
+        raise SystemExit("ranks have different weights")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.4f}")
     dist.destroy_process_group()
 

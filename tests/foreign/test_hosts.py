@@ -24,7 +24,8 @@ def test_a_file_of_mpirun_and_one_of_addresses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["a slots=many", "a b", "a; rm -rf /", "a cores=3", "-oProxyCommand=x", "-v"]
+    "line",
+    ["a slots=many", "a b", "a; rm -rf /", "a cores=3", "-oProxyCommand=x", "-v"],
 )
 def test_a_line_that_is_no_host(line: str) -> None:
     with pytest.raises(ConfigError, match="line 1 of the hosts is"):
@@ -32,7 +33,7 @@ def test_a_line_that_is_no_host(line: str) -> None:
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="there is no file './hosts'"):
+    with pytest.raises(ConfigError, match=r"there is no file './hosts'"):
         read_nodes("./hosts")
 
 

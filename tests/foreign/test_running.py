@@ -95,8 +95,8 @@ def test_servers_are_ended_with_all_that_they_started(tmp_path: Path) -> None:
         f"'{mark}'\n"
         "import os, subprocess, sys, time\n"
         "if os.environ['SHOAL_PART'] == 'ps':\n"
-        f"    subprocess.Popen([sys.executable, '-c', 'import time; {mark!r};"
-        " time.sleep(1000)'])\n"
+        f"    code = 'import time; {mark} = 1; time.sleep(1000)'\n"
+        "    subprocess.Popen([sys.executable, '-c', code])\n"
         "    time.sleep(1000)\n"
     )
     run(job(Shape(per_node=1, ps=1)), code, tmp_path)

@@ -55,6 +55,7 @@ class Standby(Listener):
         self._spec, self._connections, self._link = spec, connections, link
         connections.listener = self
         self._machine = Machine(spec, self)
+        self._landing = memoryview(bytearray(spec.sizes.up_bytes))
         self._reporter, self._grace = Reporter(), Grace()
         self._callers: list[Caller] = []
         self._controller: Peer | None = None
@@ -173,7 +174,9 @@ class Standby(Listener):
     def _take_frame(self) -> None:
         """Every event is acknowledged before it is handled."""
         try:
-            head, body = self._link.receive(stall_s=LONGEST_STALL_S)
+            # The first frame is kept as it came: the state until then.
+            into = self._landing if self._number else None
+            head, body = self._link.receive(into, stall_s=LONGEST_STALL_S)
             if head["kind"] == "heard":
                 self._reporter.forget(head["number"])
                 return

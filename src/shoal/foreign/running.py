@@ -124,8 +124,10 @@ class Runner:
     def _read(self, running: _Running) -> None:
         """Keeps and shows what a process writes, until it has ended."""
         name, pipe = running.process.name, running.popen.stdout
-        with running.log.open("ab") as log:
-            for line in pipe or ():
+        if pipe is None:
+            raise RuntimeError("a process without a pipe")
+        with running.log.open("ab") as log, pipe:
+            for line in pipe:
                 log.write(line)
                 log.flush()
                 text = line.decode(errors="replace").rstrip("\r\n")
