@@ -149,6 +149,18 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     assert living(mark) == []
 
 
+def test_a_guard_that_hears_nothing_ends_its_process(tmp_path: Path) -> None:
+    """As on a host whose cable is cut: nothing closes its input."""
+    mark = f"mark{os.urandom(4).hex()}"
+    code = f"import time; {mark} = 1; time.sleep(1000)"
+    words = guarded([sys.executable, "-c", code], {}, str(tmp_path), 0.5, quiet_s=1)
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, start_new_session=True
+    ) as guard:
+        assert guard.wait(60) != 0
+    assert living(mark) == []
+
+
 def test_a_host_that_is_not_reached_says_what_to_try(tmp_path: Path) -> None:
     shape = Shape()
     node = Node(name="far", address="10.0.0.9")

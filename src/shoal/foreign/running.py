@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import queue
 import subprocess
 import threading
@@ -16,7 +18,7 @@ from typing import final
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.foreign.course import course
 from shoal.foreign.job import Job, Process
-from shoal.foreign.words import SSH, guarded, reached
+from shoal.foreign.words import BEAT_S, QUIET_S, SSH, guarded, reached
 
 TAIL = 20  # lines that an error shows
 SSH_FAILED = 255
@@ -51,6 +53,13 @@ class _Running:
     popen: subprocess.Popen[bytes]
     log: Path
     tail: deque[str] = field(default_factory=lambda: deque[str](maxlen=TAIL))
+
+    def beat(self) -> None:
+        """Tells its guard that somebody is there."""
+        stdin = self.popen.stdin
+        if stdin is not None and not self.process.node.is_here and not stdin.closed:
+            with suppress(OSError):
+                os.write(stdin.fileno(), b".")
 
     def tell_to_end(self) -> None:
         """Lets its guard end it."""
@@ -104,7 +113,11 @@ class Runner:
     def _start(self, process: Process) -> None:
         settings = self._settings
         words = guarded(
-            self._command, self._variables(process), settings.folder, settings.grace_s
+            self._command,
+            self._variables(process),
+            settings.folder,
+            settings.grace_s,
+            0 if process.node.is_here else QUIET_S,
         )
         settings.logs.mkdir(parents=True, exist_ok=True)
         log = settings.logs / f"{process.name}.log"
@@ -137,20 +150,24 @@ class Runner:
         self._ended.put(name)
 
     def _watch(self) -> None:
-        until: float | None = None
+        until = math.inf
         while len(self._codes) < len(self._running):
-            left_s = None if until is None else max(0.0, until - time.monotonic())
+            left_s = max(0.0, until - time.monotonic())
             try:
-                name = self._ended.get(timeout=left_s)
+                name = self._ended.get(timeout=min(BEAT_S, left_s))
             except queue.Empty:
-                return  # the evaluator had its time
+                if left_s <= 0:
+                    return  # the evaluator had its time
+                for running in self._running.values():
+                    running.beat()
+                continue
             self._codes[name] = self._running[name].popen.returncode
             found = course(self._job, self._codes, self._stopped)
             if found.failed is not None:
                 raise self._failure(self._running[found.failed.name])
             for process in found.unneeded:
                 self._stop(process.name)
-            if found.is_over and until is None:
+            if found.is_over and until == math.inf:
                 until = time.monotonic() + self._settings.evaluation_s
 
     def _failure(self, running: _Running) -> Exception:

@@ -17,12 +17,17 @@ from shoal.foreign.variables import assignments
 GUARD = """
 cd "$1" || exit 126
 grace=$2
-shift 2
+quiet=$3
+shift 3
+hear() {
+    if [ "$quiet" = 0 ]; then cat; fi
+    while [ -n "$(timeout "$quiet" head -c 1)" ]; do :; done
+}
 trap : TERM
 exec 3<&0 0</dev/null
 "$@" 3<&- &
 child=$!
-(trap : TERM; cat <&3; kill -TERM 0; sleep $grace; kill -KILL 0) >/dev/null 2>&1 &
+(trap : TERM; hear <&3; kill -TERM 0; sleep $grace; kill -KILL 0) >/dev/null 2>&1 &
 guard=$!
 exec 3<&-
 while
@@ -34,15 +39,24 @@ kill -KILL $guard
 kill -TERM 0
 exit $code
 """
-"""Leads a group of processes of its own, which `kill` means by 0."""
+"""Leads a group of processes of its own, which `kill` means by 0. On other hosts it
+wants a byte now and then: a cable that is cut closes nothing."""
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=3",
-       "-o", "ServerAliveCountMax=3")  # fmt: skip
+BEAT_S = 2.0
+QUIET_S = 9
+"""Seconds between two bytes, and without one until a guard ends its process."""
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
+       "-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")  # fmt: skip
 """A host that is gone is noticed within ten seconds; nobody is asked for a password."""
 
 
 def guarded(
-    command: Sequence[str], variables: Mapping[str, str], folder: str, grace_s: float
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    folder: str,
+    grace_s: float,
+    quiet_s: int = 0,
 ) -> list[str]:
     """Words that run a command under its guard.
 
@@ -51,13 +65,14 @@ def guarded(
         variables: Beside those of the node.
         folder: Where it runs.
         grace_s: Seconds between SIGTERM and SIGKILL.
+        quiet_s: Seconds without a byte after which nobody is there; 0 for any.
 
     Example:
         >>> guarded(["date"], {"A": "1"}, "/tmp", 5)[3:]
-        ['shoal', '/tmp', '5', 'env', 'A=1', 'date']
+        ['shoal', '/tmp', '5', '0', 'env', 'A=1', 'date']
     """
     told = ["env", *assignments(variables), *command]
-    return ["sh", "-c", GUARD, "shoal", folder, f"{grace_s:g}", *told]
+    return ["sh", "-c", GUARD, "shoal", folder, f"{grace_s:g}", str(quiet_s), *told]
 
 
 def reached(node: Node, words: Sequence[str], ssh: Sequence[str] = SSH) -> list[str]:

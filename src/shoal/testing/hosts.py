@@ -109,6 +109,14 @@ class Hosts:
         if relay.stdout is None or relay.stdout.readline() != "ready\n":
             raise subprocess.CalledProcessError(relay.wait(), relay.args, stderr=b"")
 
+    def cut(self, number: int) -> None:
+        """Takes the cable of a host out, at its other end."""
+        _ip("link", "set", f"{self.bridge}-{number}", "down")
+
+    def mend(self, number: int) -> None:
+        """Puts it in again."""
+        _ip("link", "set", f"{self.bridge}-{number}", "up")
+
     def close(self) -> None:
         """Removes namespaces, cables and bridge."""
         for relay in self._relays:
