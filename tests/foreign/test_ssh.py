@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -42,7 +43,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Hosts, Ss
         found.close()
 
 
-def _skip(what: str) -> None:
+def _skip(what: str) -> NoReturn:
     """In CI nothing is skipped that it could run."""
     if os.environ.get("SHOAL_REQUIRE_HOSTS"):
         pytest.fail(f"needs {what}")
