@@ -33,7 +33,7 @@ exec 3<&-
 while
     wait $child 2>/dev/null
     code=$?
-    kill -0 $child 2>/dev/null
+    [ $code -gt 128 ] && kill -0 $child 2>/dev/null
 do :; done
 kill -KILL $guard
 kill -TERM 0
