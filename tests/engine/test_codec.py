@@ -126,6 +126,30 @@ def test_what_is_not_finite_or_huge_goes_as_it_is(
 
 
 @EACH
+@pytest.mark.parametrize("other", ["a snapshot", "a gradient that is not finite"])
+def test_what_was_left_out_of_a_change_survives_what_goes_as_it_is(
+    name: str, other: str
+) -> None:
+    """A gang's checkpoint, or one overflow of a scaled loss, costs no rounding."""
+    sender = Sender(CODECS[name], 3, is_place=False)
+    receiver = Receiver(CODECS[name], 3, is_place=False)
+    values = np.array([1.0, 0.0123, -0.3377], np.float32)
+    first, rest = np.empty(3, np.float32), np.empty(3, np.float32)
+    coded = sender.pack(values)
+    assert coded is not None
+    receiver.unpack(coded, first)
+    assert not np.array_equal(first, values)
+    if other == "a snapshot":
+        sender.sent(np.full(3, 7.0, np.float32))
+    else:
+        assert sender.pack(np.full(3, np.inf, np.float32)) is None
+    coded = sender.pack(np.zeros(3, np.float32))
+    assert coded is not None
+    receiver.unpack(coded, rest)
+    np.testing.assert_allclose(first + rest, values, atol=2e-5)
+
+
+@EACH
 def test_a_long_vector_is_encoded_by_segments(name: str) -> None:
     size = 2 * SEGMENT + 77
     values = np.random.default_rng(0).standard_normal(size).astype(np.float32)

@@ -21,7 +21,7 @@ from shoal.plan.often import Often
 def controller() -> Controller:
     """One without processes, that was never given a server."""
     anybody: Any = SimpleNamespace(on_event=lambda *_, **__: None)
-    anybody.on_checkpoint = lambda _: None
+    anybody.on_checkpoint = anybody.pair = lambda _: None
     job = Job(
         workers=2,
         policy=RecoveryPolicy(),

@@ -19,6 +19,7 @@ from shoal.runs.events import read_events, unpack_exchanges
 from shoal.runs.folder import Folder
 from shoal.runs.store import open_run
 from shoal.testing import faults
+from tests.ray_nodes import EVERYWHERE, Place, listens
 
 # Threads have shown them (`test_standby.py`, `test_training.py`); `make matrix` starts
 # processes for these as well.
@@ -51,10 +52,11 @@ def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHOAL_RUNS", str(tmp_path))
 
 
-def fit(strategy: str, **fields: Any) -> Any:
+def fit(strategy: str, place: Place, **fields: Any) -> Any:
     given: dict[str, Any] = {
         "workers": 2, "epochs": EPOCHS, "batch_size": BATCH, "verbose": 0,
-        "shuffle": False, "strategy": strategy, "run": "faults", **fields,
+        "shuffle": False, "strategy": strategy, "run": "faults", "threads": 1,
+        "cluster": place.cluster, **fields,
     }  # fmt: skip
     return shoal.fit(model(), *data(), **given)
 
@@ -68,10 +70,11 @@ def kinds(history: Any) -> list[str]:
 
 
 @pytest.mark.process
+@EVERYWHERE
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_ROUNDS, "all_reduce"])
-def test_a_killed_worker_is_replaced(strategy: str) -> None:
+def test_a_killed_worker_is_replaced(place: Place, strategy: str) -> None:
     with faults.kill(rank=1, step=12):
-        history = fit(strategy, epochs=10)
+        history = fit(strategy, place, epochs=10)
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * 10
     assert found.workers_lost == 1
@@ -79,10 +82,11 @@ def test_a_killed_worker_is_replaced(strategy: str) -> None:
 
 
 @pytest.mark.process
-def test_a_worker_that_hangs_is_found_and_replaced() -> None:
+@EVERYWHERE
+def test_a_worker_that_hangs_is_found_and_replaced(place: Place) -> None:
     """Nothing of it is ever heard again: no error, no end of its connection."""
     with faults.stop(rank=1, step=12):
-        history = fit("all_reduce", epochs=10)
+        history = fit("all_reduce", place, epochs=10)
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * 10
     assert found.workers_lost == 1
@@ -109,6 +113,7 @@ class KillServer(keras.callbacks.Callback):
 
 
 @pytest.mark.process
+@EVERYWHERE
 @pytest.mark.parametrize(
     ("strategy", "batch"),
     [
@@ -117,9 +122,9 @@ class KillServer(keras.callbacks.Callback):
         pytest.param("all_reduce", 70, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_server_is_replaced(strategy: str, batch: int) -> None:
+def test_a_killed_server_is_replaced(place: Place, strategy: str, batch: int) -> None:
     """Before the first checkpoint, and in an epoch after one."""
-    history = fit(strategy, epochs=6, callbacks=[KillServer(batch)])
+    history = fit(strategy, place, epochs=6, callbacks=[KillServer(batch)])
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * 6
     assert len(history.history["loss"]) == 6
@@ -140,10 +145,13 @@ class KillAtEnd(KillServer):
 
 
 @pytest.mark.process
+@EVERYWHERE
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_ROUNDS, ALSO_GANGS])
-def test_an_epoch_that_was_told_and_then_lost_is_trained_again(strategy: str) -> None:
+def test_an_epoch_that_was_told_and_then_lost_is_trained_again(
+    place: Place, strategy: str
+) -> None:
     """It was left out: the next one was trained on what was before it."""
-    history = fit(strategy, callbacks=[KillAtEnd(2)])
+    history = fit(strategy, place, callbacks=[KillAtEnd(2)])
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
     assert history.epoch == list(range(EPOCHS))
@@ -193,16 +201,14 @@ def servers_of_this_process() -> list[psutil.Process]:
     return [child for child in children if listens(child)]
 
 
-def listens(child: psutil.Process) -> bool:
-    found = child.net_connections(kind="tcp")
-    return any(c.status == psutil.CONN_LISTEN for c in found)
-
-
 @pytest.mark.process
+@EVERYWHERE
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GANGS])
-def test_a_standby_takes_over(strategy: str) -> None:
+def test_a_standby_takes_over(place: Place, strategy: str) -> None:
     """Twice: the standby's standby as well. No worker is lost, nothing goes back."""
-    history = fit(strategy, epochs=9999, callbacks=[KillLeader(2, "server")], standby=1)
+    history = fit(
+        strategy, place, epochs=9999, callbacks=[KillLeader(2, "server")], standby=1
+    )
     epochs = len(history.history["loss"])
     assert summary(history).samples_committed == ROWS * epochs
     told = kinds(history)
@@ -211,9 +217,10 @@ def test_a_standby_takes_over(strategy: str) -> None:
 
 
 @pytest.mark.process
-def test_a_standby_that_is_lost_is_replaced() -> None:
+@EVERYWHERE
+def test_a_standby_that_is_lost_is_replaced(place: Place) -> None:
     history = fit(
-        "aeasgd", epochs=9999, callbacks=[KillLeader(1, "standby")], standby=1
+        "aeasgd", place, epochs=9999, callbacks=[KillLeader(1, "standby")], standby=1
     )
     epochs = len(history.history["loss"])
     assert summary(history).samples_committed == ROWS * epochs
@@ -226,14 +233,14 @@ def test_a_standby_that_is_lost_is_replaced() -> None:
 class KillWorker(keras.callbacks.Callback):
     """Kills a worker once a spare process waits; trains on until it is replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__()
-        self.waiting: set[int] = set()
+        self.place, self.waiting = place, set[int]()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.waiting:
             return
-        children = [c for c in psutil.Process().children() if not listens(c)]
+        children = self.place.workers()
         workers = pids_so_far()
         if len(children) == 3 and len(workers) == 2:
             self.waiting = {child.pid for child in children} - set(workers)
@@ -250,9 +257,10 @@ def pids_so_far() -> list[int]:
 
 
 @pytest.mark.process
-def test_a_spare_process_takes_the_place_of_a_lost_worker() -> None:
-    killer = KillWorker()
-    history = fit("aeasgd", epochs=9999, callbacks=[killer], spares=1)
+@EVERYWHERE
+def test_a_spare_process_takes_the_place_of_a_lost_worker(place: Place) -> None:
+    killer = KillWorker(place)
+    history = fit("aeasgd", place, epochs=9999, callbacks=[killer], spares=1)
     epochs = len(history.history["loss"])
     assert summary(history).samples_committed == ROWS * epochs
     assert pids_so_far()[2:] == list(killer.waiting)
@@ -275,10 +283,11 @@ class StopServer(KillServer):
 
 
 @pytest.mark.process
+@EVERYWHERE
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GANGS])
-def test_a_server_that_hangs_is_found_and_replaced(strategy: str) -> None:
-    history = fit(strategy, epochs=6, callbacks=[StopServer(12)])
+def test_a_server_that_hangs_is_found_and_replaced(place: Place, strategy: str) -> None:
+    history = fit(strategy, place, epochs=6, callbacks=[StopServer(12)])
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * 6
     events = list(read_events(Folder.at(history.run.url)))
@@ -303,7 +312,7 @@ def test_a_worker_that_hangs_before_it_joined_is_found_and_replaced(
 ) -> None:
     """The others of a gang wait for it."""
     monkeypatch.setattr(pulse, "START_TIMES", 1.0)
-    history = fit("all_reduce", callbacks=[StopStart()])
+    history = fit("all_reduce", Place(), callbacks=[StopStart()])
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
     [lost] = [
@@ -315,16 +324,20 @@ def test_a_worker_that_hangs_before_it_joined_is_found_and_replaced(
 
 
 @pytest.mark.process
-def test_without_restarts_a_lost_server_ends_the_run() -> None:
+@EVERYWHERE
+def test_without_restarts_a_lost_server_ends_the_run(place: Place) -> None:
     with pytest.raises(ClusterError, match="no replacement was left"):
-        fit("aeasgd", max_restarts=0, callbacks=[KillServer(1)])
+        fit("aeasgd", place, max_restarts=0, callbacks=[KillServer(1)])
 
 
 @pytest.mark.process
-def test_a_gang_that_is_killed_to_the_last_goes_on_as_if_nothing_was() -> None:
+@EVERYWHERE
+def test_a_gang_that_is_killed_to_the_last_goes_on_as_if_nothing_was(
+    place: Place,
+) -> None:
     # In the second of three epochs, both in the same step, which nobody can end.
     with faults.kill(rank=0, step=40).kill(rank=1, step=40):
-        history = fit("all_reduce")
+        history = fit("all_reduce", place)
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * EPOCHS
     assert found.workers_lost == 2
@@ -342,24 +355,27 @@ def test_a_gang_that_is_killed_to_the_last_goes_on_as_if_nothing_was() -> None:
 
 
 @pytest.mark.process
-def test_without_restarts_the_run_ends_and_says_so() -> None:
+@EVERYWHERE
+def test_without_restarts_the_run_ends_and_says_so(place: Place) -> None:
     watch = faults.kill(rank=0, step=3)
     with watch, pytest.raises(WorkerLost, match="0 of 0 restarts used"):
-        fit("aeasgd", workers=1, max_restarts=0)
+        fit("aeasgd", place, workers=1, max_restarts=0)
 
 
 @pytest.mark.process
-def test_without_restarts_the_others_go_on() -> None:
+@EVERYWHERE
+def test_without_restarts_the_others_go_on(place: Place) -> None:
     with faults.kill(rank=1, step=12):
-        found = summary(fit("all_reduce", max_restarts=0, workers=(1, 2)))
+        found = summary(fit("all_reduce", place, max_restarts=0, workers=(1, 2)))
     assert found.samples_committed == ROWS * EPOCHS
     assert found.workers_lost == 1
 
 
 @pytest.mark.process
-def test_code_that_raises_stops_the_run_with_rank_and_step() -> None:
+@EVERYWHERE
+def test_code_that_raises_stops_the_run_with_rank_and_step(place: Place) -> None:
     with faults.fail(rank=1, step=5), pytest.raises(WorkerFailed) as caught:
-        fit("all_reduce")
+        fit("all_reduce", place)
     assert (caught.value.rank, caught.value.step) == (1, 5)
     assert "a test has failed this worker" in caught.value.traceback
 

@@ -167,11 +167,13 @@ def test_the_search_would_find_it(
 READERS = (
     "shoal.engine.bulk", "shoal.engine.channel", "shoal.engine.connections",
     "shoal.engine.complaints", "shoal.engine.controller", "shoal.engine.fields",
-    "shoal.engine.conversation", "shoal.engine.greeting", "shoal.engine.machine",
-    "shoal.engine.member",
+    "shoal.engine.calling", "shoal.engine.conversation", "shoal.engine.desk",
+    "shoal.engine.greeting", "shoal.engine.leading", "shoal.engine.machine",
+    "shoal.engine.member", "shoal.engine.orders", "shoal.engine.parts",
     "shoal.engine.mirror", "shoal.engine.porch", "shoal.engine.reporter",
     "shoal.engine.reports", "shoal.engine.restart", "shoal.engine.server",
-    "shoal.engine.servers", "shoal.engine.slots", "shoal.engine.standby",
+    "shoal.engine.servers", "shoal.engine.shard", "shoal.engine.shards",
+    "shoal.engine.sharing", "shoal.engine.slots", "shoal.engine.standby",
     "shoal.engine.tls", "shoal.engine.wire", "shoal.engine.words",
 )  # fmt: skip
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml"}

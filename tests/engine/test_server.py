@@ -19,6 +19,7 @@ from shoal.engine.channel import Channel
 from shoal.engine.conversation import Fenced, Seat
 from shoal.engine.member import Member
 from shoal.engine.server import Server
+from shoal.engine.slots import Slot
 from shoal.engine.wire import HEADER, MAGIC, Link, pack_head
 from shoal.errors import ClusterError
 from shoal.strategies import get
@@ -208,6 +209,27 @@ def test_a_server_ends_with_its_controller() -> None:
     cluster.start_worker(0)
     cluster.close()
     cluster.close()
+
+
+def test_a_server_gives_back_the_slots_of_those_who_are_still_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # One that stays for the next run kept a descriptor for each of them.
+    made: list[Slot] = []
+    real = Slot.make
+
+    def make(size: int, tag: str = "") -> tuple[Slot, str] | None:
+        found = real(size, tag)
+        assert found is not None
+        made.append(found[0])
+        return found
+
+    monkeypatch.setattr(Slot, "make", make)
+    with Cluster(setup()) as cluster:
+        member = Member(seat(cluster), get("aeasgd"))
+        assert [slot._memory is None for slot in made] == [False]
+    member.leave()
+    assert [slot._memory is None for slot in made] == [True]
 
 
 @pytest.mark.parametrize("command", [{"kind": "dance"}, {"kind": "proceed"}])

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from shoal.engine.leading import open_connections
 from shoal.engine.machine import ServerSpec
-from shoal.engine.server import Server, open_connections
+from shoal.engine.server import Server
 from shoal.engine.servers import Servers
 from shoal.engine.serving import ServeInherited
 from shoal.engine.standby import Standby, StandbySpec
@@ -85,7 +86,7 @@ def servers(stage: FakeStage, notes: Notes) -> Iterator[Servers]:
     thread.start()
     processes: Any = stage
     observer: Any = notes
-    found = Servers(processes, observer, 1, list, has_standby=True)
+    found = Servers(processes, processes, observer, 1, list, has_standby=True)
     found.start(spec)
     found.connect(LIMIT_S, lambda: None)
     found.look({}, LONG_S)

@@ -10,6 +10,7 @@ import pytest
 from shoal.engine.bulk import Sizes
 from shoal.engine.lineage import Past
 from shoal.engine.machine import Machine, ServerSpec
+from shoal.engine.orders import Order
 from shoal.engine.post import Post
 from shoal.engine.restart import Restart, Snapshot
 from shoal.engine.wire import Head
@@ -53,6 +54,8 @@ class Stand:
 
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
         self.answers[post.rank] = head
+
+    def ordered(self, order: Order) -> None: ...
 
     def report(self, head: Head, *body: bytes) -> None:
         self.reports.append((head, b"".join(body)))

@@ -23,6 +23,7 @@ def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
         age_s=lambda _: 0.0,
         longest_join_s=0.0,
         give=lambda *_: None,
+        is_waiting=lambda _: False,
         poll=lambda: {gone.name: gone for gone in ended},
     )
     told: list[str] = []
@@ -47,7 +48,7 @@ class Stand:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 2) -> None:
         self.now, self.made, self.told = 1000.0, 0, list[tuple[str, Any]]()
         self.ended: dict[str, Exit] = {}
-        self.warm = set[str]()
+        self.warm, self.waiting = set[str](), set[str]()
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         policy, observer = RecoveryPolicy(max_restarts=99), SimpleNamespace()
         observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
@@ -67,6 +68,9 @@ class Stand:
         return 1000.0 if token in self.warm else 0.0
 
     def give(self, *_: object) -> None: ...
+
+    def is_waiting(self, token: str) -> bool:
+        return token in self.waiting
 
     def stop(self, token: str) -> None:
         reason = "killed by SIGKILL"
@@ -113,6 +117,21 @@ def test_a_worker_that_never_starts_is_replaced(
     [reason] = stand.reasons()
     assert reason.startswith("hung: not ready after 40")
     assert stand.made == 3
+
+
+def test_a_worker_that_waits_for_room_is_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How long it may wait for that is its launcher's affair."""
+    stand = Stand(monkeypatch)
+    stand.waiting.add("w2")
+    stand.watch(2.0)
+    stand.works("w1", 0)
+    stand.watch(500.0)
+    assert stand.reasons() == []
+    stand.waiting.clear()
+    stand.watch(start_limit_s(2.0) + 1.0)
+    assert len(stand.reasons()) == 1
 
 
 def test_a_worker_that_joined_and_never_works_is_replaced(

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from shoal.engine.frozen import pack, unpack
+from shoal.engine.leading import Leader
 from shoal.engine.machine import Machine
+from shoal.engine.orders import Order
 from shoal.engine.post import Post
-from shoal.engine.server import JOINED_AGAIN, Server
+from shoal.engine.server import JOINED_AGAIN
 from shoal.engine.wire import Head
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Outcome, Setup
@@ -23,7 +25,7 @@ PROBLEM = LeastSquares.seeded(rows=96)
 EPOCHS = 3
 
 
-def kill(server: Server, at: int, where: str) -> None:
+def kill(server: Leader, at: int, where: str) -> None:
     """Lets a server die at one of its events, as if its process was killed.
 
     Args:
@@ -145,6 +147,8 @@ class Silence:
     """Nobody who could be told anything."""
 
     def answer(self, post: Post, head: Head, blob: bytes) -> None: ...
+
+    def ordered(self, order: Order) -> None: ...
 
     def report(self, head: Head, *body: bytes) -> None: ...
 

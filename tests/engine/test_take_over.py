@@ -242,7 +242,7 @@ def test_a_standby_that_goes_before_it_was_taken_is_told_of() -> None:
     relief.gone(peer, "cut")
     assert [head["kind"] for head in said] == ["standby_called", "standby_left"]
     assert {head["generation"] for head in said} == {3}
-    relief.take(lambda: b"all")
+    relief.take(lambda: b"all", [])
     assert mirror.peer is None
 
 
@@ -255,7 +255,7 @@ def test_an_earlier_standby_does_not_take_the_place_of_a_later_one() -> None:
     with pytest.raises(BadFrame):
         relief.called(earlier, {"generation": 2})
     relief.gone(earlier, "bad frame")
-    relief.take(lambda: b"all")
+    relief.take(lambda: b"all", [])
     assert mirror.peer is later
     assert [head["generation"] for head in said] == [3]
 

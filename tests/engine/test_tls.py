@@ -306,3 +306,23 @@ def test_without_the_package_it_says_what_to_install(
 
 
 CONTEXT = tls.server_context(tls.make_identity())
+
+
+def test_a_cut_in_the_middle_of_tls_is_a_lost_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Workers call again then; any other error would count as one of user code."""
+
+    def cut(*_: Any) -> None:
+        raise ssl.SSLEOFError("EOF occurred in violation of protocol")
+
+    with Cluster(setup()) as cluster:
+        link = Link(cluster.address, cluster.secret, certificate=cluster.certificate)
+        for name in ("sendall", "recv_into"):
+            monkeypatch.setattr(ssl.SSLSocket, name, cut)
+        with pytest.raises(ConnectionResetError):
+            link.send({"kind": "control"})
+        with pytest.raises(ConnectionResetError):
+            link.receive()
+        monkeypatch.undo()
+        link.close()

@@ -88,12 +88,12 @@ def blames_workers_for_what_its_standby_does(patch: Patch) -> None:
 
 @mutant
 def follows_without_vectors(patch: Patch) -> None:
-    original = Standby._take
+    original = Standby._vectors
 
-    def take(self: Any, event: Any, body: Any) -> None:
-        original(self, event, memoryview(bytes(len(body))))
+    def vectors(self: Any, head: Any, body: Any) -> int:
+        return original(self, head, memoryview(bytes(len(body))))
 
-    patch.setattr(Standby, "_take", take)
+    patch.setattr(Standby, "_vectors", vectors)
 
 
 @mutant

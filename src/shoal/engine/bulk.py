@@ -78,8 +78,28 @@ class Bulk:
             memory = aligned_bytes(sizes.slot_bytes).data.cast("B")
         else:
             memory = slot.bytes
-        up, down = memory[: sizes.up_bytes], memory[sizes.up_bytes :]
-        self.up, self.down = up, down[: sizes.down_bytes]
+        down = memory[sizes.up_bytes : sizes.slot_bytes]
+        self._divide(memory[: sizes.up_bytes], down)
+
+    def part(self, of: slice, sizes: Sizes) -> Bulk:
+        """Views of a part of the vectors, without what lies beside them.
+
+        Args:
+            of: Of the vector; it begins at a cache line.
+            sizes: Of the part.
+        """
+        found = Bulk.__new__(Bulk)
+        found.sizes, found.slot = sizes, None
+        start = 4 * of.start
+        found._divide(
+            self.up[start : start + sizes.up_bytes],
+            self.down[start : start + sizes.down_bytes],
+        )
+        return found
+
+    def _divide(self, up: memoryview, down: memoryview) -> None:
+        sizes = self.sizes
+        self.up, self.down = up, down
         at = _aligned(4 * sizes.vector)
         after = at + _aligned(4 * sizes.statistics)
         vector, statistics = sizes.vector, sizes.statistics

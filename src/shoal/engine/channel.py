@@ -100,6 +100,18 @@ class Channel:
         self.inbox: memoryview | None = None
         """Where bodies go when they fit; otherwise into fresh memory."""
 
+    @classmethod
+    def of(
+        cls, connection: socket.socket, secret: bytes, max_body_bytes: int
+    ) -> Channel:
+        """A connection whose other end was called, and has greeted."""
+        channel = cls(connection, secret, max_body_bytes=max_body_bytes)
+        if isinstance(connection, ssl.SSLSocket):
+            channel._tls = connection
+        channel.is_proven = channel._is_admitted = True
+        channel._expect("header", _memory(HEADER.size))
+        return channel
+
     @property
     def is_commander(self) -> bool:
         """Whether it proved the run's secret itself, as a controller does."""

@@ -189,10 +189,11 @@ class Sender:
         return self._out.data
 
     def sent(self, values: Vector) -> None:
-        """The other end has a vector as it is, or will."""
-        if not self._is_place and self._memory is not None:
-            self._memory[:] = 0.0
-        else:  # to what is huge nothing can be added
+        """The other end has a vector as it is, or will.
+
+        What was left out of changes is still to be said: it was of others.
+        """
+        if self._is_place:  # to what is huge nothing can be added
             self._memory = values.copy() if _is_moderate(values) else None
 
 

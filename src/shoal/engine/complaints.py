@@ -1,4 +1,4 @@
-"""What a worker says of data and numbers that hurt, before it is passed on. Pure.
+"""What a worker says of data and numbers that hurt, and of its machine. Pure.
 
 As with all that comes from a worker: of the right kind and not too long, or its
 connection is closed.
@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.engine.fields import some, text, whole
+from shoal.engine.fields import amount, some, text, whole
 from shoal.engine.wire import Head
+from shoal.facts import GpuUse
 
 MOST_LETTERS = 1 << 12
+MOST_NAME = 256
+MOST_GPUS = 256
 
 SURE, LOSS, NUMBERS, VOID = range(4)
 """What a worker of a gang says of its part of a step: all is well; its loss is not
@@ -66,8 +69,37 @@ def data_retry(head: Head) -> dict[str, Any]:
     return {"text": text(head["text"], MOST_LETTERS), "attempt": whole(head["attempt"])}
 
 
+def node_used(head: Head) -> dict[str, Any]:
+    """What a machine is busy with, see `NodeUse`.
+
+    Raises:
+        ValueError: It is not what a worker of ours says.
+
+    Example:
+        >>> said = {"kind": "node_used", "node": "10.0.0.7", "percent": 93.5,
+        ...     "memory_mib": 512.0, "total_mib": 1024.0, "gpus": []}
+        >>> node_used(said) == {k: said[k] for k in said if k != "kind"}
+        True
+    """
+    names = ("percent", "memory_mib", "total_mib")
+    gpus = [
+        {
+            "number": whole(gpu["number"]),
+            "name": text(gpu["name"], MOST_NAME),
+            **{name: amount(gpu[name]) for name in GpuUse._fields[2:]},
+        }
+        for gpu in some(head["gpus"], MOST_GPUS)
+    ]
+    return {
+        "node": text(head["node"], MOST_NAME),
+        **{name: amount(head[name]) for name in names},
+        "gpus": gpus,
+    }
+
+
 COMPLAINTS: dict[str, Callable[[Head], dict[str, Any]]] = {
     "not_finite": not_finite,
     "data_retry": data_retry,
+    "node_used": node_used,
 }
 """Kinds of messages, and who reads them."""

@@ -21,11 +21,11 @@ from shoal.engine.bulk import Bulk
 from shoal.engine.channel import Channel
 from shoal.engine.parcels import Parcels
 from shoal.engine.porch import Porch
-from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head
+from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
 MAX_CONNECTIONS = 4096
 MAX_STRANGERS = 256
-OURS = ("controller", "standby")  # heard whatever waits for them
+OURS = ("controller", "standby", "shard", "order")  # heard whatever waits for them
 MOST_REASON = 300  # letters of what is said of a peer that is gone
 
 
@@ -137,6 +137,20 @@ class Connections:
             elif self._strangers.get(key.fd) is key.data:
                 self._hear(key.data, mask)
         self._drop_lost()
+
+    def adopt(self, link: Link, role: str) -> Peer:
+        """Hears whom this end has called, as if it had been called.
+
+        Args:
+            link: It is owned from now on.
+            role: Of the other end.
+        """
+        channel = Channel.of(link.socket, self._secret, self._limit)
+        peer = Peer(channel=channel, name=role, role=role)
+        self._peers[channel.socket.fileno()] = peer
+        self._selector.register(channel.socket, selectors.EVENT_READ, peer)
+        self._eager.append(peer)  # TLS may hold what came with the greeting
+        return peer
 
     def watch(self, socket_: socket.socket, hear: Callable[[], None]) -> None:
         """Calls `hear` in `serve` whenever a socket of somebody else has input."""

@@ -21,7 +21,8 @@ from shoal.engine.machine import ServerSpec
 from shoal.engine.observer import EpochsInOrder, Observer, Rescue
 from shoal.engine.reports import fields, read_center, read_epoch, read_records
 from shoal.engine.restart import Snapshot, read_restart
-from shoal.engine.servers import GRACE_S, Message, ServerGone, Servers
+from shoal.engine.servers import GRACE_S, Message, ServerGone
+from shoal.engine.sharing import SharedServers
 from shoal.engine.staff import Staff
 from shoal.engine.stage import Stage
 from shoal.engine.wire import Head
@@ -53,6 +54,7 @@ class Job:
         often: Between checkpoints.
         has_standby: A second server knows all that the first one does.
         spares: Processes that wait for a worker to be lost.
+        servers: That share the vector.
     """
 
     workers: int
@@ -63,6 +65,7 @@ class Job:
     often: Often
     has_standby: bool = False
     spares: int = 0
+    servers: int = 1
 
 
 class Controller:
@@ -81,11 +84,12 @@ class Controller:
         self._staff = Staff(
             stage, job.policy, job.log, observer, self._tell_of_staff, job.spares
         )
-        self._servers = Servers(
+        self._servers = SharedServers(
             stage,
             observer,
             job.workers,
             self._staff.living,
+            count=job.servers,
             has_standby=job.has_standby,
         )
         self._servers.on_succession = self._repeat
@@ -404,10 +408,11 @@ class Controller:
         self._staff.dismiss()
         with contextlib.suppress(OSError, ShoalError):
             old = self._servers.call_again(patience_s)
-            if old is None:
+            if not old:
                 return None
             found = self._ask("center", "center", patience_s)
-            old.close()
+            for link in old:
+                link.close()
             if found is None:
                 return None
             state = None

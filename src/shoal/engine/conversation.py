@@ -1,77 +1,33 @@
 """A worker's conversation with its server, whichever of two leads.
 
-Blocking: every question waits for its answer. This file decides how a worker comes to
-its server and back to it; what is said lies in `member.py`.
+Blocking: every question waits for its answer. Where several servers share the vector
+this one is told everything, and each of the others its part of the vectors. What is
+said lies in `member.py`.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
+
+import numpy as np
 
 from shoal.data.read_ahead import BEAT_S
-from shoal.engine.bulk import Bulk, Sizes
+from shoal.engine.bulk import Bulk
+from shoal.engine.calling import Answered, Fenced, Line, Seat, who
+from shoal.engine.desk import Desks, in_background
 from shoal.engine.parcels import parcels_of
+from shoal.engine.shards import sizes_of
 from shoal.engine.slots import Slot
 from shoal.engine.wire import Head, Link
-from shoal.errors import ExchangeTimeout, ShoalError
+from shoal.errors import ShoalError
 from shoal.strategies.base import Strategy
+from shoal.vectors import Vector
 
-CALL_S = 60.0  # until somebody greets
-TURN_S = 5.0  # the same at one of two addresses
-CALL_PAUSE_S = 0.02
-
-Answered: TypeAlias = tuple[Head, memoryview]
-
-
-def in_background(work: Callable[[], Answered]) -> Future[Answered]:
-    """Starts what waits for the network, in a thread that no exit waits for."""
-    found: Future[Answered] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as error:
-            found.set_exception(error)
-
-    threading.Thread(target=run, name="shoal-exchange", daemon=True).start()
-    return found
-
-
-class Fenced(ShoalError):
-    """The server refused this process: another one has its place, or its past."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seat:
-    """Who a worker says it is when it joins.
-
-    Args:
-        address: Of the server.
-        other: Where a standby listens, or will; None where there is none.
-        secret: What `worker_secret` made of the run's.
-        sizes: Of the vectors.
-        hint: The rank it wishes for.
-        token: Names its process to the controller.
-        node: Its machine.
-        wants_slot: Vectors through shared memory, where both are at one address.
-        certificate: Of the server, None where it does not use TLS.
-    """
-
-    address: tuple[str, int]
-    secret: bytes = field(repr=False)
-    sizes: Sizes
-    hint: int
-    token: str
-    other: tuple[str, int] | None = None
-    node: str = "localhost"
-    wants_slot: bool = True
-    certificate: bytes | None = None
+__all__ = ["Conversation", "Fenced", "Seat"]
 
 
 class Conversation:
@@ -94,111 +50,128 @@ class Conversation:
         self.strategy, self.sizes = strategy, seat.sizes
         self._seat, self._question = seat, 0
         self._early: Future[Answered] | None = None
-        self._addresses = [seat.address] if seat.other is None else [
-            seat.address, seat.other
-        ]  # fmt: skip
+        self._line = Line(seat, seat.addresses)
+        count = len(seat.shards) + 1
+        self._own_sizes = sizes_of(seat.sizes, 0, count) if count > 1 else seat.sizes
+        self._desks: Desks | None = None
 
-    def _call(self, head: Head) -> tuple[Head, memoryview]:
-        """Calls whoever leads, and says who this is.
+    @property
+    def _link(self) -> Link:
+        return self._line.link
 
-        With two addresses it tries them in turn: a standby tells to call elsewhere, and
-        where a server was lost nobody greets until another one has started.
+    @property
+    def far_host(self) -> str:
+        """Address of this machine, empty where it is the server's own."""
+        return "" if self._link.is_local else self._link.own_host
+
+    def _join(self, head: Head) -> tuple[Head, Vector, Vector, bytes]:
+        """Takes a place at all servers.
+
+        Args:
+            head: What to say.
+
+        Returns:
+            The answer, the center, statistics, and an optimizer's state.
 
         Raises:
-            ConnectionError: The server hung up.
-            ExchangeTimeout: Nobody greets at any address.
-            Fenced: This worker is not wanted.
+            Fenced: The server has another model, or gave the place to another.
         """
-        seat = self._seat
-        head |= {"token": seat.token}
-        has_other, refused = len(self._addresses) > 1, 0
-        until = time.monotonic() + CALL_S
-        while True:
-            try:
-                answer, body = self._call_once(head, TURN_S if has_other else CALL_S)
-                if answer["kind"] != "elsewhere":
-                    break
-                self._link.close()
-            except (ConnectionError, ExchangeTimeout) as error:
-                is_refused = isinstance(error.__context__, ConnectionRefusedError)
-                refused = refused + 1 if is_refused else 0
-                is_over = time.monotonic() > until or refused == len(self._addresses)
-                if is_over or not has_other:  # refused everywhere: the run is over
-                    raise
-            self._addresses.reverse()
-            time.sleep(CALL_PAUSE_S)
-        if answer["kind"] == "refused":
-            self._link.close()
-            raise Fenced(f"the server refused this worker: {answer['reason']}")
-        return answer, body
+        head, body = self._line.call(head, can_map=True)
+        sizes = self._own_sizes
+        self.rank, self.incarnation = head["rank"], head["incarnation"]
+        start = np.frombuffer(body, np.float32, sizes.vector + sizes.statistics)
+        vector, statistics = start[: sizes.vector], start[sizes.vector :]
+        self._settle(head["slot"])
+        if self._seat.shards:
+            self._desks = Desks(
+                self._seat, self.bulk, self.strategy, self.rank, self.incarnation
+            )
+            vector = np.concatenate([vector, *self._desks.attend()])
+        return head, vector, statistics, bytes(body[start.nbytes :])
 
-    def _call_once(self, head: Head, limit_s: float) -> tuple[Head, memoryview]:
-        seat = self._seat
-        self._link = Link(
-            self._addresses[0],
-            seat.secret,
-            certificate=seat.certificate,
-            timeout_s=limit_s,
-        )
-        try:
-            wants_slot = seat.wants_slot and self._link.is_local
-            self._link.send({**head, "wants_slot": wants_slot})
-            return self._link.receive()
-        except BaseException:
-            self._link.close()
-            raise
-
-    def _settle(self, offer: dict[str, str] | None) -> Bulk:
-        slot = None
+    def _settle(self, offer: dict[str, str] | None) -> None:
+        slot, sizes = None, self._own_sizes
         if offer is not None:
-            size = self.sizes.slot_bytes
-            slot = Slot.attach(offer["path"], size, offer["mark"])
+            slot = Slot.attach(offer["path"], sizes.slot_bytes, offer["mark"])
         self._link.send({"kind": "slot", "is_shared": slot is not None})
-        bulk = Bulk(self.sizes, slot)
-        self._parcels = parcels_of(bulk, self.strategy, is_server=False)
-        return bulk
+        self._own = Bulk(sizes, slot)
+        if not self._seat.shards:
+            self.bulk = self._own
+        elif self._desks is None:
+            self.bulk = Bulk(self.sizes, None)
+        self._parcels = parcels_of(self._own, self.strategy, is_server=False)
 
     def _ask(
         self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
-    ) -> tuple[Head, memoryview]:
+    ) -> Answered:
         """Asks the server, or the one that took its place, until one answers."""
         self._question += 1
-        head["question"] = self._question
-        parts = self._parts(head["kind"]) if has_vectors else ()
+        head["question"] = question = self._question
+        is_push, desks = head["kind"] == "push", self._desks
+        staged = None
+        if desks is not None and has_vectors:
+            staged = desks.stage(question, is_push=is_push)
+            self._copy_up()
+        parts = self._parts(is_push=is_push) if has_vectors else ()
         if len(parts) > 1:
             head["is_coded"] = True
         while True:
             try:
                 self._link.send(head, *parts, blob)
-                return self._receive()
+                answer = self._receive()
+                break
             except ConnectionError as error:
                 self._go_back(error)
                 # As it is: that server may not know what the other one had.
                 head.pop("is_coded", None)
-                parts = (self.bulk.inline_up,) if has_vectors else ()
+                parts = (self._own.inline_up,) if has_vectors else ()
+        if staged is not None:
+            staged.result()
+        if desks is not None and answer[0].get("body", "none") != "none":
+            desks.take(question)
+            self._copy_down()
+        return answer
 
-    def _parts(self, kind: str) -> tuple[memoryview, ...]:
+    def _copy_up(self) -> None:
+        """What the server that orders gets of a message."""
+        own = self._own
+        own.message[:] = self.bulk.message[: own.message.size]
+        own.rest_up[:] = self.bulk.rest_up
+
+    def _copy_down(self) -> None:
+        """What the server that orders has sent of an answer."""
+        own = self._own
+        self.bulk.reply[: own.reply.size] = own.reply
+        self.bulk.rest_down[:] = own.rest_down
+
+    def _parts(self, *, is_push: bool) -> tuple[memoryview, ...]:
         """What a message adds to its frame: a vector that is encoded has two parts."""
         parcels = self._parcels
-        if parcels is not None and kind == "push":
+        if parcels is not None and is_push:
             found = parcels.pack()
             if found is not None:
                 return found
         elif parcels is not None:
             parcels.sent()
-        return (self.bulk.inline_up,)
+        return (self._own.inline_up,)
 
-    def _receive(self) -> tuple[Head, memoryview]:
-        """Waits for an answer; its vectors are then in `self.bulk`."""
-        parcels = self._parcels
-        if parcels is None:
-            return self._link.receive(self.bulk.inline_down or None)
-        head, body = self._link.receive(parcels.landing)
-        if head.get("is_coded"):
-            body = body[parcels.unpack(body) :]
-        elif head.get("body", "none") != "none" and len(body) == len(self.bulk.down):
-            self.bulk.down[:] = body
-        return head, body
+    def _receive(self) -> Answered:
+        """Waits for an answer; its vectors are then in `self._own`.
+
+        Returns:
+            The answer, and what came behind its vectors.
+        """
+        own, parcels = self._own, self._parcels
+        into = own.inline_down if parcels is None else parcels.landing
+        head, body = self._link.receive(into or None)
+        if parcels is not None and head.get("is_coded"):
+            return head, body[parcels.unpack(body) :]
+        inline = len(own.inline_down)
+        if head.get("body", "none") == "none" or not inline:
+            return head, body
+        if body.obj is not own.down.obj:
+            own.down[:] = body[:inline]
+        return head, body[inline:]
 
     def _go_back(self, error: ConnectionError) -> None:
         """The server is gone: waits for its standby to lead, and takes its place there.
@@ -208,17 +181,11 @@ class Conversation:
         Raises:
             ConnectionError: There is no standby, or it is gone as well.
         """
-        self._link.close()
-        if len(self._addresses) < 2:
-            raise error
-        self._addresses.reverse()
-        who = {"rank": self.rank, "incarnation": self.incarnation}
-        try:
-            head, _ = self._call({"kind": "rejoin", **who})
-        except ExchangeTimeout:
-            raise error from None
-        before, self.bulk = self.bulk, self._settle(head["slot"])
-        self.bulk.up[:] = before.up
+        me = {"kind": "rejoin", **who(self.rank, self.incarnation)}
+        head, _ = self._line.call_again(error, me, can_map=True)
+        before = self._own
+        self._settle(head["slot"])
+        self._own.up[:] = before.up
         before.close()
 
     # ---------------------------------------------------------------- telling
@@ -279,5 +246,8 @@ class Conversation:
 
     def leave(self) -> None:
         """Closes the connection and gives the slot back."""
-        self._link.close()
+        self._line.close()
+        if self._desks is not None:
+            self._desks.leave()
+        self._own.close()
         self.bulk.close()

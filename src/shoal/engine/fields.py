@@ -24,6 +24,24 @@ def whole(value: Any, most: int = MOST) -> int:
     return number
 
 
+def amount(value: Any) -> float | None:
+    """What was measured, None where nobody knows.
+
+    Raises:
+        ValueError: It is negative, or not finite.
+
+    Example:
+        >>> amount(97), amount(None)
+        (97.0, None)
+    """
+    if value is None:
+        return None
+    number = float(value)
+    if not 0 <= number < MOST:
+        raise ValueError(f"no quantity from 0 to {MOST}")
+    return number
+
+
 def text(value: Any, most: int) -> str:
     """A text of at most `most` letters.
 

@@ -31,6 +31,7 @@ from shoal.engine.instructions import (
     Ungroup,
 )
 from shoal.engine.ledger import Piece
+from shoal.engine.orders import Order, Orders
 from shoal.engine.patience import Patience
 from shoal.engine.post import Post
 from shoal.engine.restart import Restart
@@ -68,6 +69,9 @@ class ServerSpec:
         restart: What an earlier server left, None for the first.
         identity: For TLS, None for none.
         is_private: Nobody else has these vectors: the center is made of their memory.
+        shards: Servers that share the vector, see `shards.py`.
+        shard: Which of them this one is.
+        order: Address of number 0, for any other.
     """
 
     secret: bytes = field(repr=False)
@@ -80,6 +84,14 @@ class ServerSpec:
     restart: Restart | None = None
     identity: Identity | None = None
     is_private: bool = False
+    shards: int = 1
+    shard: int = 0
+    order: tuple[str, int] | None = None
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Numbers of the servers that follow this one's order."""
+        return () if self.shard else tuple(range(1, self.shards))
 
 
 class Outlet(ReportOutlet, Protocol):
@@ -87,6 +99,9 @@ class Outlet(ReportOutlet, Protocol):
 
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
         """A worker is answered; vectors that go along are in its bulk."""
+
+    def ordered(self, order: Order) -> None:
+        """An event is about to be handled; others that hold vectors may begin."""
 
 
 @final
@@ -104,6 +119,7 @@ class Machine:
         self.at = 0.0
         """Seconds of the run at the last event."""
         self.teller = Teller(spec.sizes, outlet)
+        self.orders = Orders(spec.others)
         restart = spec.restart
         self.sequencer = (
             Sequencer(spec.rules)
@@ -155,6 +171,7 @@ class Machine:
             "teller": self.teller.freeze(),
             "wants": self._wants.freeze(),
             "posts": [post.freeze() for post in self.posts.values()],
+            "orders": self.orders.freeze(),
         }
 
     def thaw(self, found: dict[str, Any]) -> None:
@@ -167,6 +184,7 @@ class Machine:
         self.center.thaw(found["center"])
         self.teller.thaw(found["teller"])
         self._wants.thaw(found["wants"])
+        self.orders.thaw(found["orders"])
         posts = [Post.thaw(self.spec.sizes, frozen) for frozen in found["posts"]]
         self.posts = {post.rank: post for post in posts}
 
@@ -184,6 +202,7 @@ class Machine:
             StrategyFailed: The strategy's own code raised.
         """
         self.at = event["at"]
+        self._outlet.ordered(self.orders.add(event))
         name = event["event"]
         if name == "join":
             self._join(event)

@@ -70,6 +70,7 @@ class Member(Conversation):
 
     Attributes:
         metrics: Sums of metric state since the last push.
+        optimizer: Another worker's optimizer state, empty where there was none.
 
     Raises:
         Fenced: The server has another model, or gave the place to another.
@@ -81,26 +82,21 @@ class Member(Conversation):
         super().__init__(seat, strategy)
         self.progress, self.times = Progress(), Times()
         self._sequence = 0
-        head, body = self._call(
+        head, vector, statistics, self.optimizer = self._join(
             {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
              "hint": seat.hint, "node": seat.node, "pid": os.getpid()}
         )  # fmt: skip
         self._heed(head)
-        self.rank, self.incarnation = head["rank"], head["incarnation"]
         size, count = seat.sizes.vector, seat.sizes.statistics
-        start = np.frombuffer(body, np.float32, size + count)
-        self.optimizer = bytes(body[start.nbytes :])
-        """Another worker's optimizer state, empty where there was none."""
         self.local = _vector(size)
         has_anchor = is_early or strategy.needs_anchor
         self._anchor = _vector(size) if has_anchor else None
         self._pushed = _vector(size) if is_early else None
         self._pushed_statistics = np.zeros(count, np.float32)
         self._spare: Vector | None = None
-        self.statistics = start[size:].copy()
-        self._adopt(start[:size])
+        self.statistics = statistics.copy()
+        self._adopt(vector)
         self.metrics = np.zeros(seat.sizes.metrics, np.float64)
-        self.bulk = self._settle(head["slot"])
 
     # ---------------------------------------------------------------- answers
 
@@ -133,12 +129,7 @@ class Member(Conversation):
     def _take(self, head: Head, body: memoryview) -> tuple[Head, bytes]:
         """Keeps what an answer tells."""
         self._heed(head)
-        found = b""
-        if head.get("body") == "snapshot":
-            inline = len(self.bulk.inline_down)
-            found = bytes(body[inline:])
-            if inline:
-                self.bulk.inline_down[:] = body[:inline]
+        found = bytes(body) if head.get("body") == "snapshot" else b""
         if head.get("body", "none") != "none":
             self.statistics[:] = self.bulk.reply_statistics
         return head, found

@@ -58,6 +58,7 @@ class Mirror:
         self._asked: float | None = None
         self._longest_s = 0.0
         self._sizes: deque[int] = deque()
+        self._mapped: set[tuple[int, int]] = set()
         self._held: deque[Held] = deque()
         self._looked = 0.0
 
@@ -82,6 +83,7 @@ class Mirror:
         self.peer, self._sent, self._known = peer, 0, 0
         self._longest_s, self._asked = 0.0, None
         self._sizes.clear()
+        self._mapped.clear()
         self._post({"kind": "frozen"}, frozen)
 
     def log(self, event: Head, post: Post | None, blob: bytes | memoryview) -> None:
@@ -94,7 +96,35 @@ class Mirror:
         """
         if self.peer is not None:
             vectors = b"" if post is None else post.bulk.up
-            self._post({"kind": "event", "event": event}, vectors, blob)
+            head = {"kind": "event", "event": event, "vectors": len(vectors)}
+            if post is not None and self._is_mapped(post):
+                head["is_mapped"], vectors = True, b""
+            self._post(head, vectors, blob)
+
+    # A message lies still in its slot until it is answered, and that is not before the
+    # standby has said that it has it.
+
+    def _is_mapped(self, post: Post) -> bool:
+        """Whether the standby sees the memory where the vectors of a worker lie."""
+        has_slot = post.bulk.slot is not None
+        return has_slot and (post.rank, post.incarnation) in self._mapped
+
+    def seated(self, post: Post) -> None:
+        """A worker has a slot from now on, which the standby may map as well."""
+        slot = post.bulk.slot
+        offer = None if slot is None else slot.offer
+        if self.peer is not None and offer is not None:
+            who = {"rank": post.rank, "incarnation": post.incarnation}
+            self._connections.send(self.peer, {"kind": "slot", **who, **offer})
+
+    def mapped(self, rank: int, incarnation: int) -> None:
+        """The standby sees a worker's slot."""
+        self._mapped.add((rank, incarnation))
+
+    def note_orders(self, number: int) -> None:
+        """All other shards know orders up to this number."""
+        if self.peer is not None:
+            self._connections.send(self.peer, {"kind": "ordered", "number": number})
 
     def note(self, heard: int) -> None:
         """The controller has heard reports up to this number."""

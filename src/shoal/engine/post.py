@@ -25,6 +25,8 @@ class Post:
         answer: To that message, with the optimizer state that goes along; None while
             there is none. Its vectors are in `bulk`.
         patience: How long it may be silent.
+        staged: Number of the last message whose part is here, at a server that shares
+            the vector and follows another one's order.
     """
 
     rank: int
@@ -35,6 +37,7 @@ class Post:
     question: int = 0
     answer: tuple[Head, bytes] | None = None
     patience: Patience = field(default_factory=Patience)
+    staged: int = 0
 
     def freeze(self) -> dict[str, Any]:
         """Everything, as one value that does not change."""
@@ -46,6 +49,7 @@ class Post:
             "question": self.question,
             "answer": self.answer,
             "patience": self.patience,
+            "staged": self.staged,
             "up": bytes(self.bulk.up),
             "down": bytes(self.bulk.down),
         }

@@ -6,13 +6,14 @@ who it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import final
 
 from shoal.engine.connections import Connections, Peer
 from shoal.engine.fields import whole
 from shoal.engine.mirror import Mirror
 from shoal.engine.patience import PAUSE_S
+from shoal.engine.post import Post
 from shoal.engine.wire import BadFrame, Head
 
 ENDED = "its process ended"
@@ -51,7 +52,7 @@ class Relief:
         self._caller = peer
         self._mention({"kind": "standby_called", "generation": peer.incarnation})
 
-    def take(self, pack: Callable[[], bytes]) -> None:
+    def take(self, pack: Callable[[], bytes], posts: Iterable[Post]) -> None:
         """Takes who has called. No message may be half-way.
 
         Reports from before it joined are known to nobody else. So there must be a
@@ -60,6 +61,7 @@ class Relief:
 
         Args:
             pack: Gives what it does not know yet.
+            posts: Of all workers.
         """
         peer = self._caller
         if peer is None:
@@ -69,6 +71,8 @@ class Relief:
         elif self._mirror.can_begin:
             self._caller = None
             self._mirror.begin(peer, pack())
+            for post in posts:
+                self._mirror.seated(post)
 
     def heed(self, peer: Peer, head: Head, _body: memoryview) -> None:
         """It says which events it has.
@@ -78,6 +82,9 @@ class Relief:
         """
         if peer is not self._mirror.peer:
             raise BadFrame("a word of a standby that was told nothing")
+        if head["kind"] == "mapped":
+            self._mirror.mapped(whole(head["rank"]), whole(head["incarnation"]))
+            return
         number = whole(head["number"])
         self._mirror.acknowledge(number)
         if number == 1:

@@ -1,55 +1,43 @@
 """The server: brings what peers say to the machine, and back what it answers.
 
-One thread: an event is handled before the next is looked at, which is what makes
-commits atomic. What a run is lies in `machine.py`, who is connected in
-`connections.py`, what a standby must know first in `mirror.py`.
+Where several servers share the vector this is number 0: it says in which order things
+happen, and the others follow (`shard.py`).
 """
 
 from __future__ import annotations
 
-import socket
 import time
-from typing import final
+from typing import NamedTuple, final
 
 from shoal.engine.bulk import Bulk
-from shoal.engine.connections import Connections, Listener, Peer
+from shoal.engine.connections import Connections, Peer
 from shoal.engine.fields import whole
-from shoal.engine.frozen import pack
-from shoal.engine.grace import Grace
 from shoal.engine.handover import Handover
-from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
-from shoal.engine.mirror import Mirror
+from shoal.engine.leading import FLUSH_S, Leader
+from shoal.engine.machine import ServerSpec
+from shoal.engine.orders import Arrivals, Order
 from shoal.engine.parcels import parcels_of
 from shoal.engine.patience import PAUSE_S
 from shoal.engine.post import Post
-from shoal.engine.relief import ENDED, Relief
-from shoal.engine.reporter import Reporter
+from shoal.engine.relief import ENDED
 from shoal.engine.slots import Slot, tag_of
-from shoal.engine.spread import InPairs
-from shoal.engine.strangers import Strangers
-from shoal.engine.tls import server_context
 from shoal.engine.wire import BadFrame, Head
 from shoal.engine.words import WORDS, hint_of, names
 
-FLUSH_S = 0.1
 SEE_OFF_S = 1.0  # most that a worker which hangs holds up the end of a run
 JOINED_AGAIN = "it joined again"
 
 
-def open_connections(spec: ServerSpec, socket_: socket.socket) -> Connections:
-    """Listens for the peers of a run.
+class Pending(NamedTuple):
+    """A message of which other servers have not got all parts yet."""
 
-    Args:
-        spec: Of the run.
-        socket_: Bound and listening; it is owned from now on.
-    """
-    limit = (1 << 16) + 16 * (spec.sizes.slot_bytes + (1 << 20))
-    tls = None if spec.identity is None else server_context(spec.identity)
-    return Connections(socket_, spec.secret, limit, tls)
+    event: Head
+    post: Post
+    blob: bytes
 
 
 @final
-class Server(Listener):
+class Server(Leader):
     """Serves one run until the controller ends it.
 
     Args:
@@ -64,44 +52,13 @@ class Server(Listener):
         connections: Connections,
         handover: Handover | None = None,
     ) -> None:
-        self.spec, self._handover = spec, handover
-        self._connections = connections
-        self._mirror = Mirror(connections)
-        self._workers: dict[int, Peer] = {}
-        self._strangers = Strangers()
-        self._relief = Relief(connections, self._mirror, self._mention)
-        self._is_running = True
-        self._flushed = time.monotonic()
-        if handover is None:
-            self._reporter, self._grace = Reporter(), Grace()
-            self.machine = Machine(spec, self)
-        else:
-            self._reporter, self._grace = handover.reporter, handover.grace
-            self.machine = handover.machine
-            self.machine.serve(self)
+        super().__init__(spec, connections, handover)
         self._began = time.monotonic() - self.machine.at
-        self._spread = self.machine.center.spread = InPairs()
-        connections.listener = self
+        self._arrivals = Arrivals(spec.others)
+        self._pending: dict[int, Pending] = {}
+        self._shards: dict[int, Peer] = {}
 
     # -------------------------------------------------------------- the loop
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the controller is there, and has not said stop."""
-        return self._is_running
-
-    def run(self) -> None:
-        """Serves until the controller says stop, or is gone."""
-        try:
-            self.begin()
-            while self._is_running:
-                self.turn()
-            self._see_off()
-        except StrategyFailed as error:
-            self._mirror.end()
-            self.machine.tell({"kind": "broken", "reason": str(error)})
-        finally:
-            self.close()
 
     def _see_off(self) -> None:
         """Whoever still works hears, with its next message, that the run is over.
@@ -129,18 +86,9 @@ class Server(Listener):
             self._grace.forgive(time.monotonic() - before)
         if self._grace.is_over(before):  # and who spoke until then has been heard
             self._do({"event": "overdue"})
-        if (
-            self._relief.has_caller
-            and self._reporter.controller is not None
-            and self.machine.is_quiet
-        ):
-            self._relief.take(lambda: pack(self.machine.freeze()))
-        if time.monotonic() - self._flushed >= FLUSH_S:
-            self._flushed = time.monotonic()
+        if self._look():
             if self.machine.teller.has_records:
                 self._do({"event": "flush"})
-            self._connections.drop_strangers()
-            self._tell_of_strangers()
             self._drop_hung(before)
 
     def _drop_hung(self, before: float) -> None:
@@ -153,10 +101,11 @@ class Server(Listener):
         pause_s = now - before
         self._grace.forgive(self._mirror.stalled_s())
         waiting = self._mirror.waiting
+        is_whole = len(self._shards) == len(self.spec.others)
         for post in list(self.machine.posts.values()):
             peer = self._workers.get(post.rank)
-            if peer in waiting:
-                post.patience.answered(now)  # it will be, once the standby knows
+            if peer in waiting or (not is_whole and post.rank in self._pending):
+                post.patience.answered(now)  # it will be, once another server can
             elif peer is not None and peer.channel.has_moved():
                 post.patience.moves(now)
             elif pause_s > PAUSE_S:
@@ -180,8 +129,10 @@ class Server(Listener):
         self._is_running = False
         if self.machine.teller.has_records:
             self._do({"event": "flush"})
-        self._connections.close()
-        self._spread.close()
+        super().close()
+
+    def _tell_of_failure(self, head: Head) -> None:
+        self.machine.tell(head)
 
     # ---------------------------------------------------------------- events
 
@@ -201,6 +152,11 @@ class Server(Listener):
         if self.spec.rules.quorum:
             self._grace.look(self.machine.sequencer.standing, time.monotonic())
 
+    def ordered(self, order: Order) -> None:
+        """Other servers are told before this one does its part."""
+        for shard in list(self._shards.values()):
+            self._send_order(shard, order)
+
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
         """Answers a worker; one that is on its way back asks again."""
         peer = self._workers.get(post.rank)
@@ -210,77 +166,33 @@ class Server(Listener):
         if head.get("body", "none") == "none":
             self._mirror.send(peer, head, blob)
             return
-        parts = (post.bulk.inline_down,)
-        if peer.parcels is not None:
-            coded = peer.parcels.pack() if head["body"] == "reply" else None
-            parts, head = coded or parts, {**head, "is_coded": coded is not None}
-            if head["body"] != "reply":
-                peer.parcels.sent()
-        self._mirror.send(peer, head, *parts, blob)
+        self._send_vectors(peer, post, head, blob)
 
-    def report(self, head: Head, *body: bytes) -> None:
-        """Tells the controller what follows from events."""
-        self._reporter.say(self._mirror.send, head, *body)
-
-    def _mention(self, head: Head) -> None:
-        """Tells the controller of something that is no part of the run's state."""
-        self._reporter.say(self._connections.send, head)
-
-    def on_gone(self, peer: Peer, reason: str) -> None:
-        """A connection is closed: the machine hears of it, nothing else changes."""
-        if peer is self._reporter.controller:
-            self._reporter.controller, self._is_running = None, False
-        elif peer.role == "worker":
-            if self._workers.get(peer.rank) is peer:
-                del self._workers[peer.rank]
-                self._leave(self.machine.posts[peer.rank], reason, is_hung=peer.is_hung)
-        elif peer.role == "standby":
-            self._relief.gone(peer, reason)
-        elif self._is_running and not (peer.role or peer.is_refused):
-            self._strangers.note(peer.name, reason)
-            self._tell_of_strangers()
+    def _worker_gone(self, peer: Peer, reason: str) -> None:
+        self._leave(self.machine.posts[peer.rank], reason, is_hung=peer.is_hung)
 
     def _leave(self, post: Post, reason: str, *, is_hung: bool) -> None:
         self._do(
             {"event": "leave", "rank": post.rank, "incarnation": post.incarnation,
              "reason": reason, "is_hung": is_hung}
         )  # fmt: skip
+        self._pending.pop(post.rank, None)
+        self._arrivals.forget((post.rank, post.incarnation))
         post.bulk.close()
-
-    def _tell_of_strangers(self) -> None:
-        found = self._strangers.take(time.monotonic())
-        if found is not None:
-            self._mention(found)
 
     # ------------------------------------------------------------- messages
 
-    def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
-        """One message; anything malformed counts as a bad frame."""
-        try:
-            receive = {
-                "": self._greet,
-                "controller": self._obey,
-                "worker": self._hear,
-                "standby": self._relief.heed,
-            }[peer.role]
-            receive(peer, head, body)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise BadFrame(f"{head['kind']!r:.40}: {error!r:.200}") from error
-
-    def _greet(self, peer: Peer, head: Head, _body: memoryview) -> None:
-        kind, is_commander = head["kind"], peer.channel.is_commander
-        if kind == "control" and is_commander:
-            peer.role = "controller"
-            heard = int(head.get("heard", 0))
-            self._reporter.attach(self._mirror.send, peer, heard)
-        elif kind == "standby" and is_commander:
-            self._relief.called(peer, head)
-        elif kind == "join":
+    def _take_caller(self, peer: Peer, head: Head) -> bool:
+        kind = head["kind"]
+        if kind == "join":
             self._welcome(peer, head)
         elif kind == "rejoin":
             self._take_back(peer, head)
+        elif kind == "shard" and peer.channel.is_commander:
+            self._take_shard(peer, head)
         else:
-            raise BadFrame(f"first frame is {kind!r:.40}")
+            return False
+        return True
 
     def _welcome(self, peer: Peer, head: Head) -> None:
         sizes, known = self.spec.sizes, names(head)
@@ -292,7 +204,6 @@ class Server(Listener):
         for post in list(self.machine.posts.values()):  # it never heard that it had
             if post.token == known["token"] and post.token:
                 self._forget(post, JOINED_AGAIN)
-        peer.role = "worker"
         machine = self.machine
         before = set(machine.posts)
         self._do({"event": "join", "hint": hint, "known": known})
@@ -317,19 +228,9 @@ class Server(Listener):
         if post is None or not is_known or post.rank in self._workers:
             self._refuse(peer, "it has no place in the run any more")
             return
-        peer.role = "worker"
         self._seat(peer, post)
         slot = self._offer(peer, wants_slot=bool(head["wants_slot"]))
         self._connections.send(peer, {"kind": "again", "slot": slot})
-
-    def _refuse(self, peer: Peer, reason: str) -> None:
-        """Tells one that proved the secret; it stays under the limits of callers."""
-        peer.is_refused = True
-        self._connections.send(peer, {"kind": "refused", "reason": reason})
-
-    def _seat(self, peer: Peer, post: Post) -> None:
-        peer.rank, peer.incarnation = post.rank, post.incarnation
-        self._workers[post.rank] = peer
 
     def _offer(self, peer: Peer, *, wants_slot: bool) -> dict[str, str] | None:
         """Shared memory for a worker that can map it, with its last message in it."""
@@ -338,12 +239,12 @@ class Server(Listener):
         made = Slot.make(sizes.slot_bytes, tag) if wants_slot else None
         if made is None:
             return None
-        slot, mark = made
+        slot, _ = made
         peer.offer = Bulk(sizes, slot)
         post = self.machine.posts[peer.rank]
         if post.question:
             peer.offer.up[:] = post.bulk.up
-        return {"path": str(slot.path), "mark": mark}
+        return slot.offer
 
     def _settle(self, peer: Peer, *, is_shared: bool) -> None:
         """The worker has mapped its slot or cannot; the name is not needed again."""
@@ -363,6 +264,7 @@ class Server(Listener):
             offer.down[:] = post.bulk.down
         before, post.bulk = post.bulk, offer
         before.close()
+        self._mirror.seated(post)
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         kind = head["kind"]
@@ -382,8 +284,15 @@ class Server(Listener):
             else:
                 self.answer(post, *post.answer)
             return
+        event = {"event": kind, "rank": peer.rank, "incarnation": peer.incarnation}
+        self._take(peer, post, {**event, "question": question, **said}, head, body)
+
+    def _take(
+        self, peer: Peer, post: Post, event: Head, head: Head, body: memoryview
+    ) -> None:
+        """Makes an event of a message, with its vectors if it has some."""
+        kind, sequencer = event["event"], self.machine.sequencer
         is_snapshot = kind == "snapshot"
-        sequencer = self.machine.sequencer
         is_asked = sequencer.publisher == peer.rank or sequencer.has_finished
         if is_snapshot and not is_asked:
             raise BadFrame("a snapshot that nobody asked for")
@@ -398,24 +307,73 @@ class Server(Listener):
             # that settled where that is.
             target[:] = body[: len(target)]
         blob = body[len(target) :] if is_snapshot else b""
-        event = {"event": kind, "rank": peer.rank, "incarnation": peer.incarnation}
-        sender = post if has_vectors else None
-        self._do({**event, "question": question, **said}, sender, blob)
+        if is_snapshot:
+            event["has_blob"] = len(blob) > 0
+        who = peer.rank, peer.incarnation
+        if not has_vectors:
+            self._do(event, None, blob)
+        elif self._arrivals.has_all(who, event["question"]):
+            self._do(event, post, blob)
+        else:
+            self._pending[peer.rank] = Pending(event, post, bytes(blob))
+
+    # ---------------------------------------------------------- other servers
+
+    def _take_shard(self, peer: Peer, head: Head) -> None:
+        """Another server follows: it is told what it lacks."""
+        number, have = whole(head["number"]), whole(head["have"])
+        if number not in self.spec.others:
+            raise BadFrame(f"shard {number} of {self.spec.shards}")
+        before = self._shards.pop(number, None)
+        if before is not None:
+            self._connections.drop(before, JOINED_AGAIN)
+        peer.role, peer.rank = "shard", number
+        self._shards[number] = peer
+        for order in self.machine.orders.after(have):
+            self._send_order(peer, order)
+
+    def _send_order(self, peer: Peer, order: Order) -> None:
+        head = {"kind": "order", "number": order.number, "event": order.event}
+        self._mirror.send(peer, head)
+
+    def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
+        kind, number = head["kind"], peer.rank
+        if kind == "took":
+            orders = self.machine.orders
+            if orders.took(number, whole(head["number"])):
+                self._mirror.note_orders(orders.oldest)
+        elif kind == "moved":
+            for rank in head["ranks"]:
+                if rank in self.machine.posts:
+                    self.machine.posts[rank].patience.moves(time.monotonic())
+        elif kind == "has":
+            who = whole(head["rank"]), whole(head["incarnation"])
+            post = self.machine.posts.get(who[0])
+            if post is not None and post.incarnation == who[1]:
+                self._arrivals.note(number, who, whole(head["question"]))
+                self._enter(who)
+        else:
+            raise BadFrame(f"{kind!r:.40} of a shard")
+
+    def _enter(self, who: tuple[int, int]) -> None:
+        """A message is entered once all of its parts are there."""
+        rank, incarnation = who
+        pending = self._pending.get(rank)
+        if pending is None or pending.post.incarnation != incarnation:
+            return
+        event, post, blob = pending
+        if self._arrivals.has_all(who, event["question"]):
+            del self._pending[rank]
+            self._do(event, post, blob)
+
+    def _other_gone(self, peer: Peer) -> None:
+        if self._shards.get(peer.rank) is peer:
+            del self._shards[peer.rank]
 
     # ------------------------------------------------------------ controller
 
-    def _obey(self, _peer: Peer, head: Head, _body: memoryview) -> None:
-        kind = head["kind"]
-        if "heard" in head:
-            self._mirror.note(whole(head["heard"]))
-        if kind == "stop":
-            self._is_running = False
-            self._mirror.end()
-        elif kind == "ping":
-            self._mention({"kind": "pong"})
-        elif kind == "alone":
-            self._relief.give_up(whole(head["generation"]))
-        elif kind == "gone":
+    def _command(self, head: Head) -> None:
+        if head["kind"] == "gone":
             for post in list(self.machine.posts.values()):
                 if post.token == head["token"]:
                     self._forget(post)
@@ -427,27 +385,11 @@ class Server(Listener):
         if post.rank not in self._workers:
             self._leave(post, reason, is_hung=False)
 
-    def begin(self) -> None:
-        """Goes on where another server was lost, if one was.
-
-        Raises:
-            StrategyFailed: At an event that the other server may not have told of any
-                more, or now.
-        """
-        handover = self._handover
+    def _start(self, handover: Handover | None) -> None:
         if handover is None:
             return
-        heard = int(handover.lead["heard"])
-        self._reporter.attach(self._mirror.send, handover.controller, heard)
-        self._mention({"kind": "leads"})
-        if handover.failure is not None:
-            raise handover.failure
         now = time.monotonic()
         for post in list(self.machine.posts.values()):
             post.patience.answered(now)  # the next word is: here I am
             if post.token not in handover.lead["living"]:
                 self._forget(post)
-        for peer, head, _ in handover.callers:
-            if not peer.is_gone:
-                peer.role = "" if peer.role == "caller" else peer.role
-                self._connections.deliver_again(peer, head)

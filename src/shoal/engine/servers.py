@@ -14,6 +14,7 @@ from typing import Any, final
 
 from shoal.engine.machine import ServerSpec
 from shoal.engine.observer import Observer
+from shoal.engine.pair import Pair
 from shoal.engine.patience import PAUSE_S
 from shoal.engine.pulse import Pulse, Silent, hear
 from shoal.engine.recovery import FIRST_DELAY_S, later_delay_s
@@ -43,7 +44,8 @@ class Servers:
     """Speaks with the server of a run.
 
     Args:
-        stage: Where its process is.
+        stage: Whose processes they are.
+        pair: Which of them.
         observer: Whom to tell.
         workers: Of the run.
         has_standby: Whether a standby follows it.
@@ -53,13 +55,14 @@ class Servers:
     def __init__(
         self,
         stage: Stage,
+        pair: Pair,
         observer: Observer,
         workers: int,
         living: Living,
         *,
         has_standby: bool,
     ) -> None:
-        self._stage, self._observer = stage, observer
+        self._stage, self._pair, self._observer = stage, pair, observer
         self._workers, self._living = workers, living
         self._has_standby = has_standby
         self._spec: ServerSpec | None = None
@@ -74,6 +77,9 @@ class Servers:
         self.on_succession: Callable[[], None] = lambda: None
         """Called when another process leads: what the old one was told last may be
         lost."""
+        self.order: tuple[str, int] | None = None
+        """Address of the server that says in which order things happen, where that is
+        another one."""
 
     @property
     def tag(self) -> str:
@@ -85,8 +91,7 @@ class Servers:
     def start(self, spec: ServerSpec) -> None:
         """Gives the process of the server its part."""
         self._spec, self._heard = spec, 0
-        stage = self._stage
-        self._give(stage.server, spec, stage.listener)
+        self._give(self._pair.server, spec, self._pair.listener)
 
     def _give(
         self, token: str, spec: ServerSpec | StandbySpec, listener: socket.socket
@@ -126,11 +131,11 @@ class Servers:
     def _call(
         self, limit_s: float, meanwhile: Callable[[], None], *, is_leader: bool = True
     ) -> Link:
-        spec, stage = self._spec, self._stage
+        spec, pair = self._spec, self._pair
         if spec is None:
             raise RuntimeError("there is no server yet; call `start` first")
         return Link(
-            stage.address if is_leader else stage.other_address,
+            pair.address if is_leader else pair.other_address,
             spec.secret,
             certificate=None if spec.identity is None else spec.identity.certificate,
             timeout_s=limit_s,
@@ -216,10 +221,11 @@ class Servers:
         Raises:
             ServerGone: The server is lost, and there is no standby.
         """
-        if self._stage.standby in exits:
-            self._lose_standby(exits[self._stage.standby].reason)
-        if self._stage.server in exits:
-            self.lost(exits[self._stage.server])
+        pair = self._pair
+        if pair.standby in exits:
+            self._lose_standby(exits[pair.standby].reason)
+        if pair.server in exits:
+            self.lost(exits[pair.server])
         self._look_for_standby(start_limit_s)
 
     def _look_for_standby(self, start_limit_s: float) -> None:
@@ -243,9 +249,9 @@ class Servers:
         until = time.monotonic() + GRACE_S
         self._lost_at = time.monotonic()
         if self._relief is not None:
-            self._stage.stop(self._stage.server)  # it may only hang
+            self._stage.stop(self._pair.server)  # it may only hang
         while gone is None and not why and time.monotonic() < until:
-            gone = self._stage.poll_server()
+            gone = self._stage.poll_one(self._pair.server)
             if gone is None:
                 time.sleep(LOOK_S)
         if not why:
@@ -267,13 +273,14 @@ class Servers:
             self._link.close()
         sweep(self.tag)
         lead = {"kind": "lead", "heard": self._heard, "living": self._living()}
+        lead["order"] = self.order
         if not self._send(relief, lead):
             relief.close()
             return False
         reason = why.partition("\n")[0]
         self._observer.on_event("server_lost", reason=reason, has_standby=True)
         self._link = relief
-        self._stage.promote()
+        self._pair.promote()
         self._begin_pulse(self._pulse.startup_s)
         self._standby_due = time.monotonic()
         self.on_succession()
@@ -285,28 +292,29 @@ class Servers:
             if link is not None:
                 link.close()
         self._link = self._relief = self._standby_due = self._standby_started = None
-        stage = self._stage
-        stage.stop(stage.server)  # it may only hang
-        if stage.standby:
-            stage.stop(stage.standby)
-            stage.standby = ""
+        pair = self._pair
+        self._stage.stop(pair.server)  # it may only hang
+        if pair.standby:
+            self._stage.stop(pair.standby)
+            pair.standby = ""
         sweep(self.tag)
-        stage.start_server()
+        pair.start_server()
 
     # --------------------------------------------------------------- standby
 
     def _start_standby(self) -> None:
         self._standby_due = None
-        stage, spec = self._stage, self._spec
+        pair, spec = self._pair, self._spec
         if spec is not None:
-            stage.start_standby()
+            pair.start_standby()
             self._standby_started = time.monotonic()
-            server = replace(spec, restart=None)  # the leader tells what there is
+            # The leader tells what there is.
+            server = replace(spec, restart=None)
             self._generation += 1
             part = StandbySpec(
-                server=server, leader=stage.address, generation=self._generation
+                server=server, leader=pair.address, generation=self._generation
             )
-            self._give(stage.standby, part, stage.other_listener)
+            self._give(pair.standby, part, pair.other_listener)
 
     def _hear_of_standby(self, head: Head) -> None:
         if head["generation"] != self._generation:
@@ -334,16 +342,16 @@ class Servers:
 
     def _lose_standby(self, reason: str) -> None:
         """The server goes on alone, until another standby has started."""
-        stage = self._stage
+        pair = self._pair
         self._standby_started = None
         if self._relief is not None:
             self._relief.close()
             self._relief = None
         self._pulse.is_relieved = False
-        if not stage.standby:
+        if not pair.standby:
             return
-        stage.stop(stage.standby)
-        stage.standby = ""
+        self._stage.stop(pair.standby)
+        pair.standby = ""
         self.command("alone", generation=self._generation)
         self._observer.on_event("standby_lost", reason=reason)
         failures, self._standby_failures = self._standby_failures, (

@@ -8,8 +8,10 @@ import socket
 import sys
 from dataclasses import dataclass, replace
 
+from shoal.engine.leading import open_connections
 from shoal.engine.machine import ServerSpec
-from shoal.engine.server import Server, open_connections
+from shoal.engine.server import Server
+from shoal.engine.shard import Shard
 from shoal.engine.standby import Standby, StandbySpec
 from shoal.errors import ShoalError
 
@@ -35,7 +37,8 @@ def serve(given: ServeInherited) -> None:
     listener = socket.socket(fileno=os.dup(given.descriptor))
     if isinstance(given.spec, ServerSpec):
         spec = replace(given.spec, is_private=True)
-        Server(spec, open_connections(spec, listener)).run()
+        kind = Shard if spec.shard else Server
+        kind(spec, open_connections(spec, listener)).run()
     else:
         try:
             standby = Standby.open(given.spec, listener)

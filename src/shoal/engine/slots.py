@@ -1,10 +1,10 @@
 """Bulk memory between processes of one host: a mapped file that has no name.
 
-The server makes the file, the worker maps it through the server's open descriptor
-and says so, the server closes that at once. Where the system has no such files, they
-have a name until the worker has said so; names of a server that dies before carry the
-tag of their run, and whoever ends the run sweeps them. Python before 3.13 unlinks
-shared memory that a child merely attached, so files are mapped by hand.
+The server makes the file, the worker maps it through the server's open descriptor, and
+so does a standby of this host. Where the system has no such files, they have a name
+until the worker has said that it has mapped it; names of a server that dies before
+carry the tag of their run, and whoever ends the run sweeps them. Python before 3.13
+unlinks shared memory that a child merely attached, so files are mapped by hand.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Slot:
     Args:
         memory: All of the file.
         size: Bytes behind the mark.
-        path: Under which others of this host may open it, until `unlink`.
+        path: Under which others of this host may open it, a name until `unlink`.
         descriptor: Open as long as the path leads there; None for a file with a name.
     """
 
@@ -125,14 +125,19 @@ class Slot:
             return None
         return cls(memory, size)
 
+    @property
+    def offer(self) -> dict[str, str] | None:
+        """What others of this host need to map it; None where they cannot any more."""
+        if self.path is None or self._memory is None:
+            return None
+        mark = self._memory[:_MARK_BYTES].decode()
+        return {"path": str(self.path), "mark": mark}
+
     def unlink(self) -> None:
-        """Ends the path; the memory lives as long as somebody maps it."""
-        path, self.path = self.path, None
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-        elif path is not None:
-            path.unlink(missing_ok=True)
+        """Ends a name; the memory lives as long as somebody maps it."""
+        if self._descriptor is None and self.path is not None:
+            self.path.unlink(missing_ok=True)
+            self.path = None
 
     def array(self, offset: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
         """A view of part of the slot. Release all views before `close`."""
@@ -141,6 +146,9 @@ class Slot:
     def close(self) -> None:
         """Unlinks and unmaps; views that are still held keep the memory alive."""
         self.unlink()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = self.path = None
         if self._memory is None:
             return
         memory, self._memory = self._memory, None

@@ -202,6 +202,9 @@ class Staff:
         for hand in self._hands.values():
             if hand.works_since or hand.ends_at:
                 continue
+            if self._stage.is_waiting(hand.token):
+                hand.started = now
+                continue
             limit_s = self._limit_s(hand)
             if pause_s > PAUSE_S:  # it may have said so, and nobody listened
                 hand.started = min(now, hand.started + pause_s)

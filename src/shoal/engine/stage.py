@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from shoal.launchers.base import Exit, Preload, Role
+from shoal.engine.pair import Pair
+from shoal.launchers.base import Exit, Launcher, Preload, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
-
-BACKLOG = 512  # connections that wait until the server accepts them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,8 @@ class Cast:
 
 
 Through: TypeAlias = Callable[[Role], Sequence[str]]
+Hire: TypeAlias = Callable[[SharedBlob], Launcher]
+"""Makes the launcher of workers, which are to share a blob."""
 
 
 @final
@@ -58,6 +59,8 @@ class Stage:
         is_kept: Workers of a run that ended well wait for the next one.
         host: Where servers listen.
         through: See `ProcessLauncher`.
+        hire: Where workers are; default None: processes of this machine, as servers
+            always are, which inherit the sockets they listen on.
     """
 
     def __init__(
@@ -68,14 +71,16 @@ class Stage:
         is_kept: bool = False,
         host: str = "127.0.0.1",
         through: Through | None = None,
+        hire: Hire | None = None,
     ) -> None:
         self.cast, self.is_kept, self._host = cast, is_kept, host
         self._is_resting = False
         self._owns_blob = blob is None
         self.blob = SharedBlob() if blob is None else blob
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._listeners = [self._listen()]
         self._launcher = ProcessLauncher((self.blob.descriptor,), through)
+        self._pairs = [Pair("server", host, self._start_server)]
+        self._workers: Launcher = self._launcher
         self._waiting: dict[int, str] = {}
         self._spares: dict[str, int] = {}
         self._began: dict[str, float] = {}
@@ -83,9 +88,10 @@ class Stage:
         self.longest_join_s = 0.0
         """The longest that a worker took to call its server, in all runs: most of it
         is the start of a process, which depends on no model."""
-        self.server = self.standby = ""
         try:
-            self.start_server()
+            if hire is not None:
+                self._workers = hire(self.blob)
+            self.main.start_server()
             for hint in range(cast.workers):
                 self._waiting[hint] = self._start(hint)
         except BaseException:
@@ -94,47 +100,22 @@ class Stage:
 
     # ---------------------------------------------------------------- servers
 
-    def _listen(self) -> socket.socket:
-        return socket.create_server((self._host, 0), backlog=BACKLOG)
-
     @property
-    def listener(self) -> socket.socket:
-        """Where whoever leads listens; it outlives every server."""
-        return self._listeners[0]
+    def main(self) -> Pair:
+        """The server of the run; where there are several, the one that orders."""
+        return self._pairs[0]
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Of the server that leads."""
-        return self.listener.getsockname()
-
-    @property
-    def other_listener(self) -> socket.socket:
-        """Where whoever follows listens."""
-        if len(self._listeners) < 2:
-            self._listeners.append(self._listen())
-        return self._listeners[1]
-
-    @property
-    def other_address(self) -> tuple[str, int]:
-        """Of the server that follows, whether there is one now or not."""
-        return self.other_listener.getsockname()
-
-    def start_server(self) -> None:
-        """Starts a server process, the first or one after another was lost."""
-        self.server = self._start_server("server", self.listener)
-
-    def start_standby(self) -> None:
-        """Starts the process of a standby."""
-        self.standby = self._start_server("standby", self.other_listener)
+    def pair(self, number: int) -> Pair:
+        """One of the servers that share the vector; its process is started."""
+        while len(self._pairs) <= number:
+            name = f"server-{len(self._pairs)}"
+            self._pairs.append(Pair(name, self._host, self._start_server))
+            self._pairs[-1].start_server()
+        return self._pairs[number]
 
     def _start_server(self, name: str, listener: socket.socket) -> str:
         target, inherits = "shoal.engine.serving:serve", (listener.fileno(),)
         return self._launcher.start(Role(target=target, name=name, inherits=inherits))
-
-    def promote(self) -> None:
-        """The standby is the server from now on; there is no standby then."""
-        self.server, self.standby = self.standby, ""
-        self._listeners.reverse()
 
     # ---------------------------------------------------------------- workers
 
@@ -149,7 +130,7 @@ class Stage:
             environment={**cast.environment, **here},
             threads=cast.threads,
         )
-        token = self._launcher.start(role)
+        token = self._workers.start(role)
         self._began[token] = time.monotonic()
         return token
 
@@ -158,12 +139,12 @@ class Stage:
         if self._is_resting:
             self._is_resting = False
             self._forget_lost()
-        if not self.server:
-            self.start_server()
+        if not self.main.server:
+            self.main.start_server()
         if cast == self.cast:
             return
         for token in (*self._waiting.values(), *self._spares):
-            self._launcher.stop(token)
+            self._workers.stop(token)
         self._waiting, self._spares = {}, {}
         self.cast = cast
 
@@ -171,8 +152,8 @@ class Stage:
         """Who ended while there was no run is no loss of the next one."""
         ended, waiting = self.poll(), self._waiting
         self._waiting = {h: t for h, t in waiting.items() if t not in ended}
-        if self.server in ended:
-            self.server = ""
+        if self.main.server in ended:
+            self.main.server = ""
 
     def age_s(self, token: str) -> float:
         """Seconds since a worker's process was started."""
@@ -186,7 +167,7 @@ class Stage:
         for token, number in self._spares.items():
             if self.cast.place(number) == place:
                 del self._spares[token]
-                self._launcher.rename(token, f"worker-{hint}")
+                self._workers.rename(token, f"worker-{hint}")
                 return token
         return self._start(hint)
 
@@ -208,29 +189,49 @@ class Stage:
         Args:
             tell: Is called with both, None for nobody.
         """
-        self._launcher.echo = tell
+        for launcher in self._launchers():
+            launcher.echo = tell
+
+    def _launchers(self) -> list[Launcher]:
+        """That of servers, and that of workers where it is another one."""
+        is_one = self._workers is self._launcher
+        return [self._launcher] if is_one else [self._launcher, self._workers]
+
+    def _of(self, token: str) -> Launcher:
+        """Whose a process is."""
+        return self._workers if token in self._began else self._launcher
+
+    def share(self) -> None:
+        """The blob is complete: workers may be on machines that have none of it."""
+        self._workers.share()
+
+    def is_waiting(self, token: str) -> bool:
+        """Whether a worker's process has not begun, as no machine has room for it."""
+        return self._of(token).is_waiting(token)
 
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:
         """Sends a process its part."""
-        self._launcher.give(token, argument, log)
+        self._of(token).give(token, argument, log)
 
     def poll(self) -> dict[str, Exit]:
         """Returns the processes that ended since the last call, by token."""
-        found, self._polled = self._polled | self._launcher.poll(), {}
+        found, self._polled = self._polled, {}
+        for launcher in self._launchers():
+            found |= launcher.poll()
         self._keep_of_spares(self._spares.keys() - found.keys())
         return found
 
     def _keep_of_spares(self, tokens: Collection[str]) -> None:
         self._spares = {t: number for t, number in self._spares.items() if t in tokens}
 
-    def poll_server(self) -> Exit | None:
-        """How the server's process ended; what else ended is told by `poll`."""
-        self._polled |= self._launcher.poll()
-        return self._polled.pop(self.server, None)
+    def poll_one(self, token: str) -> Exit | None:
+        """How a process ended; what else ended is told by `poll`."""
+        self._polled |= self._of(token).poll()
+        return self._polled.pop(token, None)
 
     def stop(self, token: str, grace_s: float = 0.0) -> None:
         """Ends one process, by force after `grace_s` seconds."""
-        self._launcher.stop(token, grace_s)
+        self._of(token).stop(token, grace_s)
 
     def dismiss(self, workers: Mapping[int, str], grace_s: float) -> None:
         """A run has ended well: its processes end, or wait where they are kept.
@@ -242,24 +243,22 @@ class Stage:
         if not self.is_kept:
             self.end(grace_s)
             return
-        if self.standby:
-            self._launcher.stop(self.standby, grace_s)
-        kept = {*workers.values(), *self._spares, self.server}
-        living = self._launcher.prune(kept)
-        self._launcher.echo = None
-        self._polled, self.standby = {}, ""
-        has_server = self.server in living
-        for listener in self._listeners[has_server:]:
-            listener.close()  # whoever still calls there is told at once
+        others = [pair.server for pair in self._pairs[1:]]
+        for token in (*others, *(pair.standby for pair in self._pairs)):
+            if token:
+                self._launcher.stop(token, grace_s)
+        self._drop_shards()
+        kept = {*workers.values(), *self._spares, self.main.server}
+        living = {t for launcher in self._launchers() for t in launcher.prune(kept)}
+        self.echo(None)
+        self._polled, self.main.standby = {}, ""
         self._waiting = {h: t for h, t in workers.items() if t in living}
         self._keep_of_spares(living)
         self._began = {t: began for t, began in self._began.items() if t in living}
+        has_server = self.main.server in living
+        self.main.rest(has_server=has_server)
         if has_server:
-            del self._listeners[1:]
-            self._launcher.rename(self.server, "server")
-        else:
-            self._listeners = [self._listen()]
-            self.start_server()
+            self._launcher.rename(self.main.server, "server")
         self._is_resting = True
 
     def end(self, grace_s: float) -> None:
@@ -268,15 +267,24 @@ class Stage:
         Not those that wait for the next run.
         """
         if not self._is_resting:
-            self._launcher.close(grace_s)
+            for launcher in reversed(self._launchers()):
+                launcher.close(grace_s)
             self._waiting, self._spares, self._polled = {}, {}, {}
-            self.server = self.standby = ""
+            self.main.server = self.main.standby = ""
+            self._drop_shards()
+
+    def _drop_shards(self) -> None:
+        """Servers but the main one are of one run; their processes have ended."""
+        for pair in self._pairs[1:]:
+            pair.close()
+        del self._pairs[1:]
 
     def close(self) -> None:
         """Ends every process and frees all; safe to repeat."""
-        self._launcher.close()
-        for listener in self._listeners:
-            listener.close()
+        for launcher in reversed(self._launchers()):
+            launcher.close()
+        for pair in self._pairs:
+            pair.close()
         if self._folder is not None:
             self._folder.cleanup()
         if self._owns_blob:

@@ -16,12 +16,20 @@ from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.frozen import unpack
 from shoal.engine.grace import Grace
 from shoal.engine.handover import Caller, Handover
+from shoal.engine.leading import FLUSH_S, Leader, open_connections
 from shoal.engine.machine import Machine, ServerSpec, StrategyFailed
+from shoal.engine.orders import Order
 from shoal.engine.post import Post
 from shoal.engine.reporter import Reporter
-from shoal.engine.server import FLUSH_S, Server, open_connections
+from shoal.engine.server import Server
+from shoal.engine.shard import Shard
+from shoal.engine.shards import VECTORS
+from shoal.engine.slots import Slot
 from shoal.engine.wire import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
+ASIDE = ("heard", "ordered", "slot")  # what a leader says beside its events
+COMES_BACK = ("rejoin", "attend")  # what a worker says
+OURS = ("standby", "shard")  # what another server of the run says
 CALLER_S = 1.0  # until this one has heard as well that the leader is lost
 LONGEST_STALL_S = 30.0  # within a frame of a server that is about to be killed
 
@@ -57,6 +65,7 @@ class Standby(Listener):
         self._machine = Machine(spec, self)
         self._landing = memoryview(bytearray(spec.sizes.up_bytes))
         self._reporter, self._grace = Reporter(), Grace()
+        self._slots: dict[tuple[int, int], Slot] = {}
         self._callers: list[Caller] = []
         self._controller: Peer | None = None
         self._lead: Head | None = None
@@ -64,7 +73,7 @@ class Standby(Listener):
         self._took_at = time.monotonic()
         self._is_running = True
         self._failure: StrategyFailed | None = None
-        self._server: Queue[Server] = Queue()
+        self._server: Queue[Leader] = Queue()
         connections.watch(link.socket, self._follow)
 
     @classmethod
@@ -117,7 +126,7 @@ class Standby(Listener):
         late = time.monotonic() - CALLER_S
         for caller in list(self._callers):
             peer, head, since = caller
-            is_worker = head["kind"] == "rejoin"
+            is_worker = head["kind"] in COMES_BACK
             if is_worker and since < late and not self._lost_at and not peer.is_gone:
                 self._callers.remove(caller)
                 peer.role = ""
@@ -130,7 +139,7 @@ class Standby(Listener):
             return False
         return time.monotonic() - self._lost_at > GREETING_TIMEOUT_S
 
-    def succeed(self) -> Server | None:
+    def succeed(self) -> Leader | None:
         """The server that it becomes; None where it is not needed any more."""
         lead, controller = self._lead, self._controller
         if lead is None or controller is None or not self._is_running:
@@ -151,7 +160,8 @@ class Standby(Listener):
             callers=self._callers,
             failure=self._failure,
         )
-        server = Server(self._spec, self._connections, handover)
+        kind = Shard if self._spec.shard else Server
+        server = kind(self._spec, self._connections, handover)
         self._server.put(server)
         return server
 
@@ -159,7 +169,7 @@ class Standby(Listener):
         """Ends it soon, if it does not lead; for whoever runs it in a thread."""
         self._is_running = False
 
-    def successor(self) -> Server:
+    def successor(self) -> Leader:
         """Waits until this leads; for whoever runs it in a thread."""
         return self._server.get()
 
@@ -177,9 +187,10 @@ class Standby(Listener):
             # The first frame is kept as it came: the state until then.
             into = self._landing if self._number else None
             head, body = self._link.receive(into, stall_s=LONGEST_STALL_S)
-            if head["kind"] == "heard":
-                self._reporter.forget(head["number"])
+            if head["kind"] in ASIDE:
+                self._hear_aside(head)
                 return
+            vectors = self._vectors(head, body)
             self._number += 1
             self._link.send({"kind": "took", "number": self._number})
         except (OSError, BadFrame):
@@ -188,16 +199,50 @@ class Standby(Listener):
         if head["kind"] == "frozen":
             self._machine.thaw(unpack(body))
         else:
-            self._take(head["event"], body)
+            self._take(head["event"], body[vectors:])
 
-    def _take(self, event: Head, body: memoryview) -> None:
-        blob = body
-        is_snapshot = event["event"] == "snapshot" and self._spec.rules.is_gang
-        if event["event"] == "push" or is_snapshot:
+    def _hear_aside(self, head: Head) -> None:
+        """What is no event."""
+        if head["kind"] == "heard":
+            self._reporter.forget(head["number"])
+        elif head["kind"] == "ordered":
+            self._machine.orders.forget(head["number"])
+        else:
+            self._map(head)
+
+    def _map(self, head: Head) -> None:
+        """Sees a worker's slot from now on, where that is on this host."""
+        who = head["rank"], head["incarnation"]
+        size = self._spec.sizes.slot_bytes
+        slot = Slot.attach(head["path"], size, head["mark"])
+        if slot is not None:
+            before = self._slots.pop(who, None)
+            if before is not None:
+                before.close()
+            self._slots[who] = slot
+            said = {"rank": head["rank"], "incarnation": head["incarnation"]}
+            self._link.send({"kind": "mapped", **said})
+
+    def _vectors(self, head: Head, body: memoryview) -> int:
+        """Takes the vectors of a message in; returns how many bytes of the body."""
+        count = int(head.get("vectors", 0))
+        event = head.get("event", {})
+        post = self._machine.posts.get(event["rank"]) if count else None
+        if head.get("is_mapped"):
+            slot = self._slots[event["rank"], event["incarnation"]]
+            if post is not None:
+                post.bulk.up[:] = slot.bytes[:count]
+            return 0
+        if post is not None:
+            post.bulk.up[:] = body[:count]
+        return count
+
+    def _take(self, event: Head, blob: memoryview) -> None:
+        if event["event"] == "stage":
             post = self._machine.posts.get(event["rank"])
             if post is not None:
-                post.bulk.up[:] = body[: len(post.bulk.up)]
-                blob = body[len(post.bulk.up) :]
+                post.staged = int(event["staged"])
+            return
         if self._failure is not None:
             return
         try:
@@ -207,24 +252,37 @@ class Standby(Listener):
             return
         except (ArithmeticError, LookupError, TypeError, ValueError):
             pass  # what the leader could not carry out, it cannot either
+        if event["event"] == "leave":
+            self._forget_slot(event["rank"], event["incarnation"])
         self._took_at = time.monotonic()
         if self._spec.rules.quorum:  # it will decide when a round is overdue
             self._grace.look(self._machine.sequencer.standing, self._took_at)
+
+    def _forget_slot(self, rank: int, incarnation: int) -> None:
+        slot = self._slots.pop((rank, incarnation), None)
+        if slot is not None:
+            slot.close()
 
     def _leave_leader(self) -> None:
         if not self._lost_at:
             self._lost_at = time.monotonic()
             self._connections.unwatch(self._link.socket)
             self._link.close()
+            for who in list(self._slots):  # workers are given others
+                self._forget_slot(*who)
 
     # ----------------------------------------------------------------- peers
 
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
         """The leader answers; the post keeps it."""
 
+    def ordered(self, order: Order) -> None:
+        """The leader tells others; the machine keeps what they may lack."""
+
     def report(self, head: Head, *body: bytes) -> None:
         """Kept until the controller has heard it of the leader."""
-        self._reporter.keep(head, *body)
+        if not self._spec.shard or head["kind"] in VECTORS:
+            self._reporter.keep(head, *body)
 
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Workers that lost the leader wait; new ones are sent to it."""
@@ -236,7 +294,7 @@ class Standby(Listener):
                 self._lead = head
         elif kind == "control" and peer.channel.is_commander:
             peer.role, self._controller = "controller", peer
-        elif kind == "rejoin" or (kind == "standby" and peer.channel.is_commander):
+        elif kind in COMES_BACK or (kind in OURS and peer.channel.is_commander):
             peer.role = "caller"  # the next standby may be there before this one leads
             self._callers.append(Caller(peer, head, time.monotonic()))
         elif kind == "join":

@@ -202,7 +202,10 @@ class Link:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            got = self.socket.recv_into(view)
+            try:
+                got = self.socket.recv_into(view)
+            except ssl.SSLError as error:  # cut off where TLS did not expect it
+                raise ConnectionResetError(str(error)) from None
             if got == 0:
                 raise ConnectionResetError("the peer closed the connection")
             view = view[got:]
@@ -214,6 +217,14 @@ class Link:
             return self.socket.getsockname()[0] == self.socket.getpeername()[0]
         except OSError:  # it was hung up just now, which whatever is sent next finds
             return False
+
+    @property
+    def own_host(self) -> str:
+        """Address of this end, "" where it was hung up."""
+        try:
+            return self.socket.getsockname()[0]
+        except OSError:
+            return ""
 
     @property
     def has_pending(self) -> bool:
@@ -232,9 +243,12 @@ class Link:
         """Sends one frame; `body` parts follow each other without copies."""
         parts: Sequence[memoryview | bytes] = [p for p in body if len(p)]
         size = sum(memoryview(p).nbytes for p in parts)
-        self.socket.sendall(pack_head(head, size))
-        for part in parts:
-            self.socket.sendall(part)
+        try:
+            self.socket.sendall(pack_head(head, size))
+            for part in parts:
+                self.socket.sendall(part)
+        except ssl.SSLError as error:
+            raise ConnectionResetError(str(error)) from None
 
     def receive(
         self,

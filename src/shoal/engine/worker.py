@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,10 +29,14 @@ from shoal.engine.ledger import Piece
 from shoal.engine.left_out import LeftOut
 from shoal.engine.member import Member
 from shoal.engine.reading import Reader, Retry, Rows
+from shoal.engine.slots import tag_of
 from shoal.errors import DataError, PlanError, ShoalError
 from shoal.launchers.cores import bind
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
+
+if TYPE_CHECKING:
+    from shoal.clusters.use import UseSampler
 
 SAMPLE_ROWS = 4
 MOST_TEXT = 1 << 16  # characters of an error that travel
@@ -173,6 +178,9 @@ class Worker:
         self._paced: set[int] = set()
         self._rate: float | None = None
         self._ahead = 0  # steps that were pushed, and not answered yet
+        # The server's machine is looked at by the process that follows the run.
+        self._far_host = member.far_host
+        self._use = _sampler(spec.seat.secret) if self._far_host else None
         self._backend.load(member.local, member.statistics)
         self._guard = Guard(
             spec.reaction,
@@ -184,7 +192,9 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Ends what reads ahead, and leaves the group."""
+        """Ends what reads ahead and what looks around, and leaves the group."""
+        if self._use is not None:
+            self._use.close()
         if self._lane is not None:
             self._lane.close()
         if isinstance(self._source, Source):
@@ -220,6 +230,7 @@ class Worker:
                     turn()
                 else:
                     self._wait()
+                self._tell_use()
         self._catch_up()
         while not member.progress.is_done:  # of no more use, but for its weights
             if member.progress.wants_snapshot:
@@ -271,6 +282,12 @@ class Worker:
             self._apply(member.bulk.reply, clock, None, SURE)
         elif head.get("body") in ("center", "snapshot"):
             self._start_over(blob)
+
+    def _tell_use(self) -> None:
+        """Says what this machine is busy with, now and then."""
+        found = None if self._use is None else self._use.look()
+        if found is not None:
+            self._member.tell("node_used", node=self._far_host, **found.to_json())
 
     def _publish(self) -> None:
         backend = self._backend
@@ -437,6 +454,13 @@ class Worker:
         if self._spec.watch is not None:
             member = self._member
             self._spec.watch(Moment(member.rank, member.incarnation, self.steps))
+
+
+def _sampler(secret: bytes) -> UseSampler:
+    """What looks at this machine, in one of the run's workers here."""
+    # Most workers do without it, and without what it would import.
+    using: Any = import_module("shoal.clusters.use")
+    return using.UseSampler(f"use-{tag_of(secret)}")
 
 
 def next_batches(

@@ -11,11 +11,16 @@ from typing import Any, final
 
 from shoal.data.order import Order, Shuffle, shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
-from shoal.plan.cautions import crowd_warnings, gang_warnings, metric_warnings
+from shoal.plan.cautions import (
+    crowd_warnings,
+    gang_warnings,
+    metric_warnings,
+    room_warnings,
+)
 from shoal.plan.collective import choose_collective
-from shoal.plan.exchanging import choose_codec, choose_overlap
+from shoal.plan.exchanging import choose_codec, choose_overlap, choose_servers
 from shoal.plan.explaining import count, explained
-from shoal.plan.gpus import Place, gpu_warnings, places
+from shoal.plan.gpus import Place, gpu_warnings, places, places_of_cluster
 from shoal.plan.monitor import choose_monitor
 from shoal.plan.quorum import check_quorum, choose_quorum
 from shoal.plan.refusals import (
@@ -83,6 +88,7 @@ class Plan:
             themselves.
         codec: Numbers of a vector between hosts: "float32", "bfloat16" or "int8".
         overlap: Workers compute the next window while the last one is exchanged.
+        servers: That share the weights.
     """
 
     strategy: Strategy
@@ -120,6 +126,7 @@ class Plan:
     collective: str = "server"
     codec: str = "float32"
     overlap: bool = False
+    servers: int = 1
 
     @property
     def device(self) -> str:
@@ -213,14 +220,16 @@ def resolve(
     steps_each = steps(rows, batch if strategy.is_independent else gang)
     strategy = replace(strategy, period=strategy.period or steps_each)
     exchanges = steps_each / strategy.period
-    where = places(machine.gpus, workers) if request.cluster == "local" else ()
+    where = places(machine.gpus, workers) if request.cluster == "local" else (
+        places_of_cluster(machine.gpus_each, workers)
+    )  # fmt: skip
     plan = Plan(
         strategy=strategy,
         backend=model.backend,
         cluster=request.cluster,
         workers=workers,
         min_workers=min(least, workers),
-        threads=request.threads or max(1, machine.cores // workers),
+        threads=request.threads or machine.threads_of(workers),
         epochs=request.epochs,
         initial_epoch=request.initial_epoch,
         rows=rows,
@@ -248,6 +257,7 @@ def resolve(
         collective=choose_collective(request, model.backend, workers, where),
         codec=choose_codec(request),
         overlap=choose_overlap(request),
+        servers=choose_servers(request, model),
         monitor=choose_monitor(
             request.monitor,
             model.metrics,
@@ -293,6 +303,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
         )
     if plan.cluster == "local" and not plan.strategy.is_independent:
         found += crowd_warnings(plan.workers, plan.machine)
+    found += room_warnings(plan.workers, plan.threads, plan.machine)
     found += gpu_warnings(plan.machine.gpus, plan.places)
     found += metric_warnings(plan.model)
     if plan.is_gang and plan.workers > 1:

@@ -37,6 +37,24 @@ def crowd_warnings(workers: int, machine: MachineFacts) -> list[str]:
     ]
 
 
+def room_warnings(workers: int, threads: int, machine: MachineFacts) -> list[str]:
+    """Where a cluster has less room now than workers need.
+
+    Example:
+        >>> from shoal.facts import NodeFacts
+        >>> one = (NodeFacts(name="10.0.0.7", cores=4),)
+        >>> room_warnings(3, 2, MachineFacts(cores=4, nodes=one))[0].partition(";")[0]
+        'the cluster has room for 2 of 3 workers now'
+    """
+    room = machine.room_for(threads)
+    if not machine.nodes or workers <= room:
+        return []
+    return [
+        f"the cluster has room for {room} of {workers} workers now; fit waits for more "
+        "for a while, and then goes on with what there is."
+    ]
+
+
 def metric_notes(model: ModelFacts) -> list[str]:
     """What the history of a run shows in another way than Keras.
 

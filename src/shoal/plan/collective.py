@@ -59,8 +59,10 @@ def _obstacle(request: Request, backend: str) -> str:
     """Why workers of such a run have no group, empty where they can."""
     if request.strategy.exchanges != "gradients":
         return f"{request.strategy.name} exchanges weights, which only a server merges"
-    if request.cluster != "local":
+    if request.cluster == "inline":
         return f"workers on cluster={request.cluster!r} are no processes"
+    if request.cluster != "local":
+        return f"workers on cluster={request.cluster!r} have no folder to meet in"
     if request.deterministic:
         return "with deterministic=True sums are made in one order, at the server"
     entry = BACKENDS.get(backend)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from shoal.errors import ConfigError, PlanError
+from shoal.facts import ModelFacts
 from shoal.plan.request import Request
 from shoal.registry import did_you_mean
 
 CODECS = ("float32", "bfloat16", "int8")
 """From the most bytes a number to the least: 4, 2 and 1."""
+LEAST_PART = 64
+"""Weights of a server: a few cache lines."""
 
 
 def choose_codec(request: Request) -> str:
@@ -47,5 +50,27 @@ def choose_overlap(request: Request) -> bool:
             f"overlap=True with {strategy.name}, which {why}. Expected a strategy "
             "that exchanges weights, such as aeasgd or diloco. Leave one of the two "
             "out."
+        )
+    return wanted
+
+
+def choose_servers(request: Request, model: ModelFacts) -> int:
+    """Returns how many servers share the weights.
+
+    Raises:
+        PlanError: There are no weights for so many, or no server at all.
+    """
+    wanted = request.servers
+    if wanted > 1 and request.strategy.is_independent:
+        raise PlanError(
+            f"servers={wanted} with {request.strategy.name}, which exchanges nothing. "
+            "Expected a strategy that has a server. Leave one of the two out."
+        )
+    most = max(1, model.parameters // LEAST_PART)
+    if wanted > most:
+        raise PlanError(
+            f"servers={wanted} cannot be used: {model.name} has {model.parameters:,} "
+            f"weights. Expected at least {LEAST_PART} of them a server, so at most "
+            f"servers={most}. Several servers pay off for hundreds of MB."
         )
     return wanted

@@ -49,6 +49,8 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
         ("lost", f"a worker is replaced, up to {count(plan.max_restarts, 'time')}; "
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
+    if plan.machine.nodes:
+        found.insert(1, ("nodes", _nodes(plan)))
     if plan.data.validation_rows:
         found.append(("validation", _validation(plan)))
     if plan.standby or plan.spares:
@@ -82,6 +84,14 @@ def _device(plan: Plan) -> str:
     )
 
 
+def _nodes(plan: Plan) -> str:
+    """The machines of a cluster."""
+    names = [node.name for node in plan.machine.nodes]
+    shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    cores = sum(node.cores for node in plan.machine.nodes)
+    return f"{count(len(names), 'node')} ({shown}), {count(cores, 'core')} free"
+
+
 def _exchanged(plan: Plan) -> str:
     """Which way numbers of the workers meet."""
     if plan.strategy.is_independent or plan.workers == 1:
@@ -96,7 +106,8 @@ def _exchanged(plan: Plan) -> str:
     beside = " while workers compute on" if plan.overlap else ""
     if plan.codec != "float32":
         beside += f", in {plan.codec} between hosts"
-    return f"{plan.strategy.exchanges} {done} through the server{beside}"
+    server = "the server" if plan.servers == 1 else f"{plan.servers} servers"
+    return f"{plan.strategy.exchanges} {done} through {server}{beside}"
 
 
 def _epochs(initial: int, end: int) -> str:
@@ -135,7 +146,10 @@ def _validation(plan: Plan) -> str:
 
 def _waiting(plan: Plan) -> str:
     """Processes that do nothing until another is lost."""
-    found = ["a server that takes over when the first one is lost"] * plan.standby
+    each = "a server that takes over when the first one is lost"
+    if plan.servers > 1:
+        each = "for each server one that takes over when it is lost"
+    found = [each] * plan.standby
     if plan.spares:
         found.append(f"{count(plan.spares, 'spare worker')}, everything imported")
     return " and ".join(found)

@@ -24,7 +24,7 @@ class Place:
 
     Args:
         number: Of the GPU, as nvidia-smi counts.
-        name: What CUDA_VISIBLE_DEVICES takes for it.
+        name: What CUDA_VISIBLE_DEVICES takes for it; empty where a cluster says that.
         share: Of all its memory, that this worker may take.
         workers: On this GPU.
     """
@@ -59,6 +59,23 @@ def places(gpus: Sequence[Gpu], workers: int) -> tuple[Place, ...]:
         place = Place(number=gpu.number, name=gpu.name, share=share, workers=sharers)
         found.append(place)
     return tuple(found)
+
+
+def places_of_cluster(gpus_each: float, workers: int) -> tuple[Place, ...]:
+    """Places that a cluster chooses: it tells each worker which GPU it has.
+
+    Args:
+        gpus_each: GPUs of a worker, or the part of one; 0 for the CPU.
+        workers: How many.
+
+    Example:
+        >>> places_of_cluster(0.5, 1)
+        (Place(number=0, name='', share=0.45, workers=1),)
+    """
+    if not gpus_each:
+        return ()
+    share = math.floor(1000 * MOST * min(1.0, gpus_each)) / 1000
+    return tuple(Place(number=n, name="", share=share) for n in range(workers))
 
 
 def _share(gpu: Gpu, workers: int) -> float:

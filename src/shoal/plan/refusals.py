@@ -31,6 +31,12 @@ def refuse(request: Request, model: ModelFacts, workers: int) -> None:
     """
     strategy = request.strategy
     _refuse_model(model)
+    if strategy.is_independent and request.cluster not in ("local", "inline"):
+        raise PlanError(
+            f"{strategy.name} does not run on cluster={request.cluster!r}: its members "
+            "are trained by processes of one machine. Expected a strategy whose "
+            "workers exchange something. Leave cluster out, or choose another one."
+        )
     limit = strategy.max_workers
     if limit is not None and workers > limit:
         raise PlanError(

@@ -22,6 +22,7 @@ BATCH_SIZE = 32
 LOWEST = {
     "batch_size": 1, "epochs": 0, "initial_epoch": 0, "seed": 0,
     "steps_per_epoch": 1, "max_restarts": 0, "standby": 0, "spares": 0, "threads": 1,
+    "servers": 1,
 }  # fmt: skip
 """Arguments that are whole numbers, and the least they may be."""
 VALIDATIONS = ("blocking", "async")
@@ -37,7 +38,7 @@ class Request:
     Args:
         strategy: How workers agree, as an object.
         workers: Processes, `(min, max)` or "auto": one a GPU, else one a usable core,
-            at most 4.
+            at most 4; of a cluster one a node.
         cluster: Name of a cluster, one of `known_clusters`.
         known_clusters: Names that `cluster` may have.
         batch_size: Samples per optimizer step: of the gang for gradient exchange, of
@@ -51,7 +52,8 @@ class Request:
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait at the end of an epoch for callbacks.
         max_restarts: Replacements of lost workers before the run stops.
-        standby: Servers that follow the one that leads, 0 or 1.
+        servers: That share the weights; each has one part of them.
+        standby: Servers that follow each of those that lead, 0 or 1.
         spares: Processes that wait, everything imported, for a worker to be lost.
         quorum: Workers of a round that are enough, or a share of them; see
             `choose_quorum`.
@@ -84,6 +86,7 @@ class Request:
     deterministic: bool = False
     epoch_barrier: bool = True
     max_restarts: int = 3
+    servers: int = 1
     standby: int = 0
     spares: int = 0
     quorum: float | None = None
@@ -200,6 +203,10 @@ def require_whole(name: str, value: object, lowest: int) -> int:
 
 def _worker_limits(workers: Workers, machine: MachineFacts) -> tuple[int, int]:
     """The least and the most workers that an argument stands for."""
+    if workers == "auto" and machine.nodes:
+        gpus = sum(node.gpus for node in machine.nodes)
+        each = machine.gpus_each
+        return 1, (int(gpus / each) if each else 0) or len(machine.nodes)
     if workers == "auto":
         return 1, len(machine.gpus) or min(machine.cores, MOST_AUTO_WORKERS)
     return read_workers(workers)

@@ -11,7 +11,9 @@ from shoal.errors import ConfigError
 from shoal.facts import DEFAULT_ROOT
 from shoal.plan.request import Workers
 
+NAMES = ("runs", "workers", "data", "verbose", "cache", "clusters", "yarn")
 DEFAULT_CACHE = "~/.cache/shoal"
+DEFAULT_CLUSTERS = "~/.shoal/clusters"
 
 
 @final
@@ -26,6 +28,9 @@ class Environment:
         verbose: SHOAL_VERBOSE: 0, 1, 2 or "auto"; None when not set.
         cache: SHOAL_CACHE, the folder where workers keep compiled programs; default
             ~/.cache/shoal, None for "off".
+        yarn: SHOAL_YARN, the address of a ResourceManager, for `workers="yarn"`.
+        clusters: SHOAL_CLUSTERS, the folder where clusters are known; default
+            ~/.shoal/clusters.
     """
 
     runs: str = DEFAULT_ROOT
@@ -33,6 +38,8 @@ class Environment:
     data: str | None = None
     verbose: int | str | None = None
     cache: str | None = DEFAULT_CACHE
+    yarn: str | None = None
+    clusters: str = DEFAULT_CLUSTERS
 
 
 def environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -51,7 +58,7 @@ def environment(variables: Mapping[str, str] | None = None) -> Environment:
     found = os.environ if variables is None else variables
     texts = {
         name: text
-        for name in ("runs", "workers", "data", "verbose", "cache")
+        for name in NAMES
         if (text := found.get(f"SHOAL_{name.upper()}", "").strip())
     }
     workers, verbose = texts.get("workers"), texts.get("verbose")
@@ -62,6 +69,8 @@ def environment(variables: Mapping[str, str] | None = None) -> Environment:
         data=texts.get("data"),
         verbose=None if verbose is None else _verbose_from(verbose),
         cache=None if cache == "off" else cache,
+        yarn=texts.get("yarn"),
+        clusters=texts.get("clusters", DEFAULT_CLUSTERS),
     )
 
 

@@ -24,16 +24,19 @@ from shoal.engine.bulk import Sizes
 from shoal.engine.conversation import Seat
 from shoal.engine.finite import error_of
 from shoal.engine.greeting import worker_secret
+from shoal.engine.leading import Leader, open_connections
 from shoal.engine.machine import ServerSpec
 from shoal.engine.observer import EpochEnd, Record
+from shoal.engine.parts import cut
 from shoal.engine.reports import read_epoch, read_records
-from shoal.engine.server import JOINED_AGAIN, Server, open_connections
+from shoal.engine.server import JOINED_AGAIN, Server
 from shoal.engine.standby import Standby, StandbySpec
 from shoal.engine.tls import identity_for, make_identity
 from shoal.engine.wire import Head, Link
 from shoal.engine.worker import WorkerSpec, work
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.testing.inline_setup import Outcome, Setup
+from shoal.testing.inline_shards import InlineShards, Means
 
 __all__ = ["Cluster", "Outcome", "Setup", "train"]
 
@@ -95,11 +98,20 @@ class Cluster:
             vector=setup.vector,
             statistics=setup.statistics,
             identity=identity,
+            shards=setup.servers,
         )
-        connections = open_connections(self._spec, self._listeners[0].dup())
-        self.server = Server(self._spec, connections)
+        self._own_spec = cut(self._spec, 0)
+        connections = open_connections(self._own_spec, self._listeners[0].dup())
+        self.server: Leader = Server(self._own_spec, connections)
         self._threads: list[threading.Thread] = []
         self._run("shoal-server", self.server.run)
+        means = Means(
+            order=lambda: self.address,
+            call=self._call,
+            run=self._run,
+            has_standby=setup.has_standby,
+        )
+        self.shards = InlineShards(self._spec, means)
         self._hands: list[tuple[str, threading.Thread]] = []
         self._relief: Link | None = None
         self._standby: Standby | None = None
@@ -135,7 +147,7 @@ class Cluster:
 
     def _start_standby(self) -> None:
         """A server that follows the one that leads."""
-        spec = StandbySpec(server=self._spec, leader=self.address)
+        spec = StandbySpec(server=self._own_spec, leader=self.address)
         self._standby = Standby.open(spec, self._listeners[1].dup())
         self._run("shoal-standby", self._standby.run)
 
@@ -155,6 +167,7 @@ class Cluster:
         for kind, fields in list(self._asked):
             self.command(kind, **fields)
         self.server = self._standby.successor()
+        self.shards.follow(self.address)
         self._start_standby()
 
     def __enter__(self) -> Cluster:
@@ -212,6 +225,7 @@ class Cluster:
             token=secrets.token_hex(8),
             wants_slot=setup.wants_slot,
             certificate=self.certificate,
+            shards=self.shards.addresses,
         )
         return WorkerSpec(
             seat=seat,
@@ -236,12 +250,13 @@ class Cluster:
 
     def _hear(self, *, is_over: bool) -> None:
         """Takes one message of the server."""
+        self.shards.attend(self._link)
         try:
             head, body = self._link.receive(timeout_s=PATIENCE_S)
         except ConnectionError:
             self._take_over()
             return
-        number = head.pop("number", self._heard)
+        number = head.get("number", self._heard)
         if number not in (self._heard, self._heard + 1):
             raise AssertionError(f"report {number} after {self._heard}: {head}")
         self._heard = number
@@ -259,7 +274,7 @@ class Cluster:
                 self._late.pop()
                 self.start_worker()
         elif kind == "epoch":
-            self._end_epoch(head, body)
+            self._end_epoch(*self.shards.whole(head, body))
         elif kind == "optimizer":
             self._state = bytes(body)
         elif kind == "broken":
@@ -269,7 +284,7 @@ class Cluster:
         elif kind == "not_finite" and head["reaction"] == "stop":
             raise error_of(head)
         else:
-            self._events.append(head)
+            self._events.append({k: v for k, v in head.items() if k != "number"})
             is_new = kind == "left" and head["reason"] != JOINED_AGAIN
             if is_new and not is_over:
                 self.start_worker(head["rank"])
@@ -283,6 +298,7 @@ class Cluster:
     def close(self) -> None:
         """Ends every thread; safe to repeat."""
         self._link.close()  # a server without a controller ends, and workers with it
+        self.shards.close()
         if self._relief is not None:
             self._relief.close()
         if self._standby is not None:

@@ -48,7 +48,8 @@ class Setup:
         has_overlap: Windows are computed while others are exchanged.
         host: Where the server listens; others than loopback are encrypted.
         has_tls: The server encrypts, wherever it listens.
-        has_standby: A second server follows, and another one when that one leads.
+        has_standby: Another server follows, and a next one when that one leads.
+        servers: That share the vector; each with a standby, if there is one.
         watch: `shoal.testing.faults`; workers that "leave" are replaced.
         late: Samples after which one more worker joins, for each.
         lane: How workers of a gang average among themselves, None for the server.
@@ -76,6 +77,7 @@ class Setup:
     host: str = "127.0.0.1"
     has_tls: bool = False
     has_standby: bool = False
+    servers: int = 1
     watch: Watch | None = None
     late: Sequence[int] = ()
     lane: LaneSpec | None = None

@@ -233,6 +233,11 @@ class SimLink:
         self.socket, self._strand, self._hears = wire, strand, hears
         self._is_over = False
 
+    @property
+    def is_local(self) -> bool:
+        """Whether both ends have one address: there is but one machine."""
+        return True
+
     def send(self, head: Head, *body: Part) -> None:
         """Sends one frame."""
         if self._is_over:

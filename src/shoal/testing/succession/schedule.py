@@ -15,9 +15,19 @@ from functools import partial
 from typing import final
 from unittest import mock
 
-from shoal.engine import conversation, machine, member, mirror, server, standby, worker
+from shoal.engine import (
+    calling,
+    conversation,
+    leading,
+    machine,
+    member,
+    mirror,
+    server,
+    standby,
+    worker,
+)
 from shoal.engine.conversation import Answered
-from shoal.engine.server import Server
+from shoal.engine.leading import Leader
 from shoal.engine.standby import Standby
 from shoal.testing.schedules import Event, Schedule
 from shoal.testing.succession.controller import SimController
@@ -167,7 +177,7 @@ class Succession(Schedule[Scenario]):
         body.turn()
         if isinstance(body, Standby) and not body.is_following:
             self._succeed(process, body)
-        elif isinstance(body, Server) and not body.is_running:
+        elif isinstance(body, Leader) and not body.is_running:
             body.close()
             self.stage.ended(process)
 
@@ -311,11 +321,13 @@ def _run(scenario: Scenario) -> SimController:
 def _simulated(network: Network) -> Generator[None]:
     """The engine's own clock and connections, exchanged for those of a run."""
     with ExitStack() as stack:
-        modules = conversation, machine, member, mirror, server, standby, worker
+        modules = (
+            calling, leading, machine, member, mirror, server, standby, worker
+        )  # fmt: skip
         for module in modules:
             stack.enter_context(mock.patch.object(module, "time", network))
         patch = mock.patch.object
-        stack.enter_context(patch(conversation, "Link", network.link))
+        stack.enter_context(patch(calling, "Link", network.link))
         stack.enter_context(patch(conversation, "in_background", _at_once))
         yield
 

@@ -16,6 +16,7 @@ from shoal.backends.base import Backend, ComputeSpec
 from shoal.engine.bulk import Sizes
 from shoal.engine.connections import Connections
 from shoal.engine.conversation import Seat
+from shoal.engine.leading import Leader
 from shoal.engine.machine import ServerSpec
 from shoal.engine.server import Server
 from shoal.engine.standby import Standby
@@ -56,7 +57,7 @@ class Process:
 
     address: Address
     connections: SimConnections
-    body: Server | Standby
+    body: Leader | Standby
     link: SimLink | None = None
 
 

@@ -1,0 +1,197 @@
+"""Servers that share the vector of a run in one process, each in a thread.
+
+What a controller does for each of them is done here: it calls them, takes their parts
+of reports, and lets a standby take the place of one that is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from shoal.engine.calling import Address, Addresses
+from shoal.engine.leading import Leader, open_connections
+from shoal.engine.machine import ServerSpec
+from shoal.engine.parts import Message, cut, join
+from shoal.engine.shard import Shard
+from shoal.engine.standby import Standby, StandbySpec
+from shoal.engine.wire import Head, Link
+
+PATIENCE_S = 30.0  # for a part of what the first server told
+LOOK_S = 0.01
+
+Run = Callable[[str, Callable[[], object]], threading.Thread]
+Call = Callable[[Address], Link]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a cluster lends to its servers.
+
+    Args:
+        order: Gives the address of the first server.
+        call: Connects to a server as the controller.
+        run: Starts a thread.
+        has_standby: Whether each has one.
+    """
+
+    order: Callable[[], Address]
+    call: Call
+    run: Run
+    has_standby: bool
+
+
+@final
+class InlineShard:
+    """One of them, and its standby.
+
+    Args:
+        spec: Of its part.
+        means: Of the cluster.
+    """
+
+    def __init__(self, spec: ServerSpec, means: Means) -> None:
+        self._spec, self._means = spec, means
+        host = means.order()[0]
+        self.listeners = [socket.create_server((host, 0), backlog=64) for _ in "12"]
+        connections = open_connections(spec, self.listeners[0].dup())
+        self.server: Leader = Shard(spec, connections)
+        means.run(f"shoal-server-{spec.shard}", self.server.run)
+        self._link = means.call(self._address(0))
+        self._link.send({"kind": "control"})
+        self._relief: Link | None = None
+        self._standby: Standby | None = None
+        self._heard = 0
+        self._parts: list[Message] = []
+        self.successions = 0
+        self.on_succession: Callable[[], None] = lambda: None
+        if means.has_standby:
+            self._start_standby()
+            while self._relief is None:
+                self._hear()
+
+    def _address(self, place: int) -> Address:
+        return self.listeners[place].getsockname()
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where it listens, and its standby if it has one."""
+        found = (self._address(0), self._address(1))
+        return found if self._means.has_standby else found[:1]
+
+    @property
+    def has_relief(self) -> bool:
+        """Whether it may be lost."""
+        return self._relief is not None
+
+    def _start_standby(self) -> None:
+        spec = StandbySpec(server=self._spec, leader=self._address(0))
+        self._standby = Standby.open(spec, self.listeners[1].dup())
+        self._means.run(f"shoal-standby-{self._spec.shard}", self._standby.run)
+
+    def look(self) -> None:
+        """Hears what it has said until now."""
+        while self._link.has_input(0.0):
+            self._hear()
+
+    def _hear(self) -> None:
+        try:
+            head, body = self._link.receive(timeout_s=PATIENCE_S)
+        except ConnectionError:
+            self._take_over()
+            return
+        if head["kind"] == "standby_ready":
+            self._relief = self._means.call(self._address(1))
+            self._relief.send({"kind": "control"})
+        elif head["kind"] == "unordered":
+            time.sleep(LOOK_S)
+            self.command("follow", order=self._means.order())
+        elif "number" in head:
+            self._heard = head["number"]
+            self._parts.append((head, body))
+
+    def _take_over(self) -> None:
+        if self._relief is None or self._standby is None:
+            raise ConnectionResetError("a server is gone, and there is no standby")
+        self._link.close()
+        self._link, self._relief = self._relief, None
+        self.listeners.reverse()
+        order = self._means.order()
+        self.command("lead", heard=self._heard, living=[], order=order)
+        self.server = self._standby.successor()
+        self.successions += 1
+        self._start_standby()
+        self.on_succession()
+
+    def command(self, kind: str, **fields: Any) -> None:
+        """Tells it something, as the controller would."""
+        with contextlib.suppress(OSError):
+            self._link.send({"kind": kind, **fields})
+
+    def part(self, number: int) -> Message:
+        """Waits for its part of a report."""
+        while not self._parts or self._parts[-1][0]["number"] < number:
+            self._hear()
+        self._parts = [p for p in self._parts if p[0]["number"] >= number]
+        return self._parts.pop(0)
+
+    def close(self) -> None:
+        """It ends, and its standby."""
+        for link in (self._link, self._relief):
+            if link is not None:
+                link.close()
+        if self._standby is not None:
+            self._standby.stop()
+        for listener in self.listeners:
+            listener.close()
+
+
+@final
+class InlineShards:
+    """All servers of a run but the first.
+
+    Args:
+        spec: Of all of them together.
+        means: Of the cluster.
+    """
+
+    def __init__(self, spec: ServerSpec, means: Means) -> None:
+        self.shards: list[InlineShard] = []
+        for number in range(1, spec.shards):
+            self.shards.append(InlineShard(cut(spec, number, means.order()), means))
+
+    @property
+    def addresses(self) -> tuple[Addresses, ...]:
+        """Where they listen."""
+        return tuple(shard.addresses for shard in self.shards)
+
+    def follow(self, order: Address) -> None:
+        """Another process is the first server."""
+        for shard in self.shards:
+            shard.command("follow", order=order)
+
+    def attend(self, link: Link) -> None:
+        """Waits until the first server says something; hears the others meanwhile."""
+        until = time.monotonic() + PATIENCE_S
+        while self.shards and not link.has_input(LOOK_S):
+            for shard in self.shards:
+                shard.look()
+            if time.monotonic() > until:
+                return
+
+    def whole(self, head: Head, body: memoryview) -> Message:
+        """A report with the parts of all servers."""
+        if not self.shards:
+            return head, body
+        parts = [shard.part(int(head["number"])) for shard in self.shards]
+        return join((head, body), parts)
+
+    def close(self) -> None:
+        """They end; so do their threads."""
+        for shard in self.shards:
+            shard.close()

@@ -1,0 +1,105 @@
+"""Servers that share a vector are killed as processes, one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from tests.engine import test_faults
+from tests.engine.test_faults import (
+    ROWS,
+    KillServer,
+    fit,
+    kinds,
+    kinds_so_far,
+    servers_of_this_process,
+    summary,
+)
+from tests.ray_nodes import EVERYWHERE, Place
+
+
+def wide() -> Any:
+    """A model of some hundred weights, so that three servers have a part each."""
+    keras.utils.set_random_seed(1)
+    net = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(64, activation="tanh"),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    net.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["AUC"])
+    return net
+
+
+@pytest.fixture(autouse=True)
+def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path))
+    monkeypatch.setattr(test_faults, "model", wide)
+
+
+class KillEach(keras.callbacks.Callback):
+    """Kills the oldest server whenever each has a standby, until all had their turn.
+
+    Args:
+        servers: How many lead.
+    """
+
+    def __init__(self, servers: int) -> None:
+        super().__init__()
+        self.servers, self.killed = servers, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        ready = kinds_so_far().count("standby_ready")
+        if self.killed < self.servers and ready == self.servers + self.killed:
+            self.killed += 1
+            servers_of_this_process()[0].kill()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        ready = kinds_so_far().count("standby_ready")
+        self.model.stop_training = ready == 2 * self.servers
+
+
+@pytest.mark.process
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("strategy", "servers"),
+    [("aeasgd", 2), pytest.param("all_reduce", 3, marks=pytest.mark.slow)],
+)
+def test_each_server_is_killed_and_followed(
+    place: Place, strategy: str, servers: int
+) -> None:
+    killer = KillEach(servers)
+    given: dict[str, Any] = {"servers": servers, "standby": 1, "epochs": 9999}
+    history = fit(strategy, place, callbacks=[killer], **given)
+    assert killer.killed == servers
+    assert summary(history).samples_committed == ROWS * len(history.history["loss"])
+    told = kinds(history)
+    names = "server_lost", "server_replaced"
+    assert [told.count(name) for name in names] == [servers, servers]
+    assert not {"worker_lost", "rollback"} & set(told)
+
+
+class KillPart(KillServer):
+    """Kills one that orders nothing."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if self.seen == self.batch:
+            servers_of_this_process()[-1].kill()
+
+
+@pytest.mark.process
+@EVERYWHERE
+def test_without_a_standby_all_go_back_together(place: Place) -> None:
+    """Parts of two moments would not fit together."""
+    history = fit("aeasgd", place, epochs=6, callbacks=[KillPart(1)], servers=2)
+    found = summary(history)
+    assert found.samples_committed == found.samples_expected == ROWS * 6
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    told = kinds(history)
+    assert [told.count(k) for k in ("server_lost", "server_replaced")] == [1, 1]
+    assert told.count("worker_lost") == 0
