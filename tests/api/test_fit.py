@@ -143,6 +143,24 @@ def test_a_plan_tells_of_processes_that_wait() -> None:
             shoal.plan(linear(), x, y, cluster="inline", **{name: 1})
 
 
+def test_a_plan_tells_of_servers_that_share() -> None:
+    x, y = line(64)
+    net = keras.Sequential([keras.Input((x.shape[1],)), keras.layers.Dense(200)])
+    net.compile("sgd", "mse")
+    given: dict[str, Any] = {"strategy": "aeasgd", "workers": 2}
+    told = shoal.plan(net, x, y, servers=3, standby=1, **given).explain()
+    assert "through 3 servers" in told
+    assert "for each server one that takes over when it is lost" in told
+    with pytest.raises(PlanError, match=r"servers=99 .* so at most servers=\d+\."):
+        shoal.plan(net, x, y, servers=99, **given)
+    with pytest.raises(ConfigError, match="servers=0"):
+        shoal.plan(net, x, y, servers=0, **given)
+    with pytest.raises(PlanError, match="servers=2 with ensemble"):
+        shoal.plan(net, x, y, servers=2, strategy="ensemble")
+    with pytest.raises(PlanError, match="servers=2 with cluster='inline'"):
+        shoal.plan(net, x, y, servers=2, cluster="inline", **given)
+
+
 def test_a_plan_tells_how_vectors_travel() -> None:
     x, y = line(64)
     given: dict[str, Any] = {"strategy": "aeasgd", "workers": 2}

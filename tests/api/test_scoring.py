@@ -229,6 +229,27 @@ def test_processes_that_keep_dying_end_the_job(
     assert "die_once" in caught.value.traceback
 
 
+@keras.saving.register_keras_serializable()
+class Leaving(keras.layers.Layer):
+    """Ends any process but the driver, as if all were well."""
+
+    def call(self, x: Any) -> Any:
+        if os.getpid() != DRIVER and not isinstance(x, keras.KerasTensor):
+            os._exit(0)
+        return x
+
+
+@pytest.mark.process
+def test_processes_that_end_themselves_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scoring, "MOST_LOSSES", 0)
+    model = keras.Sequential([keras.Input((2,)), Leaving()])
+    x, _ = line(64)
+    with pytest.raises(WorkerLost, match="exited with status 0; 0 of 0 replacements"):
+        scoring.predict(model, ArraySource(x), Asked(workers=2, batch_size=8))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_predict_refuses_rows_of_another_width(workers: int) -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

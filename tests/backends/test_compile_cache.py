@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,43 @@ def test_a_users_own_setting_is_left_alone(tmp_path: Path) -> None:
 )
 def test_nothing_is_kept(backend: str, folder: str | None) -> None:
     assert cache_variables(backend, folder, {}) == {}
+
+
+def test_what_others_may_write_to_is_not_used(tmp_path: Path) -> None:
+    found = cache_variables("jax", str(tmp_path), {})
+    Path(found["JAX_COMPILATION_CACHE_DIR"]).chmod(0o770)
+    assert cache_variables("jax", str(tmp_path), {}) == {}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_what_cannot_be_written_to_is_not_used(tmp_path: Path) -> None:
+    found = cache_variables("jax", str(tmp_path), {})
+    Path(found["JAX_COMPILATION_CACHE_DIR"]).chmod(0o500)
+    assert cache_variables("jax", str(tmp_path), {}) == {}
+
+
+def test_half_a_program_does_not_end_the_cache(tmp_path: Path) -> None:
+    """JAX's own cache, in which a process was killed, or the disk was full."""
+    lru_cache: Any = pytest.importorskip("jax._src.lru_cache")
+    place = tmp_path / f"{compile_cache.OURS}1"
+    cache = lru_cache.LRUCache(str(place), max_size=1 << 20)
+    cache.put("whole", b"a program")
+    (place / "half-cache").write_bytes(b"a pro")
+    with pytest.raises(FileNotFoundError):
+        cache.put("next", b"a program")
+    with turn(str(place), "p"):
+        pass
+    cache.put("next", b"a program")
+    found = [cache.get(name) for name in ("whole", "half", "next")]
+    assert found == [b"a program", None, b"a program"]
+
+
+def test_a_users_own_folder_is_not_tidied(tmp_path: Path) -> None:
+    program = tmp_path / "mine-cache"  # JAX notes no times where it has no limit
+    program.write_bytes(b"a program")
+    with turn(str(tmp_path), "p"):
+        pass
+    assert program.exists()
 
 
 def test_one_after_the_other_compiles_the_same_program(tmp_path: Path) -> None:

@@ -121,6 +121,15 @@ def test_another_way_to_run_it_needs_other_programs() -> None:
     assert opened(packed, local_momentum=0.5) is not first
 
 
+def test_programs_of_windows_and_of_gradients_are_both_compiled() -> None:
+    backend: Any = opened(pack(net()))
+    backend.warm_up(data(), is_gradient=True)
+    backend.warm_up(data(), is_gradient=True)
+    assert len(backend._warm) == 1
+    backend.warm_up(data(), is_gradient=False)
+    assert len(backend._warm) == 2
+
+
 def test_a_run_that_is_alone_keeps_nothing() -> None:
     packed = pack(net())
     first = opened(packed, is_kept=False)
@@ -164,3 +173,56 @@ def test_a_model_that_somebody_else_makes_has_no_make() -> None:
         return net()
 
     assert read_parcel(pack(net(), factory=make)).make == ""
+
+
+def _own_loss(weight: Any) -> Any:
+    return lambda true, found: weight * keras.ops.mean((true - found) ** 2, axis=-1)
+
+
+@keras.saving.register_keras_serializable()
+class OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Reads a variable of its own."""
+
+    def __init__(self, rate: Any) -> None:
+        self.rate = rate
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate * 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize("place", ["loss", "schedule"])
+def test_a_variable_that_no_parcel_gives_a_value_to_keeps_nothing(place: str) -> None:
+    def packed(value: float) -> bytes:
+        variable = keras.Variable(value)
+        if place == "loss":
+            return pack(net(loss=_own_loss(variable)))
+        return pack(net(rate=OwnSchedule(variable)))
+
+    assert read_parcel(packed(1.0)).make == ""
+    first = opened(packed(0.1))
+    before = observed(first)
+    second = opened(packed(0.5))
+    assert second is not first
+    assert not np.allclose(
+        observed(second)[2 if place == "loss" else 0],
+        before[2 if place == "loss" else 0],
+    )
+
+
+def test_metrics_that_counted_before_change_no_make() -> None:
+    def make() -> Any:
+        model = net()
+        metrics = [
+            keras.metrics.MeanAbsoluteError(),
+            keras.metrics.RootMeanSquaredError(),
+        ]
+        model.compile("adam", "mse", metrics=metrics)
+        prepare(model, data())
+        return model
+
+    known = read_parcel(pack(make())).make
+    assert known
+    assert read_parcel(pack(trained(make()))).make == known

@@ -10,6 +10,7 @@ import pytest
 
 import shoal
 from tests.habits.cases import data
+from tests.ray_nodes import EVERYWHERE, Place
 
 pytestmark = pytest.mark.process
 
@@ -23,9 +24,10 @@ class Talking(keras.layers.Layer):
         return inputs
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("echo", [True, False])
 def test_output_of_workers(
-    echo: bool, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    place: Place, echo: bool, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     x, y = data(64)
     model = keras.Sequential(
@@ -35,7 +37,7 @@ def test_output_of_workers(
     model.compile("sgd", loss)
     history = shoal.fit(
         model, x, y, workers=2, batch_size=32, strategy="local_sgd", verbose=0,
-        echo=echo, run=tmp_path,
+        echo=echo, run=tmp_path, cluster=place.cluster,
     )  # fmt: skip
     lines = capfd.readouterr().out.splitlines()
     for rank in range(2):

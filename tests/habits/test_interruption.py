@@ -16,6 +16,7 @@ import pytest
 
 from shoal.training.fitting import rescue
 from shoal.training.interruption import CtrlC
+from tests.ray_nodes import EVERYWHERE, Place
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -37,7 +38,8 @@ class Marker(keras.callbacks.Callback):
 
 def lesson(strategy):
     shoal.fit(model, x, y, strategy=strategy, workers=2, batch_size=8, epochs=1000,
-              callbacks=[Marker()], verbose=2, run=RUNS, seed=1)
+              callbacks=[Marker()], verbose=2, run=RUNS, seed=1, threads=1,
+              cluster=CLUSTER)
 
 def look():
     from shoal.runs.catalogue import list_runs
@@ -80,10 +82,15 @@ print(json.dumps(outputs))
 """
 
 
-def _start(folder: Path, strategy: str) -> subprocess.Popen[str]:
+def _lesson(folder: Path, cluster: str) -> str:
+    runs = repr(str(folder / "runs"))
+    return LESSON.replace("RUNS", runs).replace("CLUSTER", repr(cluster))
+
+
+def _start(folder: Path, strategy: str, place: Place) -> subprocess.Popen[str]:
     """Starts the script and waits until it trains."""
     script = folder / "lesson.py"
-    script.write_text(LESSON.replace("RUNS", repr(str(folder / "runs"))) + SCRIPT)
+    script.write_text(_lesson(folder, place.cluster) + SCRIPT)
     process = subprocess.Popen(
         [sys.executable, str(script), str(folder / "runs"), strategy],
         stdout=subprocess.PIPE,
@@ -107,9 +114,12 @@ def _end(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
     return json.loads(line.removeprefix("LOOK")), errors
 
 
-def test_ctrl_c_leaves_the_center_and_nothing_else(tmp_path: Path) -> None:
+@EVERYWHERE
+def test_ctrl_c_leaves_the_center_and_nothing_else(
+    tmp_path: Path, place: Place
+) -> None:
     # all_reduce: nobody but the workers has the weights of the moment.
-    process = _start(tmp_path, "all_reduce")
+    process = _start(tmp_path, "all_reduce", place)
     process.send_signal(signal.SIGINT)
     found, errors = _end(process)
     assert found["moved"] > 0
@@ -121,9 +131,14 @@ def test_ctrl_c_leaves_the_center_and_nothing_else(tmp_path: Path) -> None:
     assert f"shoal runs show {found['id']}" in errors
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_center(tmp_path: Path) -> None:
-    process = _start(tmp_path, "aeasgd")
+@EVERYWHERE
+def test_a_second_ctrl_c_does_not_wait_for_the_center(
+    tmp_path: Path, place: Place
+) -> None:
+    process = _start(tmp_path, "aeasgd", place)
     children = psutil.Process(process.pid).children(recursive=True)
+    if place.cluster != "local":
+        children += place.workers()
     for child in children:  # nobody answers any more
         child.suspend()
     process.send_signal(signal.SIGINT)
@@ -164,7 +179,7 @@ def test_the_stop_button_of_a_notebook(tmp_path: Path) -> None:
     script = tmp_path / "execute.py"
     script.write_text(EXECUTE)
     cells = [
-        LESSON.replace("RUNS", repr(str(tmp_path / "runs"))),
+        _lesson(tmp_path, "local"),
         "try:\n    lesson('aeasgd')\nexcept KeyboardInterrupt:\n    print('stopped')",
         "import json; print('LOOK', json.dumps(look()))",
     ]

@@ -145,6 +145,17 @@ def test_what_workers_say_belongs_to_one_fit(capsys: pytest.CaptureFixture) -> N
         assert "hello" not in again.run.log_path(0).read_text()
 
 
+@pytest.mark.process
+def test_one_fit_at_a_time(kept: shoal.Session) -> None:
+    class Nested(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            with pytest.raises(ConfigError, match="trains a model already"):
+                fit(kept)
+
+    assert len(fit(kept, callbacks=[Nested()]).history["loss"]) == 2
+    assert len(fit(kept).history["loss"]) == 2
+
+
 def test_a_closed_session_trains_nothing() -> None:
     session = shoal.Session()
     session.close()

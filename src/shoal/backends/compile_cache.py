@@ -1,4 +1,8 @@
-"""Where compiled programs are kept, so that the next run need not compile them."""
+"""Where compiled programs are kept, so that the next run need not compile them.
+
+The folder is JAX's own cache, and holds programs that workers load and run: one that
+somebody else may write to is not used.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 
 MAX_BYTES = 1 << 30  # the oldest go first
 TURNS = "turns"
+OURS = "xla-"
 LONGEST_TURN_S = 600.0
 CPU_FACTS = Path("/proc/cpuinfo")
 
@@ -23,7 +28,8 @@ def cache_variables(
     """Returns the environment of workers that keep compiled programs in a folder.
 
     A program is compiled for one kind of processor, so each kind has its own folder:
-    home directories are shared. A user's own setting beats this.
+    home directories are shared. A user's own setting beats this. Nothing is kept where
+    this user cannot write, or somebody else can.
 
     Args:
         backend: Of Keras.
@@ -39,10 +45,13 @@ def cache_variables(
         return {}
     if find_spec("filelock") is None:  # JAX cannot limit the folder's size without
         return {}
-    place = Path(folder).expanduser() / f"xla-{_machine()}"
+    place = Path(folder).expanduser() / f"{OURS}{_machine()}"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_own = _is_own(place)
     except OSError:
+        return {}
+    if not is_own:
         return {}
     return {
         "JAX_COMPILATION_CACHE_DIR": str(place),
@@ -77,9 +86,40 @@ def turn(folder: str | None, program: str) -> Generator[None]:
                 turns / name, timeout=LONGEST_TURN_S, poll_interval=0.01
             )
             stack.enter_context(lock)
+            _complete(Path(folder))
         yield
         with contextlib.suppress(OSError):
             (turns / name).unlink(missing_ok=True)
+
+
+def _is_own(place: Path) -> bool:
+    """Whether this user can write to a folder, and nobody else but root."""
+    found = place.stat()
+    is_ours = found.st_uid in (os.geteuid(), 0) and not found.st_mode & 0o022
+    return is_ours and os.access(place, os.W_OK | os.X_OK)
+
+
+def _complete(place: Path) -> None:
+    """Removes what was never written to its end, by a process that died or a full disk.
+
+    JAX notes beside each program when it was last used. Without that note it stores no
+    other program in the folder ever again, and never replaces half a program.
+    """
+    if place.name.startswith(OURS) and _incomplete(place):
+        filelock = import_module("filelock")
+        # JAX holds it while it writes.
+        with filelock.FileLock(place / ".lockfile", timeout=1.0, poll_interval=0.01):
+            for name in _incomplete(place):
+                (place / f"{name}-cache").unlink(missing_ok=True)
+
+
+def _incomplete(place: Path) -> set[str]:
+    names = os.listdir(place)
+    programs, used = (
+        {n.removesuffix(end) for n in names if n.endswith(end)}
+        for end in ("-cache", "-atime")
+    )
+    return programs - used
 
 
 def _machine() -> str:

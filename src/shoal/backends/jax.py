@@ -222,15 +222,15 @@ class JaxBackend(Backend):
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Compiles what the run needs, with data of a full step or window."""
-        shapes = str(jax.tree.map(np.shape, data))
-        if shapes in self._warm:
+        made = str((is_gradient, jax.tree.map(np.shape, data)))
+        if made in self._warm:
             return
         with _random_numbers(self._spec):
             if is_gradient:
                 self._compile_gradient(data)
             else:
                 self._compile_window(data)
-        self._warm.add(shapes)
+        self._warm.add(made)
 
     @staticmethod
     def forget() -> None:

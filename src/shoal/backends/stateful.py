@@ -336,8 +336,8 @@ class StatefulBackend(Backend):
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Compiles what the run needs by taking a step, which is then undone."""
-        shapes = str([np.shape(leaf) for leaf in _leaves(data)])
-        if shapes in self._warm:
+        made = str((is_gradient, [np.shape(leaf) for leaf in _leaves(data)]))
+        if made in self._warm:
             return
         kept = self.keep()
         if is_gradient:
@@ -347,7 +347,7 @@ class StatefulBackend(Backend):
         else:
             self.run(data, max(1, _rows(data) // self._spec.batch_size), Clock())
         self.revert(kept)
-        self._warm.add(shapes)
+        self._warm.add(made)
 
     @staticmethod
     def forget() -> None:

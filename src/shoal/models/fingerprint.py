@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from shoal.models.archive import Archive
 from shoal.models.pickling import CannotPickle, dumps, is_named_by_keras
+from shoal.models.state import optimizer_variables
 
 
 def fingerprint(
@@ -36,6 +37,9 @@ def fingerprint(
         if is_named_by_keras(layer)
     }
     state = archive.state
+    # What a run begins with in any case. Another variable, of a loss or a schedule say,
+    # nobody would give its value to.
+    begun = [*model.variables, *model.metrics_variables, *optimizer_variables(model)]
     try:
         made = dumps(
             (
@@ -45,11 +49,10 @@ def fingerprint(
                 state.flags,
                 state.layer_flags,
             ),
+            variables=begun,
             has_values=False,
         )
-        compiled = dumps(
-            arguments, anchors=anchors, variables=model.variables, has_values=False
-        )
+        compiled = dumps(arguments, anchors=anchors, variables=begun, has_values=False)
     except CannotPickle:
         return ""
     return hashlib.sha256(made + compiled).hexdigest()

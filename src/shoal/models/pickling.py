@@ -72,8 +72,8 @@ class TravelPickler(cloudpickle.Pickler):
         file: Where the bytes go.
         anchors: Objects the reader already has, in the same order: sent as an index.
         variables: Variables that optimizers may hold by identity.
-        has_values: False for bytes that are only compared: a variable is its shape,
-            and names that Keras gave are left out.
+        has_values: False for bytes that are only compared: one of `variables` is its
+            shape, any other cannot be told, and names that Keras gave are left out.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class TravelPickler(cloudpickle.Pickler):
         self._hollow: type | tuple[()] = ()
         if not has_values:
             self._hollow = _keras("backend").Variable
+        self._known = {id(variable) for variable in self.variables}
 
     def persistent_id(self, obj: Any) -> int | None:
         """Returns the index of an anchor, None for anything else."""
@@ -105,7 +106,7 @@ class TravelPickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Returns how `obj` is taken apart; see `object.__reduce__`."""
         if isinstance(obj, self._hollow):
-            return str, (f"{tuple(obj.shape)} {obj.dtype} {obj.trainable}",)
+            return str, (self._make_of(obj),)
         if isinstance(obj, self._tracked):
             plain = list(obj.items()) if isinstance(obj, self._mappings) else list(obj)
             return _shell, (type(obj),), (plain, vars(obj)), None, None, _refill
@@ -130,6 +131,12 @@ class TravelPickler(cloudpickle.Pickler):
             plain = list(obj.items()) if isinstance(obj, dict) else list(obj)
             return _kind_of(obj), (plain,)
         return super().reducer_override(obj)
+
+    def _make_of(self, variable: Any) -> str:
+        """What is compared of a variable whose value does not count."""
+        if id(variable) not in self._known:
+            raise TypeError("a variable whose value may be another one next time")
+        return f"{tuple(variable.shape)} {variable.dtype} {variable.trainable}"
 
 
 @final

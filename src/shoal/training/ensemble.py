@@ -32,6 +32,9 @@ from shoal.training.arguments import SEED_LIMIT, Ready
 from shoal.training.board import Board, MemberRun
 from shoal.training.driver import Habits
 from shoal.training.fitting import Outcome, Work, train, write_data
+from shoal.training.sampling import sampling
+
+TURN_S = 1.0
 
 
 def train_members(ready: Ready, run: Run) -> Outcome:
@@ -159,7 +162,9 @@ def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcom
                 context.run(_watch_member, member)
                 job = (_train_member, places, plan, work, run, habits)
                 futures.append(pool.submit(context.run, *job))
-            wait(futures, return_when=FIRST_EXCEPTION)
+            with sampling(board.run, lambda: None) as on_turn:
+                while not _are_over(futures):
+                    on_turn()
             done = [f for f in futures if f.done()]
             for future in done:
                 future.result()
@@ -168,6 +173,12 @@ def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcom
             pool.shutdown(wait=True, cancel_futures=True)
             raise
         return [future.result() for future in futures]
+
+
+def _are_over(futures: Sequence[Future[Outcome]]) -> bool:
+    """Waits a moment for the end of all members, or for one that fails."""
+    found = wait(futures, timeout=TURN_S, return_when=FIRST_EXCEPTION)
+    return not found.not_done or any(f.exception() for f in found.done)
 
 
 def _train_member(

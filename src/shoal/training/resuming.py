@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from shoal.clusters.local import read_machine
 from shoal.data import training_data
 from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.models.inspection import SAMPLE_ROWS, prepare
 from shoal.models.travel import unpack
-from shoal.plan import Plan, environment, resolve
+from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often
 from shoal.plan.request import Workers
 from shoal.plan.validation import read_freq
@@ -29,8 +29,10 @@ from shoal.training.driver import Habits
 from shoal.training.fitting import Outcome, Work, train
 from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.keeping import CHECKPOINTS, Keeper
+from shoal.training.machines import look, opened, staged
 from shoal.training.past import Past
 from shoal.training.performing import follow, keeping, warner
+from shoal.training.sampling import sampling
 from shoal.training.validation import Validation, check_late, validating
 
 
@@ -59,7 +61,8 @@ def resume(call: Call) -> Any:
         PlanError: It cannot go on here, or with so many workers.
     """
     began = time.monotonic()
-    with _open(call.run) as record:
+    with ExitStack() as stack:
+        record = stack.enter_context(_open(call.run))
         _check_status(record, force=call.force)
         inputs = read_inputs(record.folder)
         _check_backend(inputs.plan.backend)
@@ -69,7 +72,8 @@ def resume(call: Call) -> Any:
         found = store.latest(warn)
         past = None if found is None else Past.of(found)
         inputs = _with_data(inputs, call)
-        plan, work = _prepare(inputs, call)
+        request, plan, work = _prepare(inputs, call)
+        plan, machines = stack.enter_context(opened(_cluster(inputs), plan, request))
         habits = _habits(inputs, call, work.model, warn)
         epoch = plan.initial_epoch if past is None else past.diary.epoch
         record.event("run_resumed", workers=plan.workers, epoch=epoch)
@@ -77,8 +81,12 @@ def resume(call: Call) -> Any:
         keeper = Keeper(record.folder, warn, first=number, store=store)
 
         def go_on() -> Outcome:
-            kept = keeping(keeper, replace(habits, past=past))
-            return train(plan, work, record, kept)
+            with (
+                sampling(record, call.heed) as on_turn,
+                staged(plan, machines) as stage,
+            ):
+                kept = keeping(keeper, replace(habits, past=past, on_turn=on_turn))
+                return train(plan, work, record, kept, stage)
 
         return follow(record, work.model, began, go_on, keeper)
 
@@ -150,7 +158,7 @@ def _with_data(inputs: Inputs, call: Call) -> Inputs:
     return replace(inputs, source=source, validation=validation)
 
 
-def _prepare(inputs: Inputs, call: Call) -> tuple[Plan, Work]:
+def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
     """The plan and the model as they were, on the machine as it is."""
     source = inputs.source
     if source is None:
@@ -166,14 +174,21 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Plan, Work]:
         share = min(1.0, request.quorum / before.workers)
         request = replace(request, quorum=share)
     data = replace(before.data, rows=len(source), size_bytes=source.size_bytes)
-    plan = resolve(request, before.model, data, read_machine(before.backend))
+    machine = look(_cluster(inputs), before.backend)
+    plan = resolve(request, before.model, data, machine)
     if plan.data_rows != before.data_rows:
         raise PlanError(
             f"the run was trained on {before.data_rows:,} samples, and resume got "
             f"{plan.data_rows:,}. Expected the same samples in the same order. "
             "Pass what fit was given."
         )
-    return plan, Work(model=model, source=source, packed=inputs.packed)
+    work = Work(model=model, source=source, packed=inputs.packed)
+    return request, plan, work
+
+
+def _cluster(inputs: Inputs) -> Any:
+    """As `fit` was given it; folders of before clusters say nothing."""
+    return inputs.settings.get("cluster", inputs.request.cluster)
 
 
 def _habits(
@@ -194,6 +209,5 @@ def _habits(
         validation_freq=read_freq(settings["validation_freq"]),
         verbose=settings["verbose"] if call.verbose is None else call.verbose,
         echo=settings["echo"],
-        on_turn=call.heed,
         often=read_often(settings["checkpoint_every"]) or Often(),
     )

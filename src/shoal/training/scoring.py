@@ -335,6 +335,7 @@ class _Crew:
     data: int
     bar: ScoreBar
     losses: int = field(default=0, init=False)
+    living: int = field(default=0, init=False)
 
     def work(self) -> None:
         """Starts processes and follows them until every chunk is done."""
@@ -349,7 +350,9 @@ class _Crew:
             while (done := board[:]).count(DONE) < count:
                 self.bar.show([state == DONE for state in done[:count]])
                 for gone in launcher.poll().values():
-                    if gone.code:
+                    self.living -= 1
+                    is_left = self.living == 0 and board[:].count(DONE) < count
+                    if gone.code or is_left:  # code of the model may end a process
                         self._replace(launcher, gone)
                 time.sleep(POLL_S)
         finally:
@@ -375,6 +378,7 @@ class _Crew:
             threads=self.job.threads,
         )
         launcher.give(launcher.start(role), replace(self.task, first=first))
+        self.living += 1
 
     def _replace(self, launcher: ProcessLauncher, gone: Exit) -> None:
         """Starts another process for one that died; gives up on errors of code."""

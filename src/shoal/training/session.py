@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any, final
 
@@ -41,6 +42,7 @@ class Session:
     def __init__(self) -> None:
         self._stage: Stage | None = None
         self._is_closed = False
+        self._training = threading.Lock()
 
     def __enter__(self) -> Session:
         return self
@@ -58,8 +60,22 @@ class Session:
             arguments: All others of `shoal.fit`.
 
         Raises:
-            ConfigError: The session is closed.
+            ConfigError: The session is closed, or trains already: in another thread, or
+                as a callback calls this.
         """
+        if not self._training.acquire(blocking=False):
+            raise ConfigError(
+                "this session trains a model already. Expected one `fit` at a time, as "
+                "all use the same processes. Call shoal.fit, which has processes of "
+                "its own, or make another shoal.Session()."
+            )
+        try:
+            return self._fit(model, x, y, **arguments)
+        finally:
+            self._training.release()
+
+    def _fit(self, model: Any, x: Any, y: Any, **arguments: Any) -> Any:
+        """The same, while nobody else does."""
         if self._is_closed:
             raise ConfigError(
                 "this session is closed. Expected `fit` to be called within its `with` "

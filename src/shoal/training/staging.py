@@ -65,13 +65,16 @@ def _variables(backend: str) -> dict[str, str]:
 def place_variables(backend: str, place: Place) -> dict[str, str]:
     """What a process on a GPU is told by its environment: it sees no other one.
 
+    Which one that is a cluster says itself.
+
     Args:
         backend: Of Keras.
         place: Its GPU, and its share of that.
     """
     wanted = BACKENDS[backend].gpu_environment
     filled = {n: text.format(share=place.share) for n, text in wanted.items()}
-    return {"CUDA_VISIBLE_DEVICES": place.name, **_unsaid(filled)}
+    seen = {"CUDA_VISIBLE_DEVICES": place.name} if place.name else {}
+    return {**seen, **_unsaid(filled)}
 
 
 def _unsaid(wanted: Mapping[str, str]) -> dict[str, str]:
