@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoal import errors as errors
     from shoal import strategies as strategies
     from shoal import testing as testing
+    from shoal.api import attach as attach
     from shoal.api import compare as compare
     from shoal.api import evaluate as evaluate
     from shoal.api import fit as fit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Session",
+    "attach",
     "compare",
     "data",
     "errors",
@@ -39,7 +41,9 @@ __all__ = [
     "testing",
 ]
 
-_FUNCTIONS = frozenset({"compare", "evaluate", "fit", "plan", "predict", "resume"})
+_FUNCTIONS = frozenset(
+    {"attach", "compare", "evaluate", "fit", "plan", "predict", "resume"}
+)
 
 
 class _Package(ModuleType):

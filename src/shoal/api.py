@@ -22,12 +22,13 @@ from shoal.training.interruption import CtrlC
 from shoal.training.staging import early_stage
 
 if TYPE_CHECKING:
+    from shoal.clusters import Cluster, Yarn
     from shoal.plan import Plan
     from shoal.runs.base import Run
     from shoal.training import comparing
     from shoal.training.comparison import Comparison
 
-__all__ = ["compare", "evaluate", "fit", "plan", "predict", "resume"]
+__all__ = ["attach", "compare", "evaluate", "fit", "plan", "predict", "resume"]
 
 History: TypeAlias = Any
 """`keras.callbacks.History` with `run`; see `fit`."""
@@ -39,8 +40,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     y: Tree = None,
     *,
     strategy: str | Strategy | type[Strategy] = "all_reduce",
-    workers: Workers = "auto",
-    cluster: str = "local",
+    workers: Workers | Yarn = "auto",
+    cluster: str | Cluster = "local",
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: int | str = "auto",
@@ -62,6 +63,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     deterministic: bool = False,
     epoch_barrier: bool = True,
     max_restarts: int = 3,
+    servers: int = 1,
     standby: int = 0,
     spares: int = 0,
     quorum: float | None = None,
@@ -94,9 +96,14 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         strategy: How workers agree: a name, as `shoal strategies` lists them, or an
             object of `shoal.strategies`.
         workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
-            usable core, at most 4.
-        cluster: Where workers run; "local" is this machine. "inline" lets them take
-            turns in this process, for experiments with many workers.
+            usable core, at most 4; of a cluster one a GPU, else one a node. "yarn" or
+            a `shoal.clusters.Yarn`: as many as a ResourceManager's nodes have cores.
+        cluster: Where workers run; "local" is this machine. "ray", the address of a Ray
+            cluster, or a `shoal.clusters.Ray`: its nodes; "auto": these, where this
+            process is part of one. An address of Ray Client, "ray://host:10001", or the
+            name of a cluster that `shoal cluster up` has made: the run is sent there,
+            and followed from here. "inline" lets workers
+            take turns in this process, for experiments with many of them.
         batch_size: Samples of an optimizer step: of all workers together for
             "all_reduce", of each worker otherwise. Default None means 32.
         epochs: The epoch to end before.
@@ -128,6 +135,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait for callbacks between epochs.
         max_restarts: Replacements of lost workers before the run stops.
+        servers: That share the weights, each a part of them: more processes, or
+            machines, exchange large vectors. One of them decides the order of all.
         standby: 1 for a second server that knows all that the first one does, and takes
             over when that is lost: within seconds, and nothing else happens.
         spares: Processes that wait, everything imported, for a worker to be lost.
@@ -170,6 +179,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
 
     Raises:
         ConfigError, PlanError, DataError: Something does not fit; nothing was done.
+        ClusterError: A cluster cannot be reached, or has no room.
         WorkerFailed: Code of the model raised on a worker.
         WorkerLost: Workers died more often than `max_restarts` allows.
         NotFinite: Numbers turned NaN or infinite, and `on_nan` does not go on.
@@ -190,10 +200,42 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     arguments = locals()
     began = time.monotonic()
     ctrl_c, chosen = CtrlC(), get(strategy)
+    if cluster not in ("local", "inline", "ray", "auto"):
+        from shoal.training.sending import fit_there, is_away
+
+        if is_away(cluster):
+            return fit_there(arguments, cluster)
     with ctrl_c.noticed(), early_stage(chosen, cluster, workers, threads) as stage:
         from shoal.training.performing import Means, perform
 
         return perform(arguments, Means(began=began, stage=stage, heed=ctrl_c.heed))
+
+
+def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:
+    """Comes back to a `fit` that was sent to a cluster, and follows it to its end.
+
+    Args:
+        job: Its id, or the beginning of one; `shoal jobs` lists them.
+        model: Gets the trained weights; None for the history alone.
+        cluster: As `fit` was given it: the name of a cluster of hosts, or an address
+            "ray://host:10001".
+
+    Returns:
+        As `fit`; `history.run` is the folder of the run, which was brought here.
+
+    Raises:
+        ConfigError: There is no such job.
+        ClusterError: The head cannot be reached, or the job did not end well.
+
+    Example:
+        >>> import shoal
+        >>> shoal.attach("2026-11-23-go", cluster="lab")
+        Traceback (most recent call last):
+        shoal.errors.ConfigError: unknown cluster 'lab'...
+    """
+    from shoal.training.sending import attach, sent_to
+
+    return attach(sent_to(cluster, job), model)
 
 
 def resume(  # noqa: PLR0913 - what fit has, where it may differ

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Any, Literal, NamedTuple, final
 
 DEFAULT_ROOT = "./shoal-runs"
 """Where runs are kept when neither an argument nor $SHOAL_RUNS says."""
@@ -137,16 +137,89 @@ class Gpu:
     free_mib: int = 0
 
 
+class GpuUse(NamedTuple):
+    """What a GPU was busy with at one moment; None where nobody tells.
+
+    Args:
+        number: As nvidia-smi counts.
+        name: Of its model.
+        percent: Of the last moments, that something was computed in.
+        memory_mib: Taken.
+        total_mib: Memory it has.
+        celsius: Its temperature.
+        watts: That it draws.
+    """
+
+    number: int
+    name: str
+    percent: float | None
+    memory_mib: float | None
+    total_mib: float | None
+    celsius: float | None
+    watts: float | None
+
+
+class NodeUse(NamedTuple):
+    """What a machine was busy with, all its programs together.
+
+    Args:
+        percent: Of its cores, since it was looked at before.
+        memory_mib: Taken at that moment.
+        total_mib: Memory it has.
+        gpus: All of them.
+    """
+
+    percent: float
+    memory_mib: float
+    total_mib: float
+    gpus: tuple[GpuUse, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values, as a run records them.
+
+        Example:
+            >>> NodeUse(50.0, 1024, 4096).to_json()["gpus"]
+            []
+        """
+        return {**self._asdict(), "gpus": [gpu._asdict() for gpu in self.gpus]}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What one machine of a cluster has free for workers.
+
+    Args:
+        name: Its address.
+        cores: That nobody has reserved.
+        gpus: The same.
+        memory_bytes: Of the machine, 0 when unknown.
+
+    Example:
+        >>> NodeFacts(name="10.0.0.7", cores=8).gpus
+        0
+    """
+
+    name: str
+    cores: int
+    gpus: int = 0
+    memory_bytes: int = 0
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """What one machine offers to a run.
+    """What one machine offers to a run, or a cluster of them.
 
     Args:
-        cores: Usable cores, by affinity and cgroup, at least 1.
-        gpus: Those that the backend in use can compute on.
+        cores: Usable cores, by affinity and cgroup, at least 1; of a cluster those of
+            the machine that has the fewest.
+        gpus: Those that the backend in use can compute on; not those of a cluster.
         memory_bytes: Memory that is free for use, 0 when unknown.
         has_compiler: A C++ compiler is there.
+        nodes: Machines of a cluster, none where workers are on this one.
+        gpus_each: Of a cluster, GPUs that a worker has to itself; a part of one where
+            several share it.
 
     Example:
         >>> MachineFacts(cores=2).gpus
@@ -157,6 +230,37 @@ class MachineFacts:
     gpus: tuple[Gpu, ...] = ()
     memory_bytes: int = 0
     has_compiler: bool = True
+    nodes: tuple[NodeFacts, ...] = ()
+    gpus_each: float = 0.0
+
+    def threads_of(self, workers: int) -> int:
+        """Cores for each of so many workers, on machines that share them evenly.
+
+        Example:
+            >>> two = tuple(NodeFacts(name=n, cores=8) for n in "ab")
+            >>> MachineFacts(cores=8, nodes=two).threads_of(3)
+            4
+        """
+        on_one = math.ceil(workers / max(1, len(self.nodes)))
+        return max(1, self.cores // on_one)
+
+    def room_for(self, threads: int) -> int:
+        """Workers of so many threads that a cluster has room for now.
+
+        Example:
+            >>> two = tuple(NodeFacts(name=n, cores=8, gpus=1) for n in "ab")
+            >>> cluster = MachineFacts(cores=8, nodes=two, gpus_each=0.5)
+            >>> cluster.room_for(3), cluster.room_for(8)
+            (4, 2)
+        """
+        rooms = (
+            min(
+                node.cores // threads,
+                int(node.gpus / self.gpus_each) if self.gpus_each else node.cores,
+            )
+            for node in self.nodes
+        )
+        return sum(rooms)
 
 
 @final

@@ -1,13 +1,13 @@
 """What a launcher is: it starts processes, watches them, and ends them.
 
 This file decides what the controller may ask of whatever starts processes: this
-machine today, Ray and Spark by the same few verbs.
+machine, or Ray on many, by the same few verbs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,16 @@ class Exit:
 
 
 class Launcher(ABC):
-    """Starts processes somewhere. Owns them: `close` ends every one."""
+    """Starts processes somewhere. Owns them: `close` ends every one.
+
+    No verb waits for another machine: what takes time is told by `poll`.
+
+    Attributes:
+        echo: Called with the name of a role and each line its process writes, when
+            they are looked after; None for nobody.
+    """
+
+    echo: Callable[[str, str], None] | None = None
 
     @abstractmethod
     def start(self, role: Role) -> str:
@@ -93,6 +102,22 @@ class Launcher(ABC):
     @abstractmethod
     def stop(self, token: str, grace_s: float = 0.0) -> None:
         """Ends one process, by force after `grace_s` seconds."""
+
+    @abstractmethod
+    def rename(self, token: str, name: str) -> None:
+        """A process plays another role from now on, with what it was started with."""
+
+    @abstractmethod
+    def prune(self, kept: Collection[str]) -> set[str]:
+        """Ends and forgets all processes but some; returns those of them that live."""
+
+    def is_waiting(self, token: str) -> bool:
+        """Whether a process has not begun, as no machine has room for it yet."""
+        del token
+        return False
+
+    def share(self) -> None:  # noqa: B027 - nothing to do where all map one file
+        """The memory that processes inherit is complete: all machines get it now."""
 
     @abstractmethod
     def capacity(self) -> int:

@@ -12,7 +12,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
@@ -22,8 +22,13 @@ from typing import IO, Any
 ORPHANED = 66  # exit status of a child whose parent is gone
 
 
-def main() -> None:
-    """Preloads modules, then runs the target on every argument that arrives."""
+def main(numbers: Mapping[int, int]) -> None:
+    """Preloads modules, then runs the target on every argument that arrives.
+
+    Args:
+        numbers: Under which shared descriptors are to be found -> those they have.
+    """
+    _renumber(numbers)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     pipe = os.fdopen(os.dup(0), "rb")
@@ -43,6 +48,14 @@ def main() -> None:
         # Popped: it is as large as a model, and so would be what it is made of.
         target(pickle.loads(message.pop("argument")))
         sys.stdout.flush()
+
+
+def _renumber(numbers: Mapping[int, int]) -> None:
+    """Nothing else is open yet that could have a number that is wanted."""
+    for wanted, found in numbers.items():
+        if wanted != found:
+            os.dup2(found, wanted)
+            os.close(found)
 
 
 def _buffer_lines() -> None:

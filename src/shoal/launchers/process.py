@@ -7,6 +7,7 @@ the parent is gone, however it went, the pipe ends and the child ends itself.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import secrets
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, final
@@ -29,7 +30,7 @@ from shoal.launchers.base import Exit, Launcher, Role
 TAIL_BYTES = 8192
 _START = (
     "import sys; sys.path[:] = sys.argv.pop().split({sep!r}); "
-    "from shoal.launchers.child import main; main()"
+    "from shoal.launchers.child import main; main({numbers!r})"
 )
 
 
@@ -56,23 +57,20 @@ class ProcessLauncher(Launcher):
     """Starts Python processes on this machine.
 
     Args:
-        shared: Descriptors every child inherits, such as mapped data.
+        shared: Descriptors every child inherits, such as mapped data; by the numbers
+            it shall have them under, where those are others.
         through: Role -> words before its command, such as those that run it on
             another host; default None means none.
-
-    Attributes:
-        echo: Called with the name of a role and each line its process writes, when
-            they are looked after; None for nobody.
     """
 
     def __init__(
         self,
-        shared: Sequence[int] = (),
+        shared: Sequence[int] | Mapping[int, int] = (),
         through: Callable[[Role], Sequence[str]] | None = None,
     ) -> None:
         self._through = through
-        self.echo: Callable[[str, str], None] | None = None
-        self._shared = tuple(shared)
+        is_renumbered = isinstance(shared, Mapping)
+        self._shared = dict(shared) if is_renumbered else {n: n for n in shared}
         self._children: dict[str, _Child] = {}
 
     def start(self, role: Role) -> str:
@@ -90,14 +88,14 @@ class ProcessLauncher(Launcher):
                 *(() if self._through is None else self._through(role)),
                 sys.executable,
                 "-c",
-                _START.format(sep=os.pathsep),
+                _START.format(sep=os.pathsep, numbers=self._shared),
                 os.pathsep.join(paths),
             ],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             env=environment,
-            pass_fds=(*self._shared, *role.inherits),
+            pass_fds=(*self._shared.values(), *role.inherits),
             # Ctrl-C in a terminal reaches the whole group; ours is not in it.
             start_new_session=True,
         )
@@ -229,9 +227,12 @@ def _settings(threads: int) -> dict[str, str]:
 
 
 def _open_log(path: Path | None) -> IO[bytes]:
-    if path is None:
-        return tempfile.TemporaryFile()
-    return path.open("a+b")
+    if path is not None:
+        return path.open("a+b")
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - its child writes on
+    # Both write at one place, which must not be where this process last read.
+    fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
+    return log
 
 
 def _move_log(child: _Child, log: IO[bytes]) -> None:

@@ -15,7 +15,9 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.clusters.local import read_machine
+from shoal.clusters.base import Cluster
+from shoal.clusters.finding import NAMES, find_cluster, name_of
+from shoal.clusters.yarn import Yarn
 from shoal.data import Source, training_data
 from shoal.data.chunks import GROUP_BYTES, ChunkedSource
 from shoal.data.files import FileSource
@@ -35,6 +37,7 @@ from shoal.runs.base import Run
 from shoal.strategies import Strategy, get
 from shoal.training.driver import Habits
 from shoal.training.fitting import Work
+from shoal.training.machines import look
 from shoal.training.validation import (
     Validation,
     check_late,
@@ -43,7 +46,6 @@ from shoal.training.validation import (
 )
 
 SEED_LIMIT = 2**31 - 1
-CLUSTERS = ("local", "inline")
 
 
 @final
@@ -55,8 +57,8 @@ class Arguments:
     x: Any = None
     y: Any = None
     strategy: str | Strategy | type[Strategy] = "all_reduce"
-    workers: Workers = "auto"
-    cluster: str = "local"
+    workers: Workers | Yarn = "auto"
+    cluster: str | Cluster = "local"
     batch_size: int | None = None
     epochs: int = 1
     verbose: int | str = "auto"
@@ -78,6 +80,7 @@ class Arguments:
     deterministic: bool = False
     epoch_barrier: bool = True
     max_restarts: int = 3
+    servers: int = 1
     standby: int = 0
     spares: int = 0
     quorum: float | None = None
@@ -196,7 +199,8 @@ def read(arguments: Arguments) -> Ready:
         weights=arguments.sample_weight,
         has_monitor=arguments.monitor is not None,
     )
-    plan = resolve(request, facts, data, read_machine(facts.backend))
+    _check_travels(request, source)
+    plan = resolve(request, facts, data, look(arguments.cluster, facts.backend))
     work = Work(
         model=model,
         source=source,
@@ -218,6 +222,18 @@ def read(arguments: Arguments) -> Ready:
         work=work.with_packed(),
         arguments=arguments,
         verbose=verbosity(arguments.verbose),
+    )
+
+
+def _check_travels(request: Request, source: Source) -> None:
+    """Refuses, for other machines, data that only this process can read."""
+    is_here = request.cluster in ("local", "inline")
+    if is_here or not isinstance(source, ChunkedSource) or source.travels_alone:
+        return
+    raise PlanError(
+        f"{source.kind} on cluster={request.cluster!r}: only this process can read it, "
+        "and workers may be on other machines. Expected arrays, or files that each "
+        "machine can read. Pass one of these, or leave cluster out."
     )
 
 
@@ -285,6 +301,10 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
     """The part of the arguments that decides what will happen."""
     _check_inline(arguments, strategy)
     workers = arguments.workers
+    if workers == "yarn":
+        workers = Yarn()
+    if isinstance(workers, Yarn):
+        workers = workers.count(environment().yarn)
     asked = environment().workers
     if workers == "auto" and asked is not None:
         # A variable stands for many runs: it bows to a strategy's own limit.
@@ -295,8 +315,8 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
     return Request(
         strategy=strategy,
         workers=workers,
-        cluster=arguments.cluster,
-        known_clusters=CLUSTERS,
+        cluster=name_of(find_cluster(arguments.cluster)),
+        known_clusters=NAMES,
         batch_size=arguments.batch_size,
         epochs=arguments.epochs,
         initial_epoch=arguments.initial_epoch,
@@ -306,6 +326,7 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
         deterministic=arguments.deterministic,
         epoch_barrier=arguments.epoch_barrier,
         max_restarts=arguments.max_restarts,
+        servers=arguments.servers,
         standby=arguments.standby,
         spares=arguments.spares,
         quorum=arguments.quorum,
@@ -331,8 +352,9 @@ def _check_inline(arguments: Arguments, strategy: Strategy) -> None:
             "are processes, which can stop or step back one by one. "
             "Leave one of the two out."
         )
-    for name in ("standby", "spares"):
-        if getattr(arguments, name):
+    usual = {"servers": 1, "standby": 0, "spares": 0}
+    for name, least in usual.items():
+        if getattr(arguments, name) != least:
             raise PlanError(
                 f"{name}={getattr(arguments, name)} with cluster='inline'. Expected "
                 "processes, of which one can be lost. Leave one of the two out."

@@ -15,6 +15,7 @@ from typing import Any
 from shoal.backends.base import ComputeSpec
 from shoal.data import ArraySource, Source
 from shoal.engine.bulk import Sizes
+from shoal.engine.calling import Addresses
 from shoal.engine.controller import Controller, Job
 from shoal.engine.conversation import Seat
 from shoal.engine.finite import reaction_to
@@ -47,8 +48,8 @@ from shoal.runs.base import Run
 from shoal.training.driver import Driver, Habits
 from shoal.training.evaluator import Evaluator
 from shoal.training.interruption import undisturbed
+from shoal.training.machines import cast_for
 from shoal.training.past import Past
-from shoal.training.staging import cast_of
 from shoal.vectors import Layout, exchanged_variables, statistic_variables
 
 SECRET_BYTES = 32
@@ -109,7 +110,7 @@ class Outcome:
 def train(
     plan: Plan, work: Work, run: Run, habits: Habits, stage: Stage | None = None
 ) -> Outcome:
-    """Trains `work.model` on processes of this machine.
+    """Trains `work.model` on processes of this machine, or on those of a stage.
 
     Args:
         plan: Of the run.
@@ -128,7 +129,7 @@ def train(
     if not work.packed or (habits.callbacks and habits.past is None):
         # A callback may have loaded other weights when training began.
         work = work.with_packed()
-    cast = cast_of(plan.backend, plan.workers, plan.threads, plan.places)
+    cast = cast_for(plan)
     own = stage is None
     stage = stage or Stage(cast, work.shared)
     controller = Controller(_job(plan, run, habits), driver, stage)
@@ -139,6 +140,7 @@ def train(
         stage.echo(driver.echo if habits.echo else None)
         if work.shared is None:
             write_data(work.source, stage.blob)
+        stage.share()
         _give(controller, plan, work, stage, habits.past)
         driver.rehearse()
         with work.source.serving():
@@ -260,6 +262,7 @@ def _job(plan: Plan, run: Run, habits: Habits) -> Job:
         often=habits.often,
         has_standby=plan.standby > 0,
         spares=plan.spares,
+        servers=plan.servers,
     )
 
 
@@ -321,6 +324,14 @@ def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
     return OpenChunks(source=dumps(source))
 
 
+def _shards(plan: Plan, stage: Stage) -> tuple[Addresses, ...]:
+    """Where the servers listen that share the vector with the one that orders."""
+    pairs = [stage.pair(number) for number in range(1, plan.servers)]
+    if plan.standby:
+        return tuple((pair.address, pair.other_address) for pair in pairs)
+    return tuple((pair.address,) for pair in pairs)
+
+
 def _give(
     controller: Controller, plan: Plan, work: Work, stage: Stage, past: Past | None
 ) -> None:
@@ -337,7 +348,8 @@ def _give(
         codec=plan.codec,
     )
     secret = secrets.token_bytes(SECRET_BYTES)
-    identity = identity_for(stage.address[0])
+    identity = identity_for(stage.main.address[0])
+    shards = _shards(plan, stage)
     server = ServerSpec(
         secret=secret,
         strategy=plan.strategy,
@@ -348,9 +360,12 @@ def _give(
         learning_rate=learning_rate_of(model),
         restart=None if past is None else past.restart,
         identity=identity,
+        shards=plan.servers,
     )
     compute = compute_spec(plan)
-    cores = shares_of_cores(plan.workers, plan.threads)
+    # Cores of other machines have other numbers, and other users.
+    mine = () if plan.machine.nodes else None
+    cores = shares_of_cores(plan.workers, plan.threads, mine)
     open_backend = OpenBackend(
         name=plan.backend, model=work.packed, is_kept=stage.is_kept
     )
@@ -360,12 +375,13 @@ def _give(
 
     def make(hint: int, token: str) -> WorkerSpec:
         seat = Seat(
-            address=stage.address,
+            address=stage.main.address,
             secret=worker_secret(secret),
             sizes=sizes,
             hint=hint,
             token=token,
-            other=stage.other_address if plan.standby else None,
+            other=stage.main.other_address if plan.standby else None,
+            shards=shards,
             certificate=None if identity is None else identity.certificate,
         )
         return WorkerSpec(

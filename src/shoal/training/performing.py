@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shoal.clusters.base import Machines
 from shoal.engine.stage import Stage
 from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
 from shoal.models.no_tensorflow import no_tensorflow
@@ -22,7 +23,9 @@ from shoal.training.ensemble import train_members
 from shoal.training.fitting import Outcome, announce, train
 from shoal.training.inputs import Inputs, write_inputs
 from shoal.training.keeping import Keeper
+from shoal.training.machines import opened, staged
 from shoal.training.progress import warn_aside
+from shoal.training.sampling import sampling
 
 RETRIES_S = (0.5, 2.0)
 
@@ -35,19 +38,25 @@ class Means:
         began: Monotonic seconds of the call.
         stage: Processes that have been started, None for none.
         heed: Called in turns of the run; raises after Ctrl-C.
+        machines: Where workers are; None for this one.
     """
 
     began: float
     stage: Stage | None
     heed: Callable[[], None]
+    machines: Machines | None = None
 
 
 def perform(arguments: Mapping[str, Any], means: Means) -> Any:
     """Does what the arguments of `fit` say, and records it; returns the history."""
     ready = read(Arguments(**arguments))
-    plan, name = ready.plan, ready.work.model.name
-    root = environment().runs
-    with start(ready.arguments.run, name=name, root=root) as record:
+    name, root = ready.work.model.name, environment().runs
+    with ExitStack() as stack:
+        # What cannot be had is found out before there is a record of a run.
+        found = opened(ready.arguments.cluster, ready.plan, ready.request)
+        plan, machines = stack.enter_context(found)
+        ready = replace(ready, plan=plan)
+        record = stack.enter_context(start(ready.arguments.run, name=name, root=root))
         record.write_plan(plan.to_json())
         announce(plan, record)
         keeper = _keeper(ready, record)
@@ -57,7 +66,7 @@ def perform(arguments: Mapping[str, Any], means: Means) -> Any:
                 record.event("warning", text=text)
                 # Of the caller of `fit`, four calls away.
                 warnings.warn(text, ShoalWarning, stacklevel=5)
-            return _train(ready, record, means, keeper)
+            return _train(ready, record, replace(means, machines=machines), keeper)
 
         return follow(record, ready.work.model, means.began, work, keeper)
 
@@ -181,10 +190,14 @@ def _train(ready: Ready, record: Run, means: Means, keeper: Keeper | None) -> Ou
         return train_members(ready, record)
     if ready.plan.cluster == "inline":
         return inline.train(ready.plan, ready.work, record, ready.habits())
-    habits = replace(ready.habits(), on_turn=means.heed)
-    if keeper:
-        habits = keeping(keeper, habits)
-    return train(ready.plan, ready.work, record, habits, means.stage)
+    with (
+        sampling(record, means.heed) as on_turn,
+        staged(ready.plan, means.machines) as stage,
+    ):
+        habits = replace(ready.habits(), on_turn=on_turn)
+        if keeper:
+            habits = keeping(keeper, habits)
+        return train(ready.plan, ready.work, record, habits, stage or means.stage)
 
 
 def keeping(keeper: Keeper, habits: Habits) -> Habits:
@@ -213,6 +226,7 @@ def inputs_of(ready: Ready) -> Inputs:
         "class_weight": given.class_weight,
         "validation_split": given.validation_split,
         "files": given.files,
+        "cluster": given.cluster,
     }
     callbacks = given.callbacks
     if callbacks is not None and not isinstance(callbacks, (list, tuple)):

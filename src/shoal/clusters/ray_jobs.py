@@ -1,0 +1,231 @@
+"""Jobs on a Ray cluster that this machine is no part of, by Ray Client."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from shoal.clusters.away import RUNNING, Job, new_id, pick
+from shoal.clusters.jobs import pack
+from shoal.clusters.ray import CLIENT
+from shoal.clusters.ray_joining import first_line, import_ray, ray_environment, reach
+from shoal.errors import ClusterError, ConfigError
+from shoal.launchers.versions import difference, versions
+
+SPACE = "shoal"  # Ray's namespace of stewards
+CHUNK = 1 << 22
+LOOK_S = 0.3
+START_S = 60.0  # for a steward to be there
+INSTALL_S = 600.0  # the same, with requirements to be installed before
+CALL_S = 60.0
+PACK_S = 1800.0
+HEAD = {"node:__internal_head__": 0.001}
+"""Ray never gives the head back, as it does other nodes that seem to be idle."""
+
+
+@final
+class RayJobs:
+    """The jobs that were sent to a cluster; each has a steward there.
+
+    Args:
+        cluster: A `shoal.clusters.Ray` with an address of Ray Client.
+    """
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._address: str = cluster.address
+        self._context: Any = None
+
+    @property
+    def name(self) -> str:
+        """The cluster's address."""
+        return self._address
+
+    @property
+    def head(self) -> str:
+        """The same, without its protocol."""
+        return self._address.removeprefix(CLIENT)
+
+    # -------------------------------------------------------------- the jobs
+
+    def submit(
+        self, script: Path, arguments: Sequence[str], beside: Sequence[Path] = ()
+    ) -> str:
+        """Starts a script on the head, with files beside it; returns the job's id.
+
+        Raises:
+            ClusterError: The cluster does not take it.
+        """
+        if arguments:
+            raise ConfigError("a job on Ray takes no arguments")
+        payload, job = pack([script, *beside]), new_id(script)
+        with self._connected(self._cluster.needs) as ray:
+            kind = ray.remote(import_module("shoal.launchers.ray_steward").Steward)
+            steward = kind.options(
+                name=job, namespace=SPACE, lifetime="detached", num_cpus=0,
+                resources=HEAD, max_restarts=0,
+            ).remote()  # fmt: skip
+            try:
+                self._begin(ray, steward, script.name, payload)
+            except BaseException:
+                with suppress(Exception):
+                    ray.get(steward.close.remote(), timeout=CALL_S)
+                ray.kill(steward)
+                raise
+        return job
+
+    def _begin(self, ray: Any, steward: Any, script: str, payload: bytes) -> None:
+        backend = import_module("keras").backend.backend()
+        limit_s = INSTALL_S if self._cluster.needs else START_S
+        there = self._get(ray, steward.versions.remote(backend), limit_s)
+        odd = difference(there, versions(backend))
+        if odd:
+            raise ClusterError(
+                f"the Ray cluster at {self.head} has {odd}. Expected the same versions "
+                "there. Put them into its image, or install them here."
+            )
+        for offset in range(0, len(payload), CHUNK):
+            part = payload[offset : offset + CHUNK]
+            self._get(ray, steward.write.remote(offset, part), CALL_S)
+        variables = {"KERAS_BACKEND": backend, "RAY_ADDRESS": self._inner(ray)}
+        self._get(ray, steward.start.remote(script, variables), CALL_S)
+
+    def _inner(self, ray: Any) -> str:
+        """The address of the head for those who are in the cluster."""
+        return ray.get_runtime_context().gcs_address
+
+    def find(self, said: str) -> Job:
+        """A job by its id, or the beginning of one.
+
+        Raises:
+            ConfigError: None is meant, or more than one.
+            ClusterError: The cluster cannot be asked.
+        """
+        with self._connected() as ray:
+            listed = [
+                actor["name"]
+                for actor in ray.util.list_named_actors(all_namespaces=True)
+                if actor["namespace"] == SPACE
+            ]
+            job = pick(listed, said, self.name)
+            return self._look(ray, self._steward(ray, job), job)
+
+    def read(self, job: Job) -> Generator[bytes]:
+        """What a job wrote, from its beginning; as long as it runs also what is new.
+
+        Raises:
+            ClusterError: The connection is lost, or the steward.
+        """
+        offset, is_over = 0, False
+        with self._connected() as ray:
+            steward = self._steward(ray, job.id)
+            while True:
+                data = self._get(ray, steward.read.remote(offset, CHUNK), CALL_S)
+                offset += len(data)
+                if data:
+                    yield data
+                elif is_over:
+                    return
+                else:
+                    is_over = self._look(ray, steward, job.id).state != RUNNING
+                    time.sleep(0.0 if is_over else LOOK_S)
+
+    def fetch(self, job: Job, folder: str, target: Path) -> None:
+        """Brings a folder that lies beside a job's script here, as an archive.
+
+        Raises:
+            ClusterError: It cannot be had.
+        """
+        with self._connected() as ray, target.open("wb") as file:
+            steward = self._steward(ray, job.id)
+            size = self._get(ray, steward.pack.remote(folder), PACK_S)
+            for offset in range(0, size, CHUNK):
+                file.write(self._get(ray, steward.packed.remote(offset, CHUNK), CALL_S))
+
+    def settle(self, job: Job) -> None:
+        """Its steward goes, and its files with it: they were brought here."""
+        with suppress(ClusterError), self._connected() as ray:
+            steward = self._steward(ray, job.id)
+            self._get(ray, steward.close.remote(), CALL_S)
+            ray.kill(steward)
+
+    # ---------------------------------------------------------- the stewards
+
+    def _look(self, ray: Any, steward: Any, job: str) -> Job:
+        state, script, began = self._get(ray, steward.state.remote(), CALL_S)
+        return Job(id=job, state=state, script=script, began=began)
+
+    def _steward(self, ray: Any, job: str) -> Any:
+        try:
+            return ray.get_actor(job, namespace=SPACE)
+        except ValueError:
+            raise ConfigError(
+                f"there is no job {job} on the Ray cluster at {self.head} any more: it "
+                "was brought somewhere already, or its machine is lost. Expected one "
+                "that runs, or that nobody has fetched yet."
+            ) from None
+
+    def _get(self, ray: Any, call: Any, limit_s: float) -> Any:
+        """What a steward answers.
+
+        Raises:
+            ClusterError: Nothing, or an error.
+        """
+        try:
+            return ray.get(call, timeout=limit_s)
+        except (ray.exceptions.RayError, ConnectionError, TimeoutError) as error:
+            cause = getattr(error, "cause", None) or error
+            raise ClusterError(
+                f"the Ray cluster at {self.head} does not do what a job needs: "
+                f"{first_line(cause)}. Expected a head that has Shoal and the same "
+                "versions as this machine, and that stays. See `ray status` there, "
+                "and put Shoal into its image."
+            ) from error
+
+    @contextmanager
+    def _connected(self, needs: Mapping[str, Any] | None = None) -> Generator[Any]:
+        """Ray, with a connection of our own; one of the script's own stays as it is."""
+        with ray_environment({}):
+            ray = import_ray()
+            if self._context is None:
+                self._context = self._connect(ray, needs)
+            try:
+                with self._context:
+                    yield ray
+            except ConnectionError as error:
+                self.close()
+                raise ClusterError(
+                    f"the connection to the Ray cluster at {self._address} is lost: "
+                    f"{first_line(error)}. Expected it to last. The job goes on."
+                ) from error
+
+    def _connect(self, ray: Any, needs: Mapping[str, Any] | None) -> Any:
+        """A connection: Ray starts a process for each on the head, so one is enough."""
+        reach(self.head)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ray.init(
+                    self._address, namespace=SPACE, allow_multiple=True,
+                    runtime_env=needs or None, log_to_driver=False,
+                    logging_level="ERROR",
+                )  # fmt: skip
+        except (ConnectionError, RuntimeError, ValueError, TypeError) as error:
+            raise ClusterError(
+                f"this machine cannot join the Ray cluster at {self._address}: "
+                f"{first_line(error)}. Expected Ray Client's port of its head, 10001 "
+                "by itself, and the same versions of Ray and Python. Look with `ray "
+                "status` there, or correct the address."
+            ) from error
+
+    def close(self) -> None:
+        """Hangs up; the next call connects again."""
+        context, self._context = self._context, None
+        if context is not None:
+            with suppress(Exception):
+                context.disconnect()

@@ -1,0 +1,187 @@
+"""Data in memory on its way to other machines: one copy of it on each.
+
+It travels through the engine's own object store, in pieces that are gone when they have
+been written. This file decides who holds the copy of a machine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+
+from shoal.errors import ClusterError
+from shoal.launchers.porter import Arrival, Memory
+from shoal.launchers.shared import SharedBlob
+
+PIECE_BYTES = 16 << 20
+MOST_UNDER_WAY = 2  # pieces that are written while the next one is read
+PIECE_S = 60.0  # for a piece; a node that is slower counts as gone
+LOOK_S = 0.5
+
+
+class Carrier(ABC):
+    """What freight needs of an engine."""
+
+    @abstractmethod
+    def put(self, piece: Any) -> Any:
+        """Puts a piece where all machines can read it; returns what stands for it."""
+
+    @abstractmethod
+    def write(self, porter: Any, offset: int, piece: Any) -> Any:
+        """Has a porter write a piece; returns what stands for that being done."""
+
+    @abstractmethod
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, bool]:
+        """Returns which of the calls are over, and whether they went well."""
+
+
+@final
+@dataclass(eq=False)
+class _Home:
+    """Who holds the copy of a machine: porters, the first one first."""
+
+    holders: dict[Any, Memory] = field(default_factory=dict[Any, Memory])
+    has_data: bool = False
+
+
+@final
+class Freight:
+    """Brings one copy of the data to each machine that workers are on.
+
+    Args:
+        blob: The data, in memory of this machine.
+        node_id: This machine, whose workers open that.
+        carrier: Of the engine.
+    """
+
+    def __init__(self, blob: SharedBlob, node_id: str, carrier: Carrier) -> None:
+        self._blob, self._node_id, self._carrier = blob, node_id, carrier
+        self._homes: dict[str, _Home] = {}
+        self._is_loaded = False
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+        self._error = ""
+
+    def home(self, here: Arrival, porter: Any) -> Memory:
+        """Returns the memory that a porter's processes are to inherit."""
+        if here.node_id == self._node_id:
+            return Memory.of(self._blob)
+        home = self._homes.setdefault(here.node_id, _Home())
+        found = next(iter(home.holders.values()), here.memory)
+        if not home.holders:
+            home.has_data = False
+            self.opened(here.node_id, porter, found)
+        return found
+
+    def opened(self, node_id: str, porter: Any, memory: Memory) -> None:
+        """A porter has its machine's copy open as well."""
+        home = self._homes.get(node_id)
+        if home is not None:
+            home.holders[porter] = memory
+
+    def forget(self, porter: Any) -> None:
+        """A porter is gone; others of its machine may still hold the copy."""
+        for home in self._homes.values():
+            home.holders.pop(porter, None)
+
+    def load(self) -> None:
+        """The data is complete."""
+        self._is_loaded = True
+
+    def has_arrived(self, node_id: str) -> bool:
+        """Whether processes of a machine can read all of it."""
+        if node_id == self._node_id or not self._size():
+            return True
+        home = self._homes.get(node_id)
+        return home is not None and home.has_data and bool(home.holders)
+
+    def _size(self) -> int:
+        return os.fstat(self._blob.descriptor).st_size if self._is_loaded else -1
+
+    def look(self, *, may_go: bool) -> None:
+        """Sends it off to where it is not yet.
+
+        Args:
+            may_go: Not more machines are expected in this moment: one journey for all.
+
+        Raises:
+            ClusterError: It could not be sent.
+        """
+        if self._error:
+            raise ClusterError(
+                f"the data could not be sent to other nodes: {self._error}. Expected "
+                f"room for pieces of {PIECE_BYTES >> 20} MiB in the object store. Give "
+                "its nodes more of it (ray start --object-store-memory), or pass files."
+            )
+        if not may_go or self._size() <= 0 or self._thread is not None:
+            return
+        bound = {
+            next(iter(home.holders)): home
+            for home in self._homes.values()
+            if home.holders and not home.has_data
+        }
+        if bound:
+            self._thread = threading.Thread(
+                target=self._travel, args=(bound,), name="shoal-freight", daemon=True
+            )
+            self._thread.start()
+
+    def _travel(self, bound: dict[Any, _Home]) -> None:
+        try:
+            self._send(bound)
+        except Exception as error:  # whatever the engine raises; told by `look`
+            self._error = f"{type(error).__name__}: {error}"
+        finally:
+            self._thread = None
+
+    def _send(self, bound: dict[Any, _Home]) -> None:
+        size = self._size()
+        under_way: deque[dict[Any, Any]] = deque()
+        memory = mmap.mmap(self._blob.descriptor, size, access=mmap.ACCESS_READ)
+        for offset in range(0, size, PIECE_BYTES):
+            if self._is_over.is_set() or not bound:
+                return
+            count = min(PIECE_BYTES, size - offset)
+            view = np.frombuffer(memory, np.uint8, count, offset)
+            piece = self._carrier.put(view)
+            under_way.append({self._carrier.write(p, offset, piece): p for p in bound})
+            if len(under_way) > MOST_UNDER_WAY:
+                self._await(under_way.popleft(), bound)
+        for calls in under_way:
+            self._await(calls, bound)
+        for porter, home in bound.items():
+            home.has_data = porter in home.holders and not self._is_over.is_set()
+
+    def _await(self, calls: dict[Any, Any], bound: dict[Any, _Home]) -> None:
+        """Waits for a piece to be written everywhere; drops who cannot."""
+        until = time.monotonic() + PIECE_S
+        left = dict(calls)
+        while left and time.monotonic() < until and not self._is_over.is_set():
+            for call, is_good in self._carrier.wait(list(left), LOOK_S).items():
+                porter = left.pop(call)
+                if not is_good:
+                    bound.pop(porter, None)
+            # Whoever is known to be gone answers no more.
+            left = {
+                call: porter
+                for call, porter in left.items()
+                if porter in bound and porter in bound[porter].holders
+            }
+        for porter in left.values():
+            bound.pop(porter, None)
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        self._is_over.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(PIECE_S)

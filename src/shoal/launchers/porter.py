@@ -1,0 +1,236 @@
+"""Who looks after a worker's process on another machine, for a launcher far away.
+
+A porter lives beside the process: it starts it, hears its lines and its end, and ends
+it. The porter knows nothing of Ray, which only carries its calls.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from shoal.launchers.base import Exit, Role
+from shoal.launchers.process import ProcessLauncher
+from shoal.launchers.shared import SharedBlob
+
+BEAT_S = 1.0  # the longest that nothing is said
+LOOK_S = 0.03
+MOST_CHARACTERS = 1 << 15  # of lines in one report: larger ones go a slower way
+MOST_LINE = 1 << 15
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Where the data of a run lies on a machine.
+
+    Args:
+        pid: Of a process that has it open.
+        descriptor: Which it has it open as.
+        mark: Tells it from another file that happens to be there.
+    """
+
+    pid: int
+    descriptor: int
+    mark: tuple[int, int]
+
+    @classmethod
+    def of(cls, blob: SharedBlob) -> Memory:
+        """Of this process."""
+        return cls(
+            pid=os.getpid(),
+            descriptor=blob.descriptor,
+            mark=_mark(blob.descriptor),
+        )
+
+    def open(self) -> int | None:
+        """Opens it as well; None where it cannot be seen from this process."""
+        try:
+            found = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDWR)
+        except OSError:
+            return None
+        if _mark(found) == self.mark:
+            return found
+        os.close(found)
+        return None
+
+
+def _mark(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """What a porter says first.
+
+    Args:
+        node: Name of its machine, as a person knows it.
+        node_id: As the launcher's engine knows it.
+        versions: Package -> version.
+        memory: The porter's own, for the data; others of its machine may open it.
+    """
+
+    node: str
+    node_id: str
+    versions: Mapping[str, str]
+    memory: Memory
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What happened since the last report.
+
+    Args:
+        lines: (token, line) that processes wrote.
+        exits: Processes that ended, by token. All their lines have been told.
+    """
+
+    lines: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    exits: dict[str, Exit] = field(default_factory=dict[str, Exit])
+
+
+class Packed:
+    """An argument that is pickled already.
+
+    Args:
+        data: What cloudpickle made of it.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return pickle.loads, (self._data,)
+
+
+class Porter:
+    """Looks after processes of one machine; `report` and the others may be two threads.
+
+    Args:
+        number: The descriptor that processes know the data by.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._blob = SharedBlob()
+        self._lock = threading.Lock()
+        self._launcher: ProcessLauncher | None = None
+        self._lines: deque[tuple[str, str]] = deque()
+        self._exits: dict[str, Exit] = {}
+        self._tokens: dict[str, str] = {}
+
+    # ------------------------------------------------------------- the data
+
+    @property
+    def memory(self) -> Memory:
+        """Its own."""
+        return Memory.of(self._blob)
+
+    def write(self, offset: int, data: Any) -> None:
+        """Writes a part of the data into its own memory.
+
+        Args:
+            offset: In bytes.
+            data: A buffer.
+        """
+        view = memoryview(data).cast("B")
+        with self._blob.allocate(offset + len(view)) as memory:
+            memory[offset : offset + len(view)] = view
+
+    # -------------------------------------------------------- the processes
+
+    def start(self, token: str, role: Role, memory: Memory) -> Memory:
+        """Starts a process; returns where the data is open here as well.
+
+        Args:
+            token: Names it from now on.
+            role: What it is to do; its lines are told by the porter.
+            memory: Of the porter itself, or of another process of this machine.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        with self._lock:
+            if self._launcher is None:
+                self._launcher = self._open(memory)
+            launcher = self._launcher
+            # Lines are known by the token: a name may belong to two in turn.
+            self._tokens[launcher.start(replace(role, name=token, log=None))] = token
+            return self.memory
+
+    def _open(self, memory: Memory) -> ProcessLauncher:
+        found = self._blob.descriptor
+        if memory != self.memory:
+            opened = memory.open()
+            if opened is None:
+                raise OSError(
+                    f"the data of this machine cannot be opened: process {memory.pid} "
+                    "cannot be seen. Processes of one machine were expected to run as "
+                    "one user in one container"
+                )
+            self._blob.close()
+            self._blob.descriptor = found = opened
+        launcher = ProcessLauncher({self._number: found})
+        launcher.echo = self._hear
+        return launcher
+
+    def _hear(self, token: str, line: str) -> None:
+        self._lines.append((token, line[:MOST_LINE]))
+
+    def _inner(self, token: str) -> str:
+        return next(inner for inner, name in self._tokens.items() if name == token)
+
+    def give(self, token: str, data: bytes) -> None:
+        """Sends a process an argument that cloudpickle has packed."""
+        with self._lock:
+            if self._launcher is not None:
+                self._launcher.give(self._inner(token), Packed(data))
+
+    def stop(self, token: str, grace_s: float = 0.0) -> None:
+        """Ends a process, by force after `grace_s` seconds."""
+        with self._lock:
+            if self._launcher is not None and token in self._tokens.values():
+                self._launcher.stop(self._inner(token), grace_s)
+
+    def report(self) -> Report:
+        """Returns what happened, at the latest after `BEAT_S` seconds."""
+        until = time.monotonic() + BEAT_S
+        while True:
+            self._look()
+            if self._lines or self._exits or time.monotonic() >= until:
+                return self._take()
+            time.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._launcher is None:
+                return
+            for inner, ended in self._launcher.poll().items():
+                self._launcher.stop(inner)  # its last lines; and its log goes
+                self._exits[self._tokens.pop(inner)] = ended
+
+    def _take(self) -> Report:
+        lines: list[tuple[str, str]] = []
+        left = MOST_CHARACTERS
+        while self._lines and left > 0:
+            lines.append(self._lines.popleft())
+            left -= len(lines[-1][1])
+        exits: dict[str, Exit] = {}
+        if not self._lines:
+            exits, self._exits = self._exits, {}
+        return Report(lines=lines, exits=exits)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Ends all processes, by force after `grace_s` seconds."""
+        with self._lock:
+            if self._launcher is not None:
+                self._launcher.close(grace_s)

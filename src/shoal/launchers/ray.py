@@ -1,0 +1,348 @@
+"""Workers on the nodes of a Ray cluster.
+
+Ray finds room and starts one porter for each worker there, in a bundle of a placement
+group; the porter starts the worker as any launcher does, a clean interpreter. This file
+decides where workers go, and when a node counts as gone: Ray itself would take a minute
+to notice that a cable is out.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import cloudpickle
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from shoal.errors import ClusterError
+from shoal.launchers.base import Exit, Launcher, Role
+from shoal.launchers.freight import Freight
+from shoal.launchers.porter import BEAT_S, Arrival, Memory, Report
+from shoal.launchers.ray_berths import REPORTS, WORK, Berth, Hand, RayPorter, why_gone
+from shoal.launchers.ray_room import Group, Room, room_now
+from shoal.launchers.ray_store import Store
+from shoal.launchers.shared import SharedBlob
+from shoal.launchers.versions import difference, versions
+
+LOOK_S = 0.05  # between looks at what has come
+SILENT_S = BEAT_S + 5.0  # without a word a node is gone
+TOGETHER_S = 3.0  # for porters that are to be sent data at once
+PAUSE_S = 1.0  # this process did not run for so long: no node is to blame
+END_S = 2.0  # for porters to end their processes, beside the grace of those
+GONE = -9
+
+
+@final
+class RayLauncher(Launcher):
+    """Starts workers on the cluster that this process is connected to.
+
+    Args:
+        blob: The data, in memory of this machine.
+        room: What each worker is to have.
+        group: Room that is set aside; whoever made it closes it.
+    """
+
+    def __init__(self, blob: SharedBlob, room: Room, group: Group) -> None:
+        self._room, self._group, self._number = room, group, blob.descriptor
+        groups = {REPORTS: 1, WORK: 1}
+        as_actor: Any = ray.remote  # whose types leave these options out
+        self._kind: Any = as_actor(concurrency_groups=groups)(RayPorter)
+        self._versions = versions(room.backend)
+        here = ray.get_runtime_context().get_node_id()
+        self._freight = Freight(blob, here, Store())
+        self._berths: list[Berth] = []
+        self._hands: dict[str, Hand] = {}
+        self._ended: dict[str, Exit] = {}
+        self._avoided: set[str] = set()
+        self._looked = 0.0
+
+    # ------------------------------------------------------------- starting
+
+    def start(self, role: Role) -> str:
+        """Starts a process where there is room, or asks for room; returns its token."""
+        token, now = secrets.token_hex(8), time.monotonic()
+        free = next((b for b in self._berths if b.here and not b.token), None)
+        berths = [free] if free is not None else self._ask_for_room(now)
+        hand = self._hands[token] = Hand(role=role, berths=berths, since=now)
+        for berth in berths:
+            berth.token = token
+        if free is not None:
+            self._begin(token, hand, free)
+        return token
+
+    def _ask_for_room(self, now: float) -> list[Berth]:
+        """In a bundle that nobody is in, and where a node is gone also elsewhere.
+
+        Until Ray knows of that, the bundle is still on the node.
+        """
+        taken = {berth.bundle for berth in self._berths}
+        free = [n for n in range(self._group.workers) if n not in taken]
+        found: list[Berth] = []
+        if free:
+            place: Any = PlacementGroupSchedulingStrategy(
+                self._group.bundles, placement_group_bundle_index=free[0]
+            )
+            found.append(self._open(now, free[0], scheduling_strategy=place))
+        if not free or self._avoided:
+            words = ",".join(sorted(self._avoided))
+            where = {"label_selector": {"ray.io/node-id": f"!in({words})"}}
+            found.append(self._open(now, None, **(where if words else {})))
+        return found
+
+    def _open(self, now: float, bundle: int | None, **options: Any) -> Berth:
+        """Asks Ray for a porter."""
+        room = self._room
+        kind = self._kind.options(num_cpus=room.cpus, num_gpus=room.gpus, **options)
+        porter = kind.remote(self._number)
+        first = porter.arrive.options(concurrency_group=WORK).remote(room.backend)
+        berth = Berth(porter=porter, arrival=first, bundle=bundle, since=now)
+        self._berths.append(berth)
+        return berth
+
+    def _arrived(self, berth: Berth, here: Arrival) -> None:
+        """A porter is there: its process starts, if it is still wanted."""
+        odd = difference(here.versions, self._versions)
+        if odd:
+            raise ClusterError(
+                f"node {here.node} has {odd}. Expected the same versions on every "
+                "node. Install them there, or name them in pip=... of "
+                "shoal.clusters.Ray."
+            )
+        berth.here = here
+        berth.ask(time.monotonic())
+        hand = self._hands.get(berth.token)
+        if hand is None or hand.berth not in (None, berth):  # another one was first
+            self._drop(berth)
+            return
+        for other in list(hand.berths):
+            if other is not berth:
+                self._drop(other)
+        hand.berths = [berth]
+        self._begin(berth.token, hand, berth)
+
+    def _begin(self, token: str, hand: Hand, berth: Berth) -> None:
+        if berth.here is not None:
+            memory = self._freight.home(berth.here, berth.porter)
+            variables = {**self._room.variables, **(hand.role.environment or {})}
+            role = replace(hand.role, log=None, environment=variables)
+            berth.call("start", token, role, memory)
+            self._send(token, hand)
+
+    def give(self, token: str, argument: Any, log: Path | None = None) -> None:
+        """Sends the argument as soon as the process and its data are there."""
+        hand = self._hands.get(token)
+        if hand is None:
+            return  # it has ended, and `poll` tells
+        hand.parts.append(cloudpickle.dumps(argument))
+        hand.log, hand.has_part = log, True
+        if log is not None:
+            log.touch()  # there, though nothing may be written
+        while hand.early:
+            self._write(hand, hand.early.popleft())
+        self._send(token, hand)
+
+    def _send(self, token: str, hand: Hand) -> None:
+        berth = hand.berth
+        if berth is None or berth.here is None:
+            return
+        if not self._freight.has_arrived(berth.here.node_id):
+            return
+        while hand.parts:
+            berth.call("give", token, hand.parts.popleft())
+
+    def share(self) -> None:
+        """Data goes to each node once, as soon as the node is known."""
+        self._freight.load()
+
+    def is_waiting(self, token: str) -> bool:
+        """Whether no node has had room for it yet."""
+        hand = self._hands.get(token)
+        return hand is not None and hand.berth is None
+
+    # ------------------------------------------------------------ following
+
+    def poll(self) -> dict[str, Exit]:
+        """Returns the processes that ended since the last call, by token.
+
+        Raises:
+            ClusterError: A node has other versions than this process.
+        """
+        now = time.monotonic()
+        pause_s = now - self._looked
+        if pause_s >= LOOK_S:
+            self._looked = now
+            if pause_s > PAUSE_S:
+                for berth in self._berths:
+                    berth.asked = max(berth.asked, now - BEAT_S)
+            self._hear()
+            self._look(time.monotonic())
+        found, self._ended = self._ended, {}
+        return found
+
+    def _hear(self) -> None:
+        """Takes what has come from porters."""
+        berths = {ref: b for b in self._berths for ref in b.waited_for()}
+        if not berths:
+            return
+        refs = list(berths)
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        for ref in ready:
+            berth = berths[ref]
+            if berth not in self._berths:
+                continue
+            try:
+                self._take(berth, ref, ray.get(ref))
+            except RayTaskError as error:
+                self._failed(berth, ref, error)
+            except (RayError, RuntimeError) as error:
+                why, is_node = why_gone(error)
+                self._gone(berth, why, is_node=is_node)
+
+    def _take(self, berth: Berth, ref: Any, answer: Any) -> None:
+        if ref == berth.arrival and berth.here is None:
+            self._arrived(berth, answer)
+        elif ref == berth.report:
+            self._heard(berth, answer)
+            berth.ask(time.monotonic())
+        elif ref in berth.calls:
+            berth.calls.remove(ref)
+            if isinstance(answer, Memory) and berth.here is not None:
+                self._freight.opened(berth.here.node_id, berth.porter, answer)
+
+    def _failed(self, berth: Berth, ref: Any, error: Exception) -> None:
+        """A method of a porter raised."""
+        if ref in berth.calls:
+            berth.calls.remove(ref)
+        cause = str(getattr(error, "cause", None) or error)
+        self._gone(berth, f"could not start a process: {cause}", is_node=False)
+
+    def _heard(self, berth: Berth, report: Report) -> None:
+        for token, line in report.lines:
+            hand = self._hands.get(token)
+            if hand is not None and hand.has_part:
+                self._write(hand, line)
+            elif hand is not None:
+                hand.early.append(line)
+            if hand is not None and self.echo is not None:
+                self.echo(hand.role.name, line)
+        for token, gone in report.exits.items():
+            if berth.token == token:
+                berth.token = ""
+            self._over(token, gone)
+
+    def _write(self, hand: Hand, line: str) -> None:
+        if hand.log is not None:
+            with suppress(OSError), hand.log.open("a") as log:
+                log.write(f"{line}\n")
+
+    def _over(self, token: str, gone: Exit) -> None:
+        hand = self._hands.pop(token, None)
+        if hand is not None:
+            self._ended[token] = replace(gone, name=hand.role.name)
+            for berth in list(hand.berths):
+                if berth.here is None:
+                    self._drop(berth)
+
+    def _look(self, now: float) -> None:
+        """Gives up nodes that say nothing, and room that does not come."""
+        for berth in list(self._berths):
+            if berth.here is not None and now - berth.asked > SILENT_S:
+                self._gone(berth, f"has said nothing for {now - berth.asked:.0f} s")
+        for token, hand in list(self._hands.items()):
+            if hand.parts:
+                self._send(token, hand)
+            limit_s = self._limit_s(hand)
+            if hand.berth is None and now - hand.since > limit_s:
+                reason = (
+                    f"found no room on the cluster within {limit_s:g} s, for "
+                    f"{self._room.bundle}"
+                )
+                name = hand.role.name
+                self._over(token, Exit(name=name, code=GONE, reason=reason))
+        # A porter that comes at once, or not for long, comes within seconds.
+        wanted = any(
+            b.here is None and now - b.since < TOGETHER_S for b in self._berths
+        )
+        self._freight.look(may_go=not wanted)
+
+    def _limit_s(self, hand: Hand) -> float:
+        """Seconds until a porter is there; what is set aside needs no room, but Ray."""
+        room = self._room
+        is_set_aside = all(berth.bundle is not None for berth in hand.berths)
+        return max(room.start_s, room.wait_s if not is_set_aside else 0.0)
+
+    def _gone(self, berth: Berth, why: str, *, is_node: bool = True) -> None:
+        """A porter is lost, and its process with it."""
+        token, here = berth.token, berth.here
+        self._drop(berth)
+        if here is not None and is_node:
+            self._avoided.add(here.node_id)
+        hand = self._hands.get(token)
+        if hand is None:
+            return
+        if hand.berths and berth in hand.berths:
+            hand.berths.remove(berth)
+        if hand.berths:
+            return
+        where = "a node" if here is None else f"node {here.node}"
+        reason = f"{where} is gone: it {why}" if is_node else f"{where} {why}"
+        self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
+
+    def _drop(self, berth: Berth) -> None:
+        if berth in self._berths:
+            self._berths.remove(berth)
+            self._freight.forget(berth.porter)
+            with suppress(RayError):
+                ray.kill(berth.porter)
+
+    # --------------------------------------------------------------- ending
+
+    def stop(self, token: str, grace_s: float = 0.0) -> None:
+        """Ends one process, by force after `grace_s` seconds; `poll` tells when."""
+        hand = self._hands.get(token)
+        if hand is None or hand.is_stopped:
+            return
+        berth = hand.berth
+        if berth is None:
+            reason = "was ended before any node had room for it"
+            self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
+            return
+        hand.is_stopped = True
+        berth.call("stop", token, grace_s)
+
+    def rename(self, token: str, name: str) -> None:
+        """A process plays another role from now on."""
+        hand = self._hands[token]
+        hand.role = replace(hand.role, name=name)
+
+    def prune(self, kept: Collection[str]) -> set[str]:
+        """Ends and forgets all processes but some; returns those of them that live."""
+        for token in self._hands.keys() - kept:
+            self.stop(token)
+            self._hands.pop(token, None)
+        self._ended.clear()
+        return set(self._hands)
+
+    def capacity(self) -> int:
+        """Returns how many more workers have room, as Ray knows now."""
+        free = sum(berth.here is not None and not berth.token for berth in self._berths)
+        return free + room_now(self._room)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Ends every process and gives the room back."""
+        self._freight.close()
+        calls = [b.call("close", grace_s) for b in self._berths if b.here is not None]
+        if calls:
+            with suppress(RayError):
+                ray.wait(calls, num_returns=len(calls), timeout=grace_s + END_S)
+        for berth in list(self._berths):
+            self._drop(berth)
+        self._hands.clear()
+        self._ended.clear()

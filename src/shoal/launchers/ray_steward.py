@@ -1,0 +1,120 @@
+"""Who looks after a job on a Ray cluster, for whoever sent it and may go.
+
+A steward is an actor that stays when its caller goes. It keeps the job's files and its
+process, on the head where there is room for nothing else. It knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import final
+
+from shoal.launchers.versions import versions
+
+FILES, ARCHIVE, PACKED, LOG = "files", "sent.tar.gz", "run.tar.gz", "log"
+
+
+@final
+class Steward:
+    """One job: its files, its process, what it writes and what it leaves."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="shoal-job-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._script, self._began, self._is_stopped = "", time.time(), False
+
+    def versions(self, backend: str) -> dict[str, str]:
+        """What is installed here."""
+        return versions(backend)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Writes a part of the archive of the job's files."""
+        with open(self._folder / ARCHIVE, "r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def start(self, script: str, variables: Mapping[str, str]) -> None:
+        """Starts a script of the archive, in this process's folder.
+
+        Args:
+            script: Its name.
+            variables: Name -> value, of its environment beside this process's.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        files = self._folder / FILES
+        files.mkdir(mode=0o700)
+        with tarfile.open(self._folder / ARCHIVE) as archive:
+            archive.extractall(files, filter="data")
+        (self._folder / ARCHIVE).unlink()
+        with (self._folder / LOG).open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(files / script)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
+                start_new_session=True,
+            )  # fmt: skip
+        self._script, self._began = script, time.time()
+
+    def state(self) -> tuple[str, str, float]:
+        """How the job is, its script, and when it began; as `Job` has them."""
+        code = None if self._process is None else self._process.poll()
+        if self._process is None:
+            told = "not started"
+        elif code is None:
+            told = "running"
+        elif self._is_stopped:
+            told = "stopped"
+        else:
+            told = "done" if code == 0 else f"failed ({code})"
+        return told, self._script, self._began
+
+    def read(self, offset: int, most: int) -> bytes:
+        """What the job wrote, from an offset."""
+        with (self._folder / LOG).open("rb") as log:
+            log.seek(offset)
+            return log.read(most)
+
+    def pack(self, folder: str) -> int:
+        """Packs a folder of the job's; returns the bytes of the archive."""
+        packed = self._folder / PACKED
+        with tarfile.open(packed, "w:gz") as archive:
+            archive.add(self._folder / FILES / folder, folder)
+        return packed.stat().st_size
+
+    def packed(self, offset: int, most: int) -> bytes:
+        """A part of what was packed."""
+        with (self._folder / PACKED).open("rb") as file:
+            file.seek(offset)
+            return file.read(most)
+
+    def stop(self, grace_s: float) -> int:
+        """Ends the job, by force after `grace_s` seconds; 0 when it had ended."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return 0
+        self._is_stopped = True
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+        with suppress(ProcessLookupError):  # its group may be larger than itself
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return 1
+
+    def close(self) -> None:
+        """Ends the job and removes its files."""
+        self.stop(0.0)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""Which versions a process runs with: those of all workers have to be the same."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = ("shoal", "keras", "ray", "numpy")
+DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
+"""Names under which a backend may be installed, where there are several."""
+
+
+def versions(backend: str = "") -> dict[str, str]:
+    """Returns the versions of Python and of what workers import.
+
+    Args:
+        backend: Of Keras, "" for none.
+
+    Example:
+        >>> sorted(versions())
+        ['keras', 'numpy', 'python', 'ray', 'shoal']
+    """
+    found = {name: _version(name) for name in PACKAGES}
+    if backend:
+        names = DISTRIBUTIONS.get(backend, (backend,))
+        found[backend] = next(filter(None, map(_version, names)), "")
+    return {"python": platform.python_version(), **found}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Says what differs, in words; nothing where all is the same.
+
+    Python may differ in its last number.
+
+    Example:
+        >>> ours = {"python": "3.11.4", "keras": "3.13.0"}
+        >>> difference({"python": "3.11.9", "keras": ""}, ours)
+        'no keras (here it is 3.13.0)'
+        >>> difference({"python": "3.12.1", "keras": "3.13.0"}, ours)
+        'python 3.12.1 (here it is 3.11.4)'
+    """
+    found: list[str] = []
+    for name, here in ours.items():
+        there = theirs.get(name, "")
+        parts = 2 if name == "python" else None
+        if there.split(".")[:parts] != here.split(".")[:parts]:
+            said = f"{name} {there}" if there else f"no {name}"
+            found.append(f"{said} (here it is {here or 'not installed'})")
+    return ", ".join(found)

@@ -1,0 +1,272 @@
+"""Trains on a cluster of hosts from outside of it: sent to its head, and followed.
+
+The run's folder is made here with all it begins with, goes to the head as a job, and
+is trained there as a run that goes on is. Whoever follows may go, and come back; when
+the job is over the folder comes back here, with the trained model.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from shoal.clusters.away import RUNNING, Away, Job
+from shoal.clusters.finding import find_cluster, is_known_elsewhere
+from shoal.clusters.jobs import Jobs
+from shoal.clusters.ray import Ray
+from shoal.clusters.ray_jobs import RayJobs
+from shoal.clusters.states import ClusterStore
+from shoal.data import ArraySource
+from shoal.errors import ClusterError, ConfigError, PlanError
+from shoal.plan import environment
+from shoal.runs.store import StoredRun, create, open_run
+from shoal.training.arguments import Arguments, Ready, read
+from shoal.training.fitting import announce
+from shoal.training.inputs import MOST_DATA_BYTES, write_inputs
+from shoal.training.performing import inputs_of
+
+SCRIPT = "go_on.py"
+RUN = "run"
+TEXT = """import os
+import shoal
+
+folder = os.path.dirname(os.path.abspath(__file__))
+shoal.resume(os.path.join(folder, {run!r}), workers={workers!r}, force=True)
+"""
+PAUSE_S = 2.0  # between two tries to reach the head again
+PATIENCE_S = 300.0  # of tries, one after the other, that all fail
+DONE = "done"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A job that trains.
+
+    Args:
+        jobs: Of its cluster.
+        id: Of the job.
+    """
+
+    jobs: Away
+    id: str
+
+    @property
+    def hint(self) -> str:
+        """How to come back to it."""
+        return f"shoal attach {self.id} --cluster {self.jobs.name}"
+
+    def follow(self, write: Callable[[bytes], object]) -> Job:
+        """Passes on what it writes, until it is over; returns it as it is then.
+
+        A connection that is lost is made again.
+
+        Raises:
+            ClusterError: The head cannot be reached any more.
+        """
+        seen, since = 0, time.monotonic()
+        while True:
+            try:
+                job = self.jobs.find(self.id)
+                with closing(self._new(job, seen)) as new:
+                    for data in new:
+                        seen += len(data)
+                        write(data)
+                since = time.monotonic()
+                if job.state != RUNNING:
+                    return job
+            except ClusterError:
+                if time.monotonic() - since > PATIENCE_S:
+                    raise
+                time.sleep(PAUSE_S)
+
+    def _new(self, job: Job, seen: int) -> Generator[bytes]:
+        """What it wrote, but for so many bytes at the beginning."""
+        count = 0
+        with closing(self.jobs.read(job)) as written:
+            for data in written:
+                count += len(data)
+                new = data[max(0, len(data) - max(0, count - seen)) :]
+                if new:
+                    yield new
+
+    def fetch(self, job: Job, root: Path) -> StoredRun:
+        """Brings the folder of its run here.
+
+        Args:
+            job: That is over.
+            root: Where runs are kept here.
+
+        Raises:
+            ClusterError: It cannot be had.
+        """
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".") as folder:
+            packed = Path(folder, "run.tar.gz")
+            self.jobs.fetch(job, RUN, packed)
+            with tarfile.open(packed) as archive:
+                archive.extractall(folder, filter="data")
+            place = root / self.id
+            if not place.exists():
+                Path(folder, RUN).rename(place)
+        return open_run(str(place.resolve()))
+
+
+def is_away(given: Any) -> bool:
+    """Whether this is a cluster that a call of `fit` has to be sent to."""
+    if is_known_elsewhere(given, environment().clusters):
+        return True
+    cluster = find_cluster(given)
+    return isinstance(cluster, Ray) and cluster.is_away
+
+
+def jobs_of(given: Any) -> Away:
+    """The jobs of a cluster.
+
+    Raises:
+        ConfigError: None of this name was brought up from here.
+    """
+    cluster = find_cluster(given)
+    if isinstance(cluster, Ray):
+        return RayJobs(cluster)
+    return Jobs(ClusterStore(environment().clusters).get(given))
+
+
+def sent_to(given: Any, job: str) -> Sent:
+    """A job that was sent to a cluster, by its id or the beginning of one."""
+    jobs = jobs_of(given)
+    try:
+        return Sent(jobs=jobs, id=jobs.find(job).id)
+    except BaseException:
+        jobs.close()
+        raise
+
+
+def send(arguments: Mapping[str, Any], given: Any) -> Sent:
+    """Sends a call of `fit` to the head of a cluster.
+
+    Args:
+        arguments: Of the call.
+        given: The cluster, as `fit` was given it.
+
+    Raises:
+        PlanError: Something of it cannot travel.
+        ClusterError: The head does not take it.
+    """
+    jobs = jobs_of(given)
+    if arguments["run"] is False:
+        raise ConfigError(
+            f"run=False with cluster={jobs.name!r}. Expected a run that is kept: its "
+            "folder is what comes back. Leave run out."
+        )
+    local: dict[str, Any] = {**arguments, "cluster": "local"}
+    ready = read(Arguments(**local))
+    with tempfile.TemporaryDirectory(prefix="shoal-send-") as folder:
+        root = Path(folder)
+        with create(root / "made", ready.work.model.name) as record:
+            _fill(record, ready, there(given))
+            made = Path(record.folder.local_path("plan.json")).parent
+        place = root / RUN
+        made.rename(place)
+        script = root / SCRIPT
+        workers = arguments["workers"]
+        script.write_text(TEXT.format(run=RUN, workers=workers))
+        size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
+        _say(f"sending {size / 1e6:,.1f} MB to {jobs.head} ...")
+        try:
+            job = jobs.submit(script, [], [place])
+        except BaseException:
+            jobs.close()
+            raise
+    return Sent(jobs=jobs, id=job)
+
+
+def there(given: Any) -> Any:
+    """The cluster, as the process that trains is to see it."""
+    cluster = find_cluster(given)
+    return cluster.inside() if isinstance(cluster, Ray) else "ray"
+
+
+def _fill(record: StoredRun, ready: Ready, cluster: Any) -> None:
+    """What the run begins with, for the process that trains it on a cluster."""
+    source = ready.work.source
+    if isinstance(source, ArraySource) and source.size_bytes > MOST_DATA_BYTES:
+        raise PlanError(
+            f"the data takes {source.size_bytes / 1e9:,.1f} GB. Expected at most "
+            f"{MOST_DATA_BYTES / 1e9:,.1f} GB to be sent to a cluster. Put it where "
+            "its hosts see it, pass the path or URL, or submit a script."
+        )
+    inputs = inputs_of(ready)
+    inputs.settings["cluster"] = cluster
+    record.write_plan(ready.plan.to_json())
+    announce(ready.plan, record)
+    write_inputs(record.folder, inputs)
+
+
+def finish(sent: Sent, job: Job, model: Any = None) -> Any:
+    """Brings a job's run here, puts the weights into the model; returns the history.
+
+    Raises:
+        ClusterError: The job did not end well.
+    """
+    root = Path(environment().runs).expanduser()
+    record = sent.fetch(job, root)
+    sent.jobs.settle(job)
+    if job.state != DONE:
+        raise ClusterError(
+            f"job {sent.id} on {sent.jobs.name} {job.state}. Expected it to train to "
+            f"the end; what it said is above. What it left is in {record.url}."
+        )
+    if model is not None:
+        # Its state is in the archive as well.
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(Path(record.folder.local_path("models/last.keras")))
+    keras: Any = import_module("keras")
+    history = keras.callbacks.History()
+    metrics = record.summary().metrics
+    history.epoch = list(range(len(metrics)))
+    history.history = {
+        name: [epoch.get(name) for epoch in metrics]
+        for name in dict.fromkeys(name for epoch in metrics for name in epoch)
+    }
+    history.set_model(model)
+    history.run = record
+    return history
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def fit_there(arguments: Mapping[str, Any], given: Any) -> Any:
+    """`fit` on a cluster, from outside of it; see `send`, `follow` and `finish`."""
+    sent = send(arguments, given)
+    _say(f"job {sent.id}; it goes on without you, and you come back by: {sent.hint}")
+    return attach(sent, arguments["model"])
+
+
+def attach(sent: Sent, model: Any = None) -> Any:
+    """Follows a job to its end; returns the history of its run."""
+    out = sys.stdout
+    letters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def write(data: bytes) -> None:
+        out.write(letters.decode(data))
+        out.flush()
+
+    with closing(sent.jobs):
+        try:
+            job = sent.follow(write)
+        except KeyboardInterrupt:
+            _say(f"\nthe job goes on; come back by: {sent.hint}")
+            raise
+        return finish(sent, job, model)

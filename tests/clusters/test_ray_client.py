@@ -1,0 +1,218 @@
+"""`fit` on a Ray cluster from outside, by Ray Client: sent, followed, brought back."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import psutil
+import pytest
+
+import shoal
+from shoal.clusters import Ray
+from shoal.clusters.away import pick
+from shoal.clusters.jobs import pack
+from shoal.errors import ClusterError, ConfigError, PlanError
+from shoal.launchers.ray_steward import Steward
+from shoal.training import sending
+from tests.clusters.test_ray import ROWS, data, model
+from tests.ray_nodes import RayNode, free_port, imported, own_address
+
+GIVEN: dict[str, Any] = {"workers": 2, "strategy": "aeasgd", "batch_size": 8,
+                         "threads": 1, "verbose": 2}  # fmt: skip
+
+
+# ------------------------------------------------------------------ one steward
+
+
+def sent(folder: Path, code: str) -> tuple[Steward, str]:
+    """A steward that was given a script and a folder beside it."""
+    script, beside = folder / "go_on.py", folder / "run"
+    script.write_text(code)
+    beside.mkdir()
+    (beside / "plan.json").write_text("{}")
+    payload = pack([script, beside])
+    steward = Steward()
+    for offset in range(0, len(payload), 100):
+        steward.write(offset, payload[offset : offset + 100])
+    return steward, script.name
+
+
+def test_a_steward_keeps_what_a_job_writes_and_leaves(tmp_path: Path) -> None:
+    code = "import os; print('here', os.environ['MARK'], flush=True); 1 / 0"
+    steward, script = sent(tmp_path, code)
+    assert steward.state()[0] == "not started"
+    steward.start(script, {"MARK": "a"})
+    assert steward._process is not None
+    steward._process.wait()
+    assert steward.state()[:2] == ("failed (1)", "go_on.py")
+    assert steward.read(0, 7) == b"here a\n"
+    assert b"ZeroDivisionError" in steward.read(7, 1 << 20)
+    size = steward.pack("run")
+    packed = b"".join(steward.packed(n, 64) for n in range(0, size, 64))
+    assert len(packed) == size
+    assert steward.stop(1.0) == 0
+    folder = steward._folder
+    assert folder.stat().st_mode & 0o077 == 0
+    steward.close()
+    assert not folder.exists()
+
+
+def test_a_steward_ends_a_job_and_what_it_started(tmp_path: Path) -> None:
+    code = (
+        "import signal, subprocess, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    steward, script = sent(tmp_path, code)
+    steward.start(script, {})
+    while not (said := steward.read(0, 100)).endswith(b"\n"):
+        pass
+    child = psutil.Process(int(said))
+    assert steward.stop(0.1) == 1
+    assert steward.state()[0] == "stopped"
+    assert not psutil.wait_procs([child], timeout=20)[1]
+    steward.close()
+
+
+def test_an_id_or_its_beginning() -> None:
+    listed = ["2026-11-23-go-on-a3", "2026-11-23-go-on-b7"]
+    with pytest.raises(ConfigError, match="the beginning of several jobs"):
+        pick(listed, "2026", "lab")
+    with pytest.raises(ConfigError, match="shoal jobs --cluster lab"):
+        pick(listed, "2027", "lab")
+
+
+# ------------------------------------------------------------------ outside
+
+
+def test_what_is_meant_by_an_address() -> None:
+    assert sending.is_away("ray://head:10001")
+    assert sending.is_away(Ray(address="ray://head:10001", gpus=1))
+    assert not sending.is_away("10.0.0.7:6379")
+    assert not sending.is_away(Ray())
+    own = Ray(address="ray://head:10001", gpus=1, working_dir="mine").inside()
+    assert own == Ray(gpus=1, working_dir=".")
+
+
+def test_only_fit_is_sent() -> None:
+    with pytest.raises(PlanError, match=r"Expected shoal\.fit"):
+        shoal.plan(model(), *data(), cluster="ray://head:10001")
+    with pytest.raises(ConfigError, match="run=False"):
+        shoal.fit(model(), *data(), cluster="ray://head:10001", run=False)
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    address = f"ray://127.0.0.1:{port}"
+    with pytest.raises(ClusterError, match=f"nobody answers at 127.0.0.1:{port}"):
+        shoal.fit(model(), *data(), cluster=address, run=str(tmp_path))
+
+
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex((host, port)) == 0
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[tuple[RayNode, str]]:
+    """A cluster of one node, and its address for Ray Client."""
+    pytest.importorskip("ray")
+    host, port = own_address(), free_port("127.0.0.1")
+    with imported():
+        node = RayNode(host, cpus=4, more=[f"--ray-client-server-port={port}"])
+        until = time.monotonic() + 60
+        while not listens(host, port) and time.monotonic() < until:
+            time.sleep(0.05)  # `ray start` is done before that
+        yield node, f"ray://{host}:{port}"
+        node.close()
+
+
+@pytest.fixture(autouse=True)
+def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path / "runs"))
+    for name in ("PYTHONBREAKPOINT", "RAY_CLIENT_MODE"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+def stewards(address: str) -> list[str]:
+    """Jobs that are still there."""
+    jobs = sending.jobs_of(address)
+    with jobs._connected() as ray:  # type: ignore[attr-defined]
+        listed = ray.util.list_named_actors(all_namespaces=True)
+    jobs.close()
+    return [one["name"] for one in listed if one["namespace"] == "shoal"]
+
+
+@pytest.mark.process
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_from_outside(
+    head: tuple[RayNode, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    node, address = head
+    net, (x, y) = model(), data()
+    before = [value.copy() for value in net.get_weights()]
+    history = shoal.fit(net, x, y, epochs=3, cluster=address, **GIVEN)
+    assert history.run.summary().samples_committed == 3 * ROWS
+    assert len(history.history["loss"]) == 3
+    assert any((a != b).any() for a, b in zip(before, net.get_weights(), strict=True))
+    said = capfd.readouterr()
+    assert "Epoch 3/3" in said.out
+    assert f"--cluster {address}" in said.err
+    assert stewards(address) == []
+    assert not psutil.wait_procs(node.workers(), timeout=30)[1]
+
+
+@pytest.mark.process
+@pytest.mark.ray
+@pytest.mark.slow
+def test_who_goes_comes_back(head: tuple[RayNode, str]) -> None:
+    _, address = head
+    defaults = inspect.signature(shoal.fit).parameters.values()
+    given = {p.name: p.default for p in defaults} | GIVEN
+    x, y = data()
+    wanted = {"model": model(), "x": x, "y": y, "epochs": 3}
+    job = sending.send(given | wanted, address)
+
+    def leave(data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.follow(leave)
+    job.jobs.close()
+    net = model()
+    history = shoal.attach(job.id[:-2], net, cluster=Ray(address=address))
+    assert history.run.id == job.id
+    assert history.run.summary().samples_committed == 3 * ROWS
+    assert stewards(address) == []
+    with pytest.raises(ConfigError, match="unknown job"):
+        shoal.attach(job.id, net, cluster=address)
+
+
+@pytest.mark.process
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_job_that_fails_is_told_of(
+    head: tuple[RayNode, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Breaks(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            raise ValueError("of the user")
+
+    _, address = head
+    x, y = data()
+    with pytest.raises(ClusterError, match=r"failed \(1\)"):
+        shoal.fit(model(), x, y, cluster=address, callbacks=[Breaks()], **GIVEN)
+    assert "ValueError: of the user" in capfd.readouterr().out
+    assert stewards(address) == []

@@ -1,0 +1,202 @@
+"""What workers ask of Ray: nodes of an autoscaler, GPUs of their own, requirements."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import psutil
+import pytest
+
+import shoal
+from shoal.clusters import Ray
+from shoal.errors import ClusterError, ShoalError
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
+from tests.clusters.test_ray import ROWS, data, model
+from tests.ray_nodes import RayNode, free_port, imported, own_address
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+NOTHING: dict[str, Any] = {
+    "file_mounts": {}, "auth": {}, "docker": {}, "cluster_synced_files": [],
+    "initialization_commands": [], "setup_commands": [], "head_setup_commands": [],
+    "worker_setup_commands": [], "head_start_ray_commands": [],
+    "worker_start_ray_commands": [],
+}  # fmt: skip
+NODE_TYPES = {
+    "ray.head.default": {"resources": {}, "node_config": {}, "max_workers": 0},
+    "worker": {
+        "resources": {"CPU": 1, "object_store_memory": 100_000_000},
+        "node_config": {}, "min_workers": 0, "max_workers": 2,
+    },
+}  # fmt: skip
+
+
+def train(net: Any, cluster: Ray, runs: Path, **given: Any) -> Any:
+    given = {"workers": 2, "strategy": "aeasgd", "epochs": 3, "threads": 1, **given}
+    return shoal.fit(
+        net, *data(), batch_size=8, verbose=0, cluster=cluster, run=str(runs), **given
+    )
+
+
+def started(history: Any) -> list[dict[str, Any]]:
+    events = read_events(Folder.at(str(history.run.url)))
+    return [event for event in events if event["kind"] == "worker_started"]
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[RayNode]:
+    """A head with room for one worker, and an autoscaler for two nodes more.
+
+    The nodes that it starts are real ones, on this machine.
+    """
+    pytest.importorskip("ray")
+    host = own_address()
+    port = free_port(host)
+    wanted = {
+        **NOTHING, "cluster_name": "growing", "max_workers": 2, "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 10, "head_node_type": "ray.head.default",
+        "provider": {
+            "type": "fake_multinode", "gcs_address": f"{host}:{port}",
+            "launch_multiple": True,
+        },
+        "available_node_types": NODE_TYPES,
+    }  # fmt: skip
+    config = tmp_path / "autoscaler.json"
+    config.write_text(json.dumps(wanted))
+    with imported():
+        node = RayNode(
+            host, cpus=1,
+            more=[f"--port={port}", f"--autoscaling-config={config}"],
+            variables={"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"},
+        )  # fmt: skip
+        yield node
+        node.close()
+
+
+@pytest.mark.ray
+def test_an_autoscaler_starts_nodes_for_the_most_workers(
+    growing: RayNode, tmp_path: Path
+) -> None:
+    cluster = Ray(address=growing.address, cpus=1, wait_s=90)
+    history = train(model(), cluster, tmp_path / "runs", workers=(1, 3))
+    assert history.run.summary().samples_committed == 3 * ROWS
+    assert len(started(history)) == 3
+
+
+@pytest.mark.ray
+def test_what_no_autoscaler_can_start_is_not_waited_for_longer_than_told(
+    growing: RayNode, tmp_path: Path
+) -> None:
+    cluster = Ray(address=growing.address, cpus=2, wait_s=8)
+    with pytest.raises(ClusterError, match=r"room for 0 worker.* wait_s"):
+        train(model(), cluster, tmp_path / "runs", workers=1)
+
+
+class Look(keras.callbacks.Callback):
+    """Keeps a variable of the environments of the workers."""
+
+    def __init__(self, node: RayNode, name: str) -> None:
+        super().__init__()
+        self.node, self.name = node, name
+        self.found = list[str | None]()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        workers: list[psutil.Process] = self.node.workers()
+        self.found = [w.environ().get(self.name) for w in workers]
+
+
+@pytest.mark.ray
+def test_each_worker_sees_a_gpu_of_its_own(tmp_path: Path) -> None:
+    """Ray counts GPUs that it is told of; whoever trains on them must be given one."""
+    pytest.importorskip("ray")
+    with imported():
+        node = RayNode(own_address(), cpus=2, more=["--num-gpus=2"])
+        try:
+            look = Look(node, "CUDA_VISIBLE_DEVICES")
+            cluster = Ray(address=node.address, gpus=1)
+            history = train(model(), cluster, tmp_path, callbacks=[look])
+            assert history.run.summary().samples_committed == 3 * ROWS
+            assert sorted(map(str, look.found)) == ["0", "1"]
+        finally:
+            node.close()
+
+
+@pytest.mark.ray
+def test_who_does_not_wait_any_longer_leaves_no_room_set_aside(
+    ray_node: RayNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connected by the script itself, Ray would keep it as long as that runs."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("PYTHONBREAKPOINT", "")  # set by ray.init as well
+    ray.init(address=ray_node.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        group = importlib.import_module("shoal.launchers.ray_room").Group
+
+        def leave(*_: Any) -> bool:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(group, "wait", leave)
+        with pytest.raises(KeyboardInterrupt):
+            train(model(), Ray(), tmp_path)
+        found = ray.util.placement_group_table().values()
+        assert [one["state"] for one in found] == ["REMOVED"]
+    finally:
+        ray.shutdown()
+
+
+LOSS = (
+    "import keras\ndef loss(y, p):\n    return keras.losses.binary_crossentropy(y, p)\n"
+)
+
+
+def wheel(folder: Path) -> Path:
+    """A package that is installed nowhere, with a loss in it."""
+    name = "shoal_test_losses-1.0"
+    path = folder / f"{name}-py3-none-any.whl"
+    head = "Metadata-Version: 2.1\nName: shoal-test-losses\nVersion: 1.0\n"
+    tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("shoal_test_losses.py", LOSS)
+        for what, text in (("METADATA", head), ("WHEEL", tag), ("RECORD", "")):
+            file.writestr(f"{name}.dist-info/{what}", text)
+    return path
+
+
+def loss_of_package(y: Any, p: Any) -> Any:
+    """Travels by value, and what it imports does not."""
+    return importlib.import_module("shoal_test_losses").loss(y, p)
+
+
+def test_requirements_are_installed_where_workers_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script's own process has the module as well, and nobody else.
+
+    Not for `make ray`: Ray copies all of the environment first, two minutes here.
+    """
+    pytest.importorskip("ray")
+    with imported():
+        node = RayNode(own_address(), cpus=2)
+        try:
+            own = tmp_path / "own"
+            own.mkdir()
+            (own / "shoal_test_losses.py").write_text(LOSS)
+            monkeypatch.syspath_prepend(str(own))
+            net = model()
+            importlib.import_module("shoal_test_losses")
+            shutil.rmtree(own)  # Ray's processes look where this one does
+            net.compile(keras.optimizers.SGD(0.1), loss_of_package)
+            with pytest.raises(ShoalError, match="shoal_test_losses"):
+                train(net, Ray(address=node.address), tmp_path / "without")
+            with_it = Ray(address=node.address, pip=(str(wheel(tmp_path)),))
+            history = train(net, with_it, tmp_path / "with")
+            assert history.run.summary().samples_committed == 3 * ROWS
+        finally:
+            node.close()

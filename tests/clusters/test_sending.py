@@ -1,0 +1,153 @@
+"""`fit` on three hosts from outside: sent to the head, followed, brought back."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import shoal
+from shoal.clusters.away import RUNNING
+from shoal.clusters.states import ClusterStore
+from shoal.errors import ClusterError, ConfigError
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
+from shoal.training import sending
+from tests.clusters.test_host_cluster import Bench, bench
+from tests.datasets import Digits
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("hosts"),
+    pytest.mark.filterwarnings("default"),
+]
+__all__ = ["bench"]
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Pictures of ten kinds, as MNIST has them; drawn, as no test may download."""
+    random = np.random.default_rng(0)
+    kinds = random.standard_normal((10, 28, 28)).astype("float32")
+    y = random.integers(0, 10, 1500)
+    return kinds[y] + random.standard_normal((1500, 28, 28)).astype("float32"), y
+
+
+def network() -> Any:
+    keras.utils.set_random_seed(1)
+    net = keras.Sequential(
+        [
+            keras.Input((28, 28)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return net
+
+
+@pytest.fixture(autouse=True)
+def _home(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_CLUSTERS", str(bench.folder / "known"))
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.mark.data
+def test_mnist_on_three_hosts(mnist: Digits, capfd: pytest.CaptureFixture[str]) -> None:
+    model, rows = network(), 12_000
+    history = shoal.fit(
+        model, mnist.x[:rows], mnist.y[:rows], epochs=3, batch_size=32, workers=3,
+        strategy="aeasgd", cluster="lab", verbose=2, validation_split=0.2,
+    )  # fmt: skip
+    assert history.history["val_accuracy"][-1] > 0.85
+    held = mnist.x[:rows][-2400:], mnist.y[:rows][-2400:]
+    found = model.evaluate(*held, verbose=0, return_dict=True)
+    last = history.history["val_accuracy"][-1]
+    assert found["accuracy"] == pytest.approx(last, abs=1e-3)
+    summary = history.run.summary()
+    assert summary.samples_committed == summary.samples_expected == 9600 * 3
+    events = list(read_events(Folder.at(history.run.url)))
+    nodes = {e["node"] for e in events if e["kind"] == "worker_started"}
+    assert len(nodes) == 3
+    said = capfd.readouterr()
+    assert "Epoch 3/3" in said.out
+    assert "come back by: shoal attach" in said.err
+
+
+def test_a_host_that_is_cut_off(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of a run: it goes on, and every sample counts once."""
+    x, y = digits()
+    given = {"epochs": 40, "workers": 3, "verbose": 2, "strategy": "aeasgd"}
+    arguments = {**_defaults(), **given, "model": network(), "x": x, "y": y}
+    sent, cut_at = sending.send(arguments, "lab"), list[float]()
+
+    def write(data: bytes) -> None:
+        if b"Epoch 1/" in data and not cut_at:
+            bench.hosts.cut(2)
+            cut_at.append(time.time())
+
+    try:
+        history = sending.finish(sent, sent.follow(write))
+    finally:
+        bench.hosts.mend(2)
+    summary = history.run.summary()
+    assert summary.samples_committed == summary.samples_expected == 1500 * 40
+    events = list(read_events(Folder.at(history.run.url)))
+    lost = [e["time"] for e in events if e["kind"] in ("worker_left", "worker_lost")]
+    assert lost
+    with capsys.disabled():
+        print(f"\na host was cut off: noticed after {lost[0] - cut_at[0]:.1f} s")
+    again = bench.shoal("cluster", "up", str(bench.folder / "hosts.yaml"))
+    assert "3 of 4 hosts run" in again.output
+
+
+def test_who_goes_comes_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the connection is lost while it looks."""
+    model, (x, y) = network(), digits()
+    given: dict[str, Any] = {"epochs": 60, "workers": 2, "verbose": 2}
+    arguments = {**_defaults(), **given, "model": model, "x": x, "y": y}
+    sent = sending.send(arguments, "lab")
+    lost = threading.Event()
+
+    def write(data: bytes) -> None:
+        if not lost.is_set():
+            lost.set()
+            raise KeyboardInterrupt  # as Ctrl-C, or a lid that is closed
+
+    with pytest.raises(KeyboardInterrupt):
+        sent.follow(write)
+    assert sent.jobs.find(sent.id).state == RUNNING  # nobody has waited for it
+    other = network()
+    history = shoal.attach(sent.id[:-2], other, cluster="lab")
+    assert len(history.history["loss"]) == 60
+    assert history.run.id == sent.id
+    before, after = network().get_weights(), other.get_weights()
+    assert any((a != b).any() for a, b in zip(before, after, strict=True))
+
+
+def test_a_job_that_fails_is_told_of(bench: Bench) -> None:
+    class Breaks(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            raise ValueError("of the user")
+
+    x, y = digits()
+    with pytest.raises(ClusterError, match=r"failed \(1\)"):
+        shoal.fit(network(), x, y, workers=1, cluster="lab", callbacks=[Breaks()])
+    with pytest.raises(ConfigError, match="run=False with cluster='lab'"):
+        shoal.fit(network(), x, y, workers=1, cluster="lab", run=False)
+    assert "lab" in ClusterStore(str(bench.folder / "known")).names()
+
+
+def _defaults() -> dict[str, Any]:
+    given = inspect.signature(shoal.fit).parameters.values()
+    return {p.name: p.default for p in given if p.default is not p.empty}

@@ -1,0 +1,197 @@
+"""A Ray cluster of the tests' own: nodes that end with them, and what runs there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+START_S = 60.0
+MARK = "SHOAL_TEST_NODE"
+ALONE = {
+    "RAY_AUTH_MODE": "disabled",
+    # A node whose cable is out is gone in 6 seconds, not in 65.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "2",
+}
+
+
+def free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as server:
+        return server.getsockname()[1]
+
+
+class RayNode:
+    """One node: a head without `head`, which then is its address.
+
+    Args:
+        ip: It listens at.
+        head: Address of the cluster's head.
+        namespace: Of the network it is in, None for this process's.
+        cpus: It says it has.
+        paths: Where its processes look for modules first.
+        more: Options of `ray start`.
+        variables: Name -> value, of the environment of its processes.
+    """
+
+    def __init__(
+        self,
+        ip: str,
+        head: str | None = None,
+        namespace: str | None = None,
+        cpus: int = 2,
+        paths: Sequence[str] = (),
+        more: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.mark = secrets.token_hex(8)
+        # Sockets lie in there, whose paths may have no more than 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="shr-", dir="/tmp"))
+        where = [] if namespace is None else ["ip", "netns", "exec", namespace]
+        ports = ["--port=0", f"--ray-client-server-port={free_port('127.0.0.1')}"]
+        ports.append("--include-dashboard=false")
+        what = ["--head", *ports] if head is None else [f"--address={head}"]
+        home = self.folder / "home"
+        home.mkdir()
+        found = os.pathsep.join([*paths, *sys.path])
+        words = {
+            **os.environ, **ALONE, MARK: self.mark, "HOME": str(home),
+            "PYTHONPATH": found, "TMPDIR": str(self.folder), **(variables or {}),
+        }  # fmt: skip
+        try:
+            done = subprocess.run(
+                [
+                    *where, sys.executable, "-m", "ray.scripts.scripts", "start", *what,
+                    f"--node-ip-address={ip}", f"--num-cpus={cpus}",
+                    "--object-store-memory=100000000", f"--temp-dir={self.folder}",
+                    "--disable-usage-stats",
+                    f"--dashboard-agent-listen-port={free_port('127.0.0.1')}", *more,
+                ],
+                env=words, capture_output=True, text=True, timeout=START_S,
+            )  # fmt: skip
+            if done.returncode:
+                raise RuntimeError(done.stdout + done.stderr)
+        except BaseException:
+            self.close()
+            raise
+        self.address = head or (self.folder / "ray_current_cluster").read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        """Of the node, and all that they started."""
+        found: dict[int, psutil.Process] = {}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark:
+                    found[process.pid] = process
+                    # Some write a title over their variables.
+                    children = process.children(recursive=True)
+                    found |= {child.pid: child for child in children}
+        return list(found.values())
+
+    def workers(self) -> list[psutil.Process]:
+        """Of Shoal, the oldest first."""
+        found: list[psutil.Process] = []
+        for process in self.processes():
+            with suppress(psutil.Error):
+                is_one = any("shoal.launchers.child" in w for w in process.cmdline())
+                if is_one and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return sorted(found, key=lambda process: process.create_time())
+
+    def close(self) -> None:
+        """Ends it at once; a head does not heed SIGTERM for a while."""
+        until = time.monotonic() + START_S
+        while (left := self.processes()) and time.monotonic() < until:
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1.0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def imported() -> Generator[None]:
+    """Ray, imported with what it reads then and never again."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, word in ALONE.items():
+            patch.setenv(name, word)
+        import ray  # noqa: F401
+    os.environ.pop("RAY_CLIENT_MODE", None)  # set by that import
+    yield
+
+
+@pytest.fixture(scope="session")
+def ray_node() -> Iterator[RayNode]:
+    """A cluster of one node on this machine, with room for four workers."""
+    pytest.importorskip("ray")
+    with imported():
+        node = RayNode(own_address(), cpus=4)
+        yield node
+        node.close()
+
+
+class Place:
+    """Where a test's workers are.
+
+    Args:
+        node: Of Ray; None for this machine itself.
+    """
+
+    def __init__(self, node: RayNode | None = None) -> None:
+        self._node = node
+        self.cluster = "local" if node is None else node.address
+
+    def workers(self) -> list[psutil.Process]:
+        """Their processes, the oldest first; not those that listen as servers do."""
+        if self._node is not None:
+            return self._node.workers()
+        children = [c for c in psutil.Process().children() if not listens(c)]
+        return sorted(children, key=lambda child: (child.create_time(), child.pid))
+
+    def check(self) -> None:
+        """Nothing is left, within seconds, where nobody else would look."""
+        if self._node is not None:
+            _, left = psutil.wait_procs(self._node.workers(), timeout=START_S)
+            assert not left
+
+
+def listens(child: psutil.Process) -> bool:
+    found = child.net_connections(kind="tcp")
+    return any(c.status == psutil.CONN_LISTEN for c in found)
+
+
+IN_MATRIX = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])
+EVERYWHERE = pytest.mark.parametrize("place", ["local", IN_MATRIX], indirect=True)
+"""The promises of a run hold wherever workers are; `make ray` looks at all of them."""
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """This machine, or a Ray cluster."""
+    is_ray = request.param == "ray"
+    found = Place(request.getfixturevalue("ray_node") if is_ray else None)
+    yield found
+    found.check()
+
+
+def own_address() -> str:
+    """Of this machine: Ray takes no loopback. Nothing is sent there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return probe.getsockname()[0]
