@@ -12,7 +12,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Here, so that there is one such store in a process, whoever asks for it first.
-pytest_plugins = ["tests.s3"]
+pytest_plugins = ["tests.s3", "tests.ray_nodes"]
 
 # What a file of the package needs beyond the core. Collecting doctests imports
 # it, which must not fail where that extra is not installed.

@@ -73,6 +73,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_kept(item):
             item.add_marker(pytest.mark.xdist_group("kept"))
+        is_placed = item.get_closest_marker("xdist_group") is not None
+        if item.get_closest_marker("ray") and not is_placed:  # one cluster for all
+            item.add_marker(pytest.mark.xdist_group("ray"))
     for path in files:  # `make test` finds them so
         if "mark.process" not in path.read_text():
             raise pytest.UsageError(f"{path}: say pytest.mark.process in the file")

@@ -10,6 +10,7 @@ from typer.testing import Result
 
 from shoal.cli import following
 from shoal.cli.following import follow_logs
+from shoal.runs.standing import standings
 from shoal.runs.store import StoredRun, create
 
 Shoal = Callable[..., Result]
@@ -48,6 +49,66 @@ def test_show(shoal: Shoal, make_run: MakeRun):
     assert "2, 1 lost on the way" in text
     assert "accuracy" in text
     assert "warning: small data" in text
+
+
+def test_status_of_each_worker(shoal: Shoal, make_run: MakeRun):
+    run = make_run(ended=False)
+    text = shoal("runs", "status", run.id[:12], "-n", "1").stdout
+    assert "worker 0  working, epoch 1, 0 steps, 48 samples" in text
+    assert "    null" in text
+    assert "    zero" not in text
+    assert "worker 1  left: killed by SIGKILL, epoch 1" in text
+    found = json.loads(shoal("runs", "status", run.id[:12], "--json").stdout)
+    assert [w["lines"] for w in found["workers"]] == [["zero", "null"], ["one"]]
+    assert [w["samples"] for w in found["workers"]] == [48, 48]
+
+
+def test_what_machines_are_busy_with(shoal: Shoal, tmp_path: Path):
+    gpu = {"number": 1, "name": "NVIDIA H100", "percent": 97.0, "celsius": 61.0,
+           "memory_mib": 41984.0, "total_mib": 81920.0, "watts": 402.5}  # fmt: skip
+    with create(tmp_path / "shoal-runs", "busy") as run:
+        for node in ("localhost", "10.0.0.7"):
+            run.event(
+                "node_used", node=node, percent=93.5, memory_mib=1024.0,
+                total_mib=2048.0, gpus=[gpu],
+            )  # fmt: skip
+    for verb in ("status", "show"):
+        text = shoal("runs", verb, run.id).stdout
+        lines = [" ".join(line.split()) for line in text.splitlines()[-4:]]
+        assert lines[0] == "10.0.0.7 GPU 1 NVIDIA H100 97 97 41 41 80 61 402.5"
+        assert lines[1] == "10.0.0.7 cores 93.5 93.5 1 1 2 - -"
+        assert lines[2].startswith("localhost")
+    found = json.loads(shoal("runs", "status", run.id, "--json").stdout)["use"]
+    assert {row["what"] for row in found} == {"cores", "GPU 1"}
+
+
+def test_workers_of_a_run_that_is_lost():
+    events = [
+        {"kind": "worker_started", "rank": 0},
+        {"kind": "worker_started", "rank": 1},
+        {"kind": "worker_left", "rank": 1, "reason": "killed by SIGKILL"},
+    ]
+    assert [w.state for w in standings(events)] == ["working", "left"]
+    assert [w.state for w in standings(events, is_lost=True)] == ["lost", "left"]
+
+
+def test_status_of_a_run_on_some_storage(shoal: Shoal, tmp_path: Path):
+    root = f"memory://{tmp_path.name}"
+    with create(root, "far") as run:
+        run.event("worker_started", rank=0, pid=7, node="10.0.0.7")
+        log = run.log_path(0)
+        assert log is not None
+        log.write_text("one\ntwo\n")
+    text = shoal("runs", "status", run.id, "--root", root, "-n", "1").stdout
+    assert "worker 0  working, epoch 0" in text
+    assert text.endswith("process 7 on 10.0.0.7\n    two\n")
+
+
+def test_status_of_a_run_that_is_over(shoal: Shoal, make_run: MakeRun):
+    text = shoal("runs", "status", make_run().id[:12]).stdout
+    assert "finished" in text
+    assert "worker 0  done" in text
+    assert "worker 1  left: killed by SIGKILL" in text
 
 
 def test_words_in_brackets_are_shown_as_they_are(shoal: Shoal, tmp_path: Path):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shoal.clusters import doctor
-from shoal.clusters.doctor import Finding, Signs, clashes, examine, read_signs
+from shoal.clusters.clashes import Finding, clashes, misfits
+from shoal.clusters.doctor import Signs, examine, read_signs
 
 GOOD = Signs(
     python="3.11.7", system="Linux x86_64", cores=4, memory=8 << 30, backend="jax",
@@ -49,6 +50,10 @@ def test_spark_without_java_and_with_one_that_is_too_old() -> None:
     assert wrong(old)["pyspark and java"].fix == "install Java 17"
     new = replace(GOOD, packages=packages, java='openjdk version "17.0.2" 2022')
     assert wrong(new) == {}
+    newer = replace(GOOD, packages=packages, java='openjdk version "24" 2025-03-18')
+    assert wrong(newer)["pyspark and java"].fix == "install Java 17"
+    fits = {**packages, "pyspark": "4.1.0"}
+    assert wrong(replace(newer, packages=fits)) == {}
 
 
 def test_a_disk_that_is_full() -> None:
@@ -71,6 +76,23 @@ def test_a_disk_that_is_full() -> None:
 def test_what_does_not_fit_together(packages: dict[str, str], name: str) -> None:
     assert [each.name for each in clashes(packages)] == [name]
     assert clashes({key: packages[key] for key in list(packages)[:1]}) == []
+
+
+def test_versions_that_nobody_asked_for():
+    wanted = {
+        "shoal": ("ray[default]<3,>=2.50; extra == 'ray'", "pandas<3; extra == 'spark'",
+                  "pandas<4; extra == 'demo'", "keras<4,>=3.10",
+                  "numpy<1; sys_platform == 'plan9'"),
+        "s3fs": ("fsspec<2026.9.1,>=2026.9.0",),
+    }  # fmt: skip
+    packages = {"ray": "2.49.2", "pandas": "3.0.1", "keras": "3.12.0.dev1",
+                "s3fs": "2026.9.0", "fsspec": "2026.10.0", "numpy": "2"}  # fmt: skip
+    found = {one.name: one.fix for one in misfits(packages, wanted)}
+    assert found == {
+        "s3fs and fsspec": "pip install 'fsspec<2026.9.1,>=2026.9.0'",
+        "shoal and ray": "pip install 'ray[default]<3,>=2.50'",
+    }
+    assert misfits({"ray": "2.60.0"}, wanted) == []
 
 
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

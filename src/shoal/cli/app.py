@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 import shoal
-from shoal.cli import compare, demo, doctor, launch, runs, strategies
+from shoal.cli import (
+    cluster,
+    compare,
+    demo,
+    doctor,
+    jobs,
+    launch,
+    runs,
+    strategies,
+    tensorboard,
+)
 from shoal.cli.backend import choose_backend
 from shoal.cli.group import ErrorGroup
 
@@ -26,6 +36,11 @@ app.command("compare", help=compare.HELP)(compare.show_comparison)
 app.command("demo")(demo.show_demo)
 app.command("doctor")(doctor.show_findings)
 app.command("launch", no_args_is_help=True)(launch.launch)
+app.command("tensorboard", no_args_is_help=True)(tensorboard.show_tensorboard)
+app.command("submit", no_args_is_help=True)(jobs.submit)
+app.command("attach", no_args_is_help=True)(jobs.attach)
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(runs.app, name="runs")
 
 

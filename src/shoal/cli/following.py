@@ -39,6 +39,14 @@ def print_logs(folder: Folder, rank: int | None) -> None:
     _note_silence(folder, rank, offsets)
 
 
+def last_lines(folder: Folder, rank: int, count: int) -> list[str]:
+    """Returns the last lines that a worker wrote, none where it wrote nothing."""
+    if rank not in _ranks(folder):
+        return []
+    lines = list(_new_lines(folder, rank, {}, is_last=True))
+    return lines[-count:] if count else []
+
+
 def follow_logs(folder: Folder, rank: int | None, *, poll_s: float = POLL_S) -> None:
     """Prints logs as they grow, until the run has ended or Ctrl-C.
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shoal.cli.tables import show_json, show_table
-from shoal.errors import PlanError
+from shoal.clusters.ssh import SSH
+from shoal.clusters.states import ClusterStore
+from shoal.errors import ConfigError, PlanError
 from shoal.foreign.checks import check
-from shoal.foreign.hosts import read_nodes, this_machine
-from shoal.foreign.job import Job, Process, Shape
+from shoal.foreign.hosts import cluster_nodes, read_nodes, this_machine
+from shoal.foreign.job import Job, Node, Process, Shape
 from shoal.foreign.running import Runner, Settings
 from shoal.foreign.scripts import script_of
-from shoal.foreign.variables import hostfile, variables_of, workers_file
-from shoal.foreign.words import SSH
+from shoal.foreign.variables import hostfile, once, variables_of, workers_file
 from shoal.plan import environment
 
 LOCAL_LOGS = "logs"
@@ -38,6 +39,10 @@ def launch(  # noqa: PLR0913 - one argument for each option
             "with commas between; default: this machine."
         ),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A cluster that is up, by its name: all of its hosts."),
+    ] = None,
     per_node: Annotated[
         int | None,
         typer.Option(min=1, help="Processes a node; as many as GPUs, else slots."),
@@ -52,6 +57,13 @@ def launch(  # noqa: PLR0913 - one argument for each option
     scheduler: Annotated[
         bool, typer.Option("--scheduler", help="One more process, as DMLC wants it.")
     ] = False,
+    only_once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            help="Run it on the first node only: mpirun and its like start the others.",
+        ),
+    ] = False,
     jax: Annotated[
         bool,
         typer.Option(
@@ -65,8 +77,11 @@ def launch(  # noqa: PLR0913 - one argument for each option
         typer.Option(help="Where it runs on every node; default: this folder."),
     ] = None,
     shared: Annotated[
-        str, typer.Option(help="Folder that all nodes share, as EFS_MOUNT.")
-    ] = "",
+        str | None,
+        typer.Option(
+            help="Folder that all nodes share, as EFS_MOUNT; default the cluster's."
+        ),
+    ] = None,
     logs: Annotated[
         Path | None, typer.Option(help="Folder of logs; default: a new one.")
     ] = None,
@@ -74,8 +89,12 @@ def launch(  # noqa: PLR0913 - one argument for each option
         float, typer.Option(min=0, help="Seconds to end in, before SIGKILL.")
     ] = 10.0,
     ssh: Annotated[
-        str, typer.Option(help="The command that reaches hosts.")
-    ] = shlex.join(SSH),
+        str | None,
+        typer.Option(
+            help=f"The command that reaches hosts; default {shlex.join(SSH)}, or "
+            "that of the cluster."
+        ),
+    ] = None,
     show: Annotated[
         bool, typer.Option("--print", help="Show what each would get, run nothing.")
     ] = False,
@@ -98,56 +117,87 @@ def launch(  # noqa: PLR0913 - one argument for each option
         per_node=per_node, ps=ps, has_chief=chief, has_evaluator=evaluator,
         has_scheduler=scheduler,
     )  # fmt: skip
-    nodes = [this_machine(shape)] if hosts is None else read_nodes(hosts)
-    job = Job.of(nodes, shape)
-    where = folder or str(Path.cwd())
+    place = _place(hosts, cluster, shape)
+    job = whole = Job.of(place.nodes, shape)
+    if only_once:
+        job = replace(whole, processes=whole.processes[:1])
+    where, shared = (
+        folder or str(Path.cwd()),
+        place.shared if shared is None else shared,
+    )
+    words = place.ssh if ssh is None else tuple(shlex.split(ssh))
     if only_check:
-        _show_check(job, shlex.split(ssh))
+        _show_check(whole, words)
         return
+    kept = logs or Path(environment().runs).expanduser() / _new_name()
+    told = _Told(whole, shared, jax, words if only_once else (), kept)
     if write is not None:
-        _write(job, command, write, _Told(job, shared, jax, write), where)
+        _write(job, command, write, replace(told, folder=write), where)
         return
     if show:
-        _show(job, _Told(job, shared, jax, logs or Path(LOCAL_LOGS)), as_json=as_json)
+        shown = replace(told, folder=logs or Path(LOCAL_LOGS))
+        _show(job, shown, as_json=as_json)
         return
-    place = logs or Path(environment().runs).expanduser() / _new_name()
-    told = _Told(job, shared, jax, place)
-    told.write_hosts()
     settings = Settings(
-        folder=where, logs=place, grace_s=grace, ssh=tuple(shlex.split(ssh))
-    )
-    typer.echo(f"{len(job.processes)} processes, logs in {place}", err=True)
+        folder=where, logs=kept, grace_s=grace, ssh=words,
+        files=(hostfile(whole), workers_file(whole)),
+    )  # fmt: skip
+    typer.echo(f"{len(job.processes)} processes, logs in {kept}", err=True)
     Runner(job, command, told, settings, _echo()).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a job runs."""
+
+    nodes: list[Node]
+    shared: str = ""
+    ssh: tuple[str, ...] = SSH
+
+
+def _place(hosts: str | None, cluster: str | None, shape: Shape) -> _Place:
+    if hosts is not None and cluster is not None:
+        raise ConfigError(
+            f"--hosts {hosts} and --cluster {cluster} are both given. Expected one of "
+            "them. Leave the other out."
+        )
+    if cluster is not None:
+        state = ClusterStore(environment().clusters).get(cluster)
+        ssh = tuple(shlex.split(state.hosts.ssh))
+        nodes, shared = cluster_nodes(state), state.hosts.shared or ""
+        return _Place(nodes=nodes, shared=shared, ssh=ssh)
+    return _Place(nodes=[this_machine(shape)] if hosts is None else read_nodes(hosts))
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What a process is told; the files of hosts lie with the logs."""
+    """What a process is told.
+
+    Args:
+        job: All processes.
+        shared: Folder that all nodes share, empty for none.
+        for_jax: See `variables_of`.
+        once: The command that reaches hosts, where only the first process is started;
+            else empty.
+        folder: Of logs.
+    """
 
     job: Job
     shared: str
     for_jax: bool
+    once: Sequence[str]
     folder: Path
 
     def __call__(self, process: Process) -> Mapping[str, str]:
-        paths = {
-            "SHOAL_HOSTFILE": str(self.folder.resolve() / "hostfile"),
-            "SHOAL_LOGS": str(self.folder.resolve()),
-        }
-        workers = str(self.folder.resolve() / "workers")
-        return paths | variables_of(
-            self.job, process, workers_path=workers, shared=self.shared,
-            for_jax=self.for_jax,
-        )  # fmt: skip
-
-    def write_hosts(self) -> None:
-        """Writes both files of hosts."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "hostfile").write_text(hostfile(self.job))
-        (self.folder / "workers").write_text(workers_file(self.job))
+        logs = {"SHOAL_LOGS": str(self.folder.resolve())}
+        if self.once:
+            return logs | once(self.job, process, self.shared, self.once)
+        return logs | variables_of(
+            self.job, process, shared=self.shared, for_jax=self.for_jax
+        )
 
 
-def _show_check(job: Job, ssh: list[str]) -> None:
+def _show_check(job: Job, ssh: Sequence[str]) -> None:
     found = check(job, ssh)
     if found:
         raise PlanError(
@@ -165,8 +215,6 @@ def _write(
     where: str,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(told, _Told):
-        told.write_hosts()
     for rank, node in enumerate(job.nodes):
         path = folder / f"{rank}-{node.name.replace('@', '-at-')}.sh"
         logs = str(folder.resolve() / LOCAL_LOGS)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from shoal.cli.backend import choose_backend
-from shoal.cli.following import follow_logs, print_logs
+from shoal.cli.following import follow_logs, last_lines, print_logs
 from shoal.cli.tables import format_seconds, show_json, show_records, show_table
 from shoal.errors import ConfigError
 from shoal.plan.variables import environment, read_workers
@@ -22,6 +24,8 @@ from shoal.runs.catalogue import (
     read_summary,
     remove_run,
 )
+from shoal.runs.events import read_events
+from shoal.runs.standing import standings
 from shoal.runs.summary import LIST_FIELDS, RunSummary
 
 app = typer.Typer(help="Lists runs, shows one, prints its logs, removes old ones.")
@@ -38,6 +42,7 @@ RunId = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+MEMORY = ("memory_mib", "most_memory_mib", "total_mib")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -87,8 +92,85 @@ def show_run(
         typer.echo()
         epochs = enumerate(summary.metrics, 1)
         show_records([{"epoch": epoch, **metrics} for epoch, metrics in epochs])
+    _show_use(summary.use)
     for warning in summary.warnings:
         typer.echo(f"warning: {warning}")
+
+
+@app.command("status")
+def show_status(
+    context: typer.Context,
+    run: RunId,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="Of each worker's output.")
+    ] = 5,
+    as_json: AsJson = False,
+    root: Root = None,
+) -> None:
+    """Shows how far each worker of a run is, and the last lines that it wrote.
+
+    And what each machine is busy with: cores, memory and GPUs.
+    """
+    folder = find_run(run, _root(context, root))
+    summary = read_summary(folder)
+    found = standings(read_events(folder), is_lost=summary.status == "lost")
+    workers = [
+        {**asdict(one), "lines": last_lines(folder, one.rank, lines)} for one in found
+    ]
+    if as_json:
+        facts = {"id": summary.id, "status": summary.status, "use": summary.use}
+        show_json({**facts, "workers": workers})
+        return
+    typer.echo(f"{summary.id}: {summary.status}")
+    for worker in workers:
+        typer.echo(_standing(worker))
+        for line in worker["lines"]:
+            typer.echo(f"    {line}")
+    _show_use(summary.use)
+
+
+def _show_use(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of what machines were busy with, where that is known."""
+    if not rows:
+        return
+    typer.echo()
+    cells = [
+        (
+            row["node"],
+            f"{row['what']} {row['name'] or ''}".strip(),
+            *(row.get(name) for name in ("percent", "mean_percent")),
+            *(_gib(row.get(name)) for name in MEMORY),
+            *(row.get(name) for name in ("most_celsius", "mean_watts")),
+        )
+        for row in rows
+    ]
+    columns = ("node", "use of", "% now", "mean", "GiB now", "most", "of")
+    show_table(cells, columns=(*columns, "°C at most", "mean W"))
+
+
+def _gib(mib: float | None) -> float | None:
+    return None if mib is None else round(mib / 1024, 1)
+
+
+def _standing(worker: Mapping[str, Any]) -> str:
+    """A worker in one line."""
+    where = f"process {worker['pid']} on {worker['node'] or 'this machine'}"
+    parts = [
+        f"{worker['state']}{': ' * bool(worker['reason'])}{worker['reason']}",
+        f"epoch {worker['epoch']}",
+        f"{worker['steps']:,} steps",
+        f"{worker['samples']:,} samples",
+        where,
+    ]
+    if worker["loss"] is not None:
+        parts.insert(-1, f"loss {worker['loss']:.4g}")
+    if worker["processes"] > 1:
+        parts.append(f"the {_ordinal(worker['processes'])} of this rank")
+    return f"worker {worker['rank']}  {', '.join(parts)}"
+
+
+def _ordinal(number: int) -> str:
+    return {2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 @app.command("logs")

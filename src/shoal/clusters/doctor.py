@@ -7,34 +7,33 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal, TypeAlias, final
+from typing import final
 
 import psutil
 
 from shoal.backends import BACKENDS
+from shoal.clusters.clashes import Finding, State, clashes, misfits
 from shoal.clusters.gpus import reaches_gpus, usable_gpus
 from shoal.clusters.local import usable_cores
 
-State: TypeAlias = Literal["good", "absent", "wrong"]
 PACKAGES = (
     "keras", "numpy", "jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch",
-    "ray", "pyspark", "pandas", "pyarrow", "boto3", "s3fs", "tensorboard",
+    "ray", "pyspark", "pandas", "pyarrow", "boto3", "s3fs", "fsspec", "tensorboard",
     "cryptography",
 )  # fmt: skip
+WANTING = ("shoal", "s3fs")
+"""Whose wishes are looked at: pip keeps them when it installs, and not later."""
 LEAST_FREE = 1 << 30
 JAVA_LIMIT_S = 20.0
 GIB = float(1 << 30)
-NEWEST_JAVA_OF_SPARK = {3: (8, 17), 4: (17, 21)}
-"""Of a major version: the oldest and the newest Java that it is tested with."""
 
 
 @final
@@ -55,6 +54,7 @@ class Signs:
         has_ssh: OpenSSH's client is there.
         aws: Where credentials were found, empty for nowhere.
         free: Bytes that are free, by what is kept there.
+        wanted: Package -> what it asks of others, as its metadata says.
     """
 
     python: str
@@ -69,24 +69,9 @@ class Signs:
     has_ssh: bool = True
     aws: str = ""
     free: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One line of what is told.
-
-    Args:
-        name: Of what was looked at.
-        found: What is there.
-        state: "absent" is no fault: it may not be needed.
-        fix: What to do, where there is something to do.
-    """
-
-    name: str
-    found: str
-    state: State = "good"
-    fix: str = ""
+    wanted: Mapping[str, Sequence[str]] = field(
+        default_factory=dict[str, Sequence[str]]
+    )
 
 
 def read_signs(backend: str, runs: str) -> Signs:
@@ -112,6 +97,7 @@ def read_signs(backend: str, runs: str) -> Signs:
         java=_java(),
         has_ssh=shutil.which("ssh") is not None,
         aws=_aws(os.environ, Path.home()),
+        wanted={name: requires(name) or () for name in WANTING if _version(name)},
         free={what: free for what, at in folders.items() if (free := _free(Path(at)))},
     )
 
@@ -166,6 +152,7 @@ def examine(signs: Signs) -> list[Finding]:
         *_backends(signs),
         *_clusters(signs),
         *clashes(signs.packages, signs.java),
+        *misfits(signs.packages, signs.wanted),
     ]
 
 
@@ -227,9 +214,12 @@ def _gpus(signs: Signs) -> Finding:
 def _clusters(signs: Signs) -> list[Finding]:
     packages = signs.packages
     found: list[Finding] = []
-    for name, what in (("ray", "Ray"), ("pyspark", "Spark")):
+    for name, what, extra in (
+        ("ray", "Ray", "ray"),
+        ("pyspark", "Spark", "spark"),
+        ("s3fs", "S3", "aws"),
+    ):
         own = packages.get(name, "")
-        extra = {"ray": "ray", "pyspark": "spark"}[name]
         fix = "" if own else f"pip install 'shoal[{extra}]'"
         state: State = "good" if own else "absent"
         found.append(Finding(name=what, found=own, state=state, fix=fix))
@@ -257,64 +247,3 @@ def _clusters(signs: Signs) -> list[Finding]:
         )
     )  # fmt: skip
     return found
-
-
-def clashes(packages: Mapping[str, str], java: str = "") -> list[Finding]:
-    """What is installed and does not work together.
-
-    Args:
-        packages: Name -> version.
-        java: First line of `java -version`.
-
-    Example:
-        >>> [one.name for one in clashes({"jax": "0.6.2", "jaxlib": "0.5.0"})]
-        ['jax and jaxlib']
-    """
-    have = {name: _numbers(text) for name, text in packages.items()}
-    found: list[Finding] = []
-
-    def clash(one: str, other: str, why: str, fix: str) -> None:
-        text = " ".join(f"{n} {packages.get(n, '')}".strip() for n in (one, other))
-        name = f"{one} and {other}"
-        found.append(Finding(name=name, found=f"{text}: {why}", state="wrong", fix=fix))
-
-    tensorflow = "tensorflow" if "tensorflow" in have else "tensorflow-cpu"
-    if {"jax", "jaxlib"} <= have.keys() and have["jax"][:2] != have["jaxlib"][:2]:
-        clash("jax", "jaxlib", "of different releases", "pip install --upgrade jax")
-    is_old = tensorflow in have and have[tensorflow] < (2, 18)
-    if is_old and have.get("numpy", (0,)) >= (2,):
-        clash(
-            tensorflow, "numpy", "it was built for NumPy 1",
-            f"pip install '{tensorflow}>=2.18'",
-        )  # fmt: skip
-    if {"tensorflow", "tensorflow-cpu"} <= have.keys():
-        clash(
-            "tensorflow", "tensorflow-cpu", "one has overwritten files of the other",
-            "pip uninstall both, then install one",
-        )  # fmt: skip
-    if have.get("pyspark", (9,)) < (4, 1) and have.get("pandas", (0,)) >= (3,):
-        clash(
-            "pyspark", "pandas", "it does not read frames of pandas 3",
-            "pip install 'pandas<3'",
-        )  # fmt: skip
-    oldest = NEWEST_JAVA_OF_SPARK.get(have.get("pyspark", (0,))[0], (0, 0))[0]
-    number = _java_number(java)
-    if oldest and number and number < oldest:
-        clash("pyspark", "java", f"it needs Java {oldest}", f"install Java {oldest}")
-    return found
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """A version as numbers, up to the first that is none."""
-    return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
-
-
-def _java_number(line: str) -> int:
-    """The major version in a line of `java -version`, 0 for none.
-
-    Example:
-        >>> _java_number('openjdk version "17.0.9"'), _java_number('"1.8.0_392"')
-        (17, 8)
-    """
-    match = re.search(r'"(?:1\.)?(\d+)', line)
-    return int(match[1]) if match else 0

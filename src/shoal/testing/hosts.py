@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -18,6 +19,7 @@ def _ip(*words: str) -> None:
 RELAY = str(Path(__file__).with_name("slow_link.py"))
 """Run by its path: any interpreter will do, it needs only the standard library."""
 FRAME = "9000"  # bytes: a sixth of the usual ones' work for the relay
+FILES = Path("/etc/netns")  # `ip netns exec NAME` puts those of NAME in place of /etc's
 
 
 @final
@@ -54,7 +56,8 @@ class Hosts:
 
     Attributes:
         address: Of this host.
-        names: Of the others' namespaces, for `ip netns exec`.
+        names: Of the others and their namespaces, for `ip netns exec`; all of them
+            know the addresses behind these names.
         bridge: The interface they meet at.
 
     Raises:
@@ -69,7 +72,7 @@ class Hosts:
         self._cable, self._relays = cable, list[subprocess.Popen[str]]()
         try:
             self._open(net)
-        except subprocess.CalledProcessError:
+        except (subprocess.CalledProcessError, OSError):
             self.close()
             raise
 
@@ -77,8 +80,13 @@ class Hosts:
         _ip("link", "add", self.bridge, "type", "bridge")
         _ip("address", "add", f"{self.address}/24", "dev", self.bridge)
         _ip("link", "set", self.bridge, "up")
+        known = Path("/etc/hosts").read_text() + "".join(
+            f"{net}.{n + 2} {host}\n" for n, host in enumerate(self.names)
+        )
         for n, host in enumerate(self.names):
             here, there = f"{self.bridge}-{n}", "eth0"
+            (FILES / host).mkdir(parents=True)
+            (FILES / host / "hosts").write_text(known)
             _ip("netns", "add", host)
             if self._cable is None:
                 peer = ("type", "veth", "peer", there, "netns", host)
@@ -124,6 +132,8 @@ class Hosts:
             relay.wait()
             if relay.stdout is not None:
                 relay.stdout.close()
+        for host in self.names:
+            shutil.rmtree(FILES / host, ignore_errors=True)
         cables = [f"{self.bridge}-{n}" for n in range(len(self.names))]
         words_of = [
             *(("netns", host) for host in self.names),

@@ -1,11 +1,16 @@
-"""OpenSSH's server on the hosts of `shoal.testing.hosts`, with keys of its own."""
+"""OpenSSH's server on the hosts of `shoal.testing.hosts`, with keys of its own.
+
+What it starts sees the name of its host, not that of the machine.
+"""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
@@ -23,6 +28,23 @@ KbdInteractiveAuthentication no
 StrictModes no
 PermitRootLogin prohibit-password
 """
+CLIENT = """
+Host *
+IdentityFile {folder}/own
+StrictHostKeyChecking no
+UserKnownHostsFile {folder}/known
+LogLevel ERROR
+BatchMode yes
+ConnectTimeout 5
+ServerAliveInterval 2
+ServerAliveCountMax 2
+"""
+
+
+def named(host: str) -> tuple[str, ...]:
+    """Words that run a command on a host, and under its name."""
+    call = 'hostname "$0" && exec "$@"'
+    return ("ip", "netns", "exec", host, "unshare", "--uts", "sh", "-c", call, host)
 
 
 @final
@@ -31,17 +53,22 @@ class Sshd:
 
     Args:
         hosts: Where they run.
-        folder: For keys and configuration; empty.
+        folder: For keys and configuration, and the homes of the hosts; empty.
+        variables: Of every session, beside HOME.
 
     Attributes:
         ssh: The command that reaches the hosts, by their addresses.
         addresses: Of the hosts.
+        homes: Of the hosts.
+        client: Path of a configuration of ssh that does as much as `ssh`.
 
     Raises:
         FileNotFoundError: There is no sshd here.
     """
 
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
+    def __init__(
+        self, hosts: Hosts, folder: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         if not Path(SERVER).exists() or shutil.which("ssh-keygen") is None:
             raise FileNotFoundError(SERVER)
         for name in ("host", "own"):
@@ -49,8 +76,13 @@ class Sshd:
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name],
                 check=True,
             )
-        config = folder / "config"
-        config.write_text(CONFIG.format(folder=folder))
+        self.homes = [folder / host for host in hosts.names]
+        configs = [folder / f"config-{host}" for host in hosts.names]
+        for home, config in zip(self.homes, configs, strict=True):
+            home.mkdir()
+            told = {**(variables or {}), "HOME": str(home)}
+            words = " ".join(f"{name}={value}" for name, value in told.items())
+            config.write_text(CONFIG.format(folder=folder) + f"SetEnv {words}\n")
         Path("/run/sshd").mkdir(exist_ok=True)
         net = hosts.address.rpartition(".")[0]
         self.addresses = [f"{net}.{n + 2}" for n in range(len(hosts.names))]
@@ -61,12 +93,14 @@ class Sshd:
             "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
             "-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2",
         )  # fmt: skip
+        self.client = folder / "client"
+        self.client.write_text(CLIENT.format(folder=folder))
         self._servers = [
             subprocess.Popen(
-                ["ip", "netns", "exec", host, SERVER, "-D", "-e", "-f", str(config)],
+                [*named(host), SERVER, "-D", "-e", "-f", str(config)],
                 stderr=subprocess.DEVNULL,
             )
-            for host in hosts.names
+            for host, config in zip(hosts.names, configs, strict=True)
         ]
         try:
             for address in self.addresses:
@@ -74,6 +108,14 @@ class Sshd:
         except BaseException:
             self.close()
             raise
+
+    def hold(self, number: int) -> None:
+        """Lets the server of a host answer nobody new, until it may go on."""
+        self._servers[number].send_signal(signal.SIGSTOP)
+
+    def go_on(self, number: int) -> None:
+        """Lets it answer again."""
+        self._servers[number].send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """Ends the servers."""

@@ -1,0 +1,227 @@
+"""`shoal cluster`: machines of one's own as a cluster, over SSH."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, final
+
+import typer
+from typer.core import TyperCommand
+
+from shoal.cli.doctor import SIGNS
+from shoal.cli.steps import Steps
+from shoal.cli.tables import show_json, show_table
+from shoal.clusters.health import CHECKS, NodeHealth
+from shoal.clusters.hosts import HostCluster
+from shoal.clusters.hosts_file import HostsFile, read_hosts_file
+from shoal.clusters.pins import needs_of_shoal, pins_here
+from shoal.clusters.states import ClusterStore
+from shoal.plan import environment
+
+app = typer.Typer(
+    help="Brings a cluster on hosts of your own up and down, and looks after it.",
+    no_args_is_help=True,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the cluster.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FAILURE = 1
+
+
+def store() -> ClusterStore:
+    """Where clusters are known."""
+    return ClusterStore(environment().clusters)
+
+
+@app.command("up", no_args_is_help=True)
+def up(
+    hosts: Annotated[
+        Path, typer.Argument(metavar="HOSTS.YAML", help="Which hosts, and how.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Of the cluster; default as the file says.")
+    ] = None,
+) -> None:
+    """Reaches the hosts, installs what they need, and starts Ray on them.
+
+    Again, it starts what is missing. A host that fails does not stop the others,
+    while `min_workers` of them are there.
+    """
+    found = _read(hosts, name)
+    addresses = [host.address for host in found.hosts]
+    with Steps(addresses) as steps:
+        standing = HostCluster(found.name, store()).up(found, _backend(), steps.tell)
+    state = standing.state
+    typer.echo(
+        f"{state.name}: {len(standing.running)} of {len(addresses)} hosts run, "
+        f"the head is {state.head.address}, Ray at {state.address}"
+    )
+    for address, why in standing.failed.items():
+        typer.echo(f"not {address}: {why}", err=True)
+
+
+@app.command("list")
+def show_clusters(as_json: AsJson = False) -> None:
+    """Lists the clusters that this machine knows of; asks none of them."""
+    known = store()
+    states = [known.get(name) for name in known.names()]
+    if as_json:
+        show_json(
+            [
+                {
+                    "name": state.name,
+                    "id": state.id,
+                    "created": state.created,
+                    "address": state.address,
+                    "nodes": [node.address for node in state.nodes],
+                }
+                for state in states
+            ]
+        )
+        return
+    if not states:
+        typer.echo("No clusters. Bring one up with `shoal cluster up hosts.yaml`.")
+        return
+    rows = [(one.name, len(one.nodes), one.head.address, one.address) for one in states]
+    show_table(rows, columns=("name", "hosts", "head", "Ray"))
+
+
+@app.command("status", no_args_is_help=True)
+def show_status(name: Name, as_json: AsJson = False) -> None:
+    """Asks every node whether it runs; ends with status 1 when one does not."""
+    found = HostCluster(name, store()).status()
+    if as_json:
+        show_json([asdict(node) for node in found])
+    else:
+        rows = [
+            (
+                node.number,
+                node.address,
+                "head" if node.is_head else "",
+                node.state,
+                f"{node.cpus:g}",
+                f"{node.gpus:g}",
+                node.why,
+            )
+            for node in found
+        ]
+        columns = ("number", "host", "part", "state", "CPUs", "GPUs", "why")
+        show_table(rows, columns=columns)
+    if any(node.state != "runs" for node in found):
+        raise typer.Exit(FAILURE)
+
+
+@app.command("health", no_args_is_help=True)
+def show_health(name: Name, as_json: AsJson = False) -> None:
+    """Looks at every node, and at what lies between them.
+
+    SSH, Ray, ports between nodes, the shared folder, clocks, disk, memory, GPUs, and
+    latency and bandwidth to the head. Ends with status 1 when something is wrong.
+    """
+    found = HostCluster(name, store()).health()
+    if as_json:
+        show_json([{**asdict(node), "is_well": node.is_well} for node in found])
+    else:
+        _show_health(found)
+    if not all(node.is_well for node in found):
+        raise typer.Exit(FAILURE)
+
+
+@final
+class _WithCommand(TyperCommand):
+    """Keeps what follows -- apart from the arguments before it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the arguments."""
+        place = args.index("--") if "--" in args else len(args)
+        ctx.obj = args[place + 1 :]
+        return super().parse_args(ctx, args[:place])
+
+
+@app.command("ssh", cls=_WithCommand, no_args_is_help=True)
+def open_ssh(
+    context: typer.Context,
+    name: Name,
+    host: Annotated[
+        str | None,
+        typer.Argument(help="Number or address of a node; default the head."),
+    ] = None,
+) -> None:
+    """Opens a shell on a node, or runs what follows --; ends with its status."""
+    state = store().get(name)
+    node = state.find(host) if host else state.head
+    done = subprocess.run([*state.way_to(node).words, *context.obj], check=False)
+    raise typer.Exit(done.returncode)
+
+
+@app.command("down", no_args_is_help=True)
+def down(
+    name: Name,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(help="Where to look, when this machine has forgotten it."),
+    ] = None,
+    remove_environment: Annotated[
+        bool,
+        typer.Option("--remove-environment", help="Also what `up` has installed."),
+    ] = False,
+) -> None:
+    """Ends what `up` started on the hosts, and nothing else; again, it does nothing.
+
+    What `up` has installed stays for the next time. Ends with status 1 when a host
+    cannot be asked: the cluster is then known until it can.
+    """
+    found = None if hosts is None else _read(hosts, name)
+    ended = HostCluster(name, store()).down(
+        found, removes_environment=remove_environment
+    )
+    for address, count in ended.processes.items():
+        typer.echo(f"{address}: {count} processes ended")
+    for address, why in ended.failed.items():
+        typer.echo(f"not {address}: {why}", err=True)
+    if not ended.processes and not ended.failed:
+        typer.echo(f"{name} is not known here: nothing to end")
+    if ended.failed:
+        raise typer.Exit(FAILURE)
+
+
+@app.command("requirements")
+def show_requirements(
+    hosts: Annotated[
+        Path | None, typer.Argument(metavar="[HOSTS.YAML]", help="With its packages.")
+    ] = None,
+) -> None:
+    """Prints what `up` installs, for `pip download`, where hosts have no index."""
+    more = () if hosts is None else read_hosts_file(hosts).environment.packages
+    for line in [*pins_here(_backend(), more).requirements, *needs_of_shoal()]:
+        typer.echo(line)
+
+
+def _read(path: Path, name: str | None) -> HostsFile:
+    found = read_hosts_file(path)
+    return found if name is None else found.model_copy(update={"name": name})
+
+
+def _backend() -> str:
+    return os.environ.get("KERAS_BACKEND", "jax")
+
+
+def _show_health(found: list[NodeHealth]) -> None:
+    """One line a node; below, what to do about what is wrong."""
+    rows: list[list[str]] = []
+    for node in found:
+        cells = {
+            finding.name: finding.found if finding.state == "good" else SIGNS["wrong"]
+            for finding in node.findings
+        }
+        rows.append([node.address, *(cells.get(check, "-") for check in CHECKS)])
+    show_table(rows, columns=("host", *CHECKS))
+    for node in found:
+        for finding in node.findings:
+            if finding.state == "wrong":
+                typer.echo(
+                    f"{node.address}: {finding.name}: {finding.found}. {finding.fix}"
+                )

@@ -1,0 +1,161 @@
+"""`shoal submit` and `shoal jobs`: scripts on the head of a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.tables import show_json, show_table
+from shoal.clusters.jobs import Jobs
+from shoal.clusters.states import ClusterStore
+from shoal.errors import ConfigError
+from shoal.plan import environment
+
+app = typer.Typer(
+    help="Lists the jobs of a cluster, prints their logs, stops and removes them."
+)
+
+Cluster = Annotated[
+    str | None, typer.Option(help="Of which cluster; default the only one known.")
+]
+JobId = Annotated[
+    str, typer.Argument(metavar="ID", help="Job id, or the beginning of one.")
+]
+
+
+def submit(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT.PY", help="To run there.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="For the script.")
+    ] = None,
+    cluster: Cluster = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="File or folder that lies beside it there."),
+    ] = None,
+) -> None:
+    """Runs a script on the head of a cluster; it goes on when you log out.
+
+    It finds Ray by RAY_ADDRESS, and its runs go to the folder that the hosts share, or
+    to its own.
+    """
+    name = _name(cluster)
+    jobs = Jobs(ClusterStore(environment().clusters).get(name))
+    job = jobs.submit(script, arguments or [], beside or [])
+    typer.echo(job)
+    typer.echo(f"shoal jobs logs {job} -f --cluster {name}", err=True)
+
+
+def attach(job: JobId, cluster: Cluster = None) -> None:
+    """Comes back to a `shoal.fit` that was sent to a cluster; brings its run here."""
+    sending = import_module("shoal.training.sending")
+    is_ray = cluster is not None and "://" in cluster
+    name = cluster if is_ray else _name(cluster)
+    history = sending.attach(sending.sent_to(name, job))
+    typer.echo(f"run: {history.run.url}")
+
+
+@app.callback(invoke_without_command=True)
+def show_jobs(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cluster: Cluster = None,
+) -> None:
+    """Lists the jobs of a cluster, newest first; see the commands for more."""
+    context.obj = cluster
+    if context.invoked_subcommand is not None:
+        return
+    listed = _jobs(context, cluster).list()
+    if as_json:
+        show_json([asdict(job) for job in listed])
+        return
+    if not listed:
+        typer.echo("No jobs. Submit one with `shoal submit train.py --cluster NAME`.")
+        return
+    rows = [
+        (
+            job.id,
+            job.state,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.began)),
+            " ".join([job.script, *job.arguments]),
+        )
+        for job in listed
+    ]
+    show_table(rows, columns=("id", "state", "began", "command"))
+
+
+@app.command("logs", no_args_is_help=True)
+def show_logs(
+    context: typer.Context,
+    job: JobId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    ] = False,
+    cluster: Cluster = None,
+) -> None:
+    """Prints what a job wrote; Ctrl-C ends the printing, not the job."""
+    jobs = _jobs(context, cluster)
+    words = jobs.words_for_log(jobs.find(job), follow=follow)
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
+    except KeyboardInterrupt:
+        return
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+    if follow:
+        typer.echo(f"{job}: {jobs.find(job).state}", err=True)
+
+
+@app.command("stop", no_args_is_help=True)
+def stop_job(
+    context: typer.Context,
+    job: JobId,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds to end in, before SIGKILL.")
+    ] = 10.0,
+    cluster: Cluster = None,
+) -> None:
+    """Ends a job and all that it started; again, it does nothing."""
+    jobs = _jobs(context, cluster)
+    found = jobs.find(job)
+    count = jobs.stop(found, grace_s=grace)
+    typer.echo(f"{found.id}: {count} processes ended" if count else
+               f"{found.id}: {found.state}")  # fmt: skip
+
+
+@app.command("rm", no_args_is_help=True)
+def remove(
+    context: typer.Context,
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Job ids, or their beginnings.")
+    ],
+    cluster: Cluster = None,
+) -> None:
+    """Removes jobs that have ended: script, log, and runs that only they have."""
+    jobs = _jobs(context, cluster)
+    for job in ids:
+        found = jobs.find(job)
+        jobs.remove(found)
+        typer.echo(f"removed {found.id}")
+
+
+def _jobs(context: typer.Context, cluster: str | None) -> Jobs:
+    """The command's own option beats the one before it."""
+    name = _name(cluster or context.obj)
+    return Jobs(ClusterStore(environment().clusters).get(name))
+
+
+def _name(cluster: str | None) -> str:
+    known = ClusterStore(environment().clusters).names()
+    if cluster is None and len(known) != 1:
+        raise ConfigError(
+            f"no cluster is named, and {len(known)} are known: "
+            f"{', '.join(known) or 'none'}. Expected one. Write --cluster NAME."
+        )
+    return known[0] if cluster is None else cluster

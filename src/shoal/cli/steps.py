@@ -1,0 +1,56 @@
+"""What many hosts do at once: a line each that changes, or one line after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+ENDS = ("runs", "ran already", "failed", "ended")
+
+
+@final
+class Steps:
+    """Shows steps on standard error, while its `with` lasts.
+
+    Args:
+        names: Of the hosts.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._shown = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+            TextColumn("{task.fields[step]}"), console=Console(stderr=True),
+        )  # fmt: skip
+        self._tasks = {
+            name: self._shown.add_task(name, total=1, step="") for name in names
+        }
+
+    def tell(self, name: str, step: str) -> None:
+        """Shows what a host does now; from any thread."""
+        first = step.partition("\n")[0]
+        if not self._is_live:
+            typer.echo(f"{name} {first}", err=True)
+        elif name in self._tasks:
+            done = 1 if step.startswith(ENDS) else 0
+            self._shown.update(self._tasks[name], step=first, completed=done)
+
+    def __enter__(self) -> Steps:
+        if self._is_live:
+            self._shown.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_live:
+            self._shown.stop()

@@ -1,0 +1,77 @@
+"""What a cluster is: it tells what its machines have free, and gives a launcher."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from shoal.facts import MachineFacts
+from shoal.launchers.base import Launcher
+from shoal.launchers.shared import SharedBlob
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a run wants of a cluster.
+
+    Args:
+        least: Workers it needs.
+        most: Workers it can use.
+        threads: Of each.
+        backend: Of Keras.
+    """
+
+    least: int
+    most: int
+    threads: int
+    backend: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """What a cluster has set aside for a run.
+
+    Args:
+        workers: That have room.
+        host: Address of this machine at which workers reach it.
+        hire: Makes the launcher of these workers, which are to share a blob.
+    """
+
+    workers: int
+    host: str
+    hire: Callable[[SharedBlob], Launcher]
+
+
+class Cluster(ABC):
+    """Where workers may be, other than this machine: a frozen value.
+
+    What it starts for a run it ends with the run.
+    """
+
+    name: ClassVar[str]
+    """What users call its kind, and a plan's `cluster`."""
+
+    @abstractmethod
+    def look(self, backend: str) -> MachineFacts:
+        """Returns what is free now; starts nothing.
+
+        Args:
+            backend: Of Keras.
+
+        Raises:
+            PlanError: It cannot be used from here.
+            ClusterError: It cannot be reached.
+        """
+
+    @abstractmethod
+    def open(self, wish: Wish) -> AbstractContextManager[Machines]:
+        """Sets room aside, waits for it where it has to, and gives it back at the end.
+
+        Raises:
+            ClusterError: There is not room for the least.
+        """

@@ -1,0 +1,64 @@
+"""From what users call a cluster to the cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from shoal.clusters.base import Cluster
+from shoal.clusters.ray import LAST_RAY, Ray
+from shoal.clusters.states import ClusterStore
+
+NAMES = ("local", "inline", "ray", "auto")
+_ADDRESS = re.compile(r"(ray|https?)://.+|.+:\d+")
+
+
+def find_cluster(given: Any, variables: Mapping[str, str] | None = None) -> Any:
+    """Returns the cluster that is meant; a name as it is where it is none of these.
+
+    Args:
+        given: A `Cluster`; "ray", the address of a Ray cluster, or "auto" for the one
+            that this process is in or that runs here; else a name.
+        variables: Of the environment, default None means this process's.
+
+    Example:
+        >>> find_cluster("local"), find_cluster("10.0.0.7:6379").address
+        ('local', '10.0.0.7:6379')
+        >>> find_cluster("auto", {"RAY_ADDRESS": "10.0.0.7:6379"}).name
+        'ray'
+    """
+    if given == "ray":
+        return Ray()
+    if given == "auto":
+        return Ray() if _has_ray(variables) else "local"
+    if isinstance(given, str) and _ADDRESS.fullmatch(given):
+        return Ray(address=given)
+    return given
+
+
+def _has_ray(variables: Mapping[str, str] | None) -> bool:
+    """Whether this process is part of a Ray cluster, as far as can be told cheaply."""
+    found = os.environ if variables is None else variables
+    if find_spec("ray") is None:
+        return False
+    return bool(found.get("RAY_ADDRESS")) or LAST_RAY.is_file()
+
+
+def is_known_elsewhere(given: Any, clusters: str) -> bool:
+    """Whether this names a cluster of hosts that was brought up from here.
+
+    Args:
+        given: As `find_cluster` takes it.
+        clusters: Folder where clusters are known.
+    """
+    if not isinstance(given, str) or given in NAMES or _ADDRESS.fullmatch(given):
+        return False
+    return given in ClusterStore(clusters).names()
+
+
+def name_of(cluster: Any) -> Any:
+    """Returns what a plan calls a cluster; anything else as it is."""
+    return cluster.name if isinstance(cluster, Cluster) else cluster

@@ -1,0 +1,198 @@
+"""Scripts that run on the head of a cluster, whoever stays connected."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import subprocess
+import tarfile
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from shoal.clusters.asking import ask
+from shoal.clusters.away import RUNNING, Job, new_id, pick
+from shoal.clusters.ssh import over
+from shoal.clusters.states import ClusterState
+from shoal.errors import ClusterError, ConfigError
+
+ASK_LIMIT_S = 60.0
+SEND_LIMIT_S = 1800.0
+FETCH_LIMIT_S = 1800.0
+CHUNK = 1 << 16
+
+
+@final
+class Jobs:
+    """The jobs of a cluster.
+
+    Args:
+        state: Of the cluster.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    @property
+    def name(self) -> str:
+        """Of the cluster."""
+        return self._state.name
+
+    @property
+    def head(self) -> str:
+        """Address of its head."""
+        return self._state.head.address
+
+    def submit(
+        self, script: Path, arguments: Sequence[str], beside: Sequence[Path] = ()
+    ) -> str:
+        """Starts a script on the head; returns its id when it runs.
+
+        Args:
+            script: A file here.
+            arguments: For it.
+            beside: Files and folders that lie beside it there.
+
+        Raises:
+            ConfigError: A file is not there, or two have one name.
+            ClusterError: The head does not take it.
+        """
+        payload = pack([script, *beside])
+        job = new_id(script)
+        request = {
+            "id": job, "size": len(payload), "script": script.name,
+            "arguments": list(arguments), "address": self._state.address,
+            "mark": self._state.mark_of(self._state.head),
+            "variables": {"KERAS_BACKEND": self._state.backend},
+        }  # fmt: skip
+        self._ask("submit", request, limit_s=SEND_LIMIT_S, payload=payload)
+        return job
+
+    def list(self) -> list[Job]:
+        """All of them, the newest first."""
+        found = self._ask("jobs", {})["jobs"]
+        return [
+            Job(
+                id=one["id"], state=one["state"], script=one["script"],
+                arguments=tuple(one["arguments"]), began=one["began"], log=one["log"],
+                pid=one["pid"],
+            )
+            for one in found
+        ]  # fmt: skip
+
+    def find(self, said: str) -> Job:
+        """A job by its id, or the beginning of one.
+
+        Raises:
+            ConfigError: None is meant, or more than one.
+        """
+        listed = {job.id: job for job in self.list()}
+        return listed[pick([*listed], said, self._state.name)]
+
+    def stop(self, job: Job, *, grace_s: float) -> int:
+        """Ends a job; returns how many processes that were, 0 when it had ended.
+
+        Args:
+            job: To end.
+            grace_s: Seconds between SIGTERM and SIGKILL.
+        """
+        request = {"id": job.id, "grace_s": grace_s}
+        limit_s = ASK_LIMIT_S + grace_s
+        return self._ask("stop_job", request, limit_s=limit_s)["ended"]
+
+    def remove(self, job: Job) -> None:
+        """Removes a job's folder, with its log and its own runs.
+
+        Raises:
+            ClusterError: It is running.
+        """
+        self._ask("remove_job", {"id": job.id})
+
+    def words_for_log(self, job: Job, *, follow: bool) -> list[str]:
+        """The command that prints what a job wrote, or writes until it has ended."""
+        more = ["-f", f"--pid={job.pid}"] if follow and job.state == RUNNING else []
+        words = ["tail", "-c", "+1", *more, job.log]
+        return over(self._state.way_to(self._state.head).words, words)
+
+    def read(self, job: Job) -> Generator[bytes]:
+        """What a job wrote, from its beginning; as long as it runs also what is new."""
+        words = self.words_for_log(job, follow=True)
+        with subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        ) as tail:
+            pipe = tail.stdout
+            try:
+                while pipe is not None and (data := pipe.read1(CHUNK)):  # pyright: ignore[reportAttributeAccessIssue]
+                    yield data
+            finally:
+                tail.kill()  # whoever listens may go before the job is over
+
+    def fetch(self, job: Job, folder: str, target: Path) -> None:
+        """Brings a folder that lies beside a job's script here, as an archive.
+
+        Raises:
+            ClusterError: It cannot be had.
+        """
+        files = str(Path(job.log).parent / "files")
+        words = ["tar", "-C", files, "-cz", folder]
+        with target.open("wb") as file:
+            done = subprocess.run(
+                over(self._state.way_to(self._state.head).words, words),
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.PIPE,
+                check=False, timeout=FETCH_LIMIT_S,
+            )  # fmt: skip
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()
+            raise ClusterError(
+                f"the run of job {job.id} could not be brought here: {said}. "
+                f"Expected the folder {files} on {self.head}. "
+                f"Try again: shoal attach {job.id} --cluster {self.name}"
+            )
+
+    def settle(self, job: Job) -> None:
+        """Nothing: it stays until it is removed, for others to see."""
+
+    def close(self) -> None:
+        """Nothing: each question has a connection of its own."""
+
+    def _ask(
+        self,
+        verb: str,
+        request: dict[str, Any],
+        *,
+        limit_s: float = ASK_LIMIT_S,
+        payload: bytes = b"",
+    ) -> dict[str, Any]:
+        head = self._state.head
+        told = {**request, "shared": self._state.hosts.shared}
+        way = self._state.way_to(head)
+        return ask(way, [head.python], verb, told, limit_s=limit_s, payload=payload)
+
+
+def pack(paths: Sequence[Path]) -> bytes:
+    """Files and folders as an archive, side by side.
+
+    Raises:
+        ConfigError: One is not there, or two have one name.
+    """
+    names = [path.resolve().name for path in paths]
+    twice = {name for name in names if names.count(name) > 1}
+    absent = [str(path) for path in paths if not path.exists()]
+    if absent or twice or not paths[0].is_file():
+        what = f"{absent[0]} is not there" if absent else f"{paths[0]} is no file"
+        if twice:
+            what = f"two are called {', '.join(sorted(twice))}"
+        raise ConfigError(
+            f"these cannot be submitted: {shlex.join(map(str, paths))}: {what}. "
+            "Expected a script, and files or folders of other names. Correct the paths."
+        )
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+        for path, name in zip(paths, names, strict=True):
+            archive.add(path.resolve(), name, filter=_without_caches)
+    return held.getvalue()
+
+
+def _without_caches(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    is_cache = Path(entry.name).name in ("__pycache__", ".git", ".venv")
+    return None if is_cache else entry

@@ -1,0 +1,136 @@
+"""Which versions a host is to have: those of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, final
+
+from shoal.backends import BACKENDS
+from shoal.clusters.there.environments import code_digest, package_version
+from shoal.errors import ConfigError
+
+ALWAYS = ("keras", "numpy", "ray", "cryptography")
+BACKEND_PACKAGES = {
+    "jax": ("jax", "jaxlib", "filelock"),
+    "tensorflow": ("tensorflow", "tensorflow-cpu"),
+    "torch": ("torch",),
+}
+MUST_EQUAL = ("shoal", "keras", "ray", *BACKENDS)
+TWINS = {"tensorflow-cpu": "tensorflow"}
+"""Packages that are the same but for what they compute on."""
+EXTRAS = {"ray": "ray[default]"}
+"""Of a package, what the environment asks for: Ray ships folders to workers by it."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """What every host of a cluster has.
+
+    Args:
+        python: Version of Python, as "3.11".
+        packages: Name -> version.
+        code: Digest of Shoal's files.
+        more: What else to install, as pip takes it: instead of a package of that name.
+    """
+
+    python: str
+    packages: Mapping[str, str]
+    code: str
+    more: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> list[str]:
+        """As pip takes them, Shoal itself left out: it comes as a wheel.
+
+        Example:
+            >>> Pins(python="3.11", packages={"ray": "2.60.0"}, code="").requirements
+            ['ray[default]==2.60.0']
+        """
+        own = {_twin(re.split(r"[^\w.-]", word)[0]) for word in (*self.more, "shoal")}
+        pinned = [
+            f"{EXTRAS.get(name, name)}=={version}"
+            for name, version in sorted(self.packages.items())
+            if _twin(name) not in own
+        ]
+        return [*pinned, *self.more]
+
+    @property
+    def digest(self) -> str:
+        """Names the environment that has them."""
+        told = "\n".join([self.python, self.code, *self.requirements])
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
+def needs_of_shoal() -> list[str]:
+    """What Shoal itself needs, whatever the backend, as pip takes it.
+
+    Example:
+        >>> any(line.startswith("keras") for line in needs_of_shoal())
+        True
+    """
+    lines = metadata.requires("shoal") or []
+    return [line for line in lines if "extra ==" not in line]
+
+
+def _twin(name: str) -> str:
+    return TWINS.get(name, name)
+
+
+def pins_here(backend: str, more: Sequence[str] = ()) -> Pins:
+    """The versions that are installed on this machine.
+
+    Args:
+        backend: Of Keras.
+        more: What else hosts are to have, as pip takes it.
+
+    Raises:
+        ConfigError: Ray, or the backend, is not installed.
+    """
+    wanted = ("shoal", *ALWAYS, *BACKEND_PACKAGES.get(backend, ()))
+    packages = {name: found for name in wanted if (found := package_version(name))}
+    has_backend = any(_twin(name) == backend for name in packages)
+    for name, is_there in (("ray", "ray" in packages), (backend, has_backend)):
+        if not is_there:
+            raise ConfigError(
+                f"{name} is not installed on this machine. Expected it here, as hosts "
+                "get the versions that this machine has. "
+                f"Run: pip install 'shoal[cluster,{name}]'."
+            )
+    return Pins(
+        python=".".join(map(str, sys.version_info[:2])),
+        packages=packages,
+        code=code_digest(),
+        more=tuple(more),
+    )
+
+
+def differences(pins: Pins, found: Mapping[str, Any]) -> list[str]:
+    """What a host has otherwise than this machine; none where they fit.
+
+    Args:
+        pins: Of this machine.
+        found: What the host told: its `facts`.
+
+    Example:
+        >>> pins = Pins(python="3.11", packages={"ray": "2.60.0"}, code="")
+        >>> differences(pins, {"version": "3.12", "packages": {"ray": ""}, "code": ""})
+        ['Python is 3.12 there, 3.11 here', 'ray is not there, 2.60.0 here']
+    """
+    lines: list[str] = []
+    installed = {_twin(name): one for name, one in found["packages"].items() if one}
+    if found["version"] != pins.python:
+        lines.append(f"Python is {found['version']} there, {pins.python} here")
+    for name, version in pins.packages.items():
+        there = installed.get(_twin(name), "")
+        if _twin(name) in MUST_EQUAL and there != version:
+            told = f"is {there} there" if there else "is not there"
+            lines.append(f"{name} {told}, {version} here")
+    if not lines and found["code"] != pins.code:
+        lines.append("shoal has the same version there, but other code than here")
+    return lines

@@ -1,0 +1,214 @@
+"""What is known of clusters that are up: one file each, for later sessions."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from shoal.clusters.hosts_file import HostsFile
+from shoal.clusters.ssh import Way
+from shoal.errors import ClusterError, ConfigError
+from shoal.registry import did_you_mean
+
+LOCK_LIMIT_S = 10.0
+
+
+@final
+class NodeState(BaseModel):
+    """A host that is, or was, a node of a cluster.
+
+    Args:
+        number: Its own among those of the cluster, for good.
+        address: Its name for OpenSSH.
+        private: That the other hosts know it by.
+        python: Its interpreter.
+        path: Of the PATH that ssh gives there.
+        gpus: Found on it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    address: str
+    private: str = ""
+    python: str = ""
+    path: str = ""
+    gpus: tuple[str, ...] = ()
+
+
+@final
+class ClusterState(BaseModel):
+    """A cluster: what it is to be, and what it is.
+
+    Args:
+        version: Of this form.
+        name: Of the cluster.
+        id: Of its own, whatever its name.
+        created: Seconds since 1970.
+        token: That Ray asks for.
+        backend: Of Keras, that its hosts have.
+        environment: Name of the environment that was installed; None for the user's.
+        port: Of Ray's head.
+        nodes: The head first.
+        hosts: The file it was made from.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    version: int = 1
+    name: str
+    id: str
+    created: float
+    token: str
+    backend: str
+    environment: str | None = None
+    port: int | None = None
+    nodes: tuple[NodeState, ...] = ()
+    hosts: HostsFile
+
+    @classmethod
+    def new(cls, hosts: HostsFile, backend: str) -> ClusterState:
+        """A cluster that is to be."""
+        return cls(
+            name=hosts.name, id=secrets.token_hex(4), created=time.time(),
+            token=secrets.token_hex(32), backend=backend, hosts=hosts,
+        )  # fmt: skip
+
+    @property
+    def head(self) -> NodeState:
+        """The node that the others follow."""
+        return self.nodes[0]
+
+    @property
+    def address(self) -> str:
+        """Of Ray, on the hosts."""
+        return f"{self.head.private}:{self.port}"
+
+    def mark_of(self, node: NodeState) -> str:
+        """What all processes of a node carry."""
+        return f"{self.id}-{node.number}"
+
+    def way_to(self, node: NodeState) -> Way:
+        """How a node is reached."""
+        for host in self.hosts.hosts:
+            if host.address == node.address:
+                return self.hosts.way_to(host)
+        raise ClusterError(f"{node.address} is no host of {self.name}")
+
+    def find(self, said: str) -> NodeState:
+        """A node by number, or by one of its addresses.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for node in self.nodes:
+            if said in (str(node.number), node.address, node.private):
+                return node
+        known = ", ".join(f"{node.number} {node.address}" for node in self.nodes)
+        raise ConfigError(
+            f"{said!r} is no host of the cluster {self.name}. Expected a number or an "
+            f"address. Known: {known}."
+        )
+
+
+@final
+class ClusterStore:
+    """The folder of these files.
+
+    Args:
+        folder: Where; made when something is written.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder).expanduser()
+
+    def names(self) -> list[str]:
+        """Of all clusters there are files of."""
+        return sorted(path.stem for path in self._folder.glob("*.json"))
+
+    def read(self, name: str) -> ClusterState | None:
+        """What is known of a cluster, None for nothing.
+
+        Raises:
+            ClusterError: The file is not ours, or broken.
+        """
+        path = self._path(name)
+        try:
+            return ClusterState.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise ClusterError(
+                f"what is known of the cluster {name} cannot be read from {path}: "
+                f"{str(error).splitlines()[0]}. Expected a file that `shoal cluster "
+                "up` wrote. Remove it, then `shoal cluster down NAME --hosts "
+                "hosts.yaml` ends what still runs."
+            ) from error
+
+    def get(self, name: str) -> ClusterState:
+        """What is known of a cluster.
+
+        Raises:
+            ConfigError: Nothing is.
+        """
+        found = self.read(name)
+        if found is None:
+            raise ConfigError(
+                f"{did_you_mean('cluster', name, self.names())} Expected one that has "
+                f"a file in {self._folder}. Bring one up: shoal cluster up hosts.yaml."
+            )
+        return found
+
+    def write(self, state: ClusterState) -> None:
+        """Keeps what is known: the file is the old or the new one, and only ours."""
+        path = self._path(state.name)
+        new = path.with_suffix(f".{os.getpid()}.new")
+        text = json.dumps(state.model_dump(mode="json"), indent=2)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        new.replace(path)
+
+    def remove(self, name: str) -> None:
+        """Forgets a cluster."""
+        self._path(name).unlink(missing_ok=True)
+
+    @contextmanager
+    def lock(self, name: str) -> Generator[None]:
+        """Keeps others from changing a cluster at the same time.
+
+        Raises:
+            ClusterError: Somebody else does.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._folder / f".{Path(name).name}.lock"
+        with path.open("w") as file:
+            until = time.monotonic() + LOCK_LIMIT_S
+            while not _locked(file.fileno()):
+                if time.monotonic() > until:
+                    raise ClusterError(
+                        f"the cluster {name} is being changed by another process: it "
+                        f"has {path}. Expected to be alone. Wait until it is done."
+                    )
+                time.sleep(0.05)
+            yield
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{Path(name).name}.json"
+
+
+def _locked(descriptor: int) -> bool:
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

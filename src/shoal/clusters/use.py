@@ -1,0 +1,172 @@
+"""What this machine is busy with, looked at now and then while a run trains.
+
+Nobody waits for a look: cores and memory are read at once, and `nvidia-smi` is a
+process that is started in one turn and read in a later one. Where there are no GPUs
+it is not started at all.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from typing import final
+
+import psutil
+
+from shoal.clusters.gpus import LIMIT_S, TOOL
+from shoal.facts import GpuUse, NodeUse
+
+FIRST_S, EVERY_S = 1.0, 5.0
+MOST = 200
+"""Pauses grow with a run: from the first to the usual one, and beyond where there were
+so many looks. What is kept of a run of days stays small."""
+
+QUERY = (
+    "index", "name", "utilization.gpu", "memory.used", "memory.total",
+    "temperature.gpu", "power.draw",
+)  # fmt: skip
+"""What `nvidia-smi` calls the fields of `GpuUse`."""
+
+MIB = 1 << 20
+
+
+def parse_use(text: str) -> tuple[GpuUse, ...]:
+    r"""Reads what `nvidia-smi` wrote; lines that are no GPU are left out.
+
+    Args:
+        text: Lines of `QUERY`, without units.
+
+    Example:
+        >>> text = "0, NVIDIA H100, 97, 41200, 81559, [N/A], 402.51\nNo more devices\n"
+        >>> [gpu] = parse_use(text)
+        >>> gpu.name, gpu.percent, gpu.celsius
+        ('NVIDIA H100', 97.0, None)
+    """
+    found: list[GpuUse] = []
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) == len(QUERY) and parts[0].isdecimal():
+            number, name, *rest = parts
+            found.append(GpuUse(int(number), name, *map(_amount, rest)))
+    return tuple(found)
+
+
+def _amount(word: str) -> float | None:
+    """A number, None for "[N/A]" and other ways not to tell."""
+    with suppress(ValueError):
+        number = float(word)
+        return number if math.isfinite(number) else None
+    return None
+
+
+@final
+class UseSampler:
+    """Looks at this machine every few seconds, where somebody calls `look` often.
+
+    Args:
+        claim: Of several processes of a machine that say the same, one looks, and
+            another when that one has ended; empty for one that always does.
+    """
+
+    def __init__(self, claim: str = "") -> None:
+        self._claim = claim
+        self._socket: socket.socket | None = None
+        self._tool = shutil.which(TOOL)
+        self._asked: subprocess.Popen[str] | None = None
+        self._began = self._looked = time.monotonic()
+        self._spent = _cores_spent()
+
+    def look(self) -> NodeUse | None:
+        """Returns what is to be told, most often nothing."""
+        now = time.monotonic()
+        if self._asked is not None:
+            return self._hear(self._asked, now)
+        if now - self._looked < self._pause_s(now - self._began):
+            return None
+        self._looked = now
+        if not self._is_ours():
+            return None
+        if self._tool is None:
+            return self._seen(())
+        words = [self._tool, f"--query-gpu={','.join(QUERY)}"]
+        try:
+            self._asked = subprocess.Popen(
+                [*words, "--format=csv,noheader,nounits"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        except OSError:
+            self._tool = None
+            return self._seen(())
+        return None
+
+    @staticmethod
+    def _pause_s(age_s: float) -> float:
+        return max(FIRST_S, min(EVERY_S, age_s / 2), age_s / MOST)
+
+    def _hear(self, asked: subprocess.Popen[str], now: float) -> NodeUse | None:
+        """What `nvidia-smi` said, once it has ended; one that hangs is not asked again.
+
+        A pipe holds more than all GPUs of a machine have to say.
+        """
+        if asked.poll() is None and now - self._looked < LIMIT_S:
+            return None
+        is_well = asked.poll() == 0 and asked.stdout is not None
+        gpus = parse_use(asked.stdout.read()) if is_well and asked.stdout else ()
+        self._end()
+        if not gpus:
+            self._tool = None
+        return self._seen(gpus)
+
+    def _seen(self, gpus: tuple[GpuUse, ...]) -> NodeUse:
+        before, self._spent = self._spent, _cores_spent()
+        busy, total = (now - was for now, was in zip(self._spent, before, strict=True))
+        memory = psutil.virtual_memory()
+        return NodeUse(
+            percent=round(100.0 * busy / total, 1) if total > 0 else 0.0,
+            memory_mib=(memory.total - memory.available) // MIB,
+            total_mib=memory.total // MIB,
+            gpus=gpus,
+        )
+
+    def _is_ours(self) -> bool:
+        """Claims this machine, by a name of Linux that ends with its process."""
+        if self._socket is None and self._claim:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                found.bind(f"\0shoal-{self._claim}")
+            except (OSError, ValueError):  # another has it, or this is not Linux
+                found.close()
+                return False
+            self._socket = found
+        return True
+
+    def _end(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.kill()
+            asked.wait()
+            if asked.stdout is not None:
+                asked.stdout.close()
+
+    def close(self) -> None:
+        """Ends what it has started."""
+        self._end()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _cores_spent() -> tuple[float, float]:
+    """Seconds that cores were busy since the machine began, and those there were."""
+    spent = psutil.cpu_times()._asdict()
+    # Linux counts what guests do twice.
+    total = sum(s for name, s in spent.items() if not name.startswith("guest"))
+    idle = spent.get("idle", 0.0) + spent.get("iowait", 0.0)
+    return total - idle, total

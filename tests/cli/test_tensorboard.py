@@ -1,0 +1,140 @@
+"""`shoal tensorboard`: TensorBoard itself shows scalars of a run on S3."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from shoal.cli import tensorboard
+from shoal.clusters.hosts_file import read_hosts_file
+from shoal.clusters.states import ClusterState, ClusterStore, NodeState
+from shoal.errors import ClusterError
+from shoal.runs.folder import Folder
+from shoal.runs.local_copy import LocalCopy
+from shoal.runs.store import create
+from tests.s3 import Bucket
+
+Shoal = Callable[..., Result]
+
+
+def record(url: str) -> str:
+    """Makes a run of one epoch; returns its id."""
+    with create(url, "higgs", today=date(2026, 11, 21)) as run:
+        run.event("run_started", strategy="adag", workers=1, rows=1, epochs=1)
+        run.event("epoch_ended", epoch=0, metrics={"loss": 0.5}, samples=1)
+        run.finish("finished")
+    return run.id
+
+
+def shown(url: str) -> dict[str, Any]:
+    """What TensorBoard shows, as soon as it has loaded something."""
+    while True:
+        address = f"{url}data/plugin/scalars/tags"
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            found = json.load(answer)
+        if found:
+            return found
+
+
+@pytest.mark.process
+def test_a_run_on_s3(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("tensorboard")
+    run = record(f"{s3.url}/runs")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-m", "shoal", "tensorboard", run, "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--root", f"{s3.url}/runs"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            line = (process.stdout or sys.stdin).readline()
+            assert set(shown(line.split()[0])["train"]) == {"epoch_loss"}
+        finally:
+            process.send_signal(signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.glob("shoal-*")) == []
+
+
+def test_a_copy_follows_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = Folder.at(f"memory://{tmp_path.name}")
+    copy = LocalCopy(source, tmp_path / "copy")
+    assert copy.update() == 0
+    source.write("train/a", b"one")
+    assert copy.update() == 3
+    assert copy.update() == 0
+    monkeypatch.setattr(tensorboard, "RELOAD_S", 0.001)
+    grown = tmp_path / "copy" / "train" / "a"
+    with grown.open("rb") as reader, tensorboard._following(copy, source.url):
+        source.write("train/a", b"one and two")
+        source.write("validation/b", b"new")
+        while not (tmp_path / "copy" / "validation" / "b").exists():
+            pass
+        assert reader.read() == b"one and two"
+
+
+def test_a_storage_that_is_away_for_a_while_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    copy = LocalCopy(Folder.at(tmp_path / "gone"), tmp_path)
+    answers = iter([OSError("away"), OSError("away"), None])
+
+    def update(_self: LocalCopy) -> int:
+        answer = next(answers, None)
+        if answer is not None:
+            raise answer
+        is_back.set()
+        return 0
+
+    is_back = threading.Event()
+    monkeypatch.setattr(LocalCopy, "update", update)
+    monkeypatch.setattr(tensorboard, "RELOAD_S", 0.001)
+    with tensorboard._following(copy, "s3://bucket"):
+        assert is_back.wait(30)
+    assert capsys.readouterr().err.count("s3://bucket cannot be read now") == 1
+
+
+def test_what_cannot_be_shown(
+    shoal: Shoal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = record(str(tmp_path / "shoal-runs"))
+    both = shoal("tensorboard", run, "--ssh", "a", "--cluster", "b")
+    assert both.exit_code == 2
+    assert "Leave the other out" in both.stderr
+    assert "The nearest" in shoal("tensorboard", run[:-1] + "zz").stderr
+    monkeypatch.setattr(tensorboard, "find_spec", lambda _: None)
+    assert "pip install 'shoal[tensorboard]'" in shoal("tensorboard", run).stderr
+
+
+def test_the_head_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("SHOAL_CLUSTERS", str(tmp_path / "clusters"))
+    (tmp_path / "clusters").mkdir()
+    listed = tmp_path / "lab.yaml"
+    listed.write_text(json.dumps({"name": "lab", "hosts": ["node-a", "node-b"]}))
+    state = ClusterState.new(read_hosts_file(listed), "jax")
+    head = NodeState(number=0, address="node-a", python="/envs/python")
+    ClusterStore(str(tmp_path / "clusters")).write(
+        state.model_copy(update={"nodes": (head,)})
+    )
+    way, python = tensorboard._way(None, "lab", "python3") or (None, "")
+    assert way is not None
+    assert (way.address, python) == ("node-a", "/envs/python")
+
+
+def test_a_host_without_what_it_needs(monkeypatch: pytest.MonkeyPatch):
+    """Not ssh, but what ssh is told to run fails, and nobody waits for it."""
+    monkeypatch.setattr(tensorboard, "SSH", ("sh", "-c", "exit 3", "ssh"))
+    way, _ = tensorboard._way("-p 22 node-c", None, "python3") or (None, "")
+    assert way is not None
+    assert way.address == "node-c"
+    with pytest.raises(ClusterError, match="before it ended with status 3"):
+        tensorboard._show_there(way, ["date"], None)

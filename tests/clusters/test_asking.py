@@ -1,0 +1,153 @@
+"""Questions to hosts: what is sent, what comes back, and what an environment gets.
+
+The way to the "host" is a shell of this machine: all but the connection is real.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.clusters.asking import PARTS, ask, text_for
+from shoal.clusters.hosts_file import parse_hosts
+from shoal.clusters.pins import Pins, differences, pins_here
+from shoal.clusters.preparing import Preparer
+from shoal.clusters.ssh import Way
+from shoal.clusters.there import processes
+from shoal.clusters.wheel import build_wheel, wheel_name
+from shoal.errors import ClusterError, ConfigError
+
+HERE = Way(address="here", ssh=("sh", "-c", 'eval "$1"'))
+BACKEND = os.environ.get("KERAS_BACKEND", "jax")
+
+
+def test_what_is_sent_is_one_text_without_shoal() -> None:
+    tree = ast.parse(text_for("facts"))
+    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+    modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert not any((module or "").startswith("shoal") for module in modules)
+    assert len(PARTS) == 6
+
+
+def test_facts_of_this_machine_fit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(shoal.__file__).parents[1]))
+    pins = pins_here(BACKEND)
+    found = ask(
+        HERE, [sys.executable], "facts",
+        {"environment": None, "packages": list(pins.packages)}, limit_s=60,
+    )  # fmt: skip
+    assert differences(pins, found) == []
+    found["code"] = "other"
+    assert differences(pins, found) == [
+        "shoal has the same version there, but other code than here"
+    ]
+
+
+def test_a_question_that_fails_says_why() -> None:
+    with pytest.raises(ClusterError, match="it has no nopython or nopython3"):
+        ask(HERE, ["nopython", "nopython3"], "facts", {}, limit_s=60)
+    with pytest.raises(ClusterError, match="KeyError: 'environment'"):
+        ask(HERE, [sys.executable], "facts", {}, limit_s=60)
+    nobody = Way(address="x", ssh=("sh", "-c", "echo no such host >&2; exit 255"))
+    with pytest.raises(ClusterError, match="not reached: no such host"):
+        ask(nobody, ["python3"], "facts", {}, limit_s=60)
+    slow = Way(address="x", ssh=("sh", "-c", "exec sleep 60"))
+    with pytest.raises(ClusterError, match=r"no answer within 0\.1 s"):
+        ask(slow, ["python3"], "facts", {}, limit_s=0.1)
+
+
+def test_packages_of_the_user_take_the_place_of_ours() -> None:
+    have = {"shoal": "1", "jax": "0.10.2", "ray": "2.60.0", "tensorflow-cpu": "2.21.0"}
+    pins = Pins(python="3.11", packages=have, code="c", more=("jax[cuda12]==0.10.2",))
+    assert pins.requirements == [
+        "ray[default]==2.60.0", "tensorflow-cpu==2.21.0", "jax[cuda12]==0.10.2"
+    ]  # fmt: skip
+    # tensorflow is the same, for GPUs
+    got = {"shoal": "1", "jax": "0.10.2", "ray": "2.59.0", "tensorflow": "2.21.0"}
+    there = {"version": "3.11", "code": "c", "packages": got}
+    assert differences(pins, there) == ["ray is 2.59.0 there, 2.60.0 here"]
+    assert pins.digest != Pins(python="3.12", packages=have, code="c").digest
+
+
+def test_a_backend_that_is_not_here() -> None:
+    with pytest.raises(ConfigError, match="pip install 'shoal"):
+        pins_here("mxnet")
+
+
+def test_the_wheel_is_what_runs_here() -> None:
+    data = build_wheel()
+    assert data == build_wheel()
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        names = archive.namelist()
+        assert archive.read("shoal/__init__.py") == Path(shoal.__file__).read_bytes()
+    assert "shoal/clusters/there/nodes.py" in names
+    assert f"shoal-{shoal.__version__}.dist-info/METADATA" in names
+
+
+def test_an_environment_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    pins = pins_here(BACKEND)
+    hosts = parse_hosts("hosts: [here]", "hosts.yaml")
+    preparer = Preparer(hosts, pins, lambda address, step: None)
+    request = {
+        "environment": pins.digest, "size": len(preparer.payload), "limit_s": 100.0,
+        "options": ["--no-index", "--no-deps"], "requirements": [],
+        "files": [wheel_name()],
+    }  # fmt: skip
+    first, found = [
+        ask(
+            HERE, [sys.executable], "install", request,
+            limit_s=110.0, payload=preparer.payload,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert first == found
+    ours = tmp_path / ".shoal" / "environments" / pins.digest
+    assert found["python"] == str(ours / "bin" / "python")
+    asked = {"environment": pins.digest, "packages": list(pins.packages)}
+    facts = ask(HERE, [f".shoal/environments/{pins.digest}/bin/python"], "facts",
+                asked, limit_s=60)  # fmt: skip
+    assert facts["is_ready"]
+    assert (facts["packages"]["shoal"], facts["code"]) == (shoal.__version__, pins.code)
+    assert "ray is not there" in "; ".join(differences(pins, facts))
+    with pytest.raises(ClusterError, match="No matching distribution"):
+        ask(
+            HERE, [sys.executable], "install",
+            {**request, "environment": "other", "requirements": ["nowhere==1"]},
+            limit_s=110.0, payload=preparer.payload,
+        )  # fmt: skip
+
+
+def test_only_what_is_marked_is_ended(tmp_path: Path) -> None:
+    mark, code = f"SHOAL_NODE={os.urandom(4).hex()}", "import time; time.sleep(600)"
+    words = [sys.executable, "-c", code]
+    name, value = mark.split("=")
+    other = subprocess.Popen(words)
+    ours = subprocess.Popen(words, env={**os.environ, name: value})
+    with (tmp_path / "out").open("w") as out:
+        writing = subprocess.Popen(words, stdout=out)
+    deaf = subprocess.Popen(words)
+    try:
+        noted = {str(deaf.pid): processes.began(deaf.pid), str(other.pid): "1"}
+        found = processes.sweep(mark, str(tmp_path), noted)
+        assert found == 3
+        assert [p.wait(30) for p in (ours, writing, deaf)] == [-15, -15, -15]
+        assert other.poll() is None
+        assert processes.sweep(mark, str(tmp_path), {}) == 0
+    finally:
+        for process in (other, ours, writing, deaf):
+            process.kill()
+            process.wait()

@@ -1,0 +1,78 @@
+"""hosts.yaml: what it may say, and where it says what it may not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.clusters.hosts_file import parse_hosts, read_hosts_file
+from shoal.errors import ConfigError
+
+WHOLE = """
+user: ann
+jump: gate
+key: ~/.ssh/lab
+forward_agent: true
+shared: /mnt/shared
+min_workers: 2
+environment:
+  wheels: ./wheels
+hosts:
+  - 10.0.0.1
+  - address: node-b
+    private: 10.0.0.2
+    user: bob
+    port: 2222
+    forward_agent: false
+"""
+
+
+def test_what_a_host_says_counts_before_what_all_have() -> None:
+    found = parse_hosts(WHOLE, "hosts.yaml")
+    one, other = [found.way_to(host) for host in found.hosts]
+    key = str(Path("~/.ssh/lab").expanduser())
+    assert one.options == ("-l", "ann", "-i", key, "-J", "gate", "-A")
+    assert other.options == ("-l", "bob", "-p", "2222", "-i", key, "-J", "gate")
+    assert other.words[-1] == "node-b"
+
+
+def test_json_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text(json.dumps({"hosts": ["10.0.0.1", {"address": "b", "port": 22}]}))
+    found = read_hosts_file(path)
+    assert (found.name, [h.address for h in found.hosts]) == ("lab", ["10.0.0.1", "b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hosts:\n  - a\n  - address: b\n    prot: 2", "line 4, hosts[1].prot"),
+        ("hosts: [a]\nmin_workers: 2", "min_workers is 2, and hosts are 1"),
+        ("hosts:\n  - a\n  - port: 70000\n    address: b", "line 3, hosts[1].port"),
+        ("hosts:\n  - {port: 2}", "line 2, hosts[0].address: Field required"),
+        ("hosts: [-oProxyCommand=x]", "line 1, hosts[0].address"),
+        ("hosts: [a]\nshared: here", "line 2, shared"),
+        ("hosts: [a, a]", "hosts are there twice: a"),
+        ("hosts: []", "line 1, hosts"),
+        ("- a", "it holds no fields"),
+        ("hosts: [a", "it is no YAML: while parsing a flow sequence"),
+        ("hosts: [a]\nenvironment: {python: /p, wheels: w}", "it goes alone"),
+        ("hosts: [a]\njump: -x", "line 2, jump"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_hosts(text, "hosts.yaml")
+    assert str(caught.value).startswith("hosts.yaml: ")
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_names_no_cluster(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_hosts_file(tmp_path / "hosts.yaml")
+    path = tmp_path / "my hosts.yaml"
+    path.write_text("hosts: [a]")
+    with pytest.raises(ConfigError, match="cannot be called 'my hosts'"):
+        read_hosts_file(path)

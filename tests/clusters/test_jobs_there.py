@@ -1,0 +1,36 @@
+"""Jobs on a host: whose folder they are in. A cluster of hosts has the rest."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from shoal.clusters.there.answering import Refused
+from shoal.clusters.there.jobs import jobs, jobs_folder
+
+
+def test_users_of_a_shared_folder_have_folders_of_their_own(tmp_path: Path) -> None:
+    found = jobs_folder(str(tmp_path))
+    assert found == tmp_path / f".shoal-{os.getuid()}" / "jobs"
+    assert jobs({"shared": str(tmp_path)}) == {"jobs": []}
+
+
+@pytest.mark.parametrize("mode", [stat.S_IWGRP, stat.S_IWOTH])
+def test_what_others_can_write_to_is_not_run(tmp_path: Path, mode: int) -> None:
+    base = jobs_folder(str(tmp_path)).parent
+    base.mkdir()
+    base.chmod(0o700 | mode)
+    with pytest.raises(Refused, match="only you can write"):
+        jobs({"shared": str(tmp_path)})
+    base.chmod(0o755)
+    assert jobs({"shared": str(tmp_path)}) == {"jobs": []}
+
+
+def test_a_link_to_somewhere_else_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    jobs_folder(str(tmp_path)).parent.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Refused, match="only you can write"):
+        jobs_folder(str(tmp_path))

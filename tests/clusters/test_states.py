@@ -1,0 +1,79 @@
+"""What is known of clusters: files that are whole, and only ours."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from shoal.clusters import states
+from shoal.clusters.hosts_file import parse_hosts
+from shoal.clusters.states import ClusterState, ClusterStore, NodeState
+from shoal.errors import ClusterError, ConfigError
+
+HOSTS = parse_hosts("name: lab\nhosts: [a, b]", "hosts.yaml")
+NODES = (
+    NodeState(number=1, address="b", private="10.0.0.2"),
+    NodeState(number=0, address="a", private="10.0.0.1"),
+)
+
+
+def test_what_is_written_is_read_again_by_us_alone(tmp_path: Path) -> None:
+    store = ClusterStore(str(tmp_path / "clusters"))
+    state = ClusterState.new(HOSTS, "jax").model_copy(update={"nodes": NODES})
+    with store.lock("lab"):
+        store.write(state)
+    assert store.read("lab") == state
+    assert store.names() == ["lab"]
+    [path] = (tmp_path / "clusters").glob("*.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert state.head.address == "b"
+    store.remove("lab")
+    store.remove("lab")
+    assert store.read("lab") is None
+
+
+def test_nodes_are_found_by_number_and_address() -> None:
+    state = ClusterState.new(HOSTS, "jax").model_copy(update={"nodes": NODES})
+    for said, address in (("1", "b"), ("a", "a"), ("10.0.0.1", "a")):
+        assert state.find(said).address == address
+    with pytest.raises(ConfigError, match="Known: 1 b, 0 a"):
+        state.find("c")
+
+
+def test_a_name_that_nobody_knows_and_a_file_that_is_broken(tmp_path: Path) -> None:
+    store = ClusterStore(str(tmp_path))
+    store.write(ClusterState.new(HOSTS, "jax"))
+    with pytest.raises(ConfigError, match="Did you mean 'lab'"):
+        store.get("lap")
+    (tmp_path / "lab.json").write_text("{}")
+    with pytest.raises(ClusterError, match="cannot be read"):
+        store.get("lab")
+
+
+def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "LOCK_LIMIT_S", 0.0)
+    store, held, done = (
+        ClusterStore(str(tmp_path)),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def hold() -> None:
+        with store.lock("lab"):
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    with (
+        pytest.raises(ClusterError, match="by another process"),
+        store.lock("lab"),
+    ):
+        pass
+    done.set()
+    thread.join()
+    with store.lock("lab"):
+        pass
