@@ -13,12 +13,12 @@ import pytest
 
 from shoal.easydist import ExecutionEnvironment
 from shoal.easydist.experiment import begin_experiment
-from shoal.easydist.gpu import GpuWatch
 from shoal.easydist.report import Report
 from shoal.easydist.timing import HEADER, Spent, spent
 from shoal.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.runs.catalogue import list_runs
 from shoal.runs.store import create
+from shoal.runs.use import Use
 from tests.data.files.writing import npy_bytes
 from tests.s3 import Bucket
 
@@ -217,40 +217,18 @@ def test_no_place_for_experiments(home: Path):
         begin_experiment(run, home)
 
 
-TOOL = """#!/bin/sh
-echo "$@" > "$0.asked"
-echo "0, NVIDIA H100, 80, 1000, 81559"
-echo "1, NVIDIA H100, [N/A], 1000, 81559"
-"""
-
-
-def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(TOOL)
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr("shoal.easydist.gpu.PACE_S", 0.01)
-    path = tmp_path / "gpu.csv"
-    with GpuWatch(path) as watch:
-        while len(path.read_text().splitlines() if path.is_file() else []) < 5:
-            pass
-    [use] = watch.uses()  # the other one does not tell
-    assert use == (0, "NVIDIA H100", 80.0, 1000, 81559)
+def test_gpus():
+    use = Use()
+    for percent, mib in ((70.0, 1000.0), (90.0, 900.0)):
+        gpu = {"name": "NVIDIA H100", "memory_mib": mib, "total_mib": 81559.0}
+        gpus = [{**gpu, "number": 0, "percent": percent}, {**gpu, "number": 1}]
+        use.add({"node": "localhost", "percent": 3.0, "gpus": gpus})
     report = Report(
         number=1, total_s=1, opening_s=0, spent=Spent(0, 0, 0), epochs_s=(), best=None,
-        gpus=(use,),
+        gpus=tuple(use.rows()[:2]),
     )  # fmt: skip
     assert "0 (NVIDIA H100): busy 80 % of the time, at most 1,000 of" in str(report)
-
-
-def test_a_tool_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with GpuWatch(tmp_path / "gpu.csv") as watch:
-        pass
-    assert watch.uses() == []
+    assert "1 (NVIDIA H100)" not in str(report)  # it does not tell
 
 
 def test_time_that_was_noted(tmp_path: Path):

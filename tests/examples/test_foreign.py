@@ -55,3 +55,12 @@ def test_tensorflows_parameter_servers(tmp_path: Path) -> None:
     lines = launch("parameter_servers.py", tmp_path, *options)
     assert told(lines, r"^\[chief\] (chief): loss 0.0") == [("chief",)]
     assert told(lines, r"(evaluator): weights \[1.0, 1.0\]") == [("evaluator",)]
+
+
+def test_roles_of_dmlc(tmp_path: Path) -> None:
+    lines = launch(
+        "dmlc_roles.py", tmp_path, "--scheduler", "--ps", "1", "--per-node", "2"
+    )
+    assert "[scheduler] scheduler: 1 servers and 2 workers" in lines
+    met = told(lines, r"^\[(worker-\d)\] worker (\d) has met")
+    assert met == [("worker-0", "0"), ("worker-1", "1")]

@@ -128,8 +128,7 @@ def test_roles_of_dmlc() -> None:
 def test_names_that_were_on_every_node_of_a_cluster() -> None:
     node = Node(name="a", address="10.0.0.1", gpus=("0", "1"))
     job = Job.of([node], Shape(ps=1))
-    told = variables_of(job, job.processes[0], workers_path="/w", shared="/efs")
-    assert told["DEEPLEARNING_WORKERS_PATH"] == "/w"
+    told = variables_of(job, job.processes[0], shared="/efs")
     assert told["DEEPLEARNING_WORKERS_COUNT"] == "1"
     assert told["DEEPLEARNING_WORKER_GPU_COUNT"] == "2"
     assert told["EFS_MOUNT"] == "/efs"

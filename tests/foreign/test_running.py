@@ -216,3 +216,24 @@ def test_a_script_does_what_the_launcher_does(tmp_path: Path) -> None:
     )  # fmt: skip
     path.write_text(failing)
     assert subprocess.run(["sh", str(path)], check=False, timeout=60).returncode == 7
+
+
+def test_files_of_hosts_are_on_the_node_as_long_as_it_runs(tmp_path: Path) -> None:
+    """A node need not see any folder of whoever launches."""
+    code = (
+        "import os\n"
+        "for name in ('SHOAL_HOSTFILE', 'DEEPLEARNING_WORKERS_PATH'):\n"
+        "    print(os.environ[name], open(os.environ[name]).read().strip())\n"
+    )
+    files = "10.0.0.1 slots=2\n", "10.0.0.1\n"
+    words = guarded([sys.executable, "-c", code], {}, str(tmp_path), 0.5, files=files)
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as guard:  # fmt: skip
+        assert guard.stdout is not None
+        lines = [line.split(maxsplit=1) for line in guard.stdout]
+        assert guard.wait(60) == 0
+    assert [said for _, said in lines] == list(files)
+    for path, _ in lines:
+        assert not Path(path).parent.exists()

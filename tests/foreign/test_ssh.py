@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Generator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -18,8 +21,10 @@ from shoal.foreign.hosts import read_nodes
 from shoal.foreign.job import Job, Shape
 from shoal.foreign.running import Runner, Settings
 from shoal.foreign.variables import variables_of
+from shoal.runs.store import create
 from shoal.testing.hosts import Hosts
-from shoal.testing.sshd import SERVER, Sshd
+from shoal.testing.sshd import Sshd
+from tests.hosts import hosts_with_sshd
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "foreign"
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("hosts")]
@@ -27,27 +32,9 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("hosts")]
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Hosts, Sshd]]:
-    folder = tmp_path_factory.mktemp("ssh")
-    try:
-        found = Hosts(2)
-    except (OSError, subprocess.CalledProcessError):
-        _skip("network namespaces, which need root and iproute2")
-    try:
-        try:
-            server = Sshd(found, folder)
-        except FileNotFoundError:
-            _skip(f"{SERVER}: apt-get install openssh-server")
-        yield found, server
-        server.close()
-    finally:
-        found.close()
-
-
-def _skip(what: str) -> NoReturn:
-    """In CI nothing is skipped that it could run."""
-    if os.environ.get("SHOAL_REQUIRE_HOSTS"):
-        pytest.fail(f"needs {what}")
-    pytest.skip(f"needs {what}")
+    path = {k: v for k, v in os.environ.items() if k == "PYTHONPATH"}
+    with hosts_with_sshd(2, tmp_path_factory.mktemp("ssh"), path) as found:
+        yield found
 
 
 def test_a_script_of_torch_on_two_hosts(
@@ -60,8 +47,6 @@ def test_a_script_of_torch_on_two_hosts(
         [
             sys.executable, "-m", "shoal", "launch", "--hosts", str(listed),
             "--ssh", shlex.join(server.ssh), "--logs", str(tmp_path / "logs"), "--",
-            # Hosts of one machine have one name, which leads gloo astray.
-            "env", "GLOO_SOCKET_IFNAME=eth0",
             sys.executable, str(EXAMPLES / "torch_job.py"),
         ],
         capture_output=True, text=True, check=False, timeout=150,
@@ -69,6 +54,61 @@ def test_a_script_of_torch_on_two_hosts(
     assert done.returncode == 0, done.stderr + done.stdout
     for rank in (0, 1):
         assert f"[worker-{rank}] rank {rank} of 2: loss 0.0" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: openmpi-bin")
+def test_mpirun_over_the_file_of_hosts(
+    hosts: tuple[Hosts, Sshd], tmp_path: Path
+) -> None:
+    """Started once: it reaches the other host by the same ssh, and counts slots."""
+    _, server = hosts
+    listed = tmp_path / "hosts.txt"
+    listed.write_text("\n".join(f"root@{a} slots=2" for a in server.addresses))
+    network = server.addresses[0].rpartition(".")[0] + ".0/24"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "shoal", "launch", "--hosts", str(listed), "--once",
+            "--ssh", shlex.join(server.ssh), "--logs", str(tmp_path / "logs"), "--",
+            "mpirun", "--allow-run-as-root",
+            # Hosts of one machine, with one name: what else joins them is no way.
+            "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", network,
+            "--mca", "oob_tcp_if_include", network,
+            sys.executable, str(EXAMPLES / "mpi_job.py"),
+        ],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    for rank in range(4):
+        assert f"rank {rank} of 4 on " in done.stdout
+    errors = re.findall(r"error (\S+)", done.stdout)
+    assert len(errors) == 4
+    assert max(map(float, errors)) < 1e-6
+    told = [line for line in done.stdout.splitlines() if line.startswith("[worker-0]")]
+    assert len(told) >= 4
+
+
+def test_tensorboard_of_a_run_on_another_host(
+    hosts: tuple[Hosts, Sshd], tmp_path: Path
+) -> None:
+    """It listens there, at that host's own loopback, and is reached through ssh."""
+    pytest.importorskip("tensorboard")
+    _, server = hosts
+    with create(tmp_path / "runs", "far") as run:
+        run.event("epoch_ended", epoch=0, metrics={"loss": 0.5}, samples=1)
+    reached = shlex.join([*server.ssh[1:], server.addresses[0]])
+    command = [
+        sys.executable, "-m", "shoal", "tensorboard", run.id, "--root",
+        str(tmp_path / "runs"), "--ssh", reached, "--python", sys.executable,
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url = (process.stdout or sys.stdin).readline().split()[0]
+            with urllib.request.urlopen(f"{url}data/environment", timeout=20) as told:
+                assert str(tmp_path) in told.read().decode()
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+    _wait_until_gone(hosts[0].names[0], run.id)
 
 
 def test_a_host_that_is_cut_off_ends_the_job_on_all(

@@ -17,7 +17,6 @@ from shoal.data.files.source import FileSource
 from shoal.data.located import SCRIPT, beside_script
 from shoal.easydist.calling import Caller, caller, the_model
 from shoal.easydist.experiment import Experiment, begin_experiment
-from shoal.easydist.gpu import GpuWatch
 from shoal.easydist.optimizer import set_optimizer
 from shoal.easydist.place import bucket_of, url_of
 from shoal.easydist.report import Report, epoch_seconds
@@ -28,6 +27,7 @@ from shoal.plan.request import Workers
 from shoal.runs.events import exchange_records, read_events
 from shoal.runs.folder import Folder
 from shoal.runs.store import PLAN, StoredRun, create
+from shoal.runs.use import CORES
 from shoal.strategies import Strategy
 from shoal.training.progress import Display
 
@@ -132,10 +132,9 @@ class ExecutionEnvironment:
         source = open_files(self.url, preprocess=preprocess, on_bad_file=bad)
         opening_s = time.monotonic() - opening
         experiment = _begin(model)
-        with GpuWatch(experiment.records / "gpu.csv") as watch:
-            history = self._train(model, source, experiment, began, arguments)
+        history = self._train(model, source, experiment, began, arguments)
         history.experiment = experiment.number
-        report = _report(experiment, history, watch, began, opening_s)
+        report = _report(experiment, history, began, opening_s)
         (experiment.records / "report.txt").write_text(f"{report}\n")
         if arguments.get("verbose", "auto") != 0:
             Display(is_live=False).say(str(report))
@@ -226,11 +225,7 @@ def _listed(callbacks: Any) -> list[Any]:
 
 
 def _report(
-    experiment: Experiment,
-    history: Any,
-    watch: GpuWatch,
-    began: float,
-    opening_s: float,
+    experiment: Experiment, history: Any, began: float, opening_s: float
 ) -> Report:
     run: StoredRun = experiment.run
     best = run.report.get("best")
@@ -242,7 +237,7 @@ def _report(
         spent=spent(experiment.records / LINES, os.getpid()),
         epochs_s=epoch_seconds(exchange_records(read_events(run.folder))),
         best=(best["metric"], best["value"], best["epoch"]) if best else None,
-        gpus=tuple(watch.uses()),
+        gpus=tuple(row for row in run.summary().use if row["what"] != CORES),
         models=tuple(sorted(p.name for p in models.glob("*"))),
         run=history.run.id,
     )

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from shoal.easydist.gpu import GpuUse
 from shoal.easydist.timing import Spent
 
 
@@ -24,7 +23,7 @@ class Report:
         epochs_s: Of each epoch, from the beginning of its first step to its last
             exchange.
         best: (metric, value, epoch from 0) of the best model, None for none.
-        gpus: What was seen of GPUs.
+        gpus: What was seen of GPUs; see `shoal.runs.use`.
         models: Names of the files in the folder of models.
         run: Id of the run.
 
@@ -51,7 +50,7 @@ class Report:
     spent: Spent
     epochs_s: tuple[float, ...]
     best: tuple[str, float, int] | None
-    gpus: tuple[GpuUse, ...] = ()
+    gpus: tuple[Mapping[str, Any], ...] = ()
     models: tuple[str, ...] = ()
     run: str = ""
 
@@ -84,9 +83,11 @@ class Report:
 
     def _gpu_lines(self) -> list[str]:
         return [
-            f"{gpu.number} ({gpu.name}): busy {gpu.mean_percent:.0f} % of the time, at "
-            f"most {gpu.peak_mib:,} of {gpu.total_mib:,} MiB in use"
+            f"{gpu['what'].removeprefix('GPU ')} ({gpu['name']}): busy "
+            f"{gpu['mean_percent']:.0f} % of the time, at most "
+            f"{gpu['most_memory_mib']:,.0f} of {gpu['total_mib']:,.0f} MiB in use"
             for gpu in self.gpus
+            if "mean_percent" in gpu  # not every GPU tells
         ] or ["none"]
 
 

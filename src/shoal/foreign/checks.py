@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from shoal.clusters.ssh import SSH
 from shoal.foreign.job import Job, Node
-from shoal.foreign.words import SSH, reached
+from shoal.foreign.words import reached
 
 LIMIT_S = 20.0
 LOOK = (

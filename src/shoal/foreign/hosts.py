@@ -7,9 +7,10 @@ import re
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from shoal.clusters.gpus import usable_gpus
+from shoal.clusters.states import ClusterState
 from shoal.errors import ConfigError
 from shoal.foreign.job import COMMON_PORTS, Node, Shape
 
@@ -36,6 +37,29 @@ def this_machine(shape: Shape) -> Node:
         )
     ports = free_ports(count + COMMON_PORTS + OTHERS)
     return Node(name=HERE.name, address=HERE.address, gpus=gpus, ports=ports)
+
+
+def cluster_nodes(state: ClusterState) -> list[Node]:
+    """The nodes of a cluster, the head first; programs find its python on their PATH.
+
+    Args:
+        state: Of the cluster.
+    """
+    ports = range(first := random.choice(FIRST_PORTS), first + 1000)
+    return [
+        Node(
+            name=node.address,
+            address=node.private,
+            gpus=node.gpus,
+            ports=ports,
+            ssh_options=state.way_to(node).options,
+            variables={
+                "PATH": f"{PurePosixPath(node.python).parent}:{node.path}",
+                "KERAS_BACKEND": state.backend,
+            },
+        )
+        for node in state.nodes
+    ]
 
 
 def free_ports(count: int) -> list[int]:

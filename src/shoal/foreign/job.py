@@ -6,7 +6,7 @@ in, processes come out, the same ones everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final
 
@@ -28,6 +28,8 @@ class Node:
         slots: Processes that train on it, where nobody says how many.
         gpus: Those it has, by the names that CUDA_VISIBLE_DEVICES takes.
         ports: Free ones, in the order they are used; at least as many as it needs.
+        ssh_options: Of ssh, to reach it.
+        variables: That its processes get beside those of their part.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Node:
     slots: int = 1
     gpus: tuple[str, ...] = ()
     ports: Sequence[int] = field(default_factory=lambda: range(29400, LAST_PORT + 1))
+    ssh_options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def is_here(self) -> bool:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
+from shoal.clusters.ssh import SSH
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.foreign.course import course
 from shoal.foreign.job import Job, Process
-from shoal.foreign.words import BEAT_S, QUIET_S, SSH, guarded, reached
+from shoal.foreign.words import BEAT_S, QUIET_S, guarded, reached
 
 TAIL = 20  # lines that an error shows
 SSH_FAILED = 255
@@ -36,6 +37,7 @@ class Settings:
         grace_s: Seconds that a process has to end when it is told to.
         evaluation_s: Seconds that the evaluator has when all others are done.
         ssh: The command that reaches hosts.
+        files: What the file of hosts with slots says, and that of addresses.
     """
 
     folder: str
@@ -43,6 +45,7 @@ class Settings:
     grace_s: float = 10.0
     evaluation_s: float = 60.0
     ssh: Sequence[str] = SSH
+    files: tuple[str, str] = ("", "")
 
 
 @dataclass(eq=False)
@@ -118,6 +121,7 @@ class Runner:
             settings.folder,
             settings.grace_s,
             0 if process.node.is_here else QUIET_S,
+            settings.files,
         )
         settings.logs.mkdir(parents=True, exist_ok=True)
         log = settings.logs / f"{process.name}.log"

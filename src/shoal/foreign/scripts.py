@@ -6,13 +6,19 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal.foreign.job import Job, Process
-from shoal.foreign.variables import assignments
+from shoal.foreign.variables import assignments, hostfile, workers_file
 
 HEAD = """#!/bin/sh
 # Starts the processes of {node}; made by `shoal launch --write`.
 # Ends with the status of the first process that fails, and stops the others then.
 mkdir -p {logs}
 cd {folder} || exit 126
+told=$(mktemp -d) || exit 126
+cat >"$told/hostfile" <<'END'
+{hostfile}END
+cat >"$told/workers" <<'END'
+{workers}END
+export SHOAL_HOSTFILE="$told/hostfile" DEEPLEARNING_WORKERS_PATH="$told/workers"
 pids=
 """
 TAIL = """
@@ -23,6 +29,7 @@ done
 [ "$code" = 0 ] || kill $pids 2>/dev/null
 [ -z "$serving" ] || kill $serving 2>/dev/null
 wait
+rm -rf "$told"
 exit "$code"
 """
 
@@ -48,7 +55,8 @@ def script_of(
     """
     ours = [each for each in job.processes if each.node_rank == node_rank]
     quoted = {"folder": shlex.quote(folder), "logs": shlex.quote(logs)}
-    parts = [HEAD.format(node=job.nodes[node_rank].name, **quoted)]
+    files = {"hostfile": hostfile(job), "workers": workers_file(job)}
+    parts = [HEAD.format(node=job.nodes[node_rank].name, **quoted, **files)]
     for process in ours:
         words = shlex.join(["env", *assignments(variables(process)), *command])
         log = shlex.quote(f"{logs}/{process.name}.log")

@@ -9,7 +9,7 @@ the names that deeplearning-cfn put on every node.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.foreign.job import Job, Process
@@ -20,15 +20,16 @@ DMLC_ROLES = {
 
 
 def variables_of(
-    job: Job, process: Process, *, workers_path: str = "", shared: str = "",
-    for_jax: bool = False,
+    job: Job, process: Process, *, shared: str = "", for_jax: bool = False
 ) -> dict[str, str]:  # fmt: skip
-    """All that one process is told by its environment.
+    """All that one process is told by its environment, but for the files of hosts.
+
+    These its node gets when the process starts: `SHOAL_HOSTFILE` and
+    `DEEPLEARNING_WORKERS_PATH` say where.
 
     Args:
         job: All processes.
         process: One of them.
-        workers_path: Of the file with an address a line, as the process sees it.
         shared: Folder that all nodes share, empty for none.
         for_jax: Also the variables of Slurm, by which `jax.distributed.initialize()`
             without arguments finds number and rank; other programs read them, too.
@@ -42,8 +43,9 @@ def variables_of(
         **jax(job, process),
         **(slurm(job, process) if for_jax else {}),
         **dmlc(job, process),
-        **deeplearning(job, process, workers_path, shared),
+        **deeplearning(job, process, shared),
         **devices(process),
+        **process.node.variables,
     }
 
 
@@ -141,19 +143,33 @@ def dmlc(job: Job, process: Process) -> dict[str, str]:
     return found
 
 
-def deeplearning(
-    job: Job, process: Process, workers_path: str, shared: str
-) -> dict[str, str]:
+def deeplearning(job: Job, process: Process, shared: str) -> dict[str, str]:
     """The names that were on every node of a deeplearning-cfn cluster."""
     found = {
         "DEEPLEARNING_WORKERS_COUNT": str(len(job.nodes)),
         "DEEPLEARNING_WORKER_GPU_COUNT": str(len(process.node.gpus)),
     }
-    if workers_path:
-        found["DEEPLEARNING_WORKERS_PATH"] = workers_path
     if shared:
         found["EFS_MOUNT"] = shared
     return found
+
+
+def once(job: Job, process: Process, shared: str, ssh: Sequence[str]) -> dict[str, str]:
+    """What a program is told that starts all others by itself, as `mpirun` does.
+
+    Args:
+        job: All processes.
+        process: The first.
+        shared: Folder that all nodes share, empty for none.
+        ssh: The command that reaches hosts.
+    """
+    agent = " ".join(ssh)
+    return {
+        **deeplearning(job, process, shared),
+        "OMPI_MCA_plm_rsh_agent": agent,
+        "PRTE_MCA_plm_ssh_agent": agent,
+        **process.node.variables,
+    }
 
 
 def devices(process: Process) -> dict[str, str]:

@@ -8,9 +8,9 @@ process and all it has started, and nothing else of its user.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 
+from shoal.clusters.ssh import SSH, over
 from shoal.foreign.job import Node
 from shoal.foreign.variables import assignments
 
@@ -18,7 +18,14 @@ GUARD = """
 cd "$1" || exit 126
 grace=$2
 quiet=$3
-shift 3
+told=$(mktemp -d) || exit 126
+printf %s "$4" >"$told/hostfile"
+printf %s "$5" >"$told/workers"
+export SHOAL_HOSTFILE="$told/hostfile" DEEPLEARNING_WORKERS_PATH="$told/workers"
+export OMPI_MCA_orte_default_hostfile="$told/hostfile"
+export PRTE_MCA_prte_default_hostfile="$told/hostfile"
+export HYDRA_HOST_FILE="$told/hostfile"
+shift 5
 hear() {
     if [ "$quiet" = 0 ]; then cat; fi
     while [ -n "$(timeout "$quiet" head -c 1)" ]; do :; done
@@ -27,7 +34,14 @@ trap : TERM
 exec 3<&0 0</dev/null
 "$@" 3<&- &
 child=$!
-(trap : TERM; hear <&3; kill -TERM 0; sleep $grace; kill -KILL 0) >/dev/null 2>&1 &
+(
+    trap : TERM
+    hear <&3
+    kill -TERM 0
+    sleep $grace
+    rm -rf "$told"
+    kill -KILL 0
+) >/dev/null 2>&1 &
 guard=$!
 exec 3<&-
 while
@@ -36,19 +50,17 @@ while
     [ $code -gt 128 ] && kill -0 $child 2>/dev/null
 do :; done
 kill -KILL $guard
+rm -rf "$told"
 kill -TERM 0
 exit $code
 """
 """Leads a group of processes of its own, which `kill` means by 0. On other hosts it
-wants a byte now and then: a cable that is cut closes nothing."""
+wants a byte now and then: a cable that is cut closes nothing. The files of hosts it
+writes itself: nodes need not share a folder."""
 
 BEAT_S = 2.0
 QUIET_S = 9
 """Seconds between two bytes, and without one until a guard ends its process."""
-
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
-       "-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")  # fmt: skip
-"""A host that is gone is noticed within ten seconds; nobody is asked for a password."""
 
 
 def guarded(
@@ -57,6 +69,7 @@ def guarded(
     folder: str,
     grace_s: float,
     quiet_s: int = 0,
+    files: tuple[str, str] = ("", ""),
 ) -> list[str]:
     """Words that run a command under its guard.
 
@@ -66,12 +79,13 @@ def guarded(
         folder: Where it runs.
         grace_s: Seconds between SIGTERM and SIGKILL.
         quiet_s: Seconds without a byte after which nobody is there; 0 for any.
+        files: What the file of hosts with slots says, and that of addresses.
 
     Example:
         >>> guarded(["date"], {"A": "1"}, "/tmp", 5)[3:]
-        ['shoal', '/tmp', '5', '0', 'env', 'A=1', 'date']
+        ['shoal', '/tmp', '5', '0', '', '', 'env', 'A=1', 'date']
     """
-    told = ["env", *assignments(variables), *command]
+    told = [*files, "env", *assignments(variables), *command]
     return ["sh", "-c", GUARD, "shoal", folder, f"{grace_s:g}", str(quiet_s), *told]
 
 
@@ -89,4 +103,4 @@ def reached(node: Node, words: Sequence[str], ssh: Sequence[str] = SSH) -> list[
     """
     if node.is_here:
         return list(words)
-    return [*ssh, node.name, f"exec {shlex.join(words)}"]
+    return over([*ssh, *node.ssh_options, node.name], words)
