@@ -75,3 +75,21 @@ def test_encoding_is_that_of_protobuf():
 def test_epochs_without_validation_make_no_folder(tmp_path: Path):
     ScalarWriter(Folder.at(tmp_path)).write_epoch(1.0, 0, {"loss": 1.0})
     assert os.listdir(tmp_path) == ["train"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_machines_were_busy_with_goes_with_the_epoch(tmp_path: Path):
+    writer = ScalarWriter(Folder.at(tmp_path))
+    for percent in (50.0, 100.0):
+        gpu = {"number": 0, "percent": percent, "memory_mib": 7.0, "watts": None}
+        writer.note_use({"node": "../10.0.0.7", "percent": 25.0, "gpus": [gpu]})
+    writer.write_epoch(1.0, 0, {"val_loss": 1.0})  # of an earlier epoch
+    writer.write_epoch(2.0, 3, {"loss": 1.0})
+    writer.write_epoch(3.0, 4, {"loss": 1.0})
+    assert sorted(os.listdir(tmp_path)) == ["nodes", "train", "validation"]
+    found = scalars(tmp_path / "nodes" / "__10.0.0.7")
+    assert [row[:3] for row in found] == [
+        (3, "GPU_0_mean_percent", 75.0),
+        (3, "GPU_0_most_memory_mib", 7.0),
+        (3, "cores_mean_percent", 25.0),
+    ]

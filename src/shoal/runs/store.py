@@ -180,6 +180,8 @@ class StoredRun(Run):
         self._segments.append(line, time.monotonic())
         if event["kind"] in ("epoch_ended", "epoch_scored"):
             self._keep_scalars(event)
+        elif event["kind"] == "node_used":
+            self._scalars.note_use(event)
         if event["kind"] in PROMPT_KINDS:
             self._segments.flush()
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from shoal.facts import Monitor
 from shoal.runs.history import best_epoch
 from shoal.runs.samples import Samples
+from shoal.runs.use import Use
 
 Status: TypeAlias = Literal["running", "finished", "failed", "interrupted", "lost"]
 """`lost`: the process that wrote the events is gone without a last word."""
@@ -58,6 +59,7 @@ class RunSummary(BaseModel):
             compute_s, data_s, wait_s and exchange_s summed over workers, with the
             share of each, such as compute_share; and `best`.
         warnings: One line each.
+        use: What machines were busy with, see `Use.rows`.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -81,6 +83,7 @@ class RunSummary(BaseModel):
     metrics: tuple[dict[str, Any], ...] = ()
     report: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
+    use: tuple[dict[str, Any], ...] = ()
 
 
 def summarise(
@@ -137,6 +140,7 @@ class Fold:
         self._exchanges = self._workers_lost = 0
         self._held: int | None = None
         self._warnings: list[str] = []
+        self._use = Use()
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Takes the next event."""
@@ -183,6 +187,7 @@ class Fold:
             metrics=tuple(self._metrics[epoch] for epoch in sorted(self._metrics)),
             report=report,
             warnings=tuple(self._warnings),
+            use=tuple(self._use.rows()),
         )
 
     @property
@@ -264,6 +269,9 @@ class Fold:
 
     def _on_warning(self, event: Mapping[str, Any]) -> None:
         self._warnings.append(str(event.get("text", "")))
+
+    def _on_node_used(self, event: Mapping[str, Any]) -> None:
+        self._use.add(event)
 
     def _on_exchanges(self, event: Mapping[str, Any]) -> None:
         for record in self._samples.add(event):

@@ -5,7 +5,8 @@ The format is small and frozen: a file of TFRecords, each a protobuf message
 of the core; reading it back with TensorBoard itself is what the tests do.
 
 Names and folders are those of Keras' own callback: `train/` and `validation/`,
-tags `epoch_loss`, `epoch_accuracy`.
+tags `epoch_loss`, `epoch_accuracy`. What a machine was busy with in an epoch goes to
+`nodes/NODE`: tags `cores_mean_percent`, `GPU_0_most_memory_mib`.
 
 References:
     tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto,
@@ -14,14 +15,18 @@ References:
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any, final
 
 from shoal.runs.folder import Folder
+from shoal.runs.use import Use
 
-TRAIN, VALIDATION = "train", "validation"
+TRAIN, VALIDATION, NODES = "train", "validation", "nodes"
+UNSAFE = re.compile(r"[^\w.:-]|^\.+")  # in the name of a folder
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed
 
@@ -99,6 +104,7 @@ class ScalarWriter:
         self._folder = folder
         self._files: dict[str, int] = {}
         self._began: float | None = None
+        self._use = Use()
 
     def write_epoch(self, time: float, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Writes the metrics of one epoch, those named `val_...` as validation.
@@ -118,6 +124,26 @@ class ScalarWriter:
                 parts[part][f"epoch_{name.removeprefix('val_')}"] = float(value)
         for part, scalars in parts.items():
             if scalars:
+                self._write(part, time, record(scalar_event(time, epoch, scalars)))
+        if parts[TRAIN]:  # not a validation that came later
+            self._write_use(time, epoch)
+
+    def note_use(self, event: Mapping[str, Any]) -> None:
+        """Takes what a machine is busy with; its means go with the next epoch."""
+        self._use.add(event)
+
+    def _write_use(self, time: float, epoch: int) -> None:
+        """Writes what machines were busy with since the last epoch, a part each."""
+        use, self._use = self._use, Use()
+        for node, rows in groupby(use.rows(), lambda row: row["node"]):
+            scalars = {
+                f"{row['what'].replace(' ', '_')}_{name}": float(row[name])
+                for row in rows
+                for name in ("mean_percent", "most_memory_mib")
+                if row.get(name) is not None
+            }
+            if scalars:
+                part = f"{NODES}/{UNSAFE.sub('_', node) or '_'}"
                 self._write(part, time, record(scalar_event(time, epoch, scalars)))
 
     def _write(self, part: str, time: float, content: bytes) -> None:

@@ -1,0 +1,96 @@
+"""What is known of each worker of a run, folded from its events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from shoal.runs.events import unpack_exchanges
+
+
+@final
+@dataclass(kw_only=True)
+class Standing:
+    """One worker, as its run knows it.
+
+    Args:
+        rank: Its place.
+        state: "working", or "left" with the reason, or "done" with the run, or "lost"
+            with the process that looked after it.
+        reason: Why it left, empty where it did not.
+        node: Its machine.
+        pid: Of its process there.
+        processes: That had this rank, one after the other.
+        epoch: That it worked on last, from 1; 0 before it has.
+        steps: That were committed.
+        samples: The same.
+        loss: Of its last exchange, None where there is none.
+        seconds: Of the run, at its last exchange.
+    """
+
+    rank: int
+    state: str = "working"
+    reason: str = ""
+    node: str = ""
+    pid: int = 0
+    processes: int = 0
+    epoch: int = 0
+    steps: int = 0
+    samples: int = 0
+    loss: float | None = None
+    seconds: float = 0.0
+
+
+def standings(
+    events: Iterable[Mapping[str, Any]], *, is_lost: bool = False
+) -> list[Standing]:
+    """Returns what is known of each worker, by rank.
+
+    Args:
+        events: Of a run, oldest first.
+        is_lost: The process that wrote them is gone without a last word.
+
+    Example:
+        >>> [found] = standings([{"kind": "worker_started", "rank": 0, "pid": 7}])
+        >>> found.state, found.pid
+        ('working', 7)
+    """
+    found: dict[int, Standing] = {}
+
+    def of(rank: Any) -> Standing:
+        return found.setdefault(int(rank), Standing(rank=int(rank)))
+
+    for event in events:
+        kind = event.get("kind")
+        if kind == "worker_started":
+            worker = of(event["rank"])
+            worker.processes += 1
+            worker.state, worker.reason = "working", ""
+            worker.node, worker.pid = event.get("node", ""), event.get("pid", 0)
+        elif kind in ("worker_left", "worker_lost") and "rank" in event:
+            worker = of(event["rank"])
+            worker.state, worker.reason = "left", str(event.get("reason", ""))
+        elif kind == "exchanges":
+            for record in unpack_exchanges(event):
+                _note(of(record["rank"]), record)
+        elif kind == "run_finished":
+            _end(found.values(), "done")
+    if is_lost:
+        _end(found.values(), "lost")
+    return [found[rank] for rank in sorted(found)]
+
+
+def _end(workers: Iterable[Standing], state: str) -> None:
+    for worker in workers:
+        if worker.state == "working":
+            worker.state = state
+
+
+def _note(worker: Standing, record: Mapping[str, Any]) -> None:
+    worker.epoch = int(record.get("epoch") or 0) + 1
+    worker.steps += int(record.get("steps") or 0)
+    worker.samples += int(record.get("samples") or 0)
+    worker.seconds = float(record.get("t") or 0.0)
+    if record.get("loss") is not None:
+        worker.loss = float(record["loss"])
