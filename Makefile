@@ -19,7 +19,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
-	matrix bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
+	matrix ray bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	constraints clean
 
 help: $(STAMP)
@@ -27,6 +27,7 @@ help: $(STAMP)
 	@echo "make test      everything CI checks"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
+	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
 	@echo "make matrix | bench | bench-full | bench-gpu | compare   what takes longer"
 	@echo "make simulate  100,000 random schedules of failing runs"
 	@echo "make soak      100 runs in one process: does anything stay behind?"
@@ -111,6 +112,11 @@ matrix: $(STAMP)
 		then echo "== $$name"; KERAS_BACKEND=$$name $(BIN)/python -m pytest || exit 1; \
 		else echo "== $$name is not installed, left out"; fi; \
 	done
+
+# Every test of a Ray cluster, the slow ones too.
+ray: $(STAMP)
+	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray \
+		$$(grep -rlE --include='test_*.py' 'ray_nodes|mark\.ray' tests)
 
 bench compare simulate soak chaos fuzz kills pause: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
