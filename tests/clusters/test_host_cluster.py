@@ -231,7 +231,7 @@ def test_stop_ends_a_job_and_what_it_started_and_nothing_else(
     assert bench.shoal("jobs", "rm", job).exit_code == 1
     done = bench.shoal("jobs", "stop", job, "--grace", "0.2")
     assert done.stdout == f"{job}: 3 processes ended\n"
-    assert not [words for words in bench.processes(0) if "600" in words]
+    assert not [words for words in bench.processes(0) if "600" in words.split("\0")]
     assert bench.raylets() == before
     [told] = json.loads(bench.shoal("jobs", "--json").stdout)
     assert told["state"] == "stopped"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -334,8 +334,9 @@ class Look(keras.callbacks.Callback):
         workers, marks = node.workers(), set[int]()
         for worker in workers:
             for link in Path(f"/proc/{worker.pid}/fd").iterdir():
-                if "memfd:shoal-data" in os.readlink(link):
-                    marks.add(link.stat().st_ino)
+                with suppress(FileNotFoundError):  # a worker opens and closes others
+                    if "memfd:shoal-data" in os.readlink(link):
+                        marks.add(link.stat().st_ino)
         return len(workers), len(marks)
 
 

@@ -18,6 +18,7 @@ import shoal
 from shoal.clusters import Ray
 from shoal.clusters.away import pick
 from shoal.clusters.jobs import pack
+from shoal.clusters.ray_jobs import RayJobs
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.launchers.ray_steward import Steward
 from shoal.training import sending
@@ -119,6 +120,34 @@ def test_nobody_listens(tmp_path: Path) -> None:
         shoal.fit(model(), *data(), cluster=address, run=str(tmp_path))
 
 
+class Busy:
+    """A head whose process for a caller is not there in time, but for the last call."""
+
+    def __init__(self, refusals: int) -> None:
+        self.left = refusals
+
+    def init(self, address: str, **options: Any) -> str:
+        if not self.left:
+            return address
+        self.left -= 1
+        raise ConnectionAbortedError(
+            "Initialization failure from server:\nTraceback:\n  ...\nRuntimeError: "
+            "Starting Ray client server failed.\n"
+        )
+
+
+def test_a_busy_head_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        jobs = RayJobs(Ray(address=address))
+        assert jobs._connect(Busy(2), None) == address
+        with pytest.raises(ClusterError, match=r": RuntimeError: Start.*failed\. E"):
+            jobs._connect(Busy(1), {"pip": ["absent"]})
+        monkeypatch.setattr("shoal.clusters.ray_jobs.START_S", 0.0)
+        with pytest.raises(ClusterError, match="cannot join"):
+            jobs._connect(Busy(9999), None)
+
+
 def listens(host: str, port: int) -> bool:
     with socket.socket() as caller:
         return caller.connect_ex((host, port)) == 0
@@ -146,12 +175,17 @@ def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def stewards(address: str) -> list[str]:
-    """Jobs that are still there."""
+    """Jobs that are still there; Ray may take a while to forget what was ended."""
     jobs = sending.jobs_of(address)
+    until = time.monotonic() + 30
     with jobs._connected() as ray:  # type: ignore[attr-defined]
-        listed = ray.util.list_named_actors(all_namespaces=True)
+        while True:
+            listed = ray.util.list_named_actors(all_namespaces=True)
+            found = [one["name"] for one in listed if one["namespace"] == "shoal"]
+            if not found or time.monotonic() > until:
+                break
     jobs.close()
-    return [one["name"] for one in listed if one["namespace"] == "shoal"]
+    return found
 
 
 @pytest.mark.process

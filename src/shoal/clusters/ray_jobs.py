@@ -205,23 +205,37 @@ class RayJobs:
                 ) from error
 
     def _connect(self, ray: Any, needs: Mapping[str, Any] | None) -> Any:
-        """A connection: Ray starts a process for each on the head, so one is enough."""
+        """A connection: Ray starts a process for each on the head, so one is enough.
+
+        A busy head, or one that has just begun, may say that it could not.
+        """
         reach(self.head)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return ray.init(
-                    self._address, namespace=SPACE, allow_multiple=True,
-                    runtime_env=needs or None, log_to_driver=False,
-                    logging_level="ERROR",
-                )  # fmt: skip
-        except (ConnectionError, RuntimeError, ValueError, TypeError) as error:
-            raise ClusterError(
-                f"this machine cannot join the Ray cluster at {self._address}: "
-                f"{first_line(error)}. Expected Ray Client's port of its head, 10001 "
-                "by itself, and the same versions of Ray and Python. Look with `ray "
-                "status` there, or correct the address."
-            ) from error
+        until = time.monotonic() + START_S
+        while True:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    return ray.init(
+                        self._address, namespace=SPACE, allow_multiple=True,
+                        runtime_env=needs or None, log_to_driver=False,
+                        logging_level="ERROR",
+                    )  # fmt: skip
+            except ConnectionAbortedError as error:
+                if needs or time.monotonic() > until:
+                    # It ends with a traceback of the head's.
+                    said = str(error).strip().rpartition("\n")[2]
+                    raise self._refused(said.rstrip(".")) from error
+                time.sleep(LOOK_S)
+            except (ConnectionError, RuntimeError, ValueError, TypeError) as error:
+                raise self._refused(first_line(error)) from error
+
+    def _refused(self, said: str) -> ClusterError:
+        return ClusterError(
+            f"this machine cannot join the Ray cluster at {self._address}: {said}. "
+            "Expected Ray Client's port of its head, 10001 by itself, and the same "
+            "versions of Ray and Python. Look with `ray status` there, or correct the "
+            "address."
+        )
 
     def close(self) -> None:
         """Hangs up; the next call connects again."""
