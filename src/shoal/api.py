@@ -98,6 +98,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
             usable core, at most 4; of a cluster one a GPU, else one a node. "yarn" or
             a `shoal.clusters.Yarn`: as many as a ResourceManager's nodes have cores.
+            Of `(min, max)` those join later that a Ray cluster has no room for yet.
         cluster: Where workers run; "local" is this machine. "ray", the address of a Ray
             cluster, or a `shoal.clusters.Ray`: its nodes; "auto": these, where this
             process is part of one. An address of Ray Client, "ray://host:10001", or the

@@ -16,11 +16,11 @@ import pytest
 
 import shoal
 from shoal.clusters import Ray
-from shoal.errors import ClusterError, ShoalError
-from shoal.runs.events import read_events
+from shoal.errors import ClusterError, ShoalError, ShoalWarning
+from shoal.runs.events import exchange_records, read_events
 from shoal.runs.folder import Folder
 from tests.clusters.test_ray import ROWS, data, model
-from tests.ray_nodes import RayNode, free_port, imported, own_address
+from tests.ray_nodes import RayNode, free_port, imported, listens, own_address
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 NOTHING: dict[str, Any] = {
@@ -97,6 +97,77 @@ def test_what_no_autoscaler_can_start_is_not_waited_for_longer_than_told(
     cluster = Ray(address=growing.address, cpus=2, wait_s=8)
     with pytest.raises(ClusterError, match=r"room for 0 worker.* wait_s"):
         train(model(), cluster, tmp_path / "runs", workers=1)
+
+
+class Grow(keras.callbacks.Callback):
+    """Adds nodes once it trains, and ends the run when so many workers exchanged."""
+
+    def __init__(self, runs: Path, head: RayNode, workers: int) -> None:
+        super().__init__()
+        self.runs, self.head, self.workers = runs, head, workers
+        self.nodes = list[RayNode]()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not self.nodes:
+            for _ in range(self.workers - 1):
+                node = RayNode(own_address(), self.head.address, cpus=1)
+                self.nodes.append(node)
+        if epoch % 20:
+            return
+        [run] = self.runs.iterdir()
+        records = exchange_records(read_events(Folder.at(str(run))))
+        ranks = {record["rank"] for record in records}
+        self.model.stop_training = len(ranks) >= self.workers
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("strategy", ["aeasgd", "all_reduce"])
+def test_workers_join_when_there_is_room(tmp_path: Path, strategy: str) -> None:
+    """It begins with one at once; nodes for the others come while it trains."""
+    pytest.importorskip("ray")
+    runs, grow = tmp_path / "runs", None
+    with imported():
+        head = RayNode(own_address(), cpus=1)
+        try:
+            grow = Grow(runs, head, 3)
+            cluster = Ray(address=head.address, cpus=1, wait_s=0)
+            with pytest.warns(ShoalWarning, match="room for 1 of 3 workers; others"):
+                history = train(
+                    model(), cluster, runs, workers=(1, 3), epochs=100_000,
+                    strategy=strategy, callbacks=[grow],
+                )  # fmt: skip
+        finally:
+            for node in (*(grow.nodes if grow else ()), head):
+                node.close()
+    epochs = len(history.epoch)
+    assert history.run.summary().samples_committed == epochs * ROWS
+    assert sorted(event["rank"] for event in started(history)) == [0, 1, 2]
+
+
+@pytest.mark.ray
+def test_a_server_is_replaced_where_workers_have_all_the_room(tmp_path: Path) -> None:
+    """The next workers have the places of those that ended with it."""
+    pytest.importorskip("ray")
+    with imported():
+        node = RayNode(own_address(), cpus=2)
+        try:
+            kill = KillServer()
+            cluster = Ray(address=node.address, cpus=1, wait_s=600)
+            history = train(model(), cluster, tmp_path, epochs=6, callbacks=[kill])
+            assert history.run.summary().samples_committed == 6 * ROWS
+            assert len(started(history)) == 4
+        finally:
+            node.close()
+
+
+class KillServer(keras.callbacks.Callback):
+    """At the end of the third epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            children = psutil.Process().children()
+            [server] = [child for child in children if listens(child)]
+            server.kill()
 
 
 class Look(keras.callbacks.Callback):

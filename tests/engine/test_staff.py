@@ -45,10 +45,13 @@ class Stand:
     server = "s"
     longest_join_s = 0.0
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 2) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, workers: int = 2, growth: int = 0
+    ) -> None:
         self.now, self.made, self.told = 1000.0, 0, list[tuple[str, Any]]()
         self.ended: dict[str, Exit] = {}
         self.warm, self.waiting = set[str](), set[str]()
+        self.given = list[str]()
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         policy, observer = RecoveryPolicy(max_restarts=99), SimpleNamespace()
         observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
@@ -58,16 +61,22 @@ class Stand:
         self.staff = Staff(
             stage, policy, lambda _: None, watcher, lambda *_, **__: None
         )
-        self.staff.give(workers, lambda hint, token: spec)
+        self.staff.give(workers, lambda hint, token: spec, growth)
 
     def worker(self, hint: int) -> str:
         self.made += 1
         return f"w{self.made}"
 
+    def awaited(self, hint: int) -> str:
+        token = f"later-{hint}"
+        self.waiting.add(token)
+        return token
+
     def age_s(self, token: str) -> float:
         return 1000.0 if token in self.warm else 0.0
 
-    def give(self, *_: object) -> None: ...
+    def give(self, token: str, *_: object) -> None:
+        self.given.append(token)
 
     def is_waiting(self, token: str) -> bool:
         return token in self.waiting
@@ -224,3 +233,54 @@ def test_a_place_waits_longer_until_its_process_has_worked_for_a_while(
             stand.watch(0.1)
         waits.append(round(stand.now - died))
     assert waits == [0, 1, 2, 4, 0]
+
+
+# ---------------------------------------------- who comes when there is room
+
+
+def grown(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """One worker that works, and two more for which there is no room yet."""
+    stand = Stand(monkeypatch, workers=1, growth=2)
+    stand.watch(2.0)
+    stand.works("w1", 0)
+    stand.watch(500.0)
+    return stand
+
+
+def test_who_comes_later_is_given_its_part_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand = grown(monkeypatch)
+    assert (stand.given, stand.reasons()) == (["w1"], [])
+    assert stand.staff.living() == ["w1"]
+    stand.waiting.remove("later-2")
+    stand.watch(1.0)
+    assert stand.given == ["w1", "later-2"]
+    stand.works("later-2", 2)
+    assert stand.staff.workers() == {0: "w1", 2: "later-2"}
+    stand.stop("later-2")  # from here on it is a worker like any other
+    stand.watch(1.0)
+    assert stand.reasons() == ["killed by SIGKILL"]
+    assert stand.given == ["w1", "later-2", "w2"]
+
+
+def test_who_never_comes_is_nobodys_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = grown(monkeypatch)
+    stand.stop("later-1")
+    stand.watch(1.0)
+    text = "later-1 does not join: killed by SIGKILL"
+    assert stand.told[1:] == [("warning", {"text": text})]
+    assert stand.made == 1
+
+
+@pytest.mark.parametrize("end", ["recall", "dismiss"])
+def test_who_has_not_come_when_the_run_ends_never_will(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    stand = grown(monkeypatch)
+    getattr(stand.staff, end)()
+    assert {"later-1", "later-2"} <= stand.ended.keys()
+    stand.waiting.clear()
+    stand.watch(1.0)
+    assert stand.given == ["w1"]
+    assert stand.reasons() == []

@@ -38,6 +38,7 @@ class Machines:
 
     Args:
         workers: That have room.
+        growth: More of them that come when there is room: the launcher waits for it.
         host: Address of this machine at which workers reach it.
         hire: Makes the launcher of these workers, which are to share a blob.
     """
@@ -45,6 +46,7 @@ class Machines:
     workers: int
     host: str
     hire: Callable[[SharedBlob], Launcher]
+    growth: int = 0
 
 
 class Cluster(ABC):

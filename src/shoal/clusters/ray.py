@@ -290,7 +290,12 @@ class Ray(Cluster):
             return launching.RayLauncher(blob, room, group)
 
         try:
-            yield Machines(workers=group.workers, host=host, hire=hire)
+            yield Machines(
+                workers=group.workers,
+                host=host,
+                hire=hire,
+                growth=wish.most - group.workers,
+            )
         finally:
             group.close()
 

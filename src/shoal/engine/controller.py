@@ -55,6 +55,7 @@ class Job:
         has_standby: A second server knows all that the first one does.
         spares: Processes that wait for a worker to be lost.
         servers: That share the vector.
+        growth: More workers that come when a machine has room for them.
     """
 
     workers: int
@@ -66,6 +67,7 @@ class Job:
     has_standby: bool = False
     spares: int = 0
     servers: int = 1
+    growth: int = 0
 
 
 class Controller:
@@ -87,7 +89,7 @@ class Controller:
         self._servers = SharedServers(
             stage,
             observer,
-            job.workers,
+            job.workers + job.growth,
             self._staff.living,
             count=job.servers,
             has_standby=job.has_standby,
@@ -121,7 +123,7 @@ class Controller:
 
     def _begin(self, past: Past) -> None:
         self._servers.start(replace(past.part, learning_rate=self._learning_rate))
-        self._staff.give(self._job.workers, past.worker)
+        self._staff.give(self._job.workers, past.worker, self._job.growth)
         self._servers.connect(self._staff.start_limit_s, self._watch)
 
     # ------------------------------------------------------------ following

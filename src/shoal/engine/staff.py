@@ -79,6 +79,7 @@ class Staff:
         self._hands: dict[str, Hand] = {}
         self._ended: dict[str, Exit] = {}
         self._due: list[tuple[float, Hand]] = []
+        self._awaited: dict[str, int] = {}
         self._spares, self._restarts = spares, 0
         self._failures: dict[int, int] = {}
         self._longest_start_s = 0.0
@@ -97,16 +98,33 @@ class Staff:
             return start_limit_s(self._longest_start_s, is_warm=True)
         return self.start_limit_s
 
-    def give(self, workers: int, make_spec: Callable[[int, str], WorkerSpec]) -> None:
-        """Sends every worker its part."""
+    def give(
+        self,
+        workers: int,
+        make_spec: Callable[[int, str], WorkerSpec],
+        growth: int = 0,
+    ) -> None:
+        """Sends every worker its part.
+
+        Args:
+            workers: That begin now.
+            make_spec: Makes the part of one.
+            growth: More that begin when a machine has room; until then nobody misses
+                them.
+        """
         self._make_spec = make_spec
         for hint in range(workers):
             self._start(hint)
+        for hint in range(workers, workers + growth):
+            self._awaited[self._stage.awaited(hint)] = hint
 
     def _start(self, hint: int, replaces: float = 0.0) -> None:
+        self._begin(hint, self._stage.worker(hint), replaces)
+
+    def _begin(self, hint: int, token: str, replaces: float = 0.0) -> None:
+        """A process is given its part: it is one of the workers from now on."""
         if self._make_spec is None:
             raise RuntimeError("workers have no part yet; call `give` first")
-        token = self._stage.worker(hint)
         began = time.monotonic()
         self._hands[token] = Hand(
             hint=hint,
@@ -181,7 +199,8 @@ class Staff:
             if hand.ends_at and hand.ends_at <= now:
                 self._stage.stop(hand.token)
         exits = self._stage.poll()
-        others = {token: exits[token] for token in exits.keys() - self._hands.keys()}
+        self._welcome(exits)
+        others = {t: exits[t] for t in exits.keys() - self._hands.keys()}
         self._ended |= {token: exits[token] for token in exits.keys() & self._hands}
         if others:  # first of all somebody sees to the server
             return others
@@ -195,6 +214,19 @@ class Staff:
         if self._spares and all(hand.works_since for hand in self._hands.values()):
             self._stage.keep_spares(self._spares)  # they slow nobody's start down
         return {}
+
+    def _welcome(self, exits: dict[str, Exit]) -> None:
+        """Awaited workers begin that have room now; those that cannot are let go."""
+        for token, hint in list(self._awaited.items()):
+            gone = exits.pop(token, None)
+            if gone is None and self._stage.is_waiting(token):
+                continue
+            del self._awaited[token]
+            if gone is None:
+                self._begin(hint, token)
+                continue
+            text = f"{gone.name} does not join: {gone.reason}"
+            self._observer.on_event("warning", text=text)
 
     def _end_hung(self, now: float) -> None:
         """Gives up processes that do not start; the server never heard of some."""
@@ -221,9 +253,10 @@ class Staff:
 
     def recall(self) -> None:
         """Ends all workers, as their server is gone; nobody counts as lost."""
-        for token in self._hands:
+        for token in (*self._hands, *self._awaited):
             self._stage.stop(token)
         self._hands.clear()
+        self._awaited.clear()
         self._ended.clear()
         self._due.clear()
 
@@ -231,6 +264,9 @@ class Staff:
         """The work is done: whoever ends now may, and nobody is replaced."""
         self._is_dismissed = True
         self._due.clear()
+        for token in self._awaited:
+            self._stage.stop(token)
+        self._awaited.clear()
 
     def _lost(self, hand: Hand, gone: Exit) -> None:
         now = time.monotonic()

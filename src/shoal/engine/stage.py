@@ -119,7 +119,9 @@ class Stage:
 
     # ---------------------------------------------------------------- workers
 
-    def _start(self, hint: int, *, is_spare: bool = False) -> str:
+    def _start(
+        self, hint: int, *, is_spare: bool = False, is_patient: bool = False
+    ) -> str:
         """Starts a process for a worker, or for whichever of its place is lost."""
         cast = self.cast
         here = cast.places[cast.place(hint)] if cast.places else {}
@@ -129,6 +131,7 @@ class Stage:
             preload=cast.preload,
             environment={**cast.environment, **here},
             threads=cast.threads,
+            is_patient=is_patient,
         )
         token = self._workers.start(role)
         self._began[token] = time.monotonic()
@@ -170,6 +173,10 @@ class Stage:
                 self._workers.rename(token, f"worker-{hint}")
                 return token
         return self._start(hint)
+
+    def awaited(self, hint: int) -> str:
+        """Returns the token of a worker that begins when a machine has room for it."""
+        return self._start(hint, is_patient=True)
 
     def keep_spares(self, count: int) -> None:
         """Starts processes that wait until there are so many, of different places."""

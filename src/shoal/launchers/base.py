@@ -41,6 +41,7 @@ class Role:
         threads: Compute threads of the process.
         log: Where its output goes; None for a file without a name.
         inherits: Descriptors that it shares, and others do not.
+        is_patient: It waits for room as long as that takes, and nobody waits for it.
     """
 
     target: str
@@ -50,6 +51,7 @@ class Role:
     threads: int = 1
     log: Path | None = None
     inherits: tuple[int, ...] = ()
+    is_patient: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

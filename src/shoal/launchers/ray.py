@@ -8,6 +8,7 @@ to notice that a cable is out.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Collection
@@ -35,6 +36,7 @@ LOOK_S = 0.05  # between looks at what has come
 SILENT_S = BEAT_S + 5.0  # without a word a node is gone
 TOGETHER_S = 3.0  # for porters that are to be sent data at once
 PAUSE_S = 1.0  # this process did not run for so long: no node is to blame
+SPARED_S = 5.0  # room stays empty for who is to replace the process that had it
 END_S = 2.0  # for porters to end their processes, beside the grace of those
 GONE = -9
 
@@ -68,14 +70,24 @@ class RayLauncher(Launcher):
     def start(self, role: Role) -> str:
         """Starts a process where there is room, or asks for room; returns its token."""
         token, now = secrets.token_hex(8), time.monotonic()
-        free = next((b for b in self._berths if b.here and not b.token), None)
-        berths = [free] if free is not None else self._ask_for_room(now)
+        free = self._idle(now)
+        if free is not None:
+            berths = [free]
+        elif role.is_patient:
+            berths = [self._ask_anywhere(now)]
+        else:
+            berths = self._ask_for_room(now)
         hand = self._hands[token] = Hand(role=role, berths=berths, since=now)
         for berth in berths:
             berth.token = token
         if free is not None:
             self._begin(token, hand, free)
         return token
+
+    def _idle(self, now: float, least_s: float = 0.0) -> Berth | None:
+        """A porter that has had no process for so long."""
+        idle = (b for b in self._berths if b.here and not b.token)
+        return next((b for b in idle if now - b.idle_since >= least_s), None)
 
     def _ask_for_room(self, now: float) -> list[Berth]:
         """In a bundle that nobody is in, and where a node is gone also elsewhere.
@@ -91,10 +103,18 @@ class RayLauncher(Launcher):
             )
             found.append(self._open(now, free[0], scheduling_strategy=place))
         if not free or self._avoided:
-            words = ",".join(sorted(self._avoided))
-            where = {"label_selector": {"ray.io/node-id": f"!in({words})"}}
-            found.append(self._open(now, None, **(where if words else {})))
+            found.append(self._ask_anywhere(now))
         return found
+
+    def _ask_anywhere(self, now: float) -> Berth:
+        """Outside of what is set aside; an autoscaler hears of it."""
+        where: dict[str, Any] = {}
+        if self._avoided:
+            words = ",".join(sorted(self._avoided))
+            where["label_selector"] = {"ray.io/node-id": f"!in({words})"}
+        if self._room.placement == "SPREAD":
+            where["scheduling_strategy"] = "SPREAD"
+        return self._open(now, None, **where)
 
     def _open(self, now: float, bundle: int | None, **options: Any) -> Berth:
         """Asks Ray for a porter."""
@@ -109,6 +129,11 @@ class RayLauncher(Launcher):
     def _arrived(self, berth: Berth, here: Arrival) -> None:
         """A porter is there: its process starts, if it is still wanted."""
         odd = difference(here.versions, self._versions)
+        hand = self._hands.get(berth.token)
+        if odd and hand is not None and hand.role.is_patient:
+            berth.here = here
+            self._gone(berth, f"has {odd}", is_node=False)
+            return
         if odd:
             raise ClusterError(
                 f"node {here.node} has {odd}. Expected the same versions on every "
@@ -117,7 +142,6 @@ class RayLauncher(Launcher):
             )
         berth.here = here
         berth.ask(time.monotonic())
-        hand = self._hands.get(berth.token)
         if hand is None or hand.berth not in (None, berth):  # another one was first
             self._drop(berth)
             return
@@ -234,7 +258,7 @@ class RayLauncher(Launcher):
                 self.echo(hand.role.name, line)
         for token, gone in report.exits.items():
             if berth.token == token:
-                berth.token = ""
+                berth.token, berth.idle_since = "", time.monotonic()
             self._over(token, gone)
 
     def _write(self, hand: Hand, line: str) -> None:
@@ -258,6 +282,8 @@ class RayLauncher(Launcher):
         for token, hand in list(self._hands.items()):
             if hand.parts:
                 self._send(token, hand)
+            if hand.berth is None:
+                self._move_in(token, hand, now)
             limit_s = self._limit_s(hand)
             if hand.berth is None and now - hand.since > limit_s:
                 reason = (
@@ -268,13 +294,31 @@ class RayLauncher(Launcher):
                 self._over(token, Exit(name=name, code=GONE, reason=reason))
         # A porter that comes at once, or not for long, comes within seconds.
         wanted = any(
-            b.here is None and now - b.since < TOGETHER_S for b in self._berths
+            now - hand.since < TOGETHER_S and not hand.role.is_patient
+            for hand in self._hands.values()
+            if hand.berth is None
         )
         self._freight.look(may_go=not wanted)
+
+    def _move_in(self, token: str, hand: Hand, now: float) -> None:
+        """Whoever waits for room takes that of a process that has ended.
+
+        But it is left for a while to who is to replace that one, if nobody waits for
+        the other.
+        """
+        free = self._idle(now, SPARED_S if hand.role.is_patient else 0.0)
+        if free is None:
+            return
+        for berth in list(hand.berths):
+            self._drop(berth)
+        hand.berths, free.token = [free], token
+        self._begin(token, hand, free)
 
     def _limit_s(self, hand: Hand) -> float:
         """Seconds until a porter is there; what is set aside needs no room, but Ray."""
         room = self._room
+        if hand.role.is_patient:
+            return math.inf
         is_set_aside = all(berth.bundle is not None for berth in hand.berths)
         return max(room.start_s, room.wait_s if not is_set_aside else 0.0)
 

@@ -77,6 +77,7 @@ class Berth:
     token: str = ""
     report: Any = None
     asked: float = 0.0
+    idle_since: float = 0.0
     calls: list[Any] = field(default_factory=list[Any])
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -89,6 +89,7 @@ class Plan:
         codec: Numbers of a vector between hosts: "float32", "bfloat16" or "int8".
         overlap: Workers compute the next window while the last one is exchanged.
         servers: That share the weights.
+        growth: More workers that join when the cluster has room for them.
     """
 
     strategy: Strategy
@@ -127,6 +128,12 @@ class Plan:
     codec: str = "float32"
     overlap: bool = False
     servers: int = 1
+    growth: int = 0
+
+    @property
+    def most_workers(self) -> int:
+        """Workers that may train at the same time."""
+        return self.workers + self.growth
 
     @property
     def device(self) -> str:

@@ -263,6 +263,7 @@ def _job(plan: Plan, run: Run, habits: Habits) -> Job:
         has_standby=plan.standby > 0,
         spares=plan.spares,
         servers=plan.servers,
+        growth=plan.growth,
     )
 
 
@@ -297,7 +298,7 @@ def compute_spec(plan: Plan) -> ComputeSpec:
         mass="weights" if is_weighted else "rows",
         is_summed="sum" in plan.model.reductions,
         logs=plan.model.step_logs,
-        is_alone=plan.workers == 1,
+        is_alone=plan.most_workers == 1,
     )
 
 

@@ -14,6 +14,7 @@ from shoal.engine.stage import Cast, Stage
 from shoal.facts import MachineFacts
 from shoal.launchers.shared import SharedBlob
 from shoal.plan import Plan, Request, resolve
+from shoal.plan.cautions import room_warnings
 from shoal.training.interruption import undisturbed
 from shoal.training.staging import cast_of
 
@@ -37,6 +38,8 @@ def opened(
 ) -> Generator[tuple[Plan, Machines | None]]:
     """Sets machines aside, and fits the plan to the workers that there is room for.
 
+    Others join when there is room for them, up to what the plan was made for.
+
     Yields:
         The plan, and None where workers are processes of this machine.
     """
@@ -54,8 +57,29 @@ def opened(
         if machines.workers < plan.workers:
             some = replace(request, workers=(plan.min_workers, machines.workers))
             some = replace(some, threads=plan.threads)
-            plan = resolve(some, plan.model, plan.data, plan.machine)
+            asked, plan = plan, resolve(some, plan.model, plan.data, plan.machine)
+            plan = grown(plan, asked, machines.growth)
         yield plan, machines
+
+
+def grown(plan: Plan, asked: Plan, growth: int) -> Plan:
+    """A plan for few workers, and more that may join them.
+
+    Args:
+        plan: For those that there is room for.
+        asked: For all of them; a round that is to go on without late ones counts on
+            them.
+        growth: Those that are missing, and may come.
+    """
+    if not growth:
+        return plan
+    text = (
+        f"the cluster has room for {plan.workers} of {asked.workers} workers; others "
+        "join as soon as there is room for them."
+    )
+    old = room_warnings(plan.workers, plan.threads, plan.machine)
+    kept = (line for line in plan.warnings if line not in old)
+    return replace(plan, growth=growth, quorum=asked.quorum, warnings=(*kept, text))
 
 
 @contextmanager

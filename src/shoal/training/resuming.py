@@ -167,11 +167,14 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
     prepare(model, source.take(slice(0, SAMPLE_ROWS)))
     before = inputs.plan
     # Told "auto", the machine of today might give another number.
-    workers = before.workers if call.workers is None else call.workers
+    workers = call.workers
+    if workers is None:
+        most = before.most_workers
+        workers = (before.min_workers, most) if before.growth else most
     request = replace(inputs.request, workers=workers).with_plain_numbers()
     if call.workers is not None and isinstance(request.quorum, int):
         # So many of those there were: of another number, the same share.
-        share = min(1.0, request.quorum / before.workers)
+        share = min(1.0, request.quorum / before.most_workers)
         request = replace(request, quorum=share)
     data = replace(before.data, rows=len(source), size_bytes=source.size_bytes)
     machine = look(_cluster(inputs), before.backend)
