@@ -5,10 +5,13 @@ They lie in `.benchmarks/` beside the sources; `make clean` removes them.
 
 from __future__ import annotations
 
+import compileall
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.works import CACHE
@@ -37,6 +40,7 @@ def python_of(name: str) -> Path:
         SystemExit: pip could not install what it needs.
     """
     if name == "ours":
+        compile_shoal()
         return Path(sys.executable)
     place = CACHE / "environments" / name
     python, is_made = place / "bin" / "python", place / "made"
@@ -51,3 +55,11 @@ def python_of(name: str) -> Path:
         sys.exit(f"pip could not install {name}; try: {' '.join(command)} ...")
     is_made.touch()
     return python
+
+
+@cache
+def compile_shoal() -> None:
+    """Does what pip does for the packages it installs."""
+    found = find_spec("shoal")
+    for folder in (found and found.submodule_search_locations) or ():
+        compileall.compile_dir(folder, quiet=1)

@@ -49,7 +49,7 @@ def on_one_host(megabytes: float, strategy: str, rounds: int) -> dict[str, Any]:
     one, other = np.ones(size, "f4"), np.ones(size, "f4")
     exchanges, copies = list[float](), list[float]()
     with one_server(size, strategy) as seat:
-        client = Client(seat, strategy)
+        client = Client(seat, strategy, has_cores=True)
         for _ in range(rounds + WARM):
             began = time.perf_counter()
             client.exchange()
@@ -89,7 +89,7 @@ def there() -> None:
     """Runs on the other host: what is asked comes by standard input."""
     given = pickle.load(sys.stdin.buffer)
     seat: Seat = given["seat"]
-    client = Client(seat, given["strategy"], has_slot=False)
+    client = Client(seat, given["strategy"], has_slot=False, has_cores=True)
     exchange_ms = timed(client.exchange, given["rounds"])
     client.leave()
     size = 4 * seat.sizes.vector

@@ -17,6 +17,7 @@ from shoal.engine.machine import ServerSpec
 from shoal.engine.member import Member
 from shoal.engine.sequencer import Rules
 from shoal.engine.serving import ServeInherited
+from shoal.engine.spread import LONG, InPairs
 from shoal.engine.tls import make_identity
 from shoal.engine.wire import Link
 from shoal.launchers.base import Role
@@ -83,10 +84,21 @@ class Client:
         seat: Of a server.
         strategy: Of that server, by name.
         has_slot: Vectors through shared memory.
+        has_cores: It has all of the machine's, as a worker has that is alone there.
     """
 
-    def __init__(self, seat: Seat, strategy: str, *, has_slot: bool = True) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        strategy: str,
+        *,
+        has_slot: bool = True,
+        has_cores: bool = False,
+    ) -> None:
         self._member = Member(replace(seat, wants_slot=has_slot), get(strategy))
+        self._pairs = InPairs(LONG)
+        if has_cores:
+            self._member.spread = self._pairs
         self.local: Vector = np.ones(seat.sizes.vector, "f4")
         self._nothing = np.zeros(0, "f4")
         self._member.ready()
@@ -102,3 +114,4 @@ class Client:
     def leave(self) -> None:
         """Says goodbye."""
         self._member.leave()
+        self._pairs.close()

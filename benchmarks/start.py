@@ -9,14 +9,14 @@ own files are compiled to bytecode before, as those of every installed package a
 from __future__ import annotations
 
 import argparse
-import compileall
 import json
 import os
 import statistics as st
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
+
+from benchmarks.environments import compile_shoal
 
 _PLAIN = """
 import time; began = time.perf_counter()
@@ -61,13 +61,6 @@ def measure(call: str, cache: str) -> list[float]:
         env={**os.environ, "SHOAL_CACHE": cache},
     )  # fmt: skip
     return [float(word) for word in out.stdout.split()[-3:]]
-
-
-def compile_shoal() -> None:
-    """Does what pip does for the packages it installs."""
-    found = find_spec("shoal")
-    for folder in (found and found.submodule_search_locations) or ():
-        compileall.compile_dir(folder, quiet=1)
 
 
 def main() -> None:

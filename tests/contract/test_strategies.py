@@ -322,6 +322,18 @@ class RepliesFromOneBuffer(RoundOfOne):
         return dict.fromkeys(messages, reply)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PushesFromOneBuffer(Adding):
+    """Writes every message over the last one of that length."""
+
+    name: ClassVar[str] = "pushes_from_one_buffer"
+    buffers: dict[int, Vector] = field(default_factory=dict)
+
+    def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
+        message = self.buffers.setdefault(local.size, np.empty_like(local))
+        return np.subtract(local, anchor, out=message)
+
+
 class Neither(Strategy):
     """Neither applies nor merges."""
 
@@ -356,6 +368,7 @@ def test_a_correct_class_passes() -> None:
         (ReplacesItsState, "law07_changes_only_center_and_state"),
         (KeepsCountOutsideItsState, "law07_survives_checkpoint"),
         (RepliesFromOneBuffer, "law10_works_on_segments"),
+        (PushesFromOneBuffer, "law10_works_on_segments"),
         (RoundOfOne, "law03_ignores_order"),
         (Neither, "neither a ServerStrategy nor a RoundStrategy"),
     ],

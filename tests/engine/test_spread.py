@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shoal.engine.center import Center
-from shoal.engine.spread import WORTH_A_THREAD, InPairs, in_turn
+from shoal.engine.center import Center, pull_into, push_into
+from shoal.engine.spread import LONG, WORTH_A_THREAD, InPairs, in_turn
 from shoal.strategies import get
 from shoal.strategies.base import Facts
 from shoal.vectors import Vector
@@ -77,6 +77,44 @@ def test_a_round_is_the_same_to_the_last_bit(name: str, pairs: InPairs) -> None:
         return [center.vector, *center.state.values(), *replies.values()]
 
     for ours, theirs in zip(merged(True), merged(False), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("size", "busy", "threads"), [(LONG, 1, 2), (LONG, 2, 1), (LONG - 1, 1, 1)]
+)
+def test_one_message_has_a_second_thread_where_it_pays(
+    pairs: InPairs, size: int, busy: int, threads: int
+) -> None:
+    names: set[str] = set()
+    both = threading.Barrier(threads, timeout=30)
+
+    def work(part: slice) -> None:
+        names.add(threading.current_thread().name.partition("_")[0])
+        both.wait()
+
+    pairs.beside(lambda: busy)(size, work)
+    assert len(names) == threads
+
+
+@pytest.mark.parametrize("name", ["downpour", "adag", "dynsgd", "aeasgd", "eamsgd"])
+def test_an_exchange_is_the_same_to_the_last_bit(name: str, pairs: InPairs) -> None:
+    def exchanged(threads: bool) -> list[Vector]:
+        spread, strategy = pairs if threads else in_turn, get(name)
+        random = np.random.default_rng(1)
+        vector, none = random.standard_normal(LARGE, "f4"), np.zeros(0, "f4")
+        center, anchor = Center(strategy, vector.copy(), none), vector.copy()
+        center.spread_one = spread
+        message, reply, local = (np.empty(LARGE, "f4") for _ in range(3))
+        facts = Facts(workers=2, samples=3.0, staleness=1)
+        for _ in range(2):
+            trained = random.standard_normal(LARGE, "f4")
+            push_into(strategy, message, trained, anchor, 4, spread)
+            center.apply(0, message, none, facts, reply)
+            pull_into(strategy, local, trained, anchor, reply, spread)
+        return [center.vector, *center.state.values(), reply, local, anchor]
+
+    for ours, theirs in zip(exchanged(True), exchanged(False), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.engine.spread import Spread, in_turn, segments
+from shoal.engine.spread import Spread, in_turn
 from shoal.strategies.base import Facts, RoundStrategy, ServerStrategy, Strategy
 from shoal.vectors import Vector
 
@@ -21,19 +21,35 @@ Doubles = npt.NDArray[np.float64]
 
 
 def push_into(
-    strategy: Strategy, out: Vector, local: Vector, anchor: Vector, steps: int
+    strategy: Strategy,
+    out: Vector,
+    local: Vector,
+    anchor: Vector,
+    steps: int,
+    spread: Spread = in_turn,
 ) -> None:
     """Writes a worker's message into `out`, by segments."""
-    for part in segments(out.size):
+
+    def push(part: slice) -> None:
         out[part] = strategy.push(local[part], anchor[part], steps)
+
+    spread(out.size, push)
 
 
 def pull_into(
-    strategy: Strategy, out: Vector, local: Vector, anchor: Vector, reply: Vector
+    strategy: Strategy,
+    out: Vector,
+    local: Vector,
+    anchor: Vector,
+    reply: Vector,
+    spread: Spread = in_turn,
 ) -> None:
     """Writes a worker's new weights into `out`, and changes `anchor`, by segments."""
-    for part in segments(local.size):
+
+    def pull(part: slice) -> None:
         strategy.pull_into(out[part], local[part], anchor[part], reply[part])
+
+    spread(local.size, pull)
 
 
 class Center:
@@ -51,8 +67,11 @@ class Center:
         self.statistics = statistics
         self.state = strategy.init(vector.size)
         self._last_samples: dict[int, float] = {}
+        # Strategies keep nothing between two segments.
         self.spread: Spread = in_turn
-        """How a round is merged; strategies keep nothing between two segments."""
+        """How a round is merged: all workers wait for it."""
+        self.spread_one: Spread = in_turn
+        """How one message is applied: other workers compute meanwhile."""
 
     def apply(
         self,
@@ -66,10 +85,13 @@ class Center:
         strategy = self.strategy
         if not isinstance(strategy, ServerStrategy):
             raise TypeError(f"{strategy.name} merges rounds; received one message")
-        for part in segments(self.vector.size):
+
+        def apply(part: slice) -> None:
             state = {name: value[part] for name, value in self.state.items()}
             center = self.vector[part]
             strategy.apply_into(reply[part], center, state, message[part], facts)
+
+        self.spread_one(self.vector.size, apply)
         self._blend(rank, statistics, facts)
 
     def _blend(self, rank: int, statistics: Vector, facts: Facts) -> None:

@@ -77,7 +77,9 @@ class Leader(Listener):
             self._reporter, self._grace = handover.reporter, handover.grace
             self.machine = handover.machine
             self.machine.serve(self)
-        self._spread = self.machine.center.spread = InPairs()
+        center = self.machine.center
+        self._spread = center.spread = InPairs()
+        center.spread_one = self._spread.beside(self._count_busy)
         connections.listener = self
 
     # -------------------------------------------------------------- the loop
@@ -110,6 +112,14 @@ class Leader(Listener):
     @abstractmethod
     def _tell_of_failure(self, head: Head) -> None:
         """The strategy's own code raised: tells the controller."""
+
+    def _count_busy(self) -> int:
+        """Cores of this machine that are in use while one worker waits for an answer.
+
+        Its own is free for this thread; workers elsewhere have no shared memory.
+        """
+        posts = self.machine.posts.values()
+        return sum(p.bulk.slot is not None for p in posts) + self.spec.shards - 1
 
     @property
     def _is_quiet(self) -> bool:

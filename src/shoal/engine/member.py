@@ -18,7 +18,7 @@ from shoal.engine.center import pull_into, push_into
 from shoal.engine.conversation import Conversation, Fenced, Seat
 from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
-from shoal.engine.spread import segments
+from shoal.engine.spread import Spread, in_turn, segments
 from shoal.engine.wire import Head
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
@@ -71,6 +71,7 @@ class Member(Conversation):
     Attributes:
         metrics: Sums of metric state since the last push.
         optimizer: Another worker's optimizer state, empty where there was none.
+        spread: How messages are written and replies taken in.
 
     Raises:
         Fenced: The server has another model, or gave the place to another.
@@ -97,6 +98,7 @@ class Member(Conversation):
         self.statistics = statistics.copy()
         self._adopt(vector)
         self.metrics = np.zeros(seat.sizes.metrics, np.float64)
+        self.spread: Spread = in_turn
 
     # ---------------------------------------------------------------- answers
 
@@ -190,14 +192,18 @@ class Member(Conversation):
             learnt: Samples of `pieces` that something was learnt from, None for all.
         """
         began = time.perf_counter()
-        push_into(self.strategy, self.bulk.message, local, self._from, steps)
+        push_into(
+            self.strategy, self.bulk.message, local, self._from, steps, self.spread
+        )
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         head = self._send(statistics, pieces, steps, float(samples))
         before, self.local = self._from, self._room(local)
         if head["body"] == "reply" and self._pushed is not None:
             self._pull(local, local)
         elif head["body"] == "reply":
-            pull_into(self.strategy, self.local, local, before, self.bulk.reply)
+            pull_into(
+                self.strategy, self.local, local, before, self.bulk.reply, self.spread
+            )
         elif head["body"] == "center":
             self._adopt(self.bulk.reply)
         else:  # an elastic repeat skips one displacement, or the run is done
@@ -219,7 +225,9 @@ class Member(Conversation):
         began, pushed = time.perf_counter(), self._pushed
         if pushed is None:
             raise RuntimeError("this member was not to push early")
-        push_into(self.strategy, self.bulk.message, local, self._from, steps)
+        push_into(
+            self.strategy, self.bulk.message, local, self._from, steps, self.spread
+        )
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         pushed[:] = local
         self._pushed_statistics[:] = statistics

@@ -1,7 +1,9 @@
 """Arithmetic on a vector, segment by segment: in one thread, or in two.
 
 When a round closes all of its workers wait, and so do their cores. A server that
-merges it with two threads keeps them waiting for little more than half as long.
+merges it with two threads keeps them waiting for little more than half as long. Where
+one worker waits and others compute, a second thread needs a core that nobody uses, and
+a vector so long that waking up a thread does not count.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from shoal.launchers.cores import count_cores
 SEGMENT = 1 << 17
 _LINE = 16  # floats of a cache line, which two threads had better not share
 WORTH_A_THREAD = 1 << 17  # floats; below, one thread is done before another wakes up
+LONG = 1 << 20  # floats; below, what one message needs is done by one thread sooner
 
 Work: TypeAlias = Callable[[slice], None]
 Spread: TypeAlias = Callable[[int, Work], None]
@@ -40,6 +43,9 @@ def in_turn(size: int, work: Work) -> None:
 class InPairs:
     """Two segments at a time, where that is worth while; one after the other elsewhere.
 
+    Args:
+        least: Floats of a vector that is worth a thread.
+
     Example:
         >>> spread, done = InPairs(), []
         >>> spread(5, done.append)
@@ -48,9 +54,10 @@ class InPairs:
         >>> spread.close()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = WORTH_A_THREAD) -> None:
+        self._least = least
         self._pool: ThreadPoolExecutor | None = None
-        self._has_cores = count_cores() > 1
+        self._cores = count_cores()
 
     def __call__(self, size: int, work: Work) -> None:
         """Does the work.
@@ -58,7 +65,7 @@ class InPairs:
         Raises:
             Exception: What the work raised, once no segment is worked on any more.
         """
-        if size < WORTH_A_THREAD or not self._has_cores:
+        if size < self._least or self._cores < 2:
             in_turn(size, work)
             return
         if self._pool is None:
@@ -68,13 +75,26 @@ class InPairs:
         try:
             other = self._pool.submit(run, _each, parts[1::2], work)
         except RuntimeError:  # no more threads for this user: it never began
-            self._pool, self._has_cores = None, False
+            self._pool, self._cores = None, 1
             in_turn(size, work)
             return
         try:
             _each(parts[::2], work)
         finally:
             other.result()
+
+    def beside(self, busy: Callable[[], int]) -> Spread:
+        """Returns what does the same to long vectors, where a core is free for it.
+
+        Args:
+            busy: Counts the cores that others compute on, with that of this thread.
+        """
+
+        def spread(size: int, work: Work) -> None:
+            pays = size >= LONG and busy() < self._cores
+            (self if pays else in_turn)(size, work)
+
+        return spread
 
     def close(self) -> None:
         """Ends its thread."""

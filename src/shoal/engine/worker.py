@@ -30,6 +30,7 @@ from shoal.engine.left_out import LeftOut
 from shoal.engine.member import Member
 from shoal.engine.reading import Reader, Retry, Rows
 from shoal.engine.slots import tag_of
+from shoal.engine.spread import LONG, InPairs
 from shoal.errors import DataError, PlanError, ShoalError
 from shoal.launchers.cores import bind
 from shoal.strategies.base import Strategy
@@ -174,6 +175,7 @@ class Worker:
         self._compute = compute
         size = member.local.size
         self._lane = None if spec.lane is None else Lane(spec.lane, size)
+        self._pairs: InPairs | None = None
         self._compiled: set[int] = set()
         self._paced: set[int] = set()
         self._rate: float | None = None
@@ -197,6 +199,8 @@ class Worker:
             self._use.close()
         if self._lane is not None:
             self._lane.close()
+        if self._pairs is not None:
+            self._pairs.close()
         if isinstance(self._source, Source):
             self._source.close()
 
@@ -219,6 +223,9 @@ class Worker:
         self._warm_up()
         bind(self._spec.cores)
         member = self._member
+        if len(self._spec.cores) > 1:  # and no other worker's
+            self._pairs = InPairs(LONG)
+            member.spread = self._pairs
         blob = member.ready()
         self._start_over(blob or self._spec.optimizer or member.optimizer)
         turn = self._gang_step if self._spec.is_gang else self._window

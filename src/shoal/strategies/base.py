@@ -198,7 +198,11 @@ class ServerStrategy(Strategy):
     def apply(
         self, center: Vector, state: State, message: Vector, facts: Facts
     ) -> Vector:
-        """Changes `center` and `state` in place and returns the reply."""
+        """Changes `center` and `state` in place and returns the reply.
+
+        A server calls it for one segment of the vectors after the other, or for two at
+        once from two threads: what it keeps lies in `center` and `state`.
+        """
 
     def apply_into(
         self, reply: Vector, center: Vector, state: State, message: Vector, facts: Facts

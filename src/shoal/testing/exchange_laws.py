@@ -291,23 +291,32 @@ def works_on_segments(strategy: Strategy) -> None:
         equal(halves.center, whole.center, "center")
         for name in whole.state:
             equal(halves.state[name], whole.state[name], f"state {name!r}")
-    if isinstance(strategy, RoundStrategy):
-        _shares_no_memory(strategy)
+    _shares_no_memory(strategy)
 
 
-def _shares_no_memory(strategy: RoundStrategy) -> None:
-    """Two segments may be merged at once: a reply is not where another is written."""
+def _shares_no_memory(strategy: Strategy) -> None:
+    """Two segments may be worked on at once: no result lies where another is made."""
     stage, half = Stage(strategy=strategy), SIZE // 2
     stage.wander()
     messages, facts = stage.push(), stage.facts()
 
-    def merge(part: slice) -> dict[int, Vector]:
-        parts = {rank: v[part] for rank, v in messages.items()}
+    def verbs(part: slice) -> dict[str, Vector]:
+        center, local, anchor = stage.center[part], stage.local[0], stage.anchor[0]
         state = {name: v[part] for name, v in stage.state.items()}
-        return strategy.merge(stage.center[part], state, parts, facts)
+        parts = {rank: v[part] for rank, v in messages.items()}
+        pushed = strategy.push(local[part], anchor[part], 2)
+        if isinstance(strategy, RoundStrategy):
+            reply = strategy.merge(center, state, parts, facts)[0]
+        elif isinstance(strategy, ServerStrategy):
+            reply = strategy.apply(center, state, parts[0], facts[0])
+        else:
+            return {"message of": pushed}
+        pulled = strategy.pull(local[part], local[part], anchor[part], sealed(reply))
+        names = ("message of", "reply to", "local vector of", "anchor of")
+        return dict(zip(names, (pushed, reply, *pulled), strict=True))
 
-    replies = merge(slice(0, half))
-    copies = {rank: reply.copy() for rank, reply in replies.items()}
-    merge(slice(half, 2 * half))
-    for rank, reply in replies.items():
-        equal(reply, copies[rank], "reply to a segment when another is merged")
+    found = verbs(slice(0, half))
+    copies = {name: vector.copy() for name, vector in found.items()}
+    verbs(slice(half, 2 * half))
+    for name, vector in found.items():
+        equal(vector, copies[name], f"{name} a segment when another is worked on")
