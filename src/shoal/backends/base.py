@@ -39,6 +39,8 @@ class ComputeSpec:
             is not told by its environment.
         is_alone: Random numbers are those of plain Keras, as there is one worker;
             a backend may have cheaper ones.
+        has_one_thread: Its programs compute with one thread; a backend may have ways
+            that are quicker then.
     """
 
     window: int
@@ -51,6 +53,7 @@ class ComputeSpec:
     rank_seed: int = 0
     memory_share: float = 1.0
     is_alone: bool = True
+    has_one_thread: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, final
 
@@ -15,13 +15,13 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from shoal.backends import jax_convolution, jax_random
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
 from shoal.backends.compile_cache import turn
 from shoal.backends.fixed import Fixed
 from shoal.backends.jax_gradient import Gradient
 from shoal.backends.jax_keep import Copies, Kept
 from shoal.backends.jax_parts import Array, Parts, State
-from shoal.backends.jax_random import install
 from shoal.backends.jax_window import Window
 from shoal.vectors import Vector
 
@@ -32,7 +32,7 @@ class JaxBackend(Backend):
 
     def __init__(self, model: keras.Model, spec: ComputeSpec) -> None:
         if not spec.is_alone:
-            install()
+            jax_random.install()
         self._spec = spec
         self._parts = parts = Parts(model, spec)
         self._window, self._gradient = Window(parts), Gradient(parts)
@@ -79,12 +79,12 @@ class JaxBackend(Backend):
     def run(self, data: Data, steps: int, clock: Clock) -> int | None:
         """Takes `steps` optimizer steps, as one program where that is faster."""
         if self._is_stepwise is None:
-            with _random_numbers(self._spec):
+            with _ours(self._spec):
                 self._lowered(data, steps)
         if self._is_stepwise:
             return self._step_by_step(data, steps, clock)
         staged = self._staged(data, steps)
-        with _random_numbers(self._spec):
+        with _ours(self._spec):
             self.state, grown, fine = self._window.run(
                 *self.state.parted(), staged, np.int32(steps), _clock(clock)
             )
@@ -98,7 +98,7 @@ class JaxBackend(Backend):
             rows = slice(step * size, (step + 1) * size)
             staged = jax.tree.map(lambda a, rows=rows: a[rows][None], data)
             at = replace(clock, start=clock.start + step * clock.pace)
-            with _random_numbers(self._spec):
+            with _ours(self._spec):
                 self.state, grown, fine = self._window.step(
                     *self.state.parted(), staged, _clock(at)
                 )
@@ -118,7 +118,7 @@ class JaxBackend(Backend):
         rows = jax.tree.leaves(data)[0].shape[0]
         parted = self._gradient.unfold(self.state).parted()
         before = [] if self._fixed.is_measured else [*map(np.array, parted[1].fixed)]
-        with _random_numbers(self._spec):
+        with _ours(self._spec):
             self.state, (gradients, mass, grown) = self._gradient.of(
                 *parted, data, np.float32(gang_rows / rows)
             )
@@ -141,7 +141,7 @@ class JaxBackend(Backend):
     def apply(self, mean: Vector, clock: Clock) -> None:
         """Takes the optimizer step, and waits for it: `mean` may change then."""
         parted = self._gradient.unfold(self.state).parted()
-        with _random_numbers(self._spec):
+        with _ours(self._spec):
             self.state = self._gradient.apply(*parted, mean, _clock(clock))
         jax.block_until_ready(self.state.weights)
 
@@ -225,7 +225,7 @@ class JaxBackend(Backend):
         made = str((is_gradient, jax.tree.map(np.shape, data)))
         if made in self._warm:
             return
-        with _random_numbers(self._spec):
+        with _ours(self._spec):
             if is_gradient:
                 self._compile_gradient(data)
             else:
@@ -278,15 +278,20 @@ def _compile(*programs: jax.stages.Lowered) -> None:
         list(threads.map(compile_one, programs))
 
 
-def _random_numbers(spec: ComputeSpec) -> Any:
-    """Within this, random numbers cost half: dropout is a tenth of a small step.
+@contextmanager
+def _ours(spec: ComputeSpec) -> Generator[None]:
+    """Around programs of a worker that is not alone, which owes nobody the same bits.
 
-    JAX's default draws two words for each number, so that arrays that are spread
-    over devices need no exchange. A worker has one device.
+    Random numbers cost half within it, and dropout is a tenth of a small step: JAX's
+    default draws two words for each number, so that arrays that are spread over
+    devices need no exchange. A worker has one device.
     """
     if spec.is_alone:
-        return nullcontext()
-    return jax.threefry_partitionable(False)  # pyright: ignore[reportCallIssue]
+        yield
+        return
+    convolve = jax_convolution.ours() if spec.has_one_thread else nullcontext()
+    with convolve, jax.threefry_partitionable(False):  # pyright: ignore[reportCallIssue]
+        yield
 
 
 def _stage(array: Any, steps: int, size: int, limit: int) -> Any:

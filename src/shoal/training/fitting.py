@@ -299,6 +299,7 @@ def compute_spec(plan: Plan) -> ComputeSpec:
         is_summed="sum" in plan.model.reductions,
         logs=plan.model.step_logs,
         is_alone=plan.most_workers == 1,
+        has_one_thread=plan.threads == 1,
     )
 
 
