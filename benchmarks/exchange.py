@@ -2,7 +2,8 @@
 
 Run: `python -m benchmarks.exchange`. On one host, NumPy copying the same bytes both
 ways is timed in the same loop. Between two network namespaces (root only) it goes by
-TCP, plain and with TLS, and a bare pair of sockets moves the same bytes. Medians.
+TCP, plain and with TLS, and a bare pair of sockets moves the same bytes, without and
+with TLS. Medians.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ import numpy as np
 
 from benchmarks.one_server import Client, one_server
 from shoal.engine.conversation import Seat
+from shoal.engine.tls import (
+    Identity,
+    make_identity,
+    server_context,
+    wrap_callee,
+    wrap_caller,
+)
 from shoal.testing.hosts import Hosts
 
 WARM = 5
@@ -69,20 +77,49 @@ def on_one_host(megabytes: float, strategy: str, rounds: int) -> dict[str, Any]:
 # ------------------------------------------------------------- between hosts
 
 
-def _echo(listener: socket.socket, size: int) -> None:
-    """The other end of a bare pair: takes bytes, and sends as many back."""
-    connection, _ = listener.accept()
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    memory = memoryview(bytearray(size))
-    with connection:
-        while True:
-            view = memory
-            while view:
-                got = connection.recv_into(view)
-                if not got:
-                    return
-                view = view[got:]
-            connection.sendall(memory)
+def _echo(listener: socket.socket, size: int, identity: Identity | None) -> None:
+    """The other end of bare pairs: takes bytes, and sends as many back.
+
+    Of the second, where there is an identity, by TLS.
+    """
+    for given in (None, identity)[: 1 if identity is None else 2]:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if given is not None:
+            connection = wrap_callee(connection, server_context(given))
+            connection.do_handshake()
+        memory = memoryview(bytearray(size))
+        with connection:
+            while _filled(connection, memory):
+                connection.sendall(memory)
+
+
+def _filled(connection: socket.socket, view: memoryview) -> bool:
+    """Takes bytes; false at the end."""
+    while view:
+        got = connection.recv_into(view)
+        if not got:
+            return False
+        view = view[got:]
+    return True
+
+
+def _both_ways(given: dict[str, Any], *, is_encrypted: bool) -> float:
+    """Milliseconds that a bare pair takes."""
+    memory = memoryview(bytearray(4 * given["seat"].sizes.vector))
+    bare = socket.create_connection(given["bare"])
+    bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if is_encrypted:
+        encrypted = wrap_caller(bare, given["seat"].certificate)
+        encrypted.do_handshake()
+        bare = encrypted
+
+    def turn() -> None:
+        bare.sendall(memory)
+        _filled(bare, memory)
+
+    with bare:
+        return timed(turn, given["rounds"])
 
 
 def there() -> None:
@@ -92,20 +129,13 @@ def there() -> None:
     client = Client(seat, given["strategy"], has_slot=False, has_cores=True)
     exchange_ms = timed(client.exchange, given["rounds"])
     client.leave()
-    size = 4 * seat.sizes.vector
-    memory = memoryview(bytearray(size))
-    bare = socket.create_connection(given["bare"])
-    bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def both_ways() -> None:
-        bare.sendall(memory)
-        view = memory
-        while view:
-            view = view[bare.recv_into(view) :]
-
-    bare_ms = timed(both_ways, given["rounds"])
-    bare.close()
-    print(json.dumps({"exchange_ms": exchange_ms, "bare_ms": bare_ms}))
+    found = {
+        "exchange_ms": exchange_ms,
+        "bare_ms": _both_ways(given, is_encrypted=False),
+    }
+    if seat.certificate is not None:
+        found["bare_tls_ms"] = _both_ways(given, is_encrypted=True)
+    print(json.dumps(found))
 
 
 def between_hosts(
@@ -114,10 +144,12 @@ def between_hosts(
     """Times exchanges of a client in another network namespace, and bare sockets."""
     size = int(megabytes * 1e6 / 4)
     listener = socket.create_server((hosts.address, 0))
-    threading.Thread(target=_echo, args=(listener, 4 * size), daemon=True).start()
-    with one_server(
-        size, strategy, host=hosts.address, is_encrypted=is_encrypted
-    ) as seat:
+    identity = make_identity() if is_encrypted else None
+    echo = threading.Thread(
+        target=_echo, args=(listener, 4 * size, identity), daemon=True
+    )
+    echo.start()
+    with one_server(size, strategy, host=hosts.address, identity=identity) as seat:
         given = {
             "seat": replace(seat, wants_slot=False), "strategy": strategy,
             "rounds": rounds, "bare": listener.getsockname(),
@@ -164,11 +196,13 @@ def main() -> None:
                         is_encrypted=is_encrypted,
                     )  # fmt: skip
                     rows.append(found)
+                    limit = found.get("bare_tls_ms")
                     print(
                         f"{megabytes:8.2f} MB  {'TLS' if is_encrypted else 'TCP':10} "
                         f"exchange {found['exchange_ms']:8.3f} ms  "
                         f"bare sockets {found['bare_ms']:8.3f} ms  "
-                        f"share {found['share']:5.2f}",
+                        f"share {found['share']:5.2f}"
+                        + (f"  bare TLS {limit:8.3f} ms" if limit else ""),
                         flush=True,
                     )
         finally:

@@ -18,7 +18,7 @@ from shoal.engine.member import Member
 from shoal.engine.sequencer import Rules
 from shoal.engine.serving import ServeInherited
 from shoal.engine.spread import LONG, InPairs
-from shoal.engine.tls import make_identity
+from shoal.engine.tls import Identity
 from shoal.engine.wire import Link
 from shoal.launchers.base import Role
 from shoal.launchers.process import ProcessLauncher
@@ -33,7 +33,7 @@ def one_server(
     *,
     clients: int = 1,
     host: str = "127.0.0.1",
-    is_encrypted: bool = False,
+    identity: Identity | None = None,
 ) -> Generator[Seat]:
     """Serves until the context ends; yields what a client joins with.
 
@@ -42,7 +42,7 @@ def one_server(
         strategy: By name.
         clients: That will join.
         host: Where it listens.
-        is_encrypted: By TLS.
+        identity: For TLS, None for none.
     """
     listener = socket.create_server((host, 0), backlog=128)
     launcher = ProcessLauncher(shared=[listener.fileno()])
@@ -52,7 +52,6 @@ def one_server(
         window=1, is_rounds=False, is_gang=False, is_elastic=True,
     )  # fmt: skip
     secret = secrets.token_bytes(32)
-    identity = make_identity() if is_encrypted else None
     spec = ServerSpec(
         secret=secret, strategy=get(strategy), rules=rules, sizes=sizes,
         vector=np.zeros(size, "f4"), statistics=np.zeros(0, "f4"), identity=identity,

@@ -24,7 +24,7 @@ ACCURACY = 0.83
 MOST_EPOCHS = 40
 TRIES = (4, 8, 16, 32)  # epochs of Elephas
 ELEPHAS = "Elephas, asynchronous"
-STRATEGIES = ("aeasgd", "downpour", "adag", "all_reduce")
+STRATEGIES = ("eamsgd", "diloco", "downpour", "aeasgd", "adag", "all_reduce")
 
 
 def entrants(*, has_peers: bool) -> list[Entrant]:
