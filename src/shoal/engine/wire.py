@@ -27,6 +27,7 @@ HEADER = struct.Struct("!4sIQ")  # magic, bytes of head, bytes of body
 MAX_HEAD_BYTES = 1 << 20
 GREETING_TIMEOUT_S = 10.0
 LOOK_S = 0.1
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once, not each time
 
 
 class BadFrame(ShoalError):
@@ -35,7 +36,7 @@ class BadFrame(ShoalError):
 
 def pack_head(head: Head, body_bytes: int) -> bytes:
     """Header and head of a frame, as bytes."""
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = _encode(head).encode()
     return HEADER.pack(MAGIC, len(text), body_bytes) + text
 
 
@@ -62,7 +63,7 @@ def unpack_head(data: bytes | bytearray) -> Head:
         BadFrame: It is not a JSON object.
     """
     try:
-        head = json.loads(data)
+        head = json.loads(str(data, "utf-8"))  # of bytes, it would look which code
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"head is not JSON: {error}") from None
     if not isinstance(head, dict) or not isinstance(head.get("kind"), str):
