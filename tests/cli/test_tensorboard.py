@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ import pytest
 from typer.testing import Result
 
 from shoal.cli import tensorboard
+from shoal.cli.head import on_head
+from shoal.clusters.away import Job
 from shoal.clusters.hosts_file import read_hosts_file
+from shoal.clusters.jobs import Jobs
 from shoal.clusters.states import ClusterState, ClusterStore, NodeState
 from shoal.errors import ClusterError
 from shoal.runs.folder import Folder
@@ -119,21 +123,33 @@ def test_the_head_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("SHOAL_CLUSTERS", str(tmp_path / "clusters"))
     (tmp_path / "clusters").mkdir()
     listed = tmp_path / "lab.yaml"
-    listed.write_text(json.dumps({"name": "lab", "hosts": ["node-a", "node-b"]}))
+    listed.write_text(
+        json.dumps({"name": "lab", "hosts": ["node-a", "node-b"], "shared": "/mnt/all"})
+    )
     state = ClusterState.new(read_hosts_file(listed), "jax")
     head = NodeState(number=0, address="node-a", python="/envs/python")
     ClusterStore(str(tmp_path / "clusters")).write(
         state.model_copy(update={"nodes": (head,)})
     )
-    way, python = tensorboard._way(None, "lab", "python3") or (None, "")
-    assert way is not None
-    assert (way.address, python) == ("node-a", "/envs/python")
+    way, command = on_head("lab", ["runs", "status"], "2026-11-21-a", "/all")
+    words = ["/envs/python", "-m", "shoal", "runs", "status"]
+    assert way.address == "node-a"
+    assert command == [*words, "2026-11-21-a", "--root", "/all"]
+    sent = Job(
+        id="2026-11-21-go-on-b7", state="running", script="go_on.py", log="/jobs/7/log"
+    )
+    other = replace(sent, id="2026-11-21-train-c1", script="train.py")
+    monkeypatch.setattr(Jobs, "list", lambda _: [sent, other])
+    _, command = on_head("lab", ["runs", "status"], "2026-11-21-go", None)
+    assert command == [*words, "/jobs/7/files/run"]
+    _, command = on_head("lab", ["runs", "status"], "2026-11-21-train", None)
+    assert command == [*words, "2026-11-21-train", "--root", "/mnt/all/shoal-runs"]
 
 
 def test_a_host_without_what_it_needs(monkeypatch: pytest.MonkeyPatch):
     """Not ssh, but what ssh is told to run fails, and nobody waits for it."""
     monkeypatch.setattr(tensorboard, "SSH", ("sh", "-c", "exit 3", "ssh"))
-    way, _ = tensorboard._way("-p 22 node-c", None, "python3") or (None, "")
+    way = tensorboard._way("-p 22 node-c")
     assert way is not None
     assert way.address == "node-c"
     with pytest.raises(ClusterError, match="before it ended with status 3"):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.clusters.asking import PARTS, ask, text_for
+from shoal.clusters.asking import PART_BYTES, PARTS, ask, text_for
 from shoal.clusters.hosts_file import parse_hosts
 from shoal.clusters.pins import Pins, differences, pins_here
 from shoal.clusters.preparing import Preparer
@@ -64,6 +64,43 @@ def test_a_question_that_fails_says_why() -> None:
     slow = Way(address="x", ssh=("sh", "-c", "exec sleep 60"))
     with pytest.raises(ClusterError, match=r"no answer within 0\.1 s"):
         ask(slow, ["python3"], "facts", {}, limit_s=0.1)
+
+
+def test_what_goes_along_is_told_of() -> None:
+    payload, gone = bytes(3 * PART_BYTES + 5), list[tuple[int, int]]()
+    there = Way(address="x", ssh=("sh", "-c", "wc -c; echo SHOAL: {}; :"))
+
+    def tell(part: int, whole: int) -> None:
+        gone.append((part, whole))
+
+    assert ask(
+        there, ["python3"], "facts", {}, limit_s=60, payload=payload, tell=tell
+    ) == {}  # fmt: skip
+    assert [part for part, _ in gone] == [
+        PART_BYTES, 2 * PART_BYTES, 3 * PART_BYTES, len(payload)
+    ]  # fmt: skip
+    assert {whole for _, whole in gone} == {len(payload)}
+
+
+def test_who_hangs_up_in_the_middle_says_why() -> None:
+    payload = bytes(8 * PART_BYTES)
+    gone = Way(
+        address="x", ssh=("sh", "-c", "head -c 9 >/dev/null; echo full >&2; exit 1")
+    )
+    with pytest.raises(ClusterError, match="did not answer: full"):
+        ask(gone, ["python3"], "submit", {}, limit_s=60, payload=payload)
+    deaf = Way(address="x", ssh=("sh", "-c", "exec sleep 60"))
+    with pytest.raises(ClusterError, match=r"no answer within 0\.2 s"):
+        ask(deaf, ["python3"], "submit", {}, limit_s=0.2, payload=payload)
+
+
+def test_nobody_stays_when_a_question_is_broken_off() -> None:
+    def tell(_gone: int, _all: int) -> None:
+        raise KeyboardInterrupt
+
+    there = Way(address="x", ssh=("sh", "-c", "cat >/dev/null"))
+    with pytest.raises(KeyboardInterrupt):
+        ask(there, ["python3"], "submit", {}, limit_s=60, payload=b"1", tell=tell)
 
 
 def test_packages_of_the_user_take_the_place_of_ours() -> None:

@@ -36,6 +36,11 @@ def test_a_backend_that_keras_is_to_use_and_nobody_installed() -> None:
     assert found["torch"].fix == "pip install 'shoal[torch]'"
 
 
+def test_a_backend_that_there_is_not() -> None:
+    found = wrong(replace(GOOD, backend="jay"))
+    assert found["KERAS_BACKEND"].fix == "set it to one of jax, tensorflow, torch"
+
+
 def test_a_gpu_that_the_backend_cannot_use() -> None:
     assert "jax[cuda12]" in wrong(replace(GOOD, gpus=("0",)))["GPUs"].fix
     found = wrong(replace(GOOD, gpus=("0",), reaching=("torch",)))["GPUs"]

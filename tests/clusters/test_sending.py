@@ -127,6 +127,8 @@ def test_who_goes_comes_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(KeyboardInterrupt):
         sent.follow(write)
     assert sent.jobs.find(sent.id).state == RUNNING  # nobody has waited for it
+    standing = bench.shoal("runs", "status", sent.id, "--cluster", "lab")
+    assert standing.exit_code == 0, standing.output
     other = network()
     history = shoal.attach(sent.id[:-2], other, cluster="lab")
     assert len(history.history["loss"]) == 60

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -12,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from shoal.cli.doctor import SIGNS
+from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
 from shoal.cli.tables import show_json, show_table
 from shoal.clusters.health import CHECKS, NodeHealth
@@ -28,7 +31,6 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the cluster.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-FAILURE = 1
 
 
 def store() -> ClusterStore:
@@ -52,7 +54,7 @@ def up(
     """
     found = _read(hosts, name)
     addresses = [host.address for host in found.hosts]
-    with Steps(addresses) as steps:
+    with _half_up(found.name), Steps(addresses) as steps:
         standing = HostCluster(found.name, store()).up(found, _backend(), steps.tell)
     state = standing.state
     typer.echo(
@@ -176,7 +178,7 @@ def down(
     """
     found = None if hosts is None else _read(hosts, name)
     ended = HostCluster(name, store()).down(
-        found, removes_environment=remove_environment
+        found, removes_environment=remove_environment, backend=_backend()
     )
     for address, count in ended.processes.items():
         typer.echo(f"{address}: {count} processes ended")
@@ -198,6 +200,21 @@ def show_requirements(
     more = () if hosts is None else read_hosts_file(hosts).environment.packages
     for line in [*pins_here(_backend(), more).requirements, *needs_of_shoal()]:
         typer.echo(line)
+
+
+@contextmanager
+def _half_up(name: str) -> Generator[None]:
+    """Whoever breaks an `up` off is told what there is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if name in store().names():
+            typer.echo(
+                f"{name} is half up, and what has begun goes on there. The same "
+                f"command goes on with it; `shoal cluster down {name}` ends it.",
+                err=True,
+            )
+        raise
 
 
 def _read(path: Path, name: str | None) -> HostsFile:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.group import FAILURE
 from shoal.cli.tables import show_json, show_table
 from shoal.clusters.jobs import Jobs
 from shoal.clusters.states import ClusterStore
@@ -20,6 +21,8 @@ from shoal.plan import environment
 app = typer.Typer(
     help="Lists the jobs of a cluster, prints their logs, stops and removes them."
 )
+
+FAILED = ("failed", "lost")
 
 Cluster = Annotated[
     str | None, typer.Option(help="Of which cluster; default the only one known.")
@@ -99,7 +102,10 @@ def show_logs(
     ] = False,
     cluster: Cluster = None,
 ) -> None:
-    """Prints what a job wrote; Ctrl-C ends the printing, not the job."""
+    """Prints what a job wrote; Ctrl-C ends the printing, not the job.
+
+    With --follow it ends with status 1 where the job has failed.
+    """
     jobs = _jobs(context, cluster)
     words = jobs.words_for_log(jobs.find(job), follow=follow)
     try:
@@ -109,7 +115,10 @@ def show_logs(
     if done.returncode:
         raise typer.Exit(done.returncode)
     if follow:
-        typer.echo(f"{job}: {jobs.find(job).state}", err=True)
+        state = jobs.find(job).state
+        typer.echo(f"{job}: {state}", err=True)
+        if state.startswith(FAILED):
+            raise typer.Exit(FAILURE)
 
 
 @app.command("stop", no_args_is_help=True)

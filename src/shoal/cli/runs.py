@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +14,9 @@ import typer
 
 from shoal.cli.backend import choose_backend
 from shoal.cli.following import follow_logs, last_lines, print_logs
+from shoal.cli.head import on_head
 from shoal.cli.tables import format_seconds, show_json, show_records, show_table
+from shoal.clusters.ssh import over
 from shoal.errors import ConfigError
 from shoal.plan.variables import environment, read_workers
 from shoal.runs.catalogue import (
@@ -106,11 +109,21 @@ def show_status(
     ] = 5,
     as_json: AsJson = False,
     root: Root = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Of a run on a cluster that is up, or of a job sent there."),
+    ] = None,
 ) -> None:
     """Shows how far each worker of a run is, and the last lines that it wrote.
 
     And what each machine is busy with: cores, memory and GPUs.
     """
+    if cluster is not None:
+        words = ["runs", "status", "-n", str(lines), *(["--json"] if as_json else [])]
+        way, command = on_head(cluster, words, run, root or context.obj)
+        asked = over(way.words, command)
+        done = subprocess.run(asked, stdin=subprocess.DEVNULL, check=False)
+        raise typer.Exit(done.returncode)
     folder = find_run(run, _root(context, root))
     summary = read_summary(folder)
     found = standings(read_events(folder), is_lost=summary.status == "lost")

@@ -16,8 +16,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from shoal.cli.head import on_head
 from shoal.clusters.ssh import SSH, Way
-from shoal.clusters.states import ClusterStore
 from shoal.clusters.tunnel import Tunnel
 from shoal.errors import ConfigError
 from shoal.foreign.hosts import free_ports
@@ -76,14 +76,20 @@ def show_tensorboard(
     A run on S3 and the like is copied to a temporary folder, and the copy follows it.
     A run on another machine is shown by a tunnel of OpenSSH.
     """
-    found = _way(ssh, cluster, python)
+    words = ["tensorboard", "--port", "0"]
+    if ssh is not None and cluster is not None:
+        raise ConfigError(
+            f"--ssh {ssh} and --cluster {cluster} are both given. Expected one of "
+            "them. Leave the other out."
+        )
     with suppress(KeyboardInterrupt), _ended_by_signals():
-        if found is None:
-            _show_here(find_run(run, root or environment().runs), port)
+        if cluster is not None:
+            _show_there(*on_head(cluster, words, run, root), port)
+        elif (way := _way(ssh or "")) is not None:
+            more = ["--root", root] if root else []
+            _show_there(way, [python, "-m", "shoal", *words, run, *more], port)
         else:
-            way, python = found
-            command = [python, "-m", "shoal", "tensorboard", run, "--port", "0"]
-            _show_there(way, [*command, *(["--root", root] if root else [])], port)
+            _show_here(find_run(run, root or environment().runs), port)
 
 
 @contextmanager
@@ -101,20 +107,10 @@ def _ended_by_signals() -> Generator[None]:
             signal.signal(one, handler)
 
 
-def _way(ssh: str | None, cluster: str | None, python: str) -> tuple[Way, str] | None:
-    """How the host is reached, and the Python there; None for this machine."""
-    if ssh is not None and cluster is not None:
-        raise ConfigError(
-            f"--ssh {ssh} and --cluster {cluster} are both given. Expected one of "
-            "them. Leave the other out."
-        )
-    if cluster is not None:
-        state = ClusterStore(environment().clusters).get(cluster)
-        return state.way_to(state.head), state.head.python
-    words = shlex.split(ssh or "")
-    if not words:
-        return None
-    return Way(address=words[-1], ssh=(*SSH, *words[:-1])), python
+def _way(ssh: str) -> Way | None:
+    """How a host is reached; None for this machine."""
+    words = shlex.split(ssh)
+    return Way(address=words[-1], ssh=(*SSH, *words[:-1])) if words else None
 
 
 # ---------------------------------------------------------------------- here

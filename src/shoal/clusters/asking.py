@@ -6,12 +6,14 @@ import json
 import re
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, final
 
+from shoal.clusters.away import Tell, unheard
 from shoal.clusters.ssh import Way, over
 from shoal.errors import ClusterError
 
@@ -27,6 +29,7 @@ for p; do command -v "$p" >/dev/null && exec "$p" -c "$BOOT"; done
 exit 127"""
 ABSENT, SSH_FAILED = 127, 255
 END_S = 5.0  # for ssh to end by itself
+PART_BYTES = 1 << 20  # of what follows a question, between two words of how far it is
 
 
 @cache
@@ -46,11 +49,11 @@ def command_of(way: Way, pythons: Sequence[str]) -> list[str]:
     return over(way.words, words)
 
 
-def message_of(verb: str, request: Mapping[str, Any], payload: bytes = b"") -> bytes:
+def message_of(verb: str, request: Mapping[str, Any]) -> bytes:
     """What goes to standard input there."""
     text = text_for(verb).encode()
     asked = json.dumps({**request, "verb": verb}).encode()
-    return b"%d\n%b%b\n%b" % (len(text), text, asked, payload)
+    return b"%d\n%b%b\n" % (len(text), text, asked)
 
 
 def ask(
@@ -61,6 +64,7 @@ def ask(
     *,
     limit_s: float,
     payload: bytes = b"",
+    tell: Tell = unheard,
 ) -> dict[str, Any]:
     """Returns a host's answer.
 
@@ -71,20 +75,54 @@ def ask(
         request: Its argument.
         limit_s: Seconds until nobody waits any longer.
         payload: Bytes that follow.
+        tell: Is told how many of them have gone.
 
     Raises:
         ClusterError: The host is not reached, is too slow, or refuses; in a few words.
     """
+    until = time.monotonic() + limit_s
     try:
-        done = subprocess.run(
-            command_of(way, pythons), input=message_of(verb, request, payload),
-            capture_output=True, timeout=limit_s, check=False,
+        ssh = subprocess.Popen(
+            command_of(way, pythons),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise ClusterError(f"{verb}: no answer within {limit_s:g} s") from None
     except OSError as error:
         raise ClusterError(f"ssh cannot be run: {error}") from None
-    return answer_in(done.stdout, done.returncode, done.stderr, pythons)
+    limit = threading.Timer(limit_s, ssh.kill)
+    with ssh, _ended(ssh, limit):
+        _write_parts(ssh, message_of(verb, request), payload, tell)
+        out, err = ssh.communicate()
+    if ssh.returncode < 0 and time.monotonic() >= until:
+        raise ClusterError(f"{verb}: no answer within {limit_s:g} s")
+    return answer_in(out, ssh.returncode, err, pythons)
+
+
+@contextmanager
+def _ended(ssh: subprocess.Popen[bytes], limit: threading.Timer) -> Generator[None]:
+    """Ends ssh when time is up, and when whoever waits for it is interrupted."""
+    limit.daemon = True
+    limit.start()
+    try:
+        yield
+    except BaseException:
+        ssh.kill()
+        raise
+    finally:
+        limit.cancel()
+
+
+def _write_parts(
+    ssh: subprocess.Popen[bytes], message: bytes, payload: bytes, tell: Tell
+) -> None:
+    """Writes a question and what follows it; one that hangs up says why itself."""
+    if ssh.stdin is None:
+        raise RuntimeError("a question without a pipe")
+    with suppress(BrokenPipeError):
+        ssh.stdin.write(message)
+        for start in range(0, len(payload), PART_BYTES):
+            part = memoryview(payload)[start : start + PART_BYTES]
+            ssh.stdin.write(part)
+            tell(start + len(part), len(payload))
 
 
 def answer_in(

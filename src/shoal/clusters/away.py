@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import Protocol, TypeAlias, final
 
 from shoal.errors import ConfigError
 from shoal.registry import did_you_mean
 from shoal.runs.claim import slug
 
-RUNNING = "running"
+RUNNING, DONE = "running", "done"
+SENT_SCRIPT, SENT_RUN = "go_on.py", "run"
+"""Of a call of `fit` that was sent: what runs there, and the folder beside it."""
+
+Tell: TypeAlias = Callable[[int, int], None]
+"""Is told how many bytes of how many have gone."""
+
+
+def unheard(_gone: int, _all: int) -> None:
+    """Nobody wants to know."""
 
 
 @final
@@ -56,7 +65,11 @@ class Away(Protocol):
         ...
 
     def submit(
-        self, script: Path, arguments: Sequence[str], beside: Sequence[Path] = ()
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        beside: Sequence[Path] = (),
+        tell: Tell = unheard,
     ) -> str:
         """Starts a script there, with files beside it; returns the job's id."""
         ...

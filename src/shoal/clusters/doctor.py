@@ -190,6 +190,13 @@ def _backends(signs: Signs) -> list[Finding]:
                     fix=f"pip install 'shoal[{name}]'",
                 )
             )  # fmt: skip
+    if signs.backend not in BACKENDS:
+        found.append(
+            Finding(
+                name="KERAS_BACKEND", found=signs.backend, state="wrong",
+                fix=f"set it to one of {', '.join(BACKENDS)}",
+            )
+        )  # fmt: skip
     return [*found, _gpus(signs)]
 
 

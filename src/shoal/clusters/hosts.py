@@ -150,7 +150,8 @@ class HostCluster:
             _status_of(
                 NodeStatus(
                     number=node.number, address=node.address, private=node.private,
-                    is_head=node == state.head, state="not reached",
+                    is_head=node == state.head and state.port is not None,
+                    state="not reached",
                     why=failed.get(node, ""),
                 ),
                 found.get(node), alive.get(node.private), lost,
@@ -167,21 +168,33 @@ class HostCluster:
         return examine(self._store.get(self._name))
 
     def down(
-        self, hosts: HostsFile | None = None, *, removes_environment: bool = False
+        self,
+        hosts: HostsFile | None = None,
+        *,
+        removes_environment: bool = False,
+        backend: str = "jax",
     ) -> Ended:
         """Ends it, and nothing else; what no longer is there, is no error.
 
         Args:
             hosts: Where to look, when nobody here knows of it any more.
             removes_environment: The environment that was installed goes, too.
+            backend: That it was made with, where nobody here knows any more.
 
         Raises:
             ConfigError: It is not known here, and `hosts` is None.
         """
+        if hosts is None and self._name not in self._store.names():
+            return Ended()
         with self._store.lock(self._name):
             state = self._store.read(self._name)
             if state is None:
-                return self._end_unknown(hosts) if hosts else Ended()
+                if hosts is None:
+                    return Ended()
+                named = hosts.environment
+                is_ours = removes_environment and named.python is None
+                pins = pins_here(backend, named.packages) if is_ours else None
+                return self._end_unknown(hosts, None if pins is None else pins.digest)
             done, failed = on_all(
                 state.nodes,
                 lambda node: end(state, node, removes_environment=removes_environment),
@@ -198,10 +211,15 @@ class HostCluster:
                 failed={node.address: why for node, why in failed.items()},
             )
 
-    def _end_unknown(self, hosts: HostsFile) -> Ended:
-        """Ends what the hosts themselves know of a cluster of this name."""
+    def _end_unknown(self, hosts: HostsFile, environment: str | None) -> Ended:
+        """Ends what the hosts themselves know of a cluster of this name.
+
+        Args:
+            hosts: That may have a part of it.
+            environment: To remove, None for none.
+        """
         python = hosts.environment.python or hosts.environment.base
-        request = {"name": self._name, "marks": [], "environment": None}
+        request = {"name": self._name, "marks": [], "environment": environment}
         pythons = [*([python] if python else []), "python3"]
         done, failed = on_all(
             hosts.hosts,

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, final
 
 from shoal.clusters.asking import ask
-from shoal.clusters.away import RUNNING, Job, new_id, pick
+from shoal.clusters.away import (
+    RUNNING,
+    SENT_RUN,
+    SENT_SCRIPT,
+    Job,
+    Tell,
+    new_id,
+    pick,
+    unheard,
+)
 from shoal.clusters.ssh import over
 from shoal.clusters.states import ClusterState
 from shoal.errors import ClusterError, ConfigError
@@ -44,7 +53,11 @@ class Jobs:
         return self._state.head.address
 
     def submit(
-        self, script: Path, arguments: Sequence[str], beside: Sequence[Path] = ()
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        beside: Sequence[Path] = (),
+        tell: Tell = unheard,
     ) -> str:
         """Starts a script on the head; returns its id when it runs.
 
@@ -52,6 +65,7 @@ class Jobs:
             script: A file here.
             arguments: For it.
             beside: Files and folders that lie beside it there.
+            tell: Is told how much of them has gone.
 
         Raises:
             ConfigError: A file is not there, or two have one name.
@@ -65,7 +79,7 @@ class Jobs:
             "mark": self._state.mark_of(self._state.head),
             "variables": {"KERAS_BACKEND": self._state.backend},
         }  # fmt: skip
-        self._ask("submit", request, limit_s=SEND_LIMIT_S, payload=payload)
+        self._ask("submit", request, limit_s=SEND_LIMIT_S, payload=payload, tell=tell)
         return job
 
     def list(self) -> list[Job]:
@@ -149,6 +163,25 @@ class Jobs:
                 f"Try again: shoal attach {job.id} --cluster {self.name}"
             )
 
+    def run_of(self, said: str) -> tuple[str, str | None]:
+        """What `shoal runs` on the head calls a run, and the folder of runs it is in.
+
+        A `fit` that was sent has its run beside its log until it is brought back; what
+        scripts train lies in the folder that the hosts share.
+
+        Args:
+            said: Id of a run or of such a job, or the beginning of one.
+        """
+        sent = [
+            job
+            for job in self.list()
+            if job.script == SENT_SCRIPT and job.id.startswith(said)
+        ]
+        if len(sent) == 1:
+            return str(Path(sent[0].log).parent / "files" / SENT_RUN), None
+        shared = self._state.hosts.shared
+        return said, None if shared is None else f"{shared}/shoal-runs"
+
     def settle(self, job: Job) -> None:
         """Nothing: it stays until it is removed, for others to see."""
 
@@ -162,11 +195,14 @@ class Jobs:
         *,
         limit_s: float = ASK_LIMIT_S,
         payload: bytes = b"",
+        tell: Tell = unheard,
     ) -> dict[str, Any]:
         head = self._state.head
         told = {**request, "shared": self._state.hosts.shared}
         way = self._state.way_to(head)
-        return ask(way, [head.python], verb, told, limit_s=limit_s, payload=payload)
+        return ask(
+            way, [head.python], verb, told, limit_s=limit_s, payload=payload, tell=tell
+        )
 
 
 def pack(paths: Sequence[Path]) -> bytes:
@@ -187,7 +223,8 @@ def pack(paths: Sequence[Path]) -> bytes:
             "Expected a script, and files or folders of other names. Correct the paths."
         )
     held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+    # Most of what is large are numbers: better levels take long, and gain little.
+    with tarfile.open(fileobj=held, mode="w:gz", compresslevel=1) as archive:
         for path, name in zip(paths, names, strict=True):
             archive.add(path.resolve(), name, filter=_without_caches)
     return held.getvalue()

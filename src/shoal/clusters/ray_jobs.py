@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
-from shoal.clusters.away import RUNNING, Job, new_id, pick
+from shoal.clusters.away import RUNNING, Job, Tell, new_id, pick, unheard
 from shoal.clusters.jobs import pack
 from shoal.clusters.ray import CLIENT
 from shoal.clusters.ray_joining import first_line, import_ray, ray_environment, reach
@@ -54,7 +54,11 @@ class RayJobs:
     # -------------------------------------------------------------- the jobs
 
     def submit(
-        self, script: Path, arguments: Sequence[str], beside: Sequence[Path] = ()
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        beside: Sequence[Path] = (),
+        tell: Tell = unheard,
     ) -> str:
         """Starts a script on the head, with files beside it; returns the job's id.
 
@@ -71,7 +75,7 @@ class RayJobs:
                 resources=HEAD, max_restarts=0,
             ).remote()  # fmt: skip
             try:
-                self._begin(ray, steward, script.name, payload)
+                self._begin(ray, steward, script.name, payload, tell)
             except BaseException:
                 with suppress(Exception):
                     ray.get(steward.close.remote(), timeout=CALL_S)
@@ -79,7 +83,9 @@ class RayJobs:
                 raise
         return job
 
-    def _begin(self, ray: Any, steward: Any, script: str, payload: bytes) -> None:
+    def _begin(
+        self, ray: Any, steward: Any, script: str, payload: bytes, tell: Tell
+    ) -> None:
         backend = import_module("keras").backend.backend()
         limit_s = INSTALL_S if self._cluster.needs else START_S
         there = self._get(ray, steward.versions.remote(backend), limit_s)
@@ -92,6 +98,7 @@ class RayJobs:
         for offset in range(0, len(payload), CHUNK):
             part = payload[offset : offset + CHUNK]
             self._get(ray, steward.write.remote(offset, part), CALL_S)
+            tell(offset + len(part), len(payload))
         variables = {"KERAS_BACKEND": backend, "RAY_ADDRESS": self._inner(ray)}
         self._get(ray, steward.start.remote(script, variables), CALL_S)
 

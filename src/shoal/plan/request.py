@@ -139,6 +139,8 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
     if request.cluster not in request.known_clusters:
         raise ConfigError(
             did_you_mean("cluster", request.cluster, request.known_clusters)
+            + " One of your own hosts is known by its name once it is up: "
+            "`shoal cluster up hosts.yaml`; `shoal cluster list` shows those that are."
         )
     for name, lowest in LOWEST.items():
         value = getattr(request, name)

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
-from shoal.clusters.away import RUNNING, Away, Job
+from shoal.clusters.away import DONE, RUNNING, SENT_RUN, SENT_SCRIPT, Away, Job
 from shoal.clusters.finding import find_cluster, is_known_elsewhere
 from shoal.clusters.jobs import Jobs
 from shoal.clusters.ray import Ray
@@ -34,8 +34,6 @@ from shoal.training.fitting import announce
 from shoal.training.inputs import MOST_DATA_BYTES, write_inputs
 from shoal.training.performing import inputs_of
 
-SCRIPT = "go_on.py"
-RUN = "run"
 TEXT = """import os
 import shoal
 
@@ -44,7 +42,7 @@ shoal.resume(os.path.join(folder, {run!r}), workers={workers!r}, force=True)
 """
 PAUSE_S = 2.0  # between two tries to reach the head again
 PATIENCE_S = 300.0  # of tries, one after the other, that all fail
-DONE = "done"
+LIVE_S, TOLD_S = 0.2, 5.0  # between two words of what has gone
 
 
 @final
@@ -112,12 +110,12 @@ class Sent:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".") as folder:
             packed = Path(folder, "run.tar.gz")
-            self.jobs.fetch(job, RUN, packed)
+            self.jobs.fetch(job, SENT_RUN, packed)
             with tarfile.open(packed) as archive:
                 archive.extractall(folder, filter="data")
             place = root / self.id
             if not place.exists():
-                Path(folder, RUN).rename(place)
+                Path(folder, SENT_RUN).rename(place)
         return open_run(str(place.resolve()))
 
 
@@ -175,15 +173,15 @@ def send(arguments: Mapping[str, Any], given: Any) -> Sent:
         with create(root / "made", ready.work.model.name) as record:
             _fill(record, ready, there(given))
             made = Path(record.folder.local_path("plan.json")).parent
-        place = root / RUN
+        place = root / SENT_RUN
         made.rename(place)
-        script = root / SCRIPT
+        script = root / SENT_SCRIPT
         workers = arguments["workers"]
-        script.write_text(TEXT.format(run=RUN, workers=workers))
+        script.write_text(TEXT.format(run=SENT_RUN, workers=workers))
         size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
         _say(f"sending {size / 1e6:,.1f} MB to {jobs.head} ...")
         try:
-            job = jobs.submit(script, [], [place])
+            job = jobs.submit(script, [], [place], _Upload().tell)
         except BaseException:
             jobs.close()
             raise
@@ -245,6 +243,27 @@ def finish(sent: Sent, job: Job, model: Any = None) -> Any:
 
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
+
+
+@final
+class _Upload:
+    """Says how much of what is sent has gone: on a terminal often, in one line."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._pause_s = LIVE_S if self._is_live else TOLD_S
+        self._next = time.monotonic() + self._pause_s
+
+    def tell(self, gone: int, whole: int) -> None:
+        """Takes note; says so now and then, and at the end of what took long."""
+        now, is_over = time.monotonic(), gone == whole
+        if now < self._next and not (is_over and self._is_live):
+            return
+        self._next = now + self._pause_s
+        text = f"sent {gone / 1e6:,.1f} of {whole / 1e6:,.1f} MB, packed"
+        end = "\n" if is_over or not self._is_live else ""
+        sys.stderr.write(f"\r{text}{end}" if self._is_live else f"{text}\n")
+        sys.stderr.flush()
 
 
 def fit_there(arguments: Mapping[str, Any], given: Any) -> Any:
