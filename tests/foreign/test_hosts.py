@@ -29,7 +29,7 @@ def test_a_file_of_mpirun_and_one_of_addresses(tmp_path: Path) -> None:
 )
 def test_a_line_that_is_no_host(line: str) -> None:
     with pytest.raises(ConfigError, match="line 1 of the hosts is"):
-        parse_nodes([line], first_port=20000)
+        parse_nodes([line])
 
 
 def test_a_file_that_is_not_there() -> None:

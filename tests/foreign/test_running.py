@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,10 +15,9 @@ import pytest
 
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.foreign.checks import check, duplicates
-from shoal.foreign.hosts import HERE, parse_nodes, this_machine
+from shoal.foreign.hosts import HERE, free_ports, parse_nodes, this_machine
 from shoal.foreign.job import Job, Node, Shape
 from shoal.foreign.running import Runner, Settings
-from shoal.foreign.scripts import script_of
 from shoal.foreign.variables import variables_of
 from shoal.foreign.words import guarded
 
@@ -117,6 +116,81 @@ def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert living(mark) == []
 
 
+ESCAPED = (
+    "import os, signal, subprocess, sys, time\n"
+    "def escape(mark, *codes):\n"
+    "    for code in codes:\n"
+    "        words = [sys.executable, '-c', f'import signal, time; {mark} = 1; '"
+    " + code + 'time.sleep(1000)']\n"
+    "        subprocess.Popen(words, start_new_session=True)\n"
+    "IGNORES = 'signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
+)
+"""Starts processes that leave the group, and hold the pipe of who started them."""
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_who_starts_a_session_of_its_own_is_ended_too(
+    tmp_path: Path, is_here: bool
+) -> None:
+    """Neither of a process that fails nor of those that are stopped any is left."""
+    mark = f"mark{os.urandom(4).hex()}"
+    code = (
+        f"{ESCAPED}"
+        f"escape({mark!r}, '', IGNORES)\n"
+        "time.sleep(2)\n"
+        "if os.environ['RANK'] == '1': sys.exit(3)\n"
+        "time.sleep(1000)\n"
+    )
+    shape = Shape(per_node=3)
+    here = this_machine(shape)
+    node = here if is_here else Node(name="me", address="127.0.0.1", ports=here.ports)
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match=r"worker-1 on .* ended with status 3"):
+        run(job(shape, node), code, tmp_path, ssh=SSH, grace_s=0.5)
+    assert living(mark) == []
+    assert time.monotonic() - began < 12
+
+
+def test_what_a_process_leaves_behind_keeps_no_job_open(tmp_path: Path) -> None:
+    mark = f"mark{os.urandom(4).hex()}"
+    run(job(Shape()), f"{ESCAPED}escape({mark!r}, '')", tmp_path)
+    assert living(mark) == []
+
+
+def test_a_process_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    """Even one that was started where the guard was."""
+    other = subprocess.Popen(["sleep", "1000"])
+    try:
+        run(job(Shape()), f"{ESCAPED}escape('mine', '')", tmp_path, grace_s=0.2)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_all_readers_have_one_time_to_end_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has no mark is not found, and holds the pipe of its process."""
+    monkeypatch.setattr("shoal.foreign.running.LATE_S", 1.0)
+    mark = f"mark{os.urandom(4).hex()}"
+    code = (
+        "import os, subprocess, sys, time\n"
+        "if os.environ['RANK'] == '0': time.sleep(1), sys.exit(3)\n"
+        f"words = [sys.executable, '-c', 'import time; {mark} = 1; time.sleep(60)']\n"
+        "subprocess.Popen(words, start_new_session=True, env={})\n"
+        "time.sleep(1000)\n"
+    )
+    began = time.monotonic()
+    try:
+        with pytest.raises(WorkerFailed, match="worker-0"):
+            run(job(Shape(per_node=7)), code, tmp_path)
+        assert time.monotonic() - began < 6
+    finally:
+        for each in living(mark):
+            each.kill()
+
+
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """Its end of the guards' input is closed by the system."""
     mark = f"mark{os.urandom(4).hex()}"
@@ -175,47 +249,35 @@ def test_a_host_that_is_not_reached_says_what_to_try(tmp_path: Path) -> None:
 def test_what_would_fail_is_found_before(tmp_path: Path) -> None:
     del tmp_path
     shape = Shape(per_node=1)
-    found = job(shape)
+    free = free_ports(12)
+    found = job(shape, Node(name=HERE.name, address=HERE.address, ports=free))
     assert check(found) == []
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        free = list(this_machine(shape).ports)
         node = Node(name=HERE.name, address=HERE.address, ports=[*free[:3], port])
         assert check(job(shape, node)) == [f"port {port} of localhost is taken"]
         far = Node(name="me", address="127.0.0.1", ports=[*free[:3], port])
         assert check(job(shape, far), SSH) == [f"port {port} of me is taken"]
-    twice = parse_nodes(["a", "a"], first_port=20000)
+    twice = parse_nodes(["a", "a"])
     lines = duplicates(Job.of(twice, Shape()))
     assert "the host a is there twice" in lines
 
 
-def test_a_script_does_what_the_launcher_does(tmp_path: Path) -> None:
-    shape = Shape(per_node=2, ps=1)
-    found = job(shape)
-    code = (
-        "import os, time\n"
-        "print(os.environ['SHOAL_PART'], os.environ['SHOAL_INDEX'], flush=True)\n"
-        "if os.environ['SHOAL_PART'] == 'ps': time.sleep(1000)\n"
-    )
-    text = script_of(
-        found, 0, [sys.executable, "-c", code], lambda p: variables_of(found, p),
-        folder=str(tmp_path), logs=str(tmp_path / "of it"),
-    )  # fmt: skip
-    path = tmp_path / "script.sh"
-    path.write_text(text)
-    subprocess.run(["sh", str(path)], check=True, timeout=60)
-    logs = {p.name: p.read_text() for p in (tmp_path / "of it").iterdir()}
-    assert logs["worker-0.log"] == "worker 0\n"
-    assert logs["worker-1.log"] == "worker 1\n"
-    assert set(logs) == {"worker-0.log", "worker-1.log", "ps-0.log"}
-    failing = script_of(
-        found, 0, shlex.split("sh -c 'exit 7'"), lambda p: variables_of(found, p),
-        folder=str(tmp_path), logs=str(tmp_path / "others"),
-    )  # fmt: skip
-    path.write_text(failing)
-    assert subprocess.run(["sh", str(path)], check=False, timeout=60).returncode == 7
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("exit 134", "ended with status 134, as a shell says of signal 6;"),
+        ("exit 3", "ended with status 3;"),
+        ("kill -9 $PPID", "was killed by signal 9;"),
+    ],
+)
+def test_how_a_process_ended(tmp_path: Path, command: str, said: str) -> None:
+    """A status above 128 need not be a signal's."""
+    found = job(Shape())
+    settings = Settings(folder=str(tmp_path), logs=tmp_path / "logs", grace_s=0.5)
+    words = ["sh", "-c", command]
+    with pytest.raises(WorkerFailed, match=said):
+        Runner(found, words, lambda _: {}, settings, Lines()).run()
 
 
 def test_files_of_hosts_are_on_the_node_as_long_as_it_runs(tmp_path: Path) -> None:

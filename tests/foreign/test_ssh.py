@@ -60,20 +60,28 @@ def test_a_script_of_torch_on_two_hosts(
 def test_mpirun_over_the_file_of_hosts(
     hosts: tuple[Hosts, Sshd], tmp_path: Path
 ) -> None:
-    """Started once: it reaches the other host by the same ssh, and counts slots."""
+    """Started once: it reaches the other host by the same ssh, and counts slots.
+
+    All find Python on the first one's PATH, which their sshd does not know.
+    """
     _, server = hosts
     listed = tmp_path / "hosts.txt"
     listed.write_text("\n".join(f"root@{a} slots=2" for a in server.addresses))
     network = server.addresses[0].rpartition(".")[0] + ".0/24"
+    found = tmp_path / "bin" / "python-of-the-first"
+    found.parent.mkdir()
+    found.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    found.chmod(0o755)
+    path = f"{found.parent}:{os.environ['PATH']}"
     done = subprocess.run(
         [
             sys.executable, "-m", "shoal", "launch", "--hosts", str(listed), "--once",
             "--ssh", shlex.join(server.ssh), "--logs", str(tmp_path / "logs"), "--",
-            "mpirun", "--allow-run-as-root",
+            "env", f"PATH={path}", "mpirun", "--allow-run-as-root",
             # Hosts of one machine, with one name: what else joins them is no way.
             "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", network,
             "--mca", "oob_tcp_if_include", network,
-            sys.executable, str(EXAMPLES / "mpi_job.py"),
+            found.name, str(EXAMPLES / "mpi_job.py"),
         ],
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
@@ -114,10 +122,18 @@ def test_tensorboard_of_a_run_on_another_host(
 def test_a_host_that_is_cut_off_ends_the_job_on_all(
     hosts: tuple[Hosts, Sshd], tmp_path: Path
 ) -> None:
+    """With what has left for a session of its own."""
     found, server = hosts
     job = Job.of(read_nodes(",".join(server.addresses)), Shape())
     mark = f"mark{os.urandom(4).hex()}"
-    code = f"import time; {mark} = 1; print('there', flush=True); time.sleep(1000)"
+    escaped = f"import time; {mark} = 1; time.sleep(1000)"
+    code = (
+        "import subprocess, sys, time\n"
+        f"words = [sys.executable, '-c', {escaped!r}]\n"
+        "subprocess.Popen(words, start_new_session=True)\n"
+        "print('there', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
     there = list[str]()
 
     def echo(name: str, line: str) -> None:

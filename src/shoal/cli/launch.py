@@ -18,10 +18,11 @@ from shoal.clusters.states import ClusterStore
 from shoal.errors import ConfigError, PlanError
 from shoal.foreign.checks import check
 from shoal.foreign.hosts import cluster_nodes, read_nodes, this_machine
-from shoal.foreign.job import Job, Node, Process, Shape
+from shoal.foreign.job import LAST_PORT, Job, Node, Process, Shape
+from shoal.foreign.ports import placed
 from shoal.foreign.running import Runner, Settings
 from shoal.foreign.scripts import script_of
-from shoal.foreign.variables import hostfile, once, variables_of, workers_file
+from shoal.foreign.variables import files_of, hostfile, once, variables_of, workers_file
 from shoal.plan import environment
 
 LOCAL_LOGS = "logs"
@@ -95,6 +96,15 @@ def launch(  # noqa: PLR0913 - one argument for each option
             "that of the cluster."
         ),
     ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=LAST_PORT,
+            help="Where the job's ports begin on every node; default: always the same "
+            "for the same hosts and options, but for ports that are taken here.",
+        ),
+    ] = None,
     show: Annotated[
         bool, typer.Option("--print", help="Show what each would get, run nothing.")
     ] = False,
@@ -113,37 +123,51 @@ def launch(  # noqa: PLR0913 - one argument for each option
     For TensorFlow (TF_CONFIG), torch, Keras, JAX, MPI (a hostfile) and DMLC. What all
     write comes here, and into one log a process. The first that fails stops the rest.
     """
+    _refuse_what_means_nothing(show, write is not None, only_check, as_json=as_json)
     shape = Shape(
         per_node=per_node, ps=ps, has_chief=chief, has_evaluator=evaluator,
         has_scheduler=scheduler,
     )  # fmt: skip
     place = _place(hosts, cluster, shape)
-    job = whole = Job.of(place.nodes, shape)
-    if only_once:
-        job = replace(whole, processes=whole.processes[:1])
-    where, shared = (
-        folder or str(Path.cwd()),
-        place.shared if shared is None else shared,
-    )
+    where = folder or str(Path.cwd())
+    shared = place.shared if shared is None else shared
     words = place.ssh if ssh is None else tuple(shlex.split(ssh))
-    if only_check:
-        _show_check(whole, words)
-        return
-    kept = logs or Path(environment().runs).expanduser() / _new_name()
-    told = _Told(whole, shared, jax, words if only_once else (), kept)
-    if write is not None:
-        _write(job, command, write, replace(told, folder=write), where)
-        return
-    if show:
-        shown = replace(told, folder=logs or Path(LOCAL_LOGS))
-        _show(job, shown, as_json=as_json)
-        return
-    settings = Settings(
-        folder=where, logs=kept, grace_s=grace, ssh=words,
-        files=(hostfile(whole), workers_file(whole)),
-    )  # fmt: skip
-    typer.echo(f"{len(job.processes)} processes, logs in {kept}", err=True)
-    Runner(job, command, told, settings, _echo()).run()
+    with placed(place.nodes, shape, port) as whole:
+        job = replace(whole, processes=whole.processes[:1]) if only_once else whole
+        kept = logs or Path(environment().runs).expanduser() / _new_name()
+        told = _Told(whole, shared, jax, words if only_once else (), kept)
+        settings = Settings(
+            folder=where, logs=kept, grace_s=grace, ssh=words,
+            files=(hostfile(whole), workers_file(whole)),
+        )  # fmt: skip
+        if only_check:
+            _show_check(whole, words)
+        elif write is not None:
+            there = replace(told, folder=logs or write / LOCAL_LOGS)
+            _write(job, command, write, there, settings)
+        elif show:
+            shown = replace(told, folder=logs or Path(LOCAL_LOGS))
+            _show(job, shown, files_of(whole), as_json=as_json)
+        else:
+            typer.echo(f"{len(job.processes)} processes, logs in {kept}", err=True)
+            Runner(job, command, told, settings, _echo()).run()
+
+
+def _refuse_what_means_nothing(
+    show: bool, write: bool, only_check: bool, *, as_json: bool
+) -> None:
+    named = {"--print": show, "--write": write, "--check": only_check}
+    given = [name for name, is_given in named.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(
+            f"{' and '.join(given)} are given together. Expected one of them: each "
+            "does something else, and none runs the job. Leave the others out."
+        )
+    if as_json and not show:
+        raise ConfigError(
+            "--json is given without --print. Expected both: JSON is a form of what "
+            "--print shows. Add --print, or leave --json out."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,40 +226,43 @@ def _show_check(job: Job, ssh: Sequence[str]) -> None:
     if found:
         raise PlanError(
             "the job would not run: " + "; ".join(found) + ". Expected hosts that "
-            "answer, free ports and no name twice. Correct the hosts, then check again."
+            "answer, free ports and no name twice. Correct the hosts, or give another "
+            "--port, then check again."
         )
     typer.echo(f"{len(job.nodes)} nodes and {len(job.processes)} processes: all well")
 
 
 def _write(
-    job: Job,
-    command: list[str],
-    folder: Path,
-    told: Callable[[Process], Mapping[str, str]],
-    where: str,
+    job: Job, command: list[str], folder: Path, told: _Told, settings: Settings
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for rank, node in enumerate(job.nodes):
         path = folder / f"{rank}-{node.name.replace('@', '-at-')}.sh"
-        logs = str(folder.resolve() / LOCAL_LOGS)
-        path.write_text(script_of(job, rank, command, told, folder=where, logs=logs))
+        text = script_of(
+            job, rank, command, told, folder=settings.folder,
+            logs=str(told.folder.resolve()), grace_s=settings.grace_s,
+        )  # fmt: skip
+        path.write_text(text)
         path.chmod(0o755)
         typer.echo(str(path))
 
 
-def _show(
-    job: Job, told: Callable[[Process], Mapping[str, str]], *, as_json: bool
-) -> None:
+def _show(job: Job, told: _Told, files: Mapping[str, str], *, as_json: bool) -> None:
     if as_json:
         show_json(
             [
-                {"name": p.name, "node": p.node.name, "variables": dict(told(p))}
+                {
+                    "name": p.name,
+                    "node": p.node.name,
+                    "variables": dict(told(p)),
+                    "files": dict(files),
+                }
                 for p in job.processes
             ]
         )
         return
     rows = [
-        (p.name, p.node.name, p.port, "" if p.gpus is None else ",".join(p.gpus))
+        (p.name, p.node.name, str(p.port), "" if p.gpus is None else ",".join(p.gpus))
         for p in job.processes
     ]
     show_table(rows, columns=("process", "node", "port", "GPUs"))
@@ -243,6 +270,11 @@ def _show(
         typer.echo(f"\n{process.name} on {process.node.name}")
         for name, value in sorted(told(process).items()):
             typer.echo(f"  {name}={value}")
+    for text in dict.fromkeys(files.values()):
+        names = [name for name, said in files.items() if said == text]
+        typer.echo(f"\n{', '.join(names)}: a file on each node that says")
+        for line in text.splitlines():
+            typer.echo(f"  {line}")
 
 
 def _echo() -> Callable[[str, str], None]:

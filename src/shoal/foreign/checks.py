@@ -62,7 +62,7 @@ def ports_of(job: Job, node_rank: int) -> list[int]:
 def _look_at(job: Job, node_rank: int, ssh: Sequence[str]) -> list[str]:
     node, ports = job.nodes[node_rank], ports_of(job, node_rank)
     if node.is_here:
-        taken = [port for port in ports if _is_taken(port)]
+        taken = [port for port in ports if is_taken(port)]
         return [f"port {port} of {node.name} is taken" for port in taken]
     return _ask(node, ports, ssh)
 
@@ -87,7 +87,8 @@ def _ask(node: Node, ports: Sequence[int], ssh: Sequence[str]) -> list[str]:
     return [f"port {port} of {node.name} is taken" for port in done.stdout.split()]
 
 
-def _is_taken(port: int) -> bool:
+def is_taken(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
     with suppress(OSError), socket.create_server(("", port)):
         return False
     return True

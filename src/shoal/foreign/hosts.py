@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import socket
 from collections.abc import Sequence
@@ -12,18 +11,15 @@ from pathlib import Path, PurePosixPath
 from shoal.clusters.gpus import usable_gpus
 from shoal.clusters.states import ClusterState
 from shoal.errors import ConfigError
-from shoal.foreign.job import COMMON_PORTS, Node, Shape
+from shoal.foreign.job import Node, Shape
 
 MOST_HERE = 500
-OTHERS = 2  # evaluator and scheduler
 HERE = Node(name="localhost", address="127.0.0.1")
 LINE = re.compile(r"(?P<name>\w[\w.:@%-]*)(?P<rest>(\s+\w+=[\w.:,-]+)*)$")
-FIRST_PORTS = range(20000, 29000, 100)
-"""Where a job's ports begin on other hosts: below those that systems give away."""
 
 
 def this_machine(shape: Shape) -> Node:
-    """This machine, with as many free ports as a job of that shape needs.
+    """This machine, for a job of that shape.
 
     Raises:
         ConfigError: It is to have more processes than a machine has room for.
@@ -35,8 +31,7 @@ def this_machine(shape: Shape) -> Node:
             f"the job has {count} processes for this machine. Expected 1 to "
             f"{MOST_HERE}. Give other numbers, or --hosts."
         )
-    ports = free_ports(count + COMMON_PORTS + OTHERS)
-    return Node(name=HERE.name, address=HERE.address, gpus=gpus, ports=ports)
+    return Node(name=HERE.name, address=HERE.address, gpus=gpus)
 
 
 def cluster_nodes(state: ClusterState) -> list[Node]:
@@ -45,13 +40,11 @@ def cluster_nodes(state: ClusterState) -> list[Node]:
     Args:
         state: Of the cluster.
     """
-    ports = range(first := random.choice(FIRST_PORTS), first + 1000)
     return [
         Node(
             name=node.address,
             address=node.private,
             gpus=node.gpus,
-            ports=ports,
             ssh_options=state.way_to(node).options,
             variables={
                 "PATH": f"{PurePosixPath(node.python).parent}:{node.path}",
@@ -95,11 +88,10 @@ def read_nodes(text: str) -> list[Node]:
         )
     else:
         lines = text.split(",")
-    first = random.choice(FIRST_PORTS)
-    return parse_nodes(lines, first_port=first)
+    return parse_nodes(lines)
 
 
-def parse_nodes(lines: Sequence[str], *, first_port: int) -> list[Node]:
+def parse_nodes(lines: Sequence[str]) -> list[Node]:
     """Reads one host a line; empty lines and what follows a # are left out.
 
     Raises:
@@ -107,7 +99,7 @@ def parse_nodes(lines: Sequence[str], *, first_port: int) -> list[Node]:
 
     Example:
         >>> lines = ["ann@10.0.0.2 slots=2  # the old one"]
-        >>> node = parse_nodes(lines, first_port=20000)[0]
+        >>> node = parse_nodes(lines)[0]
         >>> node.name, node.address, node.slots
         ('ann@10.0.0.2', '10.0.0.2', 2)
     """
@@ -115,11 +107,11 @@ def parse_nodes(lines: Sequence[str], *, first_port: int) -> list[Node]:
     for number, line in enumerate(lines, 1):
         said = line.partition("#")[0].strip()
         if said:
-            found.append(_node(said, number, first_port))
+            found.append(_node(said, number))
     return found
 
 
-def _node(said: str, number: int, first_port: int) -> Node:
+def _node(said: str, number: int) -> Node:
     match = LINE.match(said)
     given = dict(
         word.split("=", 1) for word in (match["rest"] if match else "").split()
@@ -138,5 +130,4 @@ def _node(said: str, number: int, first_port: int) -> Node:
         address=address,
         slots=int(given.get("slots", "1")),
         gpus=tuple(map(str, range(int(given.get("gpus", "0"))))),
-        ports=range(first_port, first_port + 1000),
     )

@@ -23,7 +23,10 @@ from shoal.foreign.words import BEAT_S, QUIET_S, guarded, reached
 
 TAIL = 20  # lines that an error shows
 SSH_FAILED = 255
-LATE_S = 5.0  # beyond the grace, until a guard that does not answer is killed
+LAST_SIGNAL = 128 + 64  # as a status of a shell
+LATE_S = 5.0
+"""Seconds beyond the grace until a guard that does not answer is killed, and for all
+readers together when somebody else still holds a pipe."""
 
 
 @final
@@ -209,18 +212,23 @@ class Runner:
             except subprocess.TimeoutExpired:
                 running.popen.kill()
                 running.popen.wait()
+        until = time.monotonic() + LATE_S
         for reader in self._readers:
-            reader.join(LATE_S)
+            reader.join(max(0.0, until - time.monotonic()))
 
 
 def _ended(code: int) -> str:
-    """How a process ended, in words; a shell tells of signals by 128 and more.
+    """How a process ended, in words.
+
+    Shells say 128 and the number for a signal, and so do programs for other reasons.
 
     Example:
-        >>> _ended(3), _ended(137)
+        >>> _ended(3), _ended(-9)
         ('ended with status 3', 'was killed by signal 9')
+        >>> _ended(134)
+        'ended with status 134, as a shell says of signal 6'
     """
-    signal = -code if code < 0 else code - 128
-    return (
-        f"was killed by signal {signal}" if signal > 0 else f"ended with status {code}"
-    )
+    if code < 0:
+        return f"was killed by signal {-code}"
+    said = f", as a shell says of signal {code - 128}"
+    return f"ended with status {code}{said if 128 < code <= LAST_SIGNAL else ''}"

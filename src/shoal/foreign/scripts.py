@@ -5,32 +5,78 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
+from shoal.foreign.ending import ENDING, MARK
 from shoal.foreign.job import Job, Process
-from shoal.foreign.variables import assignments, hostfile, workers_file
+from shoal.foreign.variables import (
+    HOST_FILES,
+    WORKERS_FILE,
+    assignments,
+    hostfile,
+    workers_file,
+)
 
 HEAD = """#!/bin/sh
 # Starts the processes of {node}; made by `shoal launch --write`.
 # Ends with the status of the first process that fails, and stops the others then.
+# Ctrl-C and SIGTERM end all: SIGTERM, and SIGKILL after {grace} seconds.
 mkdir -p {logs}
 cd {folder} || exit 126
+grace={grace}
 told=$(mktemp -d) || exit 126
+"""
+START = """
+started=
+end_all() {
+    trap '' INT TERM HUP
+    [ -e /proc/self/environ ] || kill $started
+    child=
+    finish
+    wait $started
+    rm -rf "$told"
+}
+trap 'end_all >/dev/null 2>&1' EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+mkfifo "$told/ends" || exit 126
+exec 3<>"$told/ends"
+start() {
+    kind=$1
+    log=$2
+    shift 2
+    (
+        trap - EXIT
+        trap 'kill $child' TERM
+        env "$mark=1" "$@" >"$log" 2>&1 3>&- &
+        child=$!
+        while
+            wait $child
+            code=$?
+            [ $code -gt 128 ] && kill -0 $child
+        do :; done 2>/dev/null
+        echo "$code $kind" >&3
+    ) &
+    started="$started $!"
+}
+"""
+"""A waiter for each process tells its status through a pipe: the first comes first. A
+shell can only wait for its own, in an order that it must know before."""
+
+FILES = """
 cat >"$told/hostfile" <<'END'
 {hostfile}END
 cat >"$told/workers" <<'END'
 {workers}END
-export SHOAL_HOSTFILE="$told/hostfile" DEEPLEARNING_WORKERS_PATH="$told/workers"
-pids=
+for each in {hostfile_names}; do export "$each=$told/hostfile"; done
+export {workers_name}="$told/workers"
+working={working}
 """
 TAIL = """
-code=0
-for pid in $pids; do
-    wait "$pid" || { code=$?; break; }
+while [ "$working" -gt 0 ]; do
+    read -r code kind <&3 || continue
+    [ "$code" = 0 ] || exit "$code"
+    [ "$kind" = serving ] || working=$((working - 1))
 done
-[ "$code" = 0 ] || kill $pids 2>/dev/null
-[ -z "$serving" ] || kill $serving 2>/dev/null
-wait
-rm -rf "$told"
-exit "$code"
 """
 
 
@@ -42,6 +88,7 @@ def script_of(
     *,
     folder: str,
     logs: str,
+    grace_s: float = 10.0,
 ) -> str:
     """A shell script that starts all processes of a node, each with a log.
 
@@ -52,14 +99,22 @@ def script_of(
         variables: Of a process.
         folder: Where it runs.
         logs: Folder of logs, there.
+        grace_s: Seconds between SIGTERM and SIGKILL.
     """
     ours = [each for each in job.processes if each.node_rank == node_rank]
-    quoted = {"folder": shlex.quote(folder), "logs": shlex.quote(logs)}
-    files = {"hostfile": hostfile(job), "workers": workers_file(job)}
-    parts = [HEAD.format(node=job.nodes[node_rank].name, **quoted, **files)]
+    working = [each for each in ours if each.part not in ("ps", "scheduler")] or ours
+    head = HEAD.format(
+        node=job.nodes[node_rank].name, folder=shlex.quote(folder),
+        logs=shlex.quote(logs), grace=f"{grace_s:g}",
+    )  # fmt: skip
+    told = FILES.format(
+        hostfile=hostfile(job), hostfile_names=" ".join(HOST_FILES),
+        workers=workers_file(job), workers_name=WORKERS_FILE, working=len(working),
+    )  # fmt: skip
+    parts = [head, MARK, ENDING, START, told]
     for process in ours:
-        words = shlex.join(["env", *assignments(variables(process)), *command])
-        log = shlex.quote(f"{logs}/{process.name}.log")
-        kind = "pids" if process.part not in ("ps", "scheduler") else "serving"
-        parts.append(f'{words} >{log} 2>&1 &\n{kind}="${kind} $!"\n')
+        kind = "working" if process in working else "serving"
+        log = f"{logs}/{process.name}.log"
+        words = [kind, log, *assignments(variables(process)), *command]
+        parts.append(f"start {shlex.join(words)}\n")
     return "".join([*parts, TAIL])

@@ -18,14 +18,20 @@ DMLC_ROLES = {
     "chief": "worker", "worker": "worker", "ps": "server", "scheduler": "scheduler"
 }  # fmt: skip
 
+HOST_FILES = (
+    "SHOAL_HOSTFILE", "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile", "HYDRA_HOST_FILE",
+)  # fmt: skip
+WORKERS_FILE = "DEEPLEARNING_WORKERS_PATH"
+"""Variables that each node sets by itself, to the paths of files that it writes."""
+
 
 def variables_of(
     job: Job, process: Process, *, shared: str = "", for_jax: bool = False
 ) -> dict[str, str]:  # fmt: skip
     """All that one process is told by its environment, but for the files of hosts.
 
-    These its node gets when the process starts: `SHOAL_HOSTFILE` and
-    `DEEPLEARNING_WORKERS_PATH` say where.
+    These its node gets when the process starts; `files_of` has what they say.
 
     Args:
         job: All processes.
@@ -157,6 +163,9 @@ def deeplearning(job: Job, process: Process, shared: str) -> dict[str, str]:
 def once(job: Job, process: Process, shared: str, ssh: Sequence[str]) -> dict[str, str]:
     """What a program is told that starts all others by itself, as `mpirun` does.
 
+    Open MPI starts what the first node's `PATH` finds: it hands on that variable, and
+    those of the node, to all hosts.
+
     Args:
         job: All processes.
         process: The first.
@@ -164,9 +173,11 @@ def once(job: Job, process: Process, shared: str, ssh: Sequence[str]) -> dict[st
         ssh: The command that reaches hosts.
     """
     agent = " ".join(ssh)
+    handed_on = sorted({"PATH", *process.node.variables})
     return {
         **deeplearning(job, process, shared),
         "OMPI_MCA_plm_rsh_agent": agent,
+        "OMPI_MCA_mca_base_env_list": ";".join(handed_on),
         "PRTE_MCA_plm_ssh_agent": agent,
         **process.node.variables,
     }
@@ -185,6 +196,12 @@ def devices(process: Process) -> dict[str, str]:
 def workers_file(job: Job) -> str:
     """One address a line, the first node's first, as `DEEPLEARNING_WORKERS_PATH`."""
     return "".join(f"{node.address}\n" for node in job.nodes)
+
+
+def files_of(job: Job) -> dict[str, str]:
+    """What the files say that a process finds by variables, by their names."""
+    files = dict.fromkeys(HOST_FILES, hostfile(job))
+    return {**files, WORKERS_FILE: workers_file(job)}
 
 
 def hostfile(job: Job) -> str:

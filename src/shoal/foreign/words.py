@@ -11,52 +11,65 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shoal.clusters.ssh import SSH, over
+from shoal.foreign.ending import ENDING, MARK
 from shoal.foreign.job import Node
-from shoal.foreign.variables import assignments
+from shoal.foreign.variables import HOST_FILES, WORKERS_FILE, assignments
 
-GUARD = """
+GUARD = f"""
 cd "$1" || exit 126
 grace=$2
 quiet=$3
 told=$(mktemp -d) || exit 126
+{MARK}
 printf %s "$4" >"$told/hostfile"
 printf %s "$5" >"$told/workers"
-export SHOAL_HOSTFILE="$told/hostfile" DEEPLEARNING_WORKERS_PATH="$told/workers"
-export OMPI_MCA_orte_default_hostfile="$told/hostfile"
-export PRTE_MCA_prte_default_hostfile="$told/hostfile"
-export HYDRA_HOST_FILE="$told/hostfile"
+for each in {" ".join(HOST_FILES)}; do export "$each=$told/hostfile"; done
+export {WORKERS_FILE}="$told/workers"
 shift 5
-hear() {
+{ENDING}
+hear() {{
     if [ "$quiet" = 0 ]; then cat; fi
     while [ -n "$(timeout "$quiet" head -c 1)" ]; do :; done
-}
+}}
 trap : TERM
 exec 3<&0 0</dev/null
-"$@" 3<&- &
+env "$mark=1" "$@" 3<&- &
 child=$!
 (
     trap : TERM
     hear <&3
+    : >"$told/over"
     kill -TERM 0
-    sleep $grace
+    finish && exit
     rm -rf "$told"
     kill -KILL 0
 ) >/dev/null 2>&1 &
 guard=$!
 exec 3<&-
-while
-    wait $child 2>/dev/null
-    code=$?
-    [ $code -gt 128 ] && kill -0 $child 2>/dev/null
-do :; done
-kill -KILL $guard
+await() {{
+    while
+        wait $1 2>/dev/null
+        code=$?
+        [ $code -gt 128 ] && kill -0 $1 2>/dev/null
+    do :; done
+}}
+await $child
+ended=$code
+child=
+if [ -e "$told/over" ]; then
+    await $guard
+else
+    kill -KILL $guard
+    kill -TERM 0
+    finish >/dev/null 2>&1
+fi
 rm -rf "$told"
-kill -TERM 0
-exit $code
+exit $ended
 """
-"""Leads a group of processes of its own, which `kill` means by 0. On other hosts it
-wants a byte now and then: a cable that is cut closes nothing. The files of hosts it
-writes itself: nodes need not share a folder."""
+"""Leads a group of processes of its own, which `kill` means by 0; who has left it is
+found by the mark, see `ending`. What a process leaves behind ends with it. On other
+hosts it wants a byte now and then: a cable that is cut closes nothing. The files of
+hosts it writes itself: nodes need not share a folder."""
 
 BEAT_S = 2.0
 QUIET_S = 9

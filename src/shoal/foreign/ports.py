@@ -1,0 +1,96 @@
+"""Which ports a job takes: the same at every call, others where some are taken here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from shoal.errors import PlanError
+from shoal.foreign.checks import is_taken, ports_of
+from shoal.foreign.job import LAST_PORT, Job, Node, Shape
+
+FIRST_PORTS = range(20000, 29000, 100)
+"""Where a job's ports may begin: below those that systems give away."""
+MOST = 1000
+
+
+@contextmanager
+def placed(
+    nodes: Sequence[Node], shape: Shape, first_port: int | None = None
+) -> Generator[Job]:
+    """A job whose ports are free on this machine, and kept from other jobs.
+
+    Where they begin is a digest of who asks, the hosts and the shape: `--print` and
+    `--check` speak of the job that a launch will run. Programs take minutes until they
+    listen; as long as the context lasts, another job of this machine begins elsewhere.
+
+    Args:
+        nodes: Where it runs; their own ports do not count.
+        shape: What it is made of.
+        first_port: Where its ports begin, None for the digest.
+
+    Raises:
+        ConfigError: A number is not what it can be.
+        PlanError: A port is taken on this machine, or there are too few.
+    """
+    if first_port is not None:
+        yield _with_explicit(nodes, shape, first_port)
+        return
+    with ExitStack() as stack:
+        for first in candidates(nodes, shape):
+            job = _beginning_at(first, nodes, shape)
+            try:
+                held = socket.create_server(("127.0.0.1", first - 1))
+            except OSError:
+                continue
+            if not taken_here(job):
+                stack.enter_context(held)
+                break
+            held.close()
+        else:
+            raise PlanError(
+                "every place for the ports of this job has one that is taken on this "
+                f"machine; they begin at {FIRST_PORTS[0]} to {FIRST_PORTS[-1]}. "
+                "Expected one without. Give another first port by --port."
+            )
+        yield job
+
+
+def candidates(nodes: Sequence[Node], shape: Shape) -> list[int]:
+    """Where the ports of a job may begin, the best first."""
+    asks = f"{os.getuid()}@{socket.gethostname()}"
+    hosts = [(node.name, node.address, node.slots, node.gpus) for node in nodes]
+    digest = hashlib.sha256(repr((asks, hosts, shape)).encode()).digest()
+    place = int.from_bytes(digest[:8], "big") % len(FIRST_PORTS)
+    return [*FIRST_PORTS[place:], *FIRST_PORTS[:place]]
+
+
+def taken_here(job: Job) -> list[int]:
+    """Those ports of a job that somebody listens at on this machine."""
+    return [
+        port
+        for rank, node in enumerate(job.nodes)
+        if node.is_here
+        for port in ports_of(job, rank)
+        if is_taken(port)
+    ]
+
+
+def _beginning_at(first: int, nodes: Sequence[Node], shape: Shape) -> Job:
+    ports = range(first, min(first + MOST, LAST_PORT + 1))
+    return Job.of([replace(node, ports=ports) for node in nodes], shape)
+
+
+def _with_explicit(nodes: Sequence[Node], shape: Shape, first: int) -> Job:
+    job = _beginning_at(first, nodes, shape)
+    if taken := taken_here(job):
+        raise PlanError(
+            f"ports {taken} of this machine are taken, with --port {first}. Expected "
+            "the job's ports to be free; nothing was started. Give another one, or "
+            "leave --port out."
+        )
+    return job
