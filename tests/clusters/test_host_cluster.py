@@ -128,6 +128,8 @@ def test_secrets_are_ours_alone(bench: Bench) -> None:
     for home in bench.server.homes:
         paths += (home / ".shoal" / "nodes").glob("*/token")
     assert [path.stat().st_mode & 0o777 for path in paths] == [0o600] * 4
+    rays = [Path(f"/tmp/shoal-{bench.mark_of(number)}") for number in range(3)]
+    assert [path.stat().st_mode & 0o777 for path in rays] == [0o700] * 3
 
 
 def test_all_is_well(bench: Bench) -> None:

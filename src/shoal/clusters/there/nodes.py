@@ -36,6 +36,8 @@ def start(request: Fields) -> Fields:
     folder = node_folder(mark)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
+    # Ray opens its own folder to all users of a host: this one is around it.
+    Path(temp_of(mark)).mkdir(mode=0o700, exist_ok=True)
     token = folder / "token"
     with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
         f.write(request["token"])
@@ -73,7 +75,7 @@ def ray_words(request: Fields, port: int) -> list[str]:
     return [
         sys.executable, "-m", "ray.scripts.scripts", "start", *where,
         f"--node-ip-address={request['private']}",
-        f"--temp-dir={temp_of(request['mark'])}",
+        f"--temp-dir={temp_of(request['mark'])}/ray",
         f"--dashboard-agent-listen-port={agent}", "--disable-usage-stats",
         *request["options"],
     ]  # fmt: skip
@@ -107,7 +109,7 @@ def noted(mark: str) -> Fields:
 
 
 def temp_of(mark: str) -> str:
-    """Ray's folder: short, as paths of sockets are cut at 107 bytes."""
+    """The folder of Ray's: short, as paths of sockets are cut at 107 bytes."""
     return f"/tmp/shoal-{mark}"
 
 
