@@ -18,10 +18,12 @@ import pytest
 
 import shoal
 from shoal.clusters.asking import PART_BYTES, PARTS, ask, text_for
-from shoal.clusters.hosts_file import parse_hosts
+from shoal.clusters.hosts import HostCluster
+from shoal.clusters.hosts_file import HostsFile, parse_hosts
 from shoal.clusters.pins import Pins, differences, pins_here
 from shoal.clusters.preparing import Preparer
 from shoal.clusters.ssh import Way
+from shoal.clusters.states import ClusterStore
 from shoal.clusters.there import processes
 from shoal.clusters.wheel import build_wheel, wheel_name
 from shoal.errors import ClusterError, ConfigError
@@ -188,3 +190,24 @@ def test_only_what_is_marked_is_ended(tmp_path: Path) -> None:
         for process in (other, ours, writing, deaf):
             process.kill()
             process.wait()
+
+
+def test_an_environment_goes_where_nobody_here_knows_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(HostsFile, "way_to", lambda *_: HERE)
+    hosts = parse_hosts("hosts: [here]", "lab.yaml")
+    folder = tmp_path / ".shoal" / "environments" / pins_here(BACKEND).digest
+    folder.mkdir(parents=True)
+    cluster = HostCluster("lab", ClusterStore(str(tmp_path / "known")))
+    ended = cluster.down(hosts, backend=BACKEND)
+    assert (ended.failed, folder.is_dir()) == ({}, True)
+    ended = cluster.down(hosts, removes_environment=True, backend=BACKEND)
+    assert (ended.failed, folder.exists()) == ({}, False)
+
+
+def test_nothing_is_left_of_a_name_that_nobody_knows(tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    assert HostCluster("nix", ClusterStore(str(known))).down().failed == {}
+    assert not known.exists() or list(known.iterdir()) == []
