@@ -194,7 +194,6 @@ def of_input(
     Returns:
         `(batch, *places there, channels)`.
     """
-    axes = range(len(fill))
     there = [
         (size - 1) * stride + 1 + sum(pad) - (window - 1)
         for size, stride, pad, window in zip(
@@ -202,43 +201,44 @@ def of_input(
         )
     ]
     lengths = [-(-size // stride) for size, stride in zip(there, fill, strict=True)]
-    channels = kernel.shape[spec[1][0]]
+    numbers = lax.ConvDimensionNumbers(*spec)
+    shape = (slopes.shape[0], *lengths, kernel.shape[spec[1][0]])
     found = list[Array]()
     for phase in itertools.product(*map(range, fill)):
         part, around = kernel, list[tuple[int, int]]()
-        for axis in axes:
-            first = (pads[axis][0] - phase[axis]) % fill[axis]
-            part = lax.slice_in_dim(
-                part, min(first, part.shape[axis]), None, fill[axis], axis
-            )
-            before = (pads[axis][0] - phase[axis] - first) // fill[axis]
-            after = (
-                lengths[axis] - slopes.shape[axis + 1] - before + part.shape[axis] - 1
-            )
+        for axis, (pad, stride) in enumerate(zip(pads, fill, strict=True)):
+            first = (pad[0] - phase[axis]) % stride
+            begin = min(first, part.shape[axis])
+            part = lax.slice_in_dim(part, begin, None, stride, axis)
+            before = (pad[0] - phase[axis] - first) // stride
+            taps = part.shape[axis]
+            after = lengths[axis] - slopes.shape[axis + 1] - before + taps - 1
             around.append((before, after))
-        if 0 in part.shape:  # no place of the kernel meets this phase
-            found.append(jnp.zeros((slopes.shape[0], *lengths, channels), np.float32))
-            continue
-        ones = (1,) * len(fill)
+        given, left = slopes, around
+        if any(min(pair) < 0 for pair in around):
+            # XLA's convolutions may read beyond what is cut off by such a padding.
+            given, left = _padded(slopes, around), [(0, 0)] * len(fill)
         found.append(
             lax.conv_general_dilated(
-                slopes,
-                part,
-                ones,
-                around,
-                dimension_numbers=lax.ConvDimensionNumbers(*spec),
+                given, part, (1,) * len(fill), left, dimension_numbers=numbers
             )
+            if 0 not in part.shape
+            else jnp.zeros(shape, np.float32)  # no tap of the kernel meets this phase
         )
-    # (phases of the first axis, ..., batch, places, channels): phases go inwards.
-    whole = jnp.stack(found).reshape(*fill, *found[0].shape)
-    count = len(fill)
-    order = [count]
-    for axis in axes:
-        order += [count + 1 + axis, axis]
-    whole = whole.transpose(*order, 2 * count + 1)
-    sizes = [length * stride for length, stride in zip(lengths, fill, strict=True)]
-    whole = whole.reshape(slopes.shape[0], *sizes, channels)
+    whole = _interleaved(found, fill)
     return whole[(slice(None), *(slice(size) for size in there))]
+
+
+def _interleaved(phases: Sequence[Array], fill: Sequence[int]) -> Array:
+    """Images of which each phase has every so many places, as whole ones."""
+    batch, *lengths, channels = phases[0].shape
+    count = len(fill)
+    whole = jnp.stack(phases).reshape(*fill, batch, *lengths, channels)
+    # From (*phases, batch, *places, channels): each phase goes behind its place.
+    pairs = [(count + 1 + axis, axis) for axis in range(count)]
+    order = (count, *itertools.chain.from_iterable(pairs), 2 * count + 1)
+    sizes = [length * stride for length, stride in zip(lengths, fill, strict=True)]
+    return whole.transpose(order).reshape(batch, *sizes, channels)
 
 
 def of_thin(
@@ -308,7 +308,7 @@ def _cut(array: Array, axis: int, start: int, count: int, apart: int) -> Array:
 
 def _few(batch: int, places: int) -> int:
     """How many images are computed with at once: as many as the cache takes."""
-    most = max(1, min(batch, PLACES // places))
+    most = max(1, min(batch, PLACES // max(1, places)))
     return next(count for count in range(most, 0, -1) if batch % count == 0)
 
 
