@@ -45,9 +45,43 @@ def train(net: Any, cluster: Ray, runs: Path, **given: Any) -> Any:
     )
 
 
+def events(run: str | Path) -> list[dict[str, Any]]:
+    return read_events(Folder.at(str(run)))
+
+
 def started(history: Any) -> list[dict[str, Any]]:
-    events = read_events(Folder.at(str(history.run.url)))
-    return [event for event in events if event["kind"] == "worker_started"]
+    found = events(history.run.url)
+    return [event for event in found if event["kind"] == "worker_started"]
+
+
+class Until(keras.callbacks.Callback):
+    """Ends the run when so many were seen: a few epochs may be over before."""
+
+    def __init__(self, runs: Path, workers: int) -> None:
+        super().__init__()
+        self.runs, self.workers = runs, workers
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch % 20 == 0:
+            [run] = self.runs.iterdir()
+            self.model.stop_training = self.seen(events(run)) >= self.workers
+
+    def seen(self, found: list[dict[str, Any]]) -> int:
+        raise NotImplementedError
+
+
+class UntilAllTrain(Until):
+    """Workers that exchanged."""
+
+    def seen(self, found: list[dict[str, Any]]) -> int:
+        return len({record["rank"] for record in exchange_records(found)})
+
+
+class UntilStarted(Until):
+    """Processes that began to work, whatever became of them."""
+
+    def seen(self, found: list[dict[str, Any]]) -> int:
+        return sum(event["kind"] == "worker_started" for event in found)
 
 
 @pytest.fixture
@@ -84,10 +118,14 @@ def growing(tmp_path: Path) -> Iterator[RayNode]:
 def test_an_autoscaler_starts_nodes_for_the_most_workers(
     growing: RayNode, tmp_path: Path
 ) -> None:
-    cluster = Ray(address=growing.address, cpus=1, wait_s=90)
-    history = train(model(), cluster, tmp_path / "runs", workers=(1, 3))
-    assert history.run.summary().samples_committed == 3 * ROWS
-    assert len(started(history)) == 3
+    cluster, runs = Ray(address=growing.address, cpus=1, wait_s=90), tmp_path / "runs"
+    history = train(
+        model(), cluster, runs, workers=(1, 3), epochs=100_000,
+        callbacks=[UntilAllTrain(runs, 3)],
+    )  # fmt: skip
+    epochs = len(history.epoch)
+    assert history.run.summary().samples_committed == epochs * ROWS
+    assert sorted(event["rank"] for event in started(history)) == [0, 1, 2]
 
 
 @pytest.mark.ray
@@ -99,25 +137,19 @@ def test_what_no_autoscaler_can_start_is_not_waited_for_longer_than_told(
         train(model(), cluster, tmp_path / "runs", workers=1)
 
 
-class Grow(keras.callbacks.Callback):
-    """Adds nodes once it trains, and ends the run when so many workers exchanged."""
+class Grow(UntilAllTrain):
+    """Adds nodes for the others once it trains."""
 
     def __init__(self, runs: Path, head: RayNode, workers: int) -> None:
-        super().__init__()
-        self.runs, self.head, self.workers = runs, head, workers
-        self.nodes = list[RayNode]()
+        super().__init__(runs, workers)
+        self.head, self.nodes = head, list[RayNode]()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if not self.nodes:
             for _ in range(self.workers - 1):
                 node = RayNode(own_address(), self.head.address, cpus=1)
                 self.nodes.append(node)
-        if epoch % 20:
-            return
-        [run] = self.runs.iterdir()
-        records = exchange_records(read_events(Folder.at(str(run))))
-        ranks = {record["rank"] for record in records}
-        self.model.stop_training = len(ranks) >= self.workers
+        super().on_epoch_end(epoch, logs)
 
 
 @pytest.mark.ray
@@ -151,10 +183,13 @@ def test_a_server_is_replaced_where_workers_have_all_the_room(tmp_path: Path) ->
     with imported():
         node = RayNode(own_address(), cpus=2)
         try:
-            kill = KillServer()
             cluster = Ray(address=node.address, cpus=1, wait_s=600)
-            history = train(model(), cluster, tmp_path, epochs=6, callbacks=[kill])
-            assert history.run.summary().samples_committed == 6 * ROWS
+            history = train(
+                model(), cluster, tmp_path, epochs=100_000,
+                callbacks=[KillServer(), UntilStarted(tmp_path, 4)],
+            )  # fmt: skip
+            epochs = len(history.epoch)
+            assert history.run.summary().samples_committed == epochs * ROWS
             assert len(started(history)) == 4
         finally:
             node.close()
