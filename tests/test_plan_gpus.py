@@ -35,7 +35,7 @@ def plan(
     facts: dict[str, Any] = {"parameters": 9, "statistics": 0, "optimizer": "SGD"}
     return resolve(
         request,
-        ModelFacts(name="m", **facts, **(model or {})),
+        ModelFacts(name="m", **{**facts, **(model or {})}),
         DataFacts(rows=10_000, size_bytes=80_000),
         MachineFacts(cores=16, gpus=gpus),
     )
@@ -112,7 +112,10 @@ def test_workers_that_take_turns_have_no_gpus():
 
 def test_a_plan_names_device_and_collective_on_the_cpu():
     found = plan(workers=2)
-    assert "jax on cpu; gradients averaged through the server" in found.explain()
+    own = "gradients averaged by the workers themselves, in shared memory"
+    assert f"jax on cpu; {own}" in found.explain()
+    server = plan(workers=2, collective="server").explain()
+    assert "jax on cpu; gradients averaged through the server" in server
     assert found.to_json()["device"] == "cpu"
     weights = plan(workers=2, strategy=AEASGD()).explain()
     assert "jax on cpu; weights exchanged through the server" in weights
@@ -126,7 +129,8 @@ def test_a_plan_says_who_averages_and_refuses_what_cannot():
     assert "averaged by the workers themselves (gloo), thr" in found.explain()
     assert rules(found).has_groups
     assert plan(workers=1, collective="native", model=model).collective == "server"
-    assert plan(workers=2, model=model).collective == "server"  # on the CPU
+    assert plan(workers=2, model=model).collective == "shared"  # on the CPU
+    assert (rules(found).group_s, rules(plan(workers=2)).group_s) == (8.0, 0.0)
     jax = plan(workers=2, collective="native", model={"backend": "jax"})
     assert "averaged by the workers themselves (gloo), thr" in jax.explain()
     with pytest.raises(PlanError, match=r"tensorflow .* a group: jax, torch\. Leave"):
@@ -138,8 +142,25 @@ def test_a_plan_says_who_averages_and_refuses_what_cannot():
         with pytest.raises(PlanError, match="collective='native' cannot be had"):
             plan(workers=2, collective="native", model=model, **given_)
         assert plan(workers=2, model=model, **given_).collective == "server"
+        with pytest.raises(PlanError, match="collective='shared' cannot be had"):
+            plan(workers=2, collective="shared", model=model, **given_)
     with pytest.raises(ConfigError, match="Did you mean 'native'"):
         plan(workers=2, collective="natives")
+
+
+def test_memory_is_shared_where_it_is_little():
+    """What is long goes through the server, which reads it once for all."""
+
+    def chosen(parameters: int, workers: int, **given_: Any) -> str:
+        model = {"parameters": parameters}
+        return plan(workers=workers, model=model, **given_).collective
+
+    assert chosen(1 << 22, 2) == "shared"  # 16 MB each
+    assert chosen((1 << 22) + 1, 2) == "server"
+    assert chosen(1 << 22, 4) == "server"
+    assert chosen(1 << 22, 4, collective="shared") == "shared"
+    assert chosen(1 << 20, 2, servers=2) == "server"
+    assert chosen(1 << 20, 1, collective="shared") == "server"
 
 
 def test_gpus_average_by_nccl_where_each_has_its_worker():

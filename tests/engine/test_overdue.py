@@ -15,7 +15,7 @@ from shoal.engine.grace import Grace
 from shoal.engine.instructions import Answer, EpochDone, Merge, Push, Rules
 from shoal.engine.ledger import Piece
 from shoal.engine.sequencer import Sequencer
-from shoal.engine.worker import next_batches
+from shoal.engine.windows import next_batches
 from tests.engine.cases import ROUNDS
 
 

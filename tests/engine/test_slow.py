@@ -19,7 +19,8 @@ import shoal
 from shoal.engine.instructions import Answer, EpochDone, Instruction, Push, Rules
 from shoal.engine.ledger import Piece
 from shoal.engine.sequencer import Sequencer
-from shoal.engine.worker import WATCH, Moment, next_batches
+from shoal.engine.windows import next_batches
+from shoal.engine.worker import WATCH, Moment
 from shoal.runs.events import exchange_records, read_events
 from shoal.runs.folder import Folder
 

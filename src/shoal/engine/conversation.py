@@ -8,10 +8,11 @@ said lies in `member.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 
@@ -28,6 +29,54 @@ from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
 
 __all__ = ["Conversation", "Fenced", "Seat"]
+
+
+@final
+@dataclass(eq=False)
+class Question:
+    """What was asked, until it is answered.
+
+    Args:
+        head: As it was sent.
+        parts: Of its vectors, as they were sent.
+        blob: That went along.
+        has_vectors: Whether there are any.
+        staged: Other servers take their parts of them; None where there are none.
+        error: It could not be sent.
+    """
+
+    head: Head
+    parts: tuple[memoryview, ...]
+    blob: bytes
+    has_vectors: bool
+    staged: Future[None] | None = None
+    error: ConnectionError | None = None
+
+
+@final
+class Later:
+    """An answer that is read when somebody wants it, and not before.
+
+    Args:
+        read: Waits for it.
+    """
+
+    def __init__(self, read: Callable[[], Answered]) -> None:
+        self._read, self._found = read, Future[Answered]()
+
+    def exception(self) -> BaseException | None:
+        """Reads it; what that raised, None for nothing."""
+        if not self._found.done():
+            try:
+                self._found.set_result(self._read())
+            except BaseException as error:
+                self._found.set_exception(error)
+        return self._found.exception()
+
+    def result(self) -> Answered:
+        """Reads it, or raises what that raised."""
+        self.exception()
+        return self._found.result()
 
 
 class Conversation:
@@ -49,7 +98,7 @@ class Conversation:
     def __init__(self, seat: Seat, strategy: Strategy) -> None:
         self.strategy, self.sizes = strategy, seat.sizes
         self._seat, self._question = seat, 0
-        self._early: Future[Answered] | None = None
+        self._early: Future[Answered] | Later | None = None
         self._line = Line(seat, seat.addresses)
         count = len(seat.shards) + 1
         self._own_sizes = sizes_of(seat.sizes, 0, count) if count > 1 else seat.sizes
@@ -58,6 +107,11 @@ class Conversation:
     @property
     def _link(self) -> Link:
         return self._line.link
+
+    @property
+    def line_to_server(self) -> int:
+        """Descriptor of the connection, to wait for an answer beside other things."""
+        return self._link.socket.fileno()
 
     @property
     def far_host(self) -> str:
@@ -105,6 +159,12 @@ class Conversation:
         self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
     ) -> Answered:
         """Asks the server, or the one that took its place, until one answers."""
+        return self._get(self._put(head, has_vectors=has_vectors, blob=blob))
+
+    def _put(
+        self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
+    ) -> Question:
+        """Says something, and does not wait for the answer."""
         self._question += 1
         head["question"] = question = self._question
         is_push, desks = head["kind"] == "push", self._desks
@@ -115,20 +175,37 @@ class Conversation:
         parts = self._parts(is_push=is_push) if has_vectors else ()
         if len(parts) > 1:
             head["is_coded"] = True
+        asked = Question(head, parts, blob, has_vectors, staged)
+        self._send_question(asked)
+        return asked
+
+    def _send_question(self, asked: Question) -> None:
+        """Sends it; that this failed is met by who waits for the answer."""
+        asked.error = None
+        try:
+            self._link.send(asked.head, *asked.parts, asked.blob)
+        except ConnectionError as error:
+            asked.error = error
+
+    def _get(self, asked: Question) -> Answered:
+        """Waits for an answer, of the server or of the one that took its place."""
         while True:
             try:
-                self._link.send(head, *parts, blob)
+                if asked.error is not None:
+                    raise asked.error
                 answer = self._receive()
                 break
             except ConnectionError as error:
                 self._go_back(error)
                 # As it is: that server may not know what the other one had.
-                head.pop("is_coded", None)
-                parts = (self._own.inline_up,) if has_vectors else ()
-        if staged is not None:
-            staged.result()
+                asked.head.pop("is_coded", None)
+                asked.parts = (self._own.inline_up,) if asked.has_vectors else ()
+                self._send_question(asked)
+        if asked.staged is not None:
+            asked.staged.result()
+        desks = self._desks
         if desks is not None and answer[0].get("body", "none") != "none":
-            desks.take(question)
+            desks.take(asked.head["question"])
             self._copy_down()
         return answer
 
@@ -198,6 +275,15 @@ class Conversation:
     def _ask_early(self, head: Head) -> None:
         """Says something with vectors, and does not wait; `_arrive` does."""
         self._early = in_background(lambda: self._ask(head, has_vectors=True))
+
+    def _ask_later(self, head: Head) -> None:
+        """Says something with vectors; `_arrive` reads the answer.
+
+        No thread waits for it, as with `_ask_early`: who lost its server goes back
+        there.
+        """
+        asked = self._put(head, has_vectors=True)
+        self._early = Later(lambda: self._get(asked))
 
     def _arrive(self) -> Answered:
         """Waits for the answer that was not waited for.

@@ -36,6 +36,7 @@ class Rules:
             they are, and open few chunks twice. None where every sample is as near as
             any other, and for gangs, which share each step. It must be picklable.
         has_groups: Workers of a gang may average a step among themselves.
+        group_s: Seconds for which they may wait for each other without a word.
 
     Raises:
         ValueError: A batch or a window is empty, so that no data could be dealt; or
@@ -55,6 +56,7 @@ class Rules:
     quorum: int = 0
     borders: Callable[[int], Sequence[int]] | None = None
     has_groups: bool = False
+    group_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.window < 1:
@@ -71,7 +73,8 @@ class Rules:
 class Push(NamedTuple):
     """What a worker says about a message, without its vector.
 
-    With a `group` there is no vector: the sender has the mean of that group.
+    With a `group` there is no vector: the sender has the mean of that group, or all of
+    the group can read its gradient.
     """
 
     rank: int

@@ -13,10 +13,12 @@ from typing import final
 
 import numpy as np
 
+from shoal.backends.group import LIMIT_S, GroupBroken
 from shoal.backends.group import Group as Adder
-from shoal.backends.group import GroupBroken
 from shoal.engine.instructions import Group
 from shoal.vectors import Vector
+
+GROUP_S = 2 * LIMIT_S  # to form a group, and to add in it
 
 
 @dataclass(frozen=True, kw_only=True)

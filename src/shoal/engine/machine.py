@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
-from shoal.backends.group import LIMIT_S
 from shoal.engine.bulk import Bulk, Sizes
 from shoal.engine.center import Center
 from shoal.engine.instructions import (
@@ -43,10 +42,9 @@ from shoal.engine.wire import Head
 from shoal.strategies.base import Facts, Strategy
 from shoal.vectors import Vector
 
-GROUP_S = 2 * LIMIT_S  # to form a group, and to add in it
 UNGROUPED = (
-    "workers cannot average among themselves (collective='native'); the logs of the "
-    "workers say why. From now on the server does it."
+    "workers cannot average gradients among themselves; the logs of the workers say "
+    "why. From now on the server does it, as with collective='server'."
 )
 
 
@@ -225,7 +223,7 @@ class Machine:
             incarnation=incarnation,
             token=event["known"]["token"],
             bulk=Bulk(self.spec.sizes, None),
-            patience=Patience(more_s=GROUP_S if self.spec.rules.has_groups else 0.0),
+            patience=Patience(more_s=self.spec.rules.group_s),
         )
         self.posts[rank] = post
         post.patience.answered(time.monotonic())

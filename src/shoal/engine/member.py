@@ -277,15 +277,17 @@ class Member(Conversation):
 
     def push_gradient(
         self,
+        gradient: Vector,
         statistics: Vector,
         pieces: list[Piece],
         mass: float,
         doubt: int = 0,
         mean: Vector | None = None,
     ) -> Vector:
-        """Sends the sum of gradients that lies in `bulk.message`.
+        """Sends a sum of gradients, and waits for the mean.
 
         Args:
+            gradient: The sum, best where `bulk.message` lies.
             statistics: Beside it.
             pieces: Whose samples it is of.
             mass: What it weighs.
@@ -295,14 +297,48 @@ class Member(Conversation):
         Returns:
             The mean of all workers, a view.
         """
-        began, group = time.perf_counter(), self.progress.group
-        generation = 0 if group is None or mean is None else group.generation
+        began = time.perf_counter()
+        generation = 0 if mean is None else self._generation
+        self._fill(gradient, is_needed=mean is None)
         head = self._send(statistics, pieces, 1, mass, doubt, generation)
         if head["kind"] == "again":  # not all of the round have that mean
             mean = None
+            self._fill(gradient)
             self._send(statistics, pieces, 1, mass, doubt)
         self.times.exchange_s += time.perf_counter() - began
         return self.bulk.reply if mean is None else mean
+
+    @property
+    def _generation(self) -> int:
+        """Of the group that takes the next step."""
+        group = self.progress.group
+        return 0 if group is None else group.generation
+
+    def _fill(self, gradient: Vector, *, is_needed: bool = True) -> None:
+        """Lays a gradient where the server reads it."""
+        message = self.bulk.message
+        if is_needed and not np.may_share_memory(gradient, message):
+            message[:] = gradient
+
+    def push_shared(
+        self, statistics: Vector, pieces: list[Piece], mass: float, doubt: int
+    ) -> None:
+        """Says that a gradient lies where all of the group can read it.
+
+        Args:
+            statistics: Beside it.
+            pieces: Whose samples it is of.
+            mass: What it weighs.
+            doubt: See `guard`.
+        """
+        self._ask_later(
+            self._push_head(statistics, pieces, 1, mass, doubt, self._generation)
+        )
+
+    def confirm(self) -> bool:
+        """Waits for the answer to `push_shared`: whether the group's mean counts."""
+        head, _ = self._take(*self._arrive())
+        return head["kind"] != "again"
 
     def _send(
         self,

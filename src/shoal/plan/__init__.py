@@ -84,8 +84,8 @@ class Plan:
         quorum: Workers of a round that are enough when the others are late, 0 for all.
         validation: "async" where a process of its own validates while others train.
         places: The GPU of each worker; none where they compute on the CPU.
-        collective: Who averages gradients: "server", or "native": the workers among
-            themselves.
+        collective: Who averages gradients: "server", or the workers among themselves:
+            "shared" in memory of their machine, "native" by their backend.
         codec: Numbers of a vector between hosts: "float32", "bfloat16" or "int8".
         overlap: Workers compute the next window while the last one is exchanged.
         servers: That share the weights.
@@ -261,7 +261,7 @@ def resolve(
         models=models_of(strategy, workers),
         machine=machine,
         places=where,
-        collective=choose_collective(request, model.backend, workers, where),
+        collective=choose_collective(request, model, workers, where),
         codec=choose_codec(request),
         overlap=choose_overlap(request),
         servers=choose_servers(request, model),

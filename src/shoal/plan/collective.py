@@ -9,54 +9,72 @@ from collections.abc import Sequence
 
 from shoal.backends import BACKENDS
 from shoal.errors import ConfigError, PlanError
+from shoal.facts import ModelFacts
 from shoal.plan.gpus import Place
 from shoal.plan.request import Request
 from shoal.registry import did_you_mean
 
-COLLECTIVES = ("auto", "native", "server")
+COLLECTIVES = ("auto", "native", "server", "shared")
+MOST_SHARED_BYTES = 32 << 20
+"""Of gradients of all workers. Each reads all of them, and keeps room for two more and
+for a state to go back to; with longer ones the server's way costs no more."""
 
 
 def choose_collective(
-    request: Request, backend: str, workers: int, places: Sequence[Place]
+    request: Request, model: ModelFacts, workers: int, places: Sequence[Place]
 ) -> str:
-    """Returns "server" or "native".
+    """Returns "server", "native" or "shared".
 
     Args:
         request: What was asked for.
-        backend: Of the model.
+        model: To be trained.
         workers: How many will run.
         places: Their GPUs; none where they compute on the CPU.
 
     Raises:
         ConfigError: `collective` is unknown.
-        PlanError: "native" is asked for where workers cannot have a group.
+        PlanError: What is asked for is not to be had.
 
     Example:
         >>> from shoal.strategies import AllReduce
-        >>> choose_collective(Request(strategy=AllReduce()), "torch", 2, ())
+        >>> model = ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD")
+        >>> choose_collective(Request(strategy=AllReduce()), model, 2, ())
+        'shared'
+        >>> request = Request(strategy=AllReduce(), deterministic=True)
+        >>> choose_collective(request, model, 2, ())
         'server'
     """
-    asked = request.collective
+    asked, backend = request.collective, model.backend
     if asked not in COLLECTIVES:
         raise ConfigError(did_you_mean("collective", asked, COLLECTIVES))
-    obstacle = _obstacle(request, backend)
-    if asked == "native" and obstacle:
+    obstacle = _obstacle(request)
+    if asked == "native":
+        obstacle = obstacle or _has_no_group(backend)
+    if asked in ("native", "shared") and obstacle:
+        expected = "all_reduce on processes of this machine"
+        if asked == "native":
+            expected += f" with a backend whose workers form a group: {_able()}"
         raise PlanError(
-            f"collective='native' cannot be had: {obstacle}. Expected all_reduce on "
-            f"processes with a backend whose workers form a group: {_able()}. Leave "
-            "collective out: gradients are then averaged through the server."
+            f"collective={asked!r} cannot be had: {obstacle}. Expected {expected}. "
+            "Leave collective out: gradients are then averaged as is best."
         )
-    is_better = library_of(backend, places) == "nccl"
-    is_wanted = asked == "native" or (asked == "auto" and bool(places) and is_better)
-    return "native" if is_wanted and not obstacle and workers > 1 else "server"
+    if workers < 2 or obstacle:
+        return "server"
+    if asked != "auto":
+        return asked
+    if places:
+        is_better = library_of(backend, places) == "nccl" and not _has_no_group(backend)
+        return "native" if is_better else "server"
+    is_short = 4 * model.parameters * workers <= MOST_SHARED_BYTES
+    return "shared" if is_short and request.servers == 1 else "server"
 
 
 def _able() -> str:
     return ", ".join(name for name, entry in BACKENDS.items() if entry.group)
 
 
-def _obstacle(request: Request, backend: str) -> str:
-    """Why workers of such a run have no group, empty where they can."""
+def _obstacle(request: Request) -> str:
+    """Why workers of such a run form no group, empty where they can."""
     if request.strategy.exchanges != "gradients":
         return f"{request.strategy.name} exchanges weights, which only a server merges"
     if request.cluster == "inline":
@@ -65,6 +83,11 @@ def _obstacle(request: Request, backend: str) -> str:
         return f"workers on cluster={request.cluster!r} have no folder to meet in"
     if request.deterministic:
         return "with deterministic=True sums are made in one order, at the server"
+    return ""
+
+
+def _has_no_group(backend: str) -> str:
+    """Why a backend has none of its own, empty where it has."""
     entry = BACKENDS.get(backend)
     return "" if entry is None or entry.group else f"{backend} {entry.no_group}"
 

@@ -102,6 +102,8 @@ def _exchanged(plan: Plan) -> str:
             f"gradients averaged by the workers themselves ({library}),"
             " through the server where that fails"
         )
+    if plan.collective == "shared":
+        return "gradients averaged by the workers themselves, in shared memory"
     done = "averaged" if plan.is_gang else "exchanged"
     beside = " while workers compute on" if plan.overlap else ""
     if plan.codec != "float32":

@@ -57,7 +57,7 @@ class Request:
         spares: Processes that wait, everything imported, for a worker to be lost.
         quorum: Workers of a round that are enough, or a share of them; see
             `choose_quorum`.
-        collective: "server", "native" or "auto"; see `choose_collective`.
+        collective: "server", "shared", "native" or "auto"; see `choose_collective`.
         codec: One of `exchanging.CODECS`.
         overlap: Workers compute on while their vectors travel.
         on_nan: One of `ON_NAN`; None warns and goes on.

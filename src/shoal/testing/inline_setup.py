@@ -11,12 +11,13 @@ import numpy as np
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
 from shoal.engine.finite import WARN, Reaction
-from shoal.engine.lane import LaneSpec
+from shoal.engine.lane import GROUP_S, LaneSpec
 from shoal.engine.observer import EpochEnd, Record
-from shoal.engine.reading import Retry
+from shoal.engine.reading import Retry, Rows
 from shoal.engine.sequencer import Rules
+from shoal.engine.shared_lane import SharedLaneSpec
 from shoal.engine.wire import Head
-from shoal.engine.worker import Rows, Watch
+from shoal.engine.worker import Watch
 from shoal.strategies.base import Strategy
 from shoal.testing.linear import LinearBackend, LinearRows
 from shoal.testing.problems import LeastSquares
@@ -80,7 +81,7 @@ class Setup:
     servers: int = 1
     watch: Watch | None = None
     late: Sequence[int] = ()
-    lane: LaneSpec | None = None
+    lane: LaneSpec | SharedLaneSpec | None = None
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
     reaction: Reaction = WARN
     retry: Retry = field(default_factory=Retry)
@@ -123,6 +124,7 @@ class Setup:
             quorum=self.quorum,
             borders=order.borders if order.can_be_spread else None,
             has_groups=self.lane is not None,
+            group_s=GROUP_S if isinstance(self.lane, LaneSpec) else 0.0,
         )
 
 

@@ -19,8 +19,9 @@ from shoal.data import Source
 from shoal.data.chunks import ChunkedSource, Shelf
 from shoal.engine.center import pull_into, push_into
 from shoal.engine.ledger import Piece
+from shoal.engine.loop import SAMPLE_ROWS
 from shoal.engine.opening import OpenBackend
-from shoal.engine.worker import SAMPLE_ROWS, next_batches
+from shoal.engine.windows import next_batches
 from shoal.plan import Plan
 from shoal.training.fitting import compute_spec
 from shoal.vectors import Vector

@@ -20,7 +20,7 @@ from shoal.engine.controller import Controller, Job
 from shoal.engine.conversation import Seat
 from shoal.engine.finite import reaction_to
 from shoal.engine.greeting import worker_secret
-from shoal.engine.lane import LaneSpec
+from shoal.engine.lane import GROUP_S, LaneSpec
 from shoal.engine.machine import ServerSpec
 from shoal.engine.observer import Rescue
 from shoal.engine.opening import (
@@ -32,6 +32,7 @@ from shoal.engine.opening import (
 )
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
+from shoal.engine.shared_lane import SharedLaneSpec
 from shoal.engine.stage import Stage
 from shoal.engine.tls import identity_for
 from shoal.engine.worker import WATCH, WorkerSpec
@@ -284,7 +285,8 @@ def rules(plan: Plan) -> Rules:
         has_barrier=plan.epoch_barrier,
         quorum=plan.quorum,
         borders=order.borders if order.can_be_spread else None,
-        has_groups=plan.collective == "native",
+        has_groups=plan.collective != "server",
+        group_s=GROUP_S if plan.collective == "native" else 0.0,
     )
 
 
@@ -308,10 +310,12 @@ def _memory_share(plan: Plan, hint: int) -> float:
     return plan.places[hint % len(plan.places)].share if plan.places else 1.0
 
 
-def _lane(plan: Plan, stage: Stage) -> LaneSpec | None:
+def _lane(plan: Plan, stage: Stage) -> LaneSpec | SharedLaneSpec | None:
     """How workers come into groups of their own."""
-    if plan.collective != "native":
+    if plan.collective == "server":
         return None
+    if plan.collective == "shared":
+        return SharedLaneSpec(folder=stage.make_folder())
     return LaneSpec(
         open_group=OpenGroup(name=plan.backend),
         folder=stage.make_folder(),

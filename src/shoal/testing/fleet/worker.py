@@ -9,7 +9,7 @@ from typing import final
 from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
 from shoal.engine.sequencer import Push, Rules
-from shoal.engine.worker import next_batches
+from shoal.engine.windows import next_batches
 from shoal.testing.fleet.lines import Letter, Line, Message, Work
 from shoal.testing.violation import require
 
@@ -106,7 +106,7 @@ class SimWorker:
         self.line.say(message)
 
     def _push(self, rules: Rules) -> None:
-        """Works on a window of its leases; see `shoal.engine.worker.Worker`."""
+        """Works on a window of its leases; see `shoal.engine.windows.Windows`."""
         if self._insists():
             return
         if rules.is_gang:
