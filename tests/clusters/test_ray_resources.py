@@ -46,7 +46,7 @@ def train(net: Any, cluster: Ray, runs: Path, **given: Any) -> Any:
 
 
 def events(run: str | Path) -> list[dict[str, Any]]:
-    return read_events(Folder.at(str(run)))
+    return list(read_events(Folder.at(str(run))))
 
 
 def started(history: Any) -> list[dict[str, Any]]:

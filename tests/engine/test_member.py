@@ -268,8 +268,8 @@ def until_asked(member: Member) -> None:
     while not member.progress.wants_snapshot:
         if member.progress.pieces:
             pieces = [member.progress.pieces.popleft()]
-            member.bulk.message[:] = 1.0
-            member.push_gradient(member.statistics, pieces, 8.0)
+            gradient = np.ones(PROBLEM.size, "f4")
+            member.push_gradient(gradient, member.statistics, pieces, 8.0)
         else:
             member.need()
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.backends.group import GroupBroken
 from shoal.data.order import Order
 from shoal.engine import shared_lane
+from shoal.engine.gang import Gang, Part
 from shoal.engine.instructions import Group
-from shoal.engine.shared_lane import SharedLane, SharedLaneSpec, Table, meet
+from shoal.engine.ledger import Piece
+from shoal.engine.member import Times
+from shoal.engine.shared_lane import SharedLane, SharedLaneSpec
 from shoal.engine.slots import Slot
 from shoal.strategies import AllReduce
 from shoal.testing import faults
@@ -34,13 +35,34 @@ FULL = 13
 PROBLEM = LeastSquares.seeded(rows=ROWS, size=5)
 
 
-# ----------------------------------------------------------------- the table
+# ------------------------------------------------------------------ the lane
 
 
-def tables(path: Path, size: int, floats: int) -> list[Table]:
-    with ThreadPoolExecutor(size) as pool:
-        found = pool.map(lambda place: meet(path, place, size, floats), range(size))
-        return list(found)
+@contextmanager
+def lanes(folder: Path, size: int, floats: int = 3) -> Generator[list[SharedLane]]:
+    spec = SharedLaneSpec(folder=folder)
+    found = [SharedLane(spec, floats, rank, 1) for rank in range(size)]
+    try:
+        yield found
+    finally:
+        for lane in found:
+            lane.close()
+
+
+@contextmanager
+def pipe() -> Generator[tuple[int, int]]:
+    """In place of the connection to a server: where it is read, and written."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def enter(found: list[SharedLane], generation: int = 1) -> None:
+    group = Group(generation, tuple(range(len(found))))
+    assert all(lane.enter(group, 0) for lane in found)
 
 
 @settings(max_examples=20, deadline=None)
@@ -54,113 +76,111 @@ def test_everybody_has_the_same_mean(
     tmp_path_factory: pytest.TempPathFactory,
     size: int, floats: int, steps: int, seed: int,
 ) -> None:  # fmt: skip
-    random = np.random.default_rng(seed)
-    members = tables(tmp_path_factory.mktemp("t") / "g", size, floats)
-    never, _ = os.pipe()
-    try:
+    random, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("lane")
+    with lanes(folder, size, floats) as members, pipe() as (never, _):
         for step in range(steps):
+            enter(members, generation=1 + step // 2)  # the first stays for two steps
             mine = random.standard_normal((size, floats)).astype("f4")
             masses = random.integers(0, 9, size).astype(float)
-            if step % 2:  # where it need not be copied
-                for member, gradient in zip(members, mine, strict=True):
-                    member.room[:] = gradient
             for member, gradient, mass in zip(members, mine, masses, strict=True):
-                member.put(member.room if step % 2 else gradient, mass)
+                if step % 2:  # where it need not be copied
+                    room = member.room
+                    assert room is not None
+                    room[:] = gradient
+                    member.put(room, mass)
+                else:
+                    member.put(gradient, mass)
                 member.call()
-            found = np.empty((size, floats), "f4")
-            for member, out in zip(members, found, strict=True):
-                assert member.wait(never)
-                member.add_up(out)
-            assert (found == found[0]).all()
+            found = [(m.wait(never), m.mean().copy()) for m in members]
+            assert all(has_all for has_all, _ in found)
+            assert all((mean == found[0][1]).all() for _, mean in found)
             wanted = mine.astype("f8").sum(0) / (masses.sum() or 1.0)
-            np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-5)
-    finally:
-        for member in members:
-            member.close()
-        os.close(never)
-        os.close(_)
-
-
-def test_nobody_waits_for_one_who_is_gone(tmp_path: Path) -> None:
-    first, second = tables(tmp_path / "g", 2, 3)
-    never, other = os.pipe()
-    first.put(np.ones(3, "f4"), 1.0)
-    second.close()
-    assert not first.wait(never)
-    first.close()
-    os.close(never)
-    os.close(other)
+            np.testing.assert_allclose(found[0][1], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_server_may_be_first(tmp_path: Path) -> None:
-    """Its word is as good as the call of a member, which comes later."""
-    first, second = tables(tmp_path / "g", 2, 3)
-    server, other = os.pipe()
-    os.write(other, b"reply")
-    out = np.empty(3, "f4")
-    for step in (1.0, 2.0):
-        first.put(np.full(3, step, "f4"), 1.0)
-        second.put(np.full(3, -3 * step, "f4"), 1.0)
+    """Its word is as good as the call of a member, which comes later, or never."""
+    with lanes(tmp_path, 2) as (first, second), pipe() as (server, other):
+        enter([first, second])
+        os.write(other, b"reply")
+        for step in (1.0, 2.0):
+            first.put(np.full(3, step, "f4"), 1.0)
+            second.put(np.full(3, -3 * step, "f4"), 1.0)
+            assert not first.wait(server)
+            np.testing.assert_array_equal(first.mean(), [-step] * 3)
+        second.call()
+        assert first.wait(server)
+        first.put(np.ones(3, "f4"), 1.0)
         assert not first.wait(server)
-        first.add_up(out)
-        np.testing.assert_array_equal(out, [-step] * 3)
-        second.call()  # for which nobody waits any more
-    assert first.wait(server)
-    first.close()
-    second.close()
-    os.close(server)
-    os.close(other)
+
+
+def test_a_call_for_a_later_step_says_that_the_earlier_one_is_there(
+    tmp_path: Path,
+) -> None:
+    with lanes(tmp_path, 2) as (first, second), pipe() as (never, _):
+        enter([first, second])
+        first.put(np.ones(3, "f4"), 1.0)
+        second.put(np.zeros(3, "f4"), 1.0)
+        second.put(np.full(3, 9.0, "f4"), 1.0)
+        second.call()
+        assert first.wait(never)
+        np.testing.assert_array_equal(first.mean(), [0.5] * 3)
+
+
+def test_who_does_not_hear_holds_up_nobody(tmp_path: Path) -> None:
+    with lanes(tmp_path, 2) as (first, second):
+        enter([first, second])
+        for _ in range(2000):  # more than any system keeps for who does not listen
+            first.put(np.ones(3, "f4"), 1.0)
+            first.call()
+        second.close()
+        first.call()
 
 
 def test_a_step_that_somebody_did_not_lay_down_is_never_added(tmp_path: Path) -> None:
-    first, second = tables(tmp_path / "g", 2, 3)
-    first.put(np.ones(3, "f4"), 1.0)
-    with pytest.raises(AssertionError, match="step 1"):
-        first.add_up(np.empty(3, "f4"))
-    first.close()
-    second.close()
+    with lanes(tmp_path, 2) as (first, second):
+        enter([first, second])
+        first.put(np.ones(3, "f4"), 1.0)
+        with pytest.raises(AssertionError, match="counts"):
+            first.mean()
 
 
-@pytest.mark.parametrize("fault", ["nobody", "memory", "stranger", "path"])
+def test_who_is_replaced_is_found_in_the_next_group(tmp_path: Path) -> None:
+    with lanes(tmp_path, 2) as (first, second), pipe() as (never, _):
+        enter([first, second])
+        second.close()
+        with closing(SharedLane(SharedLaneSpec(folder=tmp_path), 3, 1, 2)) as third:
+            enter([first, third], 2)
+            first.put(np.ones(3, "f4"), 1.0)
+            third.put(np.zeros(3, "f4"), 3.0)
+            third.call()
+            assert first.wait(never)
+            np.testing.assert_array_equal(first.mean(), [0.25] * 3)
+
+
+@pytest.mark.parametrize("fault", ["nobody", "memory", "path", "mark", "text"])
 def test_a_group_that_cannot_be_formed(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_lane, "LIMIT_S", 0.05)
-    path, place = tmp_path / "g", 0
+    """At once: whoever is in doubt goes to the server."""
+    folder, size = tmp_path, 1 if fault == "nobody" else 2
     if fault == "memory":
         monkeypatch.setattr(Slot, "make", lambda *_: None)
     if fault == "path":
-        path = tmp_path / ("g" * 120)
-    if fault == "stranger":  # at a place that there is not
-        monkeypatch.setattr(shared_lane, "LIMIT_S", 5.0)
-        threading.Thread(target=lambda: _say_seven(path / "0"), daemon=True).start()
-    before = os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else []
-    with pytest.raises(GroupBroken):
-        meet(path, place, 2, 3)
-    if fault != "stranger" and before:  # that one's own end
-        assert len(os.listdir("/proc/self/fd")) == len(before)
-
-
-def _say_seven(path: Path) -> None:
-    with shared_lane._called(path, time.monotonic() + 5.0) as line:
-        shared_lane._say(line, b"7")
-        line.recv(1)  # until it is hung up
-
-
-def test_a_group_is_entered_once(tmp_path: Path) -> None:
-    lanes = [SharedLane(SharedLaneSpec(folder=tmp_path), 3) for _ in range(2)]
-    for generation in (1, 2):
-        group = Group(generation, (4, 7))
-        enter = [
-            partial(lane.enter, group, 0, rank, nullcontext)
-            for lane, rank in zip(lanes, group.ranks, strict=True)
-        ]
-        with ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(lambda call: call(), enter)) == [True, True]
-        assert enter[0]()
-    for lane in lanes:
-        lane.close()
-        assert lane.room is None
+        folder = tmp_path / ("g" * 120)
+        folder.mkdir()
+    proc = Path("/proc/self/fd")
+    before = os.listdir(proc) if proc.is_dir() else []
+    with lanes(folder, size) as (first, *_):
+        place = folder / "1.offer"
+        if fault == "mark":
+            place.write_text(json.dumps({**json.loads(place.read_text()), "mark": "0"}))
+        if fault == "text":
+            place.write_text("{")
+        assert not first.enter(Group(1, (0, 1)), 0)
+        assert not first.enter(Group(1, (0, 1)), 0)
+    if before:
+        assert len(os.listdir(proc)) == len(before)
 
 
 # --------------------------------------------------------------------- gangs
@@ -186,21 +206,18 @@ def assert_same(one: Outcome, other: Outcome) -> None:
         np.testing.assert_allclose(mine.metrics, theirs.metrics, rtol=1e-5)
 
 
-def groups(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Steps whose mean the workers made, one number for each worker's."""
+    """Generations of the means that workers made, one for each worker's."""
     found: list[int] = []
-    before = Table.add_up
+    before = SharedLane.mean
 
-    def count(table: Table, out: Any) -> None:
-        before(table, out)
-        found.append(table._step)
+    def count(lane: SharedLane) -> Any:
+        mean = before(lane)
+        found.append(lane._step.generation)
+        return mean
 
-    monkeypatch.setattr(Table, "add_up", count)
+    monkeypatch.setattr(SharedLane, "mean", count)
     return found
 
 
@@ -212,29 +229,29 @@ def test_the_curve_is_that_of_the_server(
     found = train(setup(tmp_path, workers=workers, wants_slot=wants_slot))
     check_counts(found)
     assert_same(found, train(setup(None, workers=workers)))
-    assert groups(tmp_path) == ["0-1"]
+    assert set(counted) == {1}
     # The first step of an epoch is the server's where not all are there at once.
     most = workers * EPOCHS * (FULL + 1)
     assert most - workers * EPOCHS <= len(counted) <= most
 
 
 def test_a_step_that_is_too_short_for_all_goes_through_the_server(
-    tmp_path: Path,
+    tmp_path: Path, counted: list[int]
 ) -> None:
     order = Order(rows=FULL * BATCH + 1, shuffle=False)
     found = train(replace(setup(tmp_path), order=order))
     check_counts(found, FULL * BATCH + 1)
     assert_same(found, train(replace(setup(None), order=order)))
-    assert groups(tmp_path) == ["0-1"]
+    assert set(counted) == {1}
 
 
 def test_a_lost_worker_breaks_the_group_and_the_next_one_has_its_successor(
-    tmp_path: Path,
+    tmp_path: Path, counted: list[int]
 ) -> None:
     found = train(setup(tmp_path, watch=faults.leave(rank=1, step=5)))
     check_counts(found)
     assert len(found.of_kind("left")) == 1
-    assert len(groups(tmp_path)) > 1
+    assert len(set(counted)) > 1
     assert not found.of_kind("warning")
     zero = np.zeros(PROBLEM.size, "f4")
     assert PROBLEM.loss(found.vector) < 0.1 * PROBLEM.loss(zero)
@@ -265,7 +282,8 @@ def _fail_once(
 
 
 POINTS = [
-    ("put", False), ("put", True), ("call", False), ("call", True), ("wait", False),
+    ("enter", False), ("enter", True), ("put", False), ("put", True), ("call", False),
+    ("call", True), ("wait", False),
     ("wait", True), ("mean", False), ("mean", True),
 ]  # fmt: skip
 
@@ -294,16 +312,12 @@ def test_who_joins_later_is_in_the_next_group(tmp_path: Path) -> None:
     found = train(setup(tmp_path, workers=2, late=[2 * BATCH]))
     check_counts(found)
     assert_same(found, train(setup(None, workers=2)))
-    assert len(groups(tmp_path)) >= 1
 
 
 def test_a_group_that_cannot_be_formed_is_given_up_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: Any) -> Table:
-        raise GroupBroken("no memory at all")
-
-    monkeypatch.setattr(shared_lane, "meet", never)
+    monkeypatch.setattr(SharedLane, "enter", lambda *_: False)
     found = train(setup(tmp_path))
     check_counts(found)
     [warning] = found.of_kind("warning")
@@ -321,15 +335,35 @@ def test_a_standby_goes_on_with_groups(tmp_path: Path, counted: list[int]) -> No
 def test_the_gradient_is_written_where_others_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the second step on nobody copies it."""
-    copies: list[int] = []
-    before: Callable[..., None] = Table.put
+    """Nobody copies it."""
+    found: list[bool] = []
+    before: Callable[..., None] = SharedLane.put
 
-    def put(table: Table, gradient: Any, mass: float) -> None:
-        if not np.may_share_memory(gradient, table.room):
-            copies.append(table._step)
-        before(table, gradient, mass)
+    def put(lane: SharedLane, gradient: Any, mass: float) -> None:
+        room = lane.room
+        found.append(room is not None and np.may_share_memory(gradient, room))
+        before(lane, gradient, mass)
 
-    monkeypatch.setattr(Table, "put", put)
+    monkeypatch.setattr(SharedLane, "put", put)
     check_counts(train(setup(tmp_path, workers=2)))
-    assert copies == [0, 0]
+    assert all(found)
+    assert found
+
+
+def test_who_is_told_that_the_run_is_over_takes_no_step(tmp_path: Path) -> None:
+    """The others may not have laid anything down, and never will."""
+    with lanes(tmp_path, 2, PROBLEM.size) as members:
+        enter(members)
+        loop = object.__new__(Gang)
+        loop._shared = members[0]
+        member: Any = SimpleNamespace(
+            push_shared=lambda *_: None, confirm=lambda: True, times=Times(),
+            progress=SimpleNamespace(is_done=True),
+        )  # fmt: skip
+        loop._member = member
+        zero = np.zeros(PROBLEM.size, "f4")
+        part = Part(Piece(0, 0, 1), zero, zero[:0], 1.0, 0)
+        with pipe() as (server, other):
+            member.line_to_server = server
+            os.write(other, b"done")
+            assert loop._mean_in_shared_memory(part, 0) is None

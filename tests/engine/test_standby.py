@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from shoal.engine.machine import Machine
 from shoal.engine.orders import Order
 from shoal.engine.post import Post
 from shoal.engine.server import JOINED_AGAIN
+from shoal.engine.shared_lane import SharedLaneSpec
 from shoal.engine.wire import Head
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Outcome, Setup
@@ -136,6 +138,24 @@ def test_weights_are_what_they_would_have_been(name: str, where: str) -> None:
         for one, other in zip(calm.epochs, wild.epochs, strict=True):
             np.testing.assert_array_equal(one.vector, other.vector)
             np.testing.assert_array_equal(one.metrics, other.metrics)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_killing_the_server_of_workers_that_share_memory(
+    where: str, tmp_path: Path
+) -> None:
+    """Some of them have the mean of a step that the next server has to count."""
+    with Cluster(setup("all_reduce", has_standby=False)) as cluster:
+        calm = cluster.run()
+    for at in (5, 13, 20, 31):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        given = setup("all_reduce", lane=SharedLaneSpec(folder=folder))
+        wild = train(given, (at, where), (at, where))
+        is_exact(wild)
+        for one, other in zip(calm.epochs, wild.epochs, strict=True):
+            np.testing.assert_allclose(one.vector, other.vector, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(one.metrics, other.metrics, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -150,8 +150,8 @@ def read_hosts_file(path: Path) -> HostsFile:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(
-            f"the file of hosts cannot be read: {error}. Expected YAML with a list "
-            "`hosts`. Name such a file; docs/how-to/own-machines.md has one."
+            f"the file of hosts cannot be read: {error}. Expected YAML, in the least "
+            "`hosts: [10.0.0.1, 10.0.0.2]`, the head first. Name such a file."
         ) from error
     found = parse_hosts(text, str(path), is_json=path.suffix == ".json")
     name = found.name or path.stem
@@ -194,8 +194,12 @@ def parse_hosts(text: str, where: str, *, is_json: bool = False) -> HostsFile:
 
 
 def _wrong(where: str, what: str) -> ConfigError:
+    own = [name for name in HostsFile.model_fields if name != "hosts"]
+    each = [name for name in Host.model_fields if name not in own]
     return ConfigError(
-        f"{where}: {what}. Expected the fields that docs/how-to/own-machines.md has. "
+        f"{where}: {what}. Expected `hosts`, a list of addresses or of "
+        f"{', '.join(each)}; beside it, or in a host where it concerns one, "
+        f"{', '.join(own)}; in `environment` {', '.join(Python.model_fields)}. "
         "Correct the file; nothing was started."
     )
 

@@ -1,8 +1,8 @@
 """A worker's conversation with its server, whichever of two leads.
 
-Blocking: every question waits for its answer. Where several servers share the vector
-this one is told everything, and each of the others its part of the vectors. What is
-said lies in `member.py`.
+Nothing is asked before the last question was answered. Where several servers share the
+vector this one is told everything, and each of the others its part of the vectors. What
+is said lies in `member.py`.
 """
 
 from __future__ import annotations
@@ -64,9 +64,13 @@ class Later:
     def __init__(self, read: Callable[[], Answered]) -> None:
         self._read, self._found = read, Future[Answered]()
 
+    def done(self) -> bool:
+        """Whether it was read."""
+        return self._found.done()
+
     def exception(self) -> BaseException | None:
         """Reads it; what that raised, None for nothing."""
-        if not self._found.done():
+        if not self.done():
             try:
                 self._found.set_result(self._read())
             except BaseException as error:

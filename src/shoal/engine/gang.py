@@ -26,14 +26,16 @@ class Part(NamedTuple):
     """A worker's part of a step.
 
     Args:
-        gradient: The sum over its samples.
-        piece: They.
+        piece: Its samples.
+        gradient: The sum over them.
+        statistics: After them.
         mass: What the gradient weighs.
         doubt: See `guard`.
     """
 
-    gradient: Vector
     piece: Piece
+    gradient: Vector
+    statistics: Vector
     mass: float
     doubt: int
 
@@ -50,7 +52,8 @@ class Gang(Loop):
         self._lane: Lane | None = None
         self._shared: SharedLane | None = None
         if isinstance(spec.lane, SharedLaneSpec):
-            self._shared = SharedLane(spec.lane, size)
+            who = member.rank, member.incarnation
+            self._shared = SharedLane(spec.lane, size, *who)
         elif spec.lane is not None:
             self._lane = Lane(spec.lane, size)
 
@@ -68,35 +71,41 @@ class Gang(Loop):
 
     def _turn(self) -> None:
         """One gradient, averaged over all workers, applied by each."""
-        member = self._member
+        member, clock = self._member, self._clock()
         piece = member.progress.pieces.popleft()
-        if self._is_void([piece]):
-            self._pass(piece)
-            return
-        clock, part = self._clock(), self._gradient(piece)
-        told = part.doubt if self._guard.is_shared else SURE
-        statistics = self._backend.statistics()
+        part = (self._nothing if self._is_void([piece]) else self._learn)(piece)
+        is_told = self._guard.is_shared or part.doubt == VOID
+        told = part.doubt if is_told else SURE
         if part.doubt:
-            statistics = self._guard.cleaned(statistics)
+            part = part._replace(statistics=self._guard.cleaned(part.statistics))
         self._look()
         if self._has_shared_memory():
-            self._step_in_shared_memory(part, statistics, clock, told)
-            return
-        mean = self._mean_of_group(part.gradient, part.mass)
-        mean = member.push_gradient(
-            part.gradient, statistics, [piece], part.mass, told, mean
-        )
-        self._step(mean, part, clock)
+            mean = self._mean_in_shared_memory(part, told)
+        else:
+            mean = self._mean_of_group(part.gradient, part.mass)
+            mean = self._push(part, told, mean)
+        if mean is not None:
+            self._step(mean, part, clock)
 
-    def _gradient(self, piece: Piece) -> Part:
+    def _push(self, part: Part, told: int, mean: Vector | None = None) -> Vector:
+        """Exchanges with the server; returns the mean."""
+        return self._member.push_gradient(
+            part.gradient, part.statistics, [part.piece], part.mass, told, mean
+        )
+
+    @property
+    def _room(self) -> Vector:
+        """Where a gradient lies best."""
+        room = None if self._shared is None else self._shared.room
+        return self._member.bulk.message if room is None else room
+
+    def _learn(self, piece: Piece) -> Part:
         """Computes this worker's part of a step."""
-        member, times = self._member, self._member.times
+        member, times, gradient = self._member, self._member.times, self._room
         self._expect(piece.rows)
         began = time.perf_counter()
         data = self._reader.pieces([piece])
         read = time.perf_counter()
-        room = None if self._shared is None else self._shared.room
-        gradient = member.bulk.message if room is None else room
         with self._pacing(piece.rows):
             mass = self._backend.gradient(data, piece.gang, gradient)
             self._backend.take_metrics(member.metrics, add=False)
@@ -104,7 +113,16 @@ class Gang(Loop):
         times.data_s += read - began
         times.compute_s += time.perf_counter() - read
         self.steps += 1
-        return Part(gradient, piece, mass, self._guard.doubt(gradient, statistics))
+        doubt = self._guard.doubt(gradient, statistics)
+        return Part(piece, gradient, statistics, mass, doubt)
+
+    def _nothing(self, piece: Piece) -> Part:
+        """A part of a step whose samples are left out, by all of the gang."""
+        gradient = self._room
+        gradient[:] = self._member.metrics[:] = 0.0
+        self.steps += 1
+        self._backend.skip()
+        return Part(piece, gradient, self._backend.statistics(), 0.0, VOID)
 
     def _step(self, mean: Vector, part: Part, clock: Clock) -> None:
         """Takes a step that counts."""
@@ -119,17 +137,6 @@ class Gang(Loop):
             self._guard.apply(mean, clock, piece, self.steps, doubt)
         else:
             self._backend.apply(mean, clock)
-
-    def _pass(self, piece: Piece) -> None:
-        """A step of the gang whose samples are left out, by all of it."""
-        member, clock = self._member, self._clock()
-        member.bulk.message[:] = member.metrics[:] = 0.0
-        self.steps += 1
-        self._backend.skip()
-        part = Part(member.bulk.message, piece, 0.0, VOID)
-        statistics = self._backend.statistics()
-        mean = member.push_gradient(part.gradient, statistics, [piece], 0.0, VOID)
-        self._step(mean, part, clock)
 
     def _merged(self, clock: Clock) -> None:
         """Takes a step of which all rows were those of others."""
@@ -152,32 +159,30 @@ class Gang(Loop):
 
     def _has_shared_memory(self) -> bool:
         """Whether the next step is one of a group that shares memory."""
-        member, group = self._member, self._member.progress.group
-        if self._shared is None or group is None:
+        progress = self._member.progress
+        if self._shared is None or progress.group is None:
             return False
-        lineage = member.progress.lineage
-        return self._shared.enter(group, lineage, member.rank, member.busy)
+        return self._shared.enter(progress.group, progress.lineage)
 
-    def _step_in_shared_memory(
-        self, part: Part, statistics: Vector, clock: Clock, told: int
-    ) -> None:
-        """Lays the gradient down, says so, and makes the mean once all have."""
+    def _mean_in_shared_memory(self, part: Part, told: int) -> Vector | None:
+        """Lays the gradient down, says so, and makes the mean once all have.
+
+        Returns:
+            The mean, None where the run is over.
+        """
         member, shared = self._member, self._shared
         if shared is None:
             raise RuntimeError("a step in shared memory without any")
-        began, piece = time.perf_counter(), part.piece
+        began = time.perf_counter()
         shared.put(part.gradient, part.mass)
-        # The server first: what others have read was told.
-        member.push_shared(statistics, [piece], part.mass, told)
+        # The server first: what others could have read was told.
+        member.push_shared(part.statistics, [part.piece], part.mass, told)
         shared.call()
-        is_whole = shared.wait(member.line_to_server)
-        mean = shared.mean() if is_whole else None
+        mean = shared.mean() if shared.wait(member.line_to_server) else None
         counts = member.confirm()
         member.times.exchange_s += time.perf_counter() - began
+        if member.progress.is_done:
+            return None
         if not counts:  # not all of the round were of the group: the server makes it
-            mean = member.push_gradient(
-                part.gradient, statistics, [piece], part.mass, told
-            )
-        elif mean is None:
-            mean = shared.mean()
-        self._step(mean, part, clock)
+            return self._push(part, told)
+        return shared.mean() if mean is None else mean

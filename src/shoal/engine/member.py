@@ -61,7 +61,10 @@ class Progress:
 
 
 class Member(Conversation):
-    """A worker at its server: every question waits for its answer, but an early push.
+    """A worker at its server: every question waits for its answer.
+
+    But early pushes, and those of a gang that shares memory, whose answers are taken
+    later.
 
     Args:
         seat: Where and as whom to join.
@@ -336,7 +339,11 @@ class Member(Conversation):
         )
 
     def confirm(self) -> bool:
-        """Waits for the answer to `push_shared`: whether the group's mean counts."""
+        """Waits for the answer to `push_shared`.
+
+        Returns:
+            Whether the group's mean counts, unless the run is over.
+        """
         head, _ = self._take(*self._arrive())
         return head["kind"] != "again"
 

@@ -1,8 +1,8 @@
 """A worker's way around the server, where all workers share a machine's memory.
 
 Each lays its gradient where the others can read it, and makes the mean for itself. The
-server is told before the others are, and still decides which steps count: so whoever
-waits here may as well hear from the server that somebody will not come.
+server is told before the others are, and decides which steps count: so nobody ever
+waits for another worker, only for the server, and calls among workers merely save time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import json
 import select
 import socket
 import struct
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
-from shoal.backends.group import LIMIT_S, GroupBroken
 from shoal.engine.bulk import aligned_bytes
 from shoal.engine.instructions import Group
 from shoal.engine.slots import Slot
@@ -28,73 +25,134 @@ from shoal.engine.spread import segments
 from shoal.vectors import Vector
 
 _LINE = 64
-_NOTE = struct.Struct("<qd")  # step, mass
-_CALL = b"!"
-_MOST_CALLS = 64
-_LENGTH = struct.Struct("<I")
-_MOST_WORDS = 1 << 12
-_PAUSE_S = 0.005
+_NOTE = struct.Struct("<qqqd")  # of a step: see `Step`, and its mass
+_CALL = struct.Struct("<qqqq")  # rank, step
+_OFFER = ".offer"
+_CALLS = ".calls"
 SEGMENT = 1 << 17  # floats; shorter ones cost more in Python than in the cache
+
+
+class Step(NamedTuple):
+    """Names a step of a group; later ones are greater.
+
+    Args:
+        lineage: Of the run; a new server counts groups from the start.
+        generation: Of the group.
+        number: Of the step in it.
+    """
+
+    lineage: int
+    generation: int
+    number: int
+
+
+NEVER = Step(-1, -1, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedLaneSpec:
-    """How the workers of one machine come together.
+    """How the workers of one machine find each other.
 
     Args:
-        folder: Where they find each other; nobody else may enter it.
+        folder: Where each says where its memory is; nobody else may enter it.
+        tag: Of the run, for memory that has a name; see `slots`.
     """
 
     folder: Path
+    tag: str = ""
 
 
 @final
 class SharedLane:
-    """Averages gradients in groups, one after the other.
+    """A worker's place among those that share memory.
+
+    It has room for two gradients, in turns. Before it writes a third its second was
+    answered, for which every other member had to speak; and who speaks has read what
+    came before. So nothing is overwritten that somebody still reads.
 
     Args:
-        spec: How to come into one.
+        spec: How to find the others.
         size: Floats of the vectors.
+        rank: Of this worker.
+        incarnation: Of this worker.
     """
 
-    def __init__(self, spec: SharedLaneSpec, size: int) -> None:
-        self._spec, self._size = spec, size
+    def __init__(
+        self, spec: SharedLaneSpec, size: int, rank: int, incarnation: int
+    ) -> None:
+        self._spec, self._size, self._rank = spec, size, rank
         self._mean = aligned_bytes(4 * size).view(np.float32)
-        self._table: Table | None = None
-        self._name = ""
+        self._step, self._turn = NEVER, 0
+        self._ranks: tuple[int, ...] = ()
+        self._others: dict[int, Member] = {}
+        self._called: dict[int, Step] = {}
+        self._own: Places | None = None
+        self._line: socket.socket | None = None
+        try:
+            self._open(f"{rank}-{incarnation}")
+        except OSError as error:
+            self._note(f"no memory is shared: {error}")
+
+    def _open(self, name: str) -> None:
+        """Makes the room, and says where it is, before anybody can want to know."""
+        folder = self._spec.folder
+        made = Slot.make(Places.bytes(self._size), self._spec.tag)
+        if made is None:
+            raise OSError("there is none")
+        self._own = Places(made[0], self._size)
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._line.setblocking(False)
+        self._line.bind(str(folder / f"{name}{_CALLS}"))
+        draft = folder / name
+        draft.write_text(json.dumps({"name": name, **(made[0].offer or {})}))
+        draft.replace(folder / f"{self._rank}{_OFFER}")
 
     @property
     def room(self) -> Vector | None:
-        """Where a gradient lies best, None where that is with the server's."""
-        return None if self._table is None else self._table.room
+        """Where the next gradient lies best; None where there is no such memory."""
+        own = self._own
+        return None if own is None or self._line is None else own.vectors[self._turn]
 
-    def enter(
-        self,
-        group: Group,
-        lineage: int,
-        rank: int,
-        busy: Callable[[], AbstractContextManager[None]],
-    ) -> bool:
+    def enter(self, group: Group, lineage: int) -> bool:
         """Joins a group, unless this worker is in it; whether it is then.
 
         Args:
             group: That takes the step.
-            lineage: Of the run; a new server counts groups from the start.
-            rank: Of this worker.
-            busy: Around what takes as long as others take to come.
+            lineage: See `Step`.
         """
-        name = f"{lineage}-{group.generation}"
-        if name != self._name:
-            self.close()
-            self._name, place = name, group.ranks.index(rank)
-            folder, size = self._spec.folder / name, len(group.ranks)
+        if self._own is None or self._line is None:
+            return False
+        if self._step[:2] != (lineage, group.generation):
+            self._step = Step(lineage, group.generation, 0)
+            self._ranks = ()
             try:
-                with busy():
-                    self._table = meet(folder, place, size, self._size)
-                self._note(f"formed by {size} workers, in shared memory")
-            except GroupBroken as error:
-                self._note(f"was not formed: {error}")
-        return self._table is not None
+                for rank in group.ranks:
+                    if rank != self._rank:
+                        self._find(rank)
+                self._ranks = group.ranks
+                self._note(f"formed by {len(group.ranks)} workers, in shared memory")
+            except (OSError, ValueError, LookupError) as error:
+                self._note(f"was not formed: {type(error).__name__}: {error}")
+        return bool(self._ranks)
+
+    def _find(self, rank: int) -> None:
+        """Maps the memory of whoever has a rank now."""
+        folder = self._spec.folder
+        offer = json.loads((folder / f"{rank}{_OFFER}").read_text())
+        name = str(offer["name"])
+        known = self._others.get(rank)
+        if known is not None and known.name == name:
+            return
+        size = Places.bytes(self._size)
+        slot = Slot.attach(str(offer["path"]), size, str(offer["mark"]))
+        if slot is None:
+            raise ValueError(f"memory of worker {rank} that cannot be mapped")
+        if known is not None:
+            known.places.close()
+        line = str(folder / f"{name}{_CALLS}")
+        self._others[rank] = Member(name, Places(slot, self._size), line)
+
+    # ---------------------------------------------------------------- a step
 
     def put(self, gradient: Vector, mass: float) -> None:
         """Lays down what this worker has for the next step.
@@ -103,11 +161,22 @@ class SharedLane:
             gradient: The sum over its samples; it stays as it is.
             mass: What it weighs.
         """
-        self._at_table.put(gradient, mass)
+        own, room = self._own, self.room
+        if own is None or room is None:
+            raise RuntimeError("a gradient, and nowhere to lay it")
+        if not np.may_share_memory(gradient, room):
+            np.copyto(room, gradient)
+        self._step = self._step._replace(number=self._step.number + 1)
+        own.note(self._turn, self._step, mass)
+        self._turn ^= 1
 
     def call(self) -> None:
-        """Tells the others that it lies there."""
-        self._at_table.call()
+        """Tells the others that it lies there, as far as they can hear it."""
+        word = _CALL.pack(self._rank, *self._step)
+        for rank in self._ranks:
+            if rank != self._rank and self._line is not None:
+                with suppress(OSError):  # the server will tell as well
+                    self._line.sendto(word, self._others[rank].line)
 
     def wait(self, server: int) -> bool:
         """Waits until all have called; False once the server says something instead.
@@ -115,137 +184,41 @@ class SharedLane:
         Args:
             server: Descriptor of the connection to it.
         """
-        return self._at_table.wait(server)
+        line = self._line
+        if line is None:
+            return False
+        poll: select.poll | None = None
+        while not self._have_all_called(line):
+            if poll is None:
+                poll = select.poll()
+                poll.register(server, select.POLLIN)
+                poll.register(line, select.POLLIN)
+            if any(descriptor == server for descriptor, _ in poll.poll()):
+                return self._have_all_called(line)
+        return True
+
+    def _have_all_called(self, line: socket.socket) -> bool:
+        while True:
+            try:
+                rank, *step = _CALL.unpack(line.recv(_CALL.size))
+            except BlockingIOError:
+                break
+            self._called[rank] = max(Step(*step), self._called.get(rank, NEVER))
+        others = (rank for rank in self._ranks if rank != self._rank)
+        return all(self._called.get(rank, NEVER) >= self._step for rank in others)
 
     def mean(self) -> Vector:
         """The mean of a step that all have laid something down for, a view."""
-        self._at_table.add_up(self._mean)
-        return self._mean
-
-    @property
-    def _at_table(self) -> Table:
-        if self._table is None:
-            raise RuntimeError("this worker is in no group")
-        return self._table
-
-    def _note(self, text: str) -> None:
-        """For the worker's log."""
-        print(f"group {self._name} {text}", flush=True)  # noqa: T201
-
-    def close(self) -> None:
-        """Leaves the group, if there is one."""
-        table, self._table = self._table, None
-        if table is not None:
-            table.close()
-
-
-@final
-@dataclass(eq=False)
-class Line:
-    """To another member of a group.
-
-    Args:
-        socket: Connected to it.
-        calls: That have come: one for each step that it has laid something down for.
-        is_gone: It has left.
-    """
-
-    socket: socket.socket
-    calls: int = 0
-    is_gone: bool = False
-
-    def call(self) -> None:
-        """Says that there is something to read."""
-        with suppress(OSError):  # it is gone, which the server will tell
-            self.socket.send(_CALL)
-
-    def has_called(self, step: int) -> bool:
-        """Whether it has laid down what it has for a step."""
-        try:
-            got = self.socket.recv(_MOST_CALLS)
-        except BlockingIOError:
-            got = None
-        except OSError:
-            got = b""
-        if got is not None:
-            self.calls += len(got)
-            self.is_gone = not got
-        return self.calls >= step
-
-
-@final
-class Table:
-    """What the members of one group share: each has room for two gradients.
-
-    Who lays down the second has called, so all others have read the first: the next one
-    may lie where that was.
-
-    Args:
-        place: Of this worker among them.
-        slots: Of all, by place.
-        lines: To all others, by place.
-        size: Floats of the vectors.
-    """
-
-    def __init__(
-        self,
-        place: int,
-        slots: Sequence[Slot],
-        lines: Sequence[Line],
-        size: int,
-    ) -> None:
-        self._place, self._slots, self._lines = place, slots, lines
-        self._size, self._step = size, 0
-        at = [turn * _room_bytes(size) + _LINE for turn in (0, 1)]
-        self._notes = [[slot.bytes[a - _LINE : a] for a in at] for slot in slots]
-        self._vectors = [[s.array(a, size, np.float32) for a in at] for s in slots]
-        for line in lines:
-            line.socket.setblocking(False)
-
-    @property
-    def room(self) -> Vector:
-        """Where this worker's next gradient will lie."""
-        return self._vectors[self._place][(self._step + 1) % 2]
-
-    def put(self, gradient: Vector, mass: float) -> None:
-        """See `SharedLane`."""
-        room = self.room
-        if not np.may_share_memory(gradient, room):
-            np.copyto(room, gradient)
-        self._step += 1
-        note = self._notes[self._place][self._step % 2]
-        _NOTE.pack_into(note, 0, self._step, mass)
-
-    def call(self) -> None:
-        """See `SharedLane`."""
-        for line in self._lines:
-            line.call()
-
-    def wait(self, server: int) -> bool:
-        """See `SharedLane`."""
-        missing = [line for line in self._lines if not line.has_called(self._step)]
-        while missing:
-            if any(line.is_gone for line in missing):
-                return False
-            poll = select.poll()
-            poll.register(server, select.POLLIN)
-            for line in missing:
-                poll.register(line.socket, select.POLLIN)
-            has_answer = any(descriptor == server for descriptor, _ in poll.poll())
-            missing = [line for line in missing if not line.has_called(self._step)]
-            if has_answer and missing:
-                return False
-        return True
-
-    def add_up(self, out: Vector) -> None:
-        """Writes the mean to `out`."""
-        turn = self._step % 2
-        notes = [_NOTE.unpack_from(of[turn]) for of in self._notes]
-        if any(step != self._step for step, _ in notes):
-            raise AssertionError(f"step {self._step} of a group that has {notes}")
+        own = self._own
+        if own is None:
+            raise RuntimeError("a mean, and no memory")
+        found = [
+            (own if rank == self._rank else self._others[rank].places).find(self._step)
+            for rank in self._ranks
+        ]
         # Weights of zero come with gradients of zero, and must not become NaN.
-        total = sum(mass for _, mass in notes) or 1.0
-        first, second, *others = [of[turn] for of in self._vectors]
+        total, out = sum(mass for _, mass in found) or 1.0, self._mean
+        first, second, *others = [vector for vector, _ in found]
         with np.errstate(all="ignore"):
             for part in segments(self._size, SEGMENT):
                 to = out[part]
@@ -253,140 +226,75 @@ class Table:
                 for vector in others:
                     np.add(to, vector[part], out=to)
                 np.divide(to, total, out=to)
+        return out
+
+    def _note(self, text: str) -> None:
+        """For the worker's log."""
+        name = f"{self._step.lineage}-{self._step.generation} "
+        print(f"group {name if self._step != NEVER else ''}{text}", flush=True)  # noqa: T201
 
     def close(self) -> None:
-        """Leaves; the others see it at once."""
-        for line in self._lines:
-            line.socket.close()
-        self._vectors, self._notes = [], []
-        for slot in self._slots:
-            slot.close()
+        """Lets go of all memory."""
+        line, self._line, self._ranks = self._line, None, ()
+        if line is not None:
+            line.close()
+        for member in self._others.values():
+            member.places.close()
+        self._others.clear()
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
 
 
-def _room_bytes(size: int) -> int:
-    """Bytes of a note and a vector, so that both begin at a line of the cache."""
-    return _LINE + -(-4 * size // _LINE) * _LINE
-
-
-# ------------------------------------------------------------------- meeting
-
-
-def meet(path: Path, place: int, size: int, floats: int) -> Table:
-    """Forms a group; returns when all members are there.
+class Member(NamedTuple):
+    """Another worker.
 
     Args:
-        path: Of a folder to meet in, of this group alone.
-        place: Of this member, from 0.
-        size: How many they are.
-        floats: Of the vectors.
-
-    Raises:
-        GroupBroken: Not all came in time, or there is no memory to share.
+        name: Of its process.
+        places: Its memory.
+        line: Where it hears calls.
     """
-    until = time.monotonic() + LIMIT_S
-    made = Slot.make(2 * _room_bytes(floats))
-    if made is None:
-        raise GroupBroken("there is no memory to share")
-    slots, lines = {place: made[0]}, dict[int, socket.socket]()
-    with ExitStack() as undo:
-        undo.callback(_close, slots, lines)
-        try:
-            path.mkdir(mode=0o700, exist_ok=True)
-            _connect(path, place, size, until, lines)
-            _swap(place, slots, lines, floats)
-        except TimeoutError:
-            raise GroupBroken(f"not all came within {LIMIT_S:g} s") from None
-        except (OSError, ValueError, LookupError) as error:
-            raise GroupBroken(f"{type(error).__name__}: {error}") from error
-        undo.pop_all()
-    made[0].unlink()
-    others = [Line(lines[other]) for other in sorted(lines)]
-    return Table(place, [slots[other] for other in sorted(slots)], others, floats)
+
+    name: str
+    places: Places
+    line: str
 
 
-def _close(slots: dict[int, Slot], lines: dict[int, socket.socket]) -> None:
-    for line in lines.values():
-        line.close()
-    for slot in slots.values():
-        slot.close()
+@final
+class Places:
+    """A worker's room for two gradients, as it and the others see it.
 
+    Args:
+        slot: Shared memory.
+        size: Floats of a gradient.
+    """
 
-def _connect(
-    path: Path, place: int, size: int, until: float, lines: dict[int, socket.socket]
-) -> None:
-    """Calls all who have a lower place, and is called by all others."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path / str(place)))
-        listener.listen(size)
-        for other in range(place):
-            lines[other] = line = _called(path / str(other), until)
-            _say(line, str(place).encode())
-        while len(lines) < size - 1:
-            listener.settimeout(max(0.001, until - time.monotonic()))
-            line, _ = listener.accept()
-            with ExitStack() as undo:
-                undo.callback(line.close)
-                line.settimeout(max(0.001, until - time.monotonic()))
-                other = int(_said(line))
-                if not place < other < size or other in lines:
-                    raise ValueError(f"a member at place {other} of {size}")
-                undo.pop_all()
-            lines[other] = line
+    def __init__(self, slot: Slot, size: int) -> None:
+        self._slot = slot
+        at = [turn * self.bytes(size) // 2 for turn in (0, 1)]
+        self._notes = [slot.bytes[start : start + _LINE] for start in at]
+        self.vectors = [slot.array(start + _LINE, size, np.float32) for start in at]
 
+    @staticmethod
+    def bytes(size: int) -> int:
+        """Of both; each begins at a line of the cache."""
+        return 2 * (_LINE + -(-4 * size // _LINE) * _LINE)
 
-def _called(path: Path, until: float) -> socket.socket:
-    """A connection to a member, once it listens."""
-    while True:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        line.settimeout(max(0.001, until - time.monotonic()))
-        try:
-            line.connect(str(path))
-            return line
-        except (FileNotFoundError, ConnectionRefusedError):
-            line.close()
-            if time.monotonic() > until:
-                raise TimeoutError from None
-            time.sleep(_PAUSE_S)
-        except BaseException:
-            line.close()
-            raise
+    def note(self, turn: int, step: Step, mass: float) -> None:
+        """Says what lies at a place, once it lies there."""
+        _NOTE.pack_into(self._notes[turn], 0, *step, mass)
 
+    def find(self, step: Step) -> tuple[Vector, float]:
+        """The gradient of a step that counts, and its mass."""
+        for note, vector in zip(self._notes, self.vectors, strict=True):
+            *found, mass = _NOTE.unpack_from(note)
+            if Step(*found) == step:
+                return vector, mass
+        raise AssertionError(f"{step} counts, and somebody has not laid it down")
 
-def _swap(
-    place: int, slots: dict[int, Slot], lines: dict[int, socket.socket], floats: int
-) -> None:
-    """Maps what the others have made, and waits until they have mapped this one's."""
-    offer = json.dumps(slots[place].offer).encode()
-    for line in lines.values():
-        _say(line, offer)
-    for other, line in lines.items():
-        given = json.loads(_said(line))
-        found = Slot.attach(given["path"], 2 * _room_bytes(floats), given["mark"])
-        if found is None:
-            raise ValueError("memory of another member that cannot be mapped")
-        slots[other] = found
-    for line in lines.values():
-        _say(line, b"mapped")
-    for line in lines.values():
-        _said(line)
-
-
-def _say(line: socket.socket, words: bytes) -> None:
-    line.sendall(_LENGTH.pack(len(words)) + words)
-
-
-def _said(line: socket.socket) -> bytes:
-    [length] = _LENGTH.unpack(_exactly(line, _LENGTH.size))
-    if length > _MOST_WORDS:
-        raise ValueError(f"{length} bytes where a few words were expected")
-    return _exactly(line, length)
-
-
-def _exactly(line: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = line.recv(count - len(data))
-        if not more:
-            raise ConnectionResetError("another member hung up")
-        data += more
-    return data
+    def close(self) -> None:
+        """Lets go of the memory."""
+        for note in self._notes:
+            note.release()
+        self.vectors, self._notes = [], []
+        self._slot.close()

@@ -173,7 +173,7 @@ class Staff:
         grace_s = 0.0 if is_hung else LAST_WORDS_S
         for hand in self._hands.values():
             if hand.rank == rank and not hand.ends_at:
-                hand.reason = f"lost its connection: {reason}"
+                hand.reason = reason if is_hung else f"lost its connection: {reason}"
                 hand.ends_at = time.monotonic() + grace_s
 
     def workers(self) -> dict[int, str]:

@@ -16,8 +16,8 @@ from shoal.registry import did_you_mean
 
 COLLECTIVES = ("auto", "native", "server", "shared")
 MOST_SHARED_BYTES = 32 << 20
-"""Of gradients of all workers. Each reads all of them, and keeps room for two more and
-for a state to go back to; with longer ones the server's way costs no more."""
+"""Of gradients of all workers. Each reads all of them, and has room for two of its own
+and a mean; with longer ones the server's way costs no more."""
 
 
 def choose_collective(

@@ -33,6 +33,7 @@ from shoal.engine.opening import (
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.sequencer import Rules
 from shoal.engine.shared_lane import SharedLaneSpec
+from shoal.engine.slots import tag_of
 from shoal.engine.stage import Stage
 from shoal.engine.tls import identity_for
 from shoal.engine.worker import WATCH, WorkerSpec
@@ -310,12 +311,12 @@ def _memory_share(plan: Plan, hint: int) -> float:
     return plan.places[hint % len(plan.places)].share if plan.places else 1.0
 
 
-def _lane(plan: Plan, stage: Stage) -> LaneSpec | SharedLaneSpec | None:
+def _lane(plan: Plan, stage: Stage, tag: str) -> LaneSpec | SharedLaneSpec | None:
     """How workers come into groups of their own."""
     if plan.collective == "server":
         return None
     if plan.collective == "shared":
-        return SharedLaneSpec(folder=stage.make_folder())
+        return SharedLaneSpec(folder=stage.make_folder(), tag=tag)
     return LaneSpec(
         open_group=OpenGroup(name=plan.backend),
         folder=stage.make_folder(),
@@ -377,7 +378,7 @@ def _give(
     )
     began = float(int(step_variable(model).numpy()))
     open_source = _opening(work.source, stage.blob)
-    lane = _lane(plan, stage)
+    lane = _lane(plan, stage, tag_of(secret))
 
     def make(hint: int, token: str) -> WorkerSpec:
         seat = Seat(
