@@ -18,13 +18,15 @@ from unittest import mock
 from shoal.engine import (
     calling,
     conversation,
+    gang,
     leading,
+    loop,
     machine,
     member,
     mirror,
     server,
     standby,
-    worker,
+    windows,
 )
 from shoal.engine.conversation import Answered
 from shoal.engine.leading import Leader
@@ -322,7 +324,8 @@ def _simulated(network: Network) -> Generator[None]:
     """The engine's own clock and connections, exchanged for those of a run."""
     with ExitStack() as stack:
         modules = (
-            calling, leading, machine, member, mirror, server, standby, worker
+            calling, gang, leading, loop, machine, member, mirror, server, standby,
+            windows,
         )  # fmt: skip
         for module in modules:
             stack.enter_context(mock.patch.object(module, "time", network))
