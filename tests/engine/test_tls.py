@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import secrets
 import socket
 import ssl
+import struct
 import sys
 import tempfile
 import threading
@@ -197,6 +199,52 @@ def test_a_handshake_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
             assert shut_out(connection) == b""
         monkeypatch.undo()
         runs_well(cluster)
+
+
+RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: to close is to reset
+
+
+@contextmanager
+def reset() -> Iterator[socket.socket]:
+    """A socket whose other end has hung up rudely."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname(), timeout=20)
+        accepted, _ = listener.accept()
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    accepted.close()
+    with caller:
+        yield caller
+
+
+def test_a_reset_before_tls_leaves_no_socket_open() -> None:
+    """Python would leave it to the collector, which warns: see pytest's settings."""
+    certificate = tls.make_identity().certificate
+    wraps = (
+        partial(tls.wrap_caller, certificate=certificate),
+        partial(tls.wrap_callee, context=CONTEXT),
+    )
+    for wrap in wraps:
+        with reset() as connection, pytest.raises(ConnectionResetError):
+            wrap(connection)
+    gc.collect()
+
+
+def test_a_reset_at_any_time_before_tls_is_a_server_that_hung_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That it is not connected is no `ConnectionError` to Python."""
+    certificate = tls.make_identity().certificate
+    for takes_word in (False, True):
+        with reset() as connection:
+            if takes_word:
+                with pytest.raises(ConnectionResetError):
+                    connection.recv(1)
+            monkeypatch.setattr(
+                socket, "create_connection", lambda *_, c=connection, **__: c
+            )
+            with pytest.raises(ConnectionResetError, match="hung up"):
+                Link(("127.0.0.1", 1), SECRET, certificate=certificate)
+            monkeypatch.undo()
 
 
 def test_a_server_that_does_not_shake_hands_is_left_in_time() -> None:

@@ -104,10 +104,34 @@ def identity_for(host: str) -> Identity | None:
     return None if is_loopback(host) else make_identity()
 
 
+@final
+class _Socket(ssl.SSLSocket):
+    """Closes itself where the other end has hung up before TLS began.
+
+    Python asks such a socket for its first byte while it makes it, and leaves it open
+    if that fails. Nobody else has hold of it then. Frames are read by `recv_into`.
+    """
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """Receives, or closes the socket."""
+        try:
+            return super().recv(buflen, flags)
+        except ConnectionError:
+            self.close()
+            raise
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    """What both ends have in common."""
+    context = ssl.SSLContext(protocol)
+    context.sslsocket_class = _Socket
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
 def server_context(identity: Identity) -> ssl.SSLContext:
     """The server's end. It asks callers for no certificate: they prove the secret."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
     # Tickets would be records that make a socket readable and carry nothing.
     context.num_tickets = 0
     certificate = ssl.DER_cert_to_PEM_cert(identity.certificate).encode()
@@ -122,8 +146,7 @@ def server_context(identity: Identity) -> ssl.SSLContext:
 
 def client_context(certificate: bytes) -> ssl.SSLContext:
     """A caller's end: takes this certificate and no other."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate)
@@ -131,7 +154,11 @@ def client_context(certificate: bytes) -> ssl.SSLContext:
 
 
 def wrap_caller(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
-    """A caller's socket with TLS on it, before the handshake."""
+    """A caller's socket with TLS on it, before the handshake.
+
+    Raises:
+        OSError: The server has hung up.
+    """
     context = client_context(certificate)
     return context.wrap_socket(connection, do_handshake_on_connect=False)
 

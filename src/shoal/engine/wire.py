@@ -140,7 +140,10 @@ class Link:
     def _encrypt(self, certificate: bytes) -> None:
         """Shakes hands; the server may take its time to start."""
         self.socket.setblocking(False)
-        wrapped = self.socket = tls.wrap_caller(self.socket, certificate)
+        try:
+            wrapped = self.socket = tls.wrap_caller(self.socket, certificate)
+        except OSError as error:
+            raise self._hung_up(f"before TLS began ({error})") from None
         while True:
             try:
                 wrapped.do_handshake()
@@ -149,9 +152,7 @@ class Link:
                 self._wait()
             except ssl.SSLCertVerificationError:
                 raise self._wrong_certificate() from None
-            except ssl.SSLError as error:
-                raise self._hung_up(f"in the handshake of TLS ({error})") from None
-            except ConnectionError as error:
+            except OSError as error:  # that it is not connected is no ConnectionError
                 raise self._hung_up(f"in the handshake of TLS ({error})") from None
         if not tls.is_pinned(wrapped, certificate):
             raise self._wrong_certificate()
