@@ -15,10 +15,11 @@ import pytest
 
 from shoal.engine import connections as module
 from shoal.engine import porch
-from shoal.engine.channel import MOST_WAITING, TURN_FRAMES
+from shoal.engine.channel import LATER, MOST_WAITING, TURN_FRAMES
 from shoal.engine.greeting import ANSWER_BYTES, Caller, worker_secret
 from shoal.engine.porch import SAVED_S, SHARE, Porch
 from shoal.engine.strangers import EVERY_S, Strangers
+from shoal.engine.tls import wrap_caller
 from shoal.engine.wire import Link, pack_head
 from shoal.engine.words import MOST_NAME, failure, hint_of, names
 from shoal.testing.inline import Cluster
@@ -40,6 +41,9 @@ def greeted(cluster: Cluster, buffer: int = 1 << 16) -> socket.socket:
     connection.settimeout(20)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     connection.connect(cluster.address)
+    if cluster.certificate is not None:
+        connection = wrap_caller(connection, cluster.certificate)
+        connection.do_handshake()
     talk = Caller(worker_secret(cluster.secret))
     connection.sendall(talk.hello)
     answer = b""
@@ -148,12 +152,15 @@ def test_a_worker_without_a_place_is_refused_and_no_stranger() -> None:
     assert not [e for e in events if e["kind"] == "stranger"]
 
 
-def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever() -> None:
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever(
+    has_tls: bool,
+) -> None:
     """Answers to it would fill the server's memory."""
     push = {"kind": "push", "lineage": 0, "sequence": 1, "pieces": [], "steps": 1,
             "samples": 1.0, "times": [0, 0, 0, 0]}  # fmt: skip
     ask = pack_head(push, 0) * 100
-    with Cluster(setup()) as cluster, ExitStack() as stack:
+    with Cluster(setup(has_tls=has_tls)) as cluster, ExitStack() as stack:
         door = cluster.server._connections._socket
         door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = stack.enter_context(greeted(cluster, buffer=4096))
@@ -168,7 +175,7 @@ def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever() -> None:
             left = left or ask
             try:
                 left = left[connection.send(left) :]
-            except BlockingIOError:
+            except LATER:
                 refused += peer.channel.is_congested
                 select.select([], [connection], [], 0.001)
         assert len(peer.channel._out) <= MOST_WAITING + TURN_FRAMES

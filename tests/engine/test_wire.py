@@ -9,6 +9,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import NamedTuple
 
 import hypothesis.strategies as st
 import psutil
@@ -19,6 +21,7 @@ from shoal.engine import channel as module
 from shoal.engine.channel import STRANGER_HEAD_BYTES, Channel
 from shoal.engine.greeting import ANSWER_BYTES, HELLO_BYTES, Caller
 from shoal.engine.wire import (
+    AHEAD_BYTES,
     HEADER,
     MAGIC,
     MAX_HEAD_BYTES,
@@ -87,9 +90,41 @@ def frames(channel: Channel) -> list[tuple[dict, bytes]]:
     """Reads until something is complete."""
     found: list = []
     while not found:
-        wait_readable(channel.socket)
+        if not channel.has_input:
+            wait_readable(channel.socket)
         found = channel.read()
+    return told(found)
+
+
+def told(found: list[tuple[dict, memoryview]]) -> list[tuple[dict, bytes]]:
+    """Copies of frames."""
     return [(head, bytes(body)) for head, body in found]
+
+
+class Stream(NamedTuple):
+    """Frames, and their bytes in parts that end anywhere."""
+
+    frames: list[tuple[dict, bytes]]
+    parts: list[bytes]
+
+
+def stream_of(lengths: list[tuple[int, int]], cuts: list[int]) -> Stream:
+    said = [
+        ({"kind": "k" * name}, bytes([place % 256]) * size)
+        for place, (name, size) in enumerate(lengths)
+    ]
+    data = b"".join(pack_head(head, len(body)) + body for head, body in said)
+    places = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
+    return Stream(said, [data[a:b] for a, b in pairwise(places)])
+
+
+_NEAR = st.integers(AHEAD_BYTES - 40, AHEAD_BYTES + 40)
+_LENGTHS = st.tuples(st.integers(1, 60) | _NEAR, st.integers(0, 120) | _NEAR)
+STREAMS = st.builds(
+    stream_of,
+    st.lists(_LENGTHS, min_size=1, max_size=8),
+    st.lists(st.integers(0, 1 << 20), max_size=12),
+)
 
 
 def wait_readable(connection: socket.socket) -> None:
@@ -215,6 +250,24 @@ class TestFrames:
             caller.sendall(pack_head({"kind": "c"}, 5) + b"12345")
             assert frames(channel) == [({"kind": "c"}, b"12345")]
             assert bytes(inbox) == b"5678"
+
+    @settings(max_examples=60, deadline=None)
+    @given(STREAMS)
+    def test_come_whole_however_they_lie_together(self, stream: Stream) -> None:
+        """What is read with a header may be a part of the frame, or the next ones."""
+        with pair() as (caller, channel):
+            greet(caller, channel)
+            channel.inbox = memoryview(bytearray(100))
+            found: list[tuple[dict, bytes]] = []
+            for part in stream.parts:
+                caller.sendall(part)
+                wait_readable(channel.socket)
+                found += told(channel.read())
+                while channel.has_input:
+                    found += told(channel.read())
+            while len(found) < len(stream.frames):
+                found += frames(channel)
+            assert found == stream.frames
 
     def test_bytes_on_their_way_are_seen_before_they_are_a_frame(self) -> None:
         text = pack_head({"kind": "push"}, 5000) + bytes(5000)
@@ -382,9 +435,8 @@ def echo(connection: socket.socket) -> None:
     channel.admit()
     with suppress(ConnectionResetError):
         while True:
-            wait_readable(connection)
-            for head, body in channel.read():
-                channel.send(head, bytes(body))
+            for head, body in frames(channel):
+                channel.send(head, body)
 
 
 class TestLink:
@@ -402,6 +454,43 @@ class TestLink:
             link.send({"kind": "three"}, b"123456789")
             assert bytes(link.receive(space)[1]) == b"123456789"
             assert not link.has_input(0)
+            link.close()
+
+    @settings(max_examples=60, deadline=None)
+    @given(STREAMS)
+    def test_takes_frames_however_they_lie_together(self, stream: Stream) -> None:
+        def serve(connection: socket.socket) -> None:
+            channel = Channel(connection, SECRET, max_body_bytes=LIMIT)
+            read_greeting(channel)
+            connection.setblocking(True)
+            for part in stream.parts:
+                connection.sendall(part)
+
+        with listening(serve) as address:
+            link = Link(address, SECRET)
+            space = memoryview(bytearray(100))
+            found = [told([link.receive(space)])[0] for _ in stream.frames]
+            assert found == stream.frames
+            assert not link.has_pending
+            link.close()
+
+    def test_time_that_runs_out_within_a_header_loses_nothing(self) -> None:
+        text = pack_head({"kind": "late"}, 0)
+        goes_on = threading.Event()
+
+        def serve(connection: socket.socket) -> None:
+            read_greeting(Channel(connection, SECRET, max_body_bytes=LIMIT))
+            connection.setblocking(True)
+            connection.sendall(text[:9])
+            assert goes_on.wait(20)
+            connection.sendall(text[9:])
+
+        with listening(serve) as address:
+            link = Link(address, SECRET)
+            with pytest.raises(ExchangeTimeout):
+                link.receive(timeout_s=0.01)
+            goes_on.set()
+            assert link.receive()[0] == {"kind": "late"}
             link.close()
 
     def test_waits_no_longer_than_told(self) -> None:

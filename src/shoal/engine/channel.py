@@ -20,6 +20,7 @@ import numpy as np
 from shoal.engine import tls
 from shoal.engine.greeting import HELLO_BYTES, TAG_BYTES, Callee, NoProof
 from shoal.engine.wire import (
+    AHEAD_BYTES,
     HEADER,
     BadFrame,
     Head,
@@ -32,6 +33,7 @@ from shoal.engine.wire import (
 STRANGER_HEAD_BYTES = 1 << 14  # of a peer that has not said what it is
 TURN_BYTES = 8 << 20  # taken from one peer before others are heard
 TURN_FRAMES = 64
+SHORT = ("header", "head")
 MOST_WAITING = 64  # parts of frames; whoever does not read them is not heard either
 
 # What a socket says that can do no more now.
@@ -97,15 +99,24 @@ class Channel:
         self._seen_unread = 0
         self._stage, self._wanted, self._filled = "", memoryview(b""), 0
         self._expect("hello" if context is None else "handshake", _memory(HELLO_BYTES))
+        self._room = self._ahead = memoryview(b"")
         self.inbox: memoryview | None = None
         """Where bodies go when they fit; otherwise into fresh memory."""
 
     @classmethod
     def of(
-        cls, connection: socket.socket, secret: bytes, max_body_bytes: int
+        cls, connection: socket.socket, ahead: bytes, secret: bytes, max_body_bytes: int
     ) -> Channel:
-        """A connection whose other end was called, and has greeted."""
+        """A connection whose other end was called, and has greeted.
+
+        Args:
+            connection: It is owned from now on.
+            ahead: What was read of it already.
+            secret: The run's.
+            max_body_bytes: Larger frames are refused.
+        """
         channel = cls(connection, secret, max_body_bytes=max_body_bytes)
+        channel._ahead = memoryview(ahead)
         if isinstance(connection, ssl.SSLSocket):
             channel._tls = connection
         channel.is_proven = channel._is_admitted = True
@@ -143,6 +154,8 @@ class Channel:
     @property
     def has_input(self) -> bool:
         """Whether bytes wait here that no selector knows of."""
+        if self._ahead:
+            return True
         return self._tls is not None and self._tls.pending() > 0
 
     def send(self, head: Head, *body: memoryview | bytes) -> None:
@@ -213,9 +226,28 @@ class Channel:
         return frames
 
     def _receive(self) -> int | None:
-        """Bytes that came, 0 at the end, None for none yet."""
+        """Bytes that came, 0 at the end, None for none yet.
+
+        With a header comes what the socket has behind it, most often the whole frame.
+        """
+        wanted = self._wanted[self._filled :]
+        if not self._ahead:
+            if self._stage not in SHORT:
+                return self._take(wanted)
+            if not self._room:
+                self._room = memoryview(bytearray(AHEAD_BYTES))
+            got = self._take(self._room)
+            if not got:
+                return got
+            self._ahead = self._room[:got]
+        count = min(len(wanted), len(self._ahead))
+        wanted[:count] = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        return count
+
+    def _take(self, target: memoryview) -> int | None:
         try:
-            return self.socket.recv_into(self._wanted[self._filled :])
+            return self.socket.recv_into(target)
         except LATER:
             return None
         except OSError:

@@ -43,6 +43,7 @@ class Peer:
         parcels: Of a worker's vectors, None where they are not encoded.
         is_settled: A worker has said whether it mapped it.
         is_asking: It has said something on this connection, and was not answered.
+        events: That the selector waits for.
         is_hung: It was dropped for its silence.
         is_refused: It proved the secret, and was turned away.
     """
@@ -56,6 +57,7 @@ class Peer:
     parcels: Parcels | None = None
     is_settled: bool = False
     is_asking: bool = False
+    events: int = selectors.EVENT_READ
     is_hung: bool = False
     is_refused: bool = False
 
@@ -125,18 +127,24 @@ class Connections:
         for peer in eager:
             if self._peers.get(peer.channel.socket.fileno()) is peer:
                 self._hear(peer, selectors.EVENT_READ)
+        has_visitors = False
         for key, mask in found:
-            if not isinstance(key.data, Peer):
-                if key.data is not None:  # see `watch`; the porch is visited below
-                    key.data()
+            if key.data is None:
+                has_visitors = True
+            elif not isinstance(key.data, Peer):  # see `watch`
+                key.data()
             elif self._peers.get(key.fd) is key.data:
                 self._hear(key.data, mask)
+        if has_visitors:
+            self._receive_visitors()
+        self._drop_lost()
+
+    def _receive_visitors(self) -> None:
         for key, mask in self._porch.visit():
             if key.data is None:
                 self._accept()
             elif self._strangers.get(key.fd) is key.data:
                 self._hear(key.data, mask)
-        self._drop_lost()
 
     def adopt(self, link: Link, role: str) -> Peer:
         """Hears whom this end has called, as if it had been called.
@@ -145,11 +153,11 @@ class Connections:
             link: It is owned from now on.
             role: Of the other end.
         """
-        channel = Channel.of(link.socket, self._secret, self._limit)
+        channel = Channel.of(*link.give_up_socket(), self._secret, self._limit)
         peer = Peer(channel=channel, name=role, role=role)
         self._peers[channel.socket.fileno()] = peer
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
-        self._eager.append(peer)  # TLS may hold what came with the greeting
+        self._eager.append(peer)  # of what came with the greeting no selector knows
         return peer
 
     def watch(self, socket_: socket.socket, hear: Callable[[], None]) -> None:
@@ -161,7 +169,8 @@ class Connections:
         self._selector.unregister(socket_)
 
     def _hear(self, peer: Peer, mask: int) -> None:
-        self._attend(peer, mask)
+        # What it wants may have changed since the selector was asked.
+        self._attend(peer, mask & peer.events)
         self._drop_lost()
 
     def _drop_lost(self) -> None:
@@ -261,6 +270,7 @@ class Connections:
         self._porch.selector.unregister(connection)
         del self._strangers[connection.fileno()]
         self._selector.register(connection, selectors.EVENT_READ, peer)
+        peer.events = selectors.EVENT_READ
         peer.channel.admit()
 
     def _attend(self, peer: Peer, mask: int) -> None:
@@ -275,9 +285,10 @@ class Connections:
         except OSError as error:
             self.drop(peer, str(error) or "connection lost")
         else:
-            if peer.channel.has_input:
-                self._eager.append(peer)
             self._send_rest(peer)
+            # Who is congested is heard again when its socket takes more.
+            if peer.channel.has_input and peer.events & selectors.EVENT_READ:
+                self._eager.append(peer)
 
     def _deliver(self, peer: Peer, head: Head, body: memoryview) -> None:
         self.listener.on_frame(peer, head, body)
@@ -309,6 +320,6 @@ class Connections:
             wanted = 0
         if peer.channel.has_output:
             wanted |= selectors.EVENT_WRITE
-        selector = self._selector_of(peer)
-        if selector.get_key(connection).events != wanted:
-            selector.modify(connection, wanted, peer)
+        if peer.events != wanted:
+            self._selector_of(peer).modify(connection, wanted, peer)
+            peer.events = wanted

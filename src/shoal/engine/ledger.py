@@ -38,7 +38,10 @@ class Ranges:
     bounds: list[int] = field(default_factory=list[int])
 
     def __len__(self) -> int:
-        return sum(self.bounds[1::2]) - sum(self.bounds[::2])
+        bounds = self.bounds
+        if len(bounds) == 2:  # as it is almost always
+            return bounds[1] - bounds[0]
+        return sum(bounds[1::2]) - sum(bounds[::2])
 
     def add(self, start: int, stop: int) -> None:
         """Adds a range; it may touch or overlap others, or be empty."""
@@ -227,9 +230,12 @@ class Ledger:
             for place, lease in enumerate(left):
                 inside = lease.start <= piece.start < piece.stop <= lease.stop
                 if lease.epoch == piece.epoch and inside:
-                    before = lease._replace(stop=piece.start)
-                    after = lease._replace(start=piece.stop)
-                    left[place : place + 1] = [p for p in (before, after) if p.rows]
+                    rest = (lease.start, piece.start), (piece.stop, lease.stop)
+                    left[place : place + 1] = [
+                        Piece(lease.epoch, start, stop, lease.gang)
+                        for start, stop in rest
+                        if start < stop
+                    ]
                     break
             else:
                 return None

@@ -21,12 +21,14 @@ from shoal.engine.greeting import ANSWER_BYTES, Caller, NoProof
 from shoal.errors import ExchangeTimeout, ShoalError
 
 Head: TypeAlias = dict[str, Any]
+Octets: TypeAlias = bytes | bytearray | memoryview
 
 MAGIC = b"SHL1"
 HEADER = struct.Struct("!4sIQ")  # magic, bytes of head, bytes of body
 MAX_HEAD_BYTES = 1 << 20
 GREETING_TIMEOUT_S = 10.0
 LOOK_S = 0.1
+AHEAD_BYTES = 1 << 12  # read together with a header: most frames are shorter
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once, not each time
 
 
@@ -41,7 +43,7 @@ def pack_head(head: Head, body_bytes: int) -> bytes:
 
 
 def unpack_header(
-    data: bytes | bytearray, max_body_bytes: int, max_head_bytes: int = MAX_HEAD_BYTES
+    data: Octets, max_body_bytes: int, max_head_bytes: int = MAX_HEAD_BYTES
 ) -> tuple[int, int]:
     """Sizes of head and body.
 
@@ -56,7 +58,7 @@ def unpack_header(
     return head_bytes, body_bytes
 
 
-def unpack_head(data: bytes | bytearray) -> Head:
+def unpack_head(data: Octets) -> Head:
     """The JSON head of a frame.
 
     Raises:
@@ -108,6 +110,7 @@ class Link:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._max_body_bytes, self._meanwhile = max_body_bytes, meanwhile
+        self._room, self._ahead = memoryview(bytearray(AHEAD_BYTES)), memoryview(b"")
         self._place = f"{address[0]}:{address[1]}"
         self._until = time.monotonic() + timeout_s
         try:
@@ -204,13 +207,43 @@ class Link:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            try:
-                got = self.socket.recv_into(view)
-            except ssl.SSLError as error:  # cut off where TLS did not expect it
-                raise ConnectionResetError(str(error)) from None
-            if got == 0:
-                raise ConnectionResetError("the peer closed the connection")
-            view = view[got:]
+            view = view[self._take(view) :]
+
+    def _take(self, view: memoryview) -> int:
+        try:
+            got = self.socket.recv_into(view)
+        except ssl.SSLError as error:  # cut off where TLS did not expect it
+            raise ConnectionResetError(str(error)) from None
+        if got == 0:
+            raise ConnectionResetError("the peer closed the connection")
+        return got
+
+    def _next(self, count: int) -> memoryview:
+        """The next bytes, which stay until more are asked for."""
+        if count > AHEAD_BYTES:
+            data = memoryview(bytearray(count))
+            self._fill(data[self._from_ahead(data) :])
+            return data
+        if len(self._ahead) < count:
+            filled = len(self._ahead)
+            self._room[:filled] = self._ahead
+            self._ahead = self._room[:filled]
+            while filled < count:
+                filled += self._take(self._room[filled:])
+                self._ahead = self._room[:filled]
+        data, self._ahead = self._ahead[:count], self._ahead[count:]
+        return data
+
+    def _from_ahead(self, view: memoryview) -> int:
+        """Moves what was read ahead to where it belongs; how many bytes."""
+        count = min(len(view), len(self._ahead))
+        view[:count] = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        return count
+
+    def give_up_socket(self) -> tuple[socket.socket, bytes]:
+        """The connection for somebody else, and what was read of it already."""
+        return self.socket, bytes(self._ahead)
 
     @property
     def is_local(self) -> bool:
@@ -231,6 +264,8 @@ class Link:
     @property
     def has_pending(self) -> bool:
         """Whether bytes wait here that no selector knows of."""
+        if self._ahead:
+            return True
         return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
 
     def has_input(self, timeout_s: float) -> bool:
@@ -270,20 +305,24 @@ class Link:
             TimeoutError: Nothing more came within `stall_s`.
             ConnectionResetError: The peer is gone.
         """
-        self.socket.settimeout(timeout_s)
+        has_limits = timeout_s is not None or stall_s is not None
+        if has_limits:
+            self.socket.settimeout(timeout_s)
         try:
-            header = self._exactly(HEADER.size)
+            header = self._next(HEADER.size)
         except TimeoutError:
             raise ExchangeTimeout(f"no frame came within {timeout_s:g} s") from None
-        self.socket.settimeout(stall_s)
         head_bytes, body_bytes = unpack_header(header, self._max_body_bytes)
-        head = unpack_head(self._exactly(head_bytes))
+        if has_limits:
+            self.socket.settimeout(stall_s)
+        head = unpack_head(self._next(head_bytes))
         fits = into is not None and body_bytes <= len(into)
         body = into[:body_bytes] if fits and into is not None else None
         if body is None:
             body = memoryview(bytearray(body_bytes))
-        self._fill(body)
-        self.socket.settimeout(None)
+        self._fill(body[self._from_ahead(body) :])
+        if has_limits:
+            self.socket.settimeout(None)
         return head, body
 
     def close(self) -> None:
