@@ -7,7 +7,6 @@ plan made and the data written, workers have done that.
 from __future__ import annotations
 
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias, final
 from shoal.engine.pair import Pair
 from shoal.launchers.base import Exit, Launcher, Preload, Role
 from shoal.launchers.process import ProcessLauncher
+from shoal.launchers.scratch import Scratch
 from shoal.launchers.shared import SharedBlob
 
 
@@ -77,7 +77,7 @@ class Stage:
         self._is_resting = False
         self._owns_blob = blob is None
         self.blob = SharedBlob() if blob is None else blob
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Scratch | None = None
         self._launcher = ProcessLauncher((self.blob.descriptor,), through)
         self._pairs = [Pair("server", host, self._start_server)]
         self._workers: Launcher = self._launcher
@@ -186,9 +186,9 @@ class Stage:
 
     def make_folder(self) -> Path:
         """Makes an empty folder that all processes can see; it ends with the stage."""
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="shoal-")
-        return Path(tempfile.mkdtemp(dir=self._folder.name))
+        if self._scratch is None:
+            self._scratch = Scratch()
+        return self._scratch.make_folder()
 
     def echo(self, tell: Callable[[str, str], None] | None) -> None:
         """Tells of each line that a process writes: the name of its role, the line.
@@ -292,8 +292,8 @@ class Stage:
             launcher.close()
         for pair in self._pairs:
             pair.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        if self._scratch is not None:
+            self._scratch.close()
         if self._owns_blob:
             self._owns_blob = False
             self.blob.close()

@@ -1,0 +1,101 @@
+"""Folders that end with their owner, or with the next one's beginning."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shoal.launchers.scratch import LOCK, PREFIX, Scratch, sweep
+
+OWNER = """
+from shoal.launchers.scratch import Scratch
+scratch = Scratch()
+(scratch.make_folder() / "offer").write_text("x")
+print(scratch.path, flush=True)
+input()
+"""
+
+FORK = """
+import os
+from shoal.launchers.scratch import Scratch
+scratch = Scratch()
+child = os.fork()
+if child == 0:
+    scratch.close()
+    os._exit(0)
+os.waitpid(child, 0)
+assert scratch.path.is_dir()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def owner() -> tuple[subprocess.Popen[str], Path]:
+    """Another process with a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_a_folder_ends_with_its_owner(temporary: Path) -> None:
+    scratch = Scratch()
+    one, other = scratch.make_folder(), scratch.make_folder()
+    assert one.is_dir()
+    assert one.parent == other.parent == scratch.path
+    assert scratch.path.stat().st_mode & 0o077 == 0
+    scratch.close()
+    scratch.close()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_ends_with_a_process_that_ends_well(temporary: Path) -> None:
+    process, path = owner()
+    with process:
+        assert path.is_dir()
+        process.communicate("\n")
+    assert process.returncode == 0
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_next_owner_removes_what_killed_ones_left(temporary: Path) -> None:
+    (killed, left), (living, kept) = owner(), owner()
+    with killed, living:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait(20)
+        assert left.is_dir()
+        mine = Scratch()
+        assert set(temporary.iterdir()) == {kept, mine.path}
+        assert sweep() == []
+        mine.close()
+        living.communicate("\n")
+
+
+def test_a_fork_leaves_its_parents_folder() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True)
+
+
+def test_what_is_not_surely_left_stays(temporary: Path) -> None:
+    """Somebody is making the first; the second is a trap: a link to what is dear."""
+    (temporary / f"{PREFIX}new").mkdir()
+    dear = temporary / "dear"
+    dear.mkdir()
+    (dear / LOCK).touch()
+    (temporary / f"{PREFIX}link").symlink_to(dear)
+    file = temporary / f"{PREFIX}file"
+    file.touch()
+    assert sweep() == []
+    assert (dear / LOCK).exists()
+    assert file.exists()
