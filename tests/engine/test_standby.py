@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import select
+import socket
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.engine.channel import TURN_FRAMES, Channel
 from shoal.engine.frozen import pack, unpack
 from shoal.engine.leading import Leader
 from shoal.engine.machine import Machine
@@ -18,7 +23,8 @@ from shoal.engine.orders import Order
 from shoal.engine.post import Post
 from shoal.engine.server import JOINED_AGAIN
 from shoal.engine.shared_lane import SharedLaneSpec
-from shoal.engine.wire import Head
+from shoal.engine.standby import Standby, StandbySpec
+from shoal.engine.wire import Head, pack_head
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Outcome, Setup
 from shoal.testing.problems import LeastSquares
@@ -226,3 +232,47 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
         if vectors:
             again.posts[event["rank"]].bulk.up[:] = vectors
         again.handle(event, blob)
+
+
+def test_a_leader_with_much_to_say_leaves_time_for_others() -> None:
+    """A controller that is not greeted in time takes the standby for lost."""
+    count = 1000
+    words = pack_head({"kind": "heard", "number": 0}, 0) * count
+
+    def lead(listener: socket.socket, secret: bytes) -> None:
+        connection, _ = listener.accept()
+        channel = Channel(connection, secret, max_body_bytes=0)
+        while not channel.is_proven:
+            select.select([connection], [], [], 20)
+            channel.read()
+        connection.setblocking(True)
+        connection.sendall(words)
+        connections.append(connection)
+
+    connections = list[socket.socket]()
+    with (
+        Cluster(setup("local_sgd", has_standby=False)) as cluster,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        leader = threading.Thread(target=lead, args=(listener, cluster.secret))
+        leader.start()
+        spec = StandbySpec(server=cluster._own_spec, leader=listener.getsockname())
+        standby = Standby.open(spec, socket.create_server(("127.0.0.1", 0)))
+        leader.join(20)
+        taken, late = 0, time.monotonic() + 20
+        take = standby._take_frame
+
+        def counted() -> None:
+            nonlocal taken
+            taken += 1
+            take()
+
+        standby._take_frame = counted  # type: ignore[method-assign]
+        while taken < count:
+            assert time.monotonic() < late
+            before = taken
+            standby.turn()
+            assert taken - before <= 2 * TURN_FRAMES
+        standby.stop()
+        standby.succeed()
+        connections[0].close()

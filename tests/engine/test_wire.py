@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import select
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import hypothesis.strategies as st
@@ -489,8 +491,27 @@ class TestLink:
             link = Link(address, SECRET)
             with pytest.raises(ExchangeTimeout):
                 link.receive(timeout_s=0.01)
+            assert link.socket.gettimeout() is None
             goes_on.set()
             assert link.receive()[0] == {"kind": "late"}
+            link.close()
+
+    def test_a_host_that_vanished_is_a_lost_connection(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The system says so by an error of time, which is none of ours."""
+
+        def vanish(*_: object) -> None:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+        with listening(echo) as address:
+            link = Link(address, SECRET)
+            monkeypatch.setattr(
+                link, "socket", SimpleNamespace(recv_into=vanish, close=link.close)
+            )
+            with pytest.raises(ConnectionResetError, match="timed out"):
+                link.receive()
+            monkeypatch.undo()
             link.close()
 
     def test_waits_no_longer_than_told(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -10,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.launchers.scratch import LOCK, PREFIX, Scratch, sweep
+from shoal.launchers import scratch as module
+from shoal.launchers.scratch import LOCK, Scratch, sweep
 
 OWNER = """
 from shoal.launchers.scratch import Scratch
@@ -87,15 +91,55 @@ def test_a_fork_leaves_its_parents_folder() -> None:
     subprocess.run([sys.executable, "-c", FORK], check=True)
 
 
-def test_what_is_not_surely_left_stays(temporary: Path) -> None:
+def test_what_is_not_surely_left_stays(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody is making the first; the second is a trap: a link to what is dear."""
-    (temporary / f"{PREFIX}new").mkdir()
+    (temporary / f"{module._prefix()}new").mkdir()
     dear = temporary / "dear"
     dear.mkdir()
     (dear / LOCK).touch()
-    (temporary / f"{PREFIX}link").symlink_to(dear)
-    file = temporary / f"{PREFIX}file"
+    (temporary / f"{module._prefix()}link").symlink_to(dear)
+    with monkeypatch.context() as patch:  # its locks may not be seen from here
+        patch.setattr(socket, "gethostname", lambda: "elsewhere")
+        far = temporary / f"{module._prefix()}far"
+    far.mkdir()
+    (far / LOCK).touch()
+    file = temporary / f"{module._prefix()}file"
     file.touch()
     assert sweep() == []
     assert (dear / LOCK).exists()
+    assert far.is_dir()
     assert file.exists()
+
+
+def test_a_folder_of_somebody_else_stays(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = temporary / f"{module._prefix()}left"
+    left.mkdir()
+    (left / LOCK).touch()
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert sweep() == []
+    monkeypatch.undo()
+    assert left.is_dir()
+
+
+def test_who_is_killed_while_it_removes_leaves_the_lock_to_the_next(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = Scratch()
+    folder = scratch.make_folder()
+    (folder / "offer").touch()
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            module._empty(scratch.path)
+    assert (scratch.path / LOCK).exists()
+    scratch.close()
+    assert list(temporary.iterdir()) == []

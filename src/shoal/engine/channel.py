@@ -93,6 +93,7 @@ class Channel:
         self._callee = Callee(secret)
         self._out: deque[memoryview] = deque()
         self._head: Head | None = None
+        self._header = _memory(HEADER.size)
         self._body_bytes = 0
         self._wants_write = False
         self._moved = self._seen = 0
@@ -281,26 +282,41 @@ class Channel:
         elif self._stage == "proof":
             self._check(bytes(data))
         elif self._stage == "header":
-            self._read_header(bytes(data))
+            head_bytes = self._read_header(data)
+            if head_bytes > len(self._ahead):
+                self._expect("head", _memory(head_bytes))
+                return None
+            data, self._ahead = self._ahead[:head_bytes], self._ahead[head_bytes:]
+            return self._read_head(data)
         elif self._stage == "head":
-            self._head = unpack_head(bytes(data))
-            fits = self.inbox is not None and self._body_bytes <= len(self.inbox)
-            body = self.inbox[: self._body_bytes] if fits and self.inbox else None
-            self._expect("body", body or _memory(self._body_bytes))
+            return self._read_head(data)
         elif self._head is not None:
-            frame = self._head, data
-            self._expect("header", _memory(HEADER.size))
-            return frame
+            return self._end_frame(self._head, data)
         return None
 
-    def _read_header(self, data: bytes) -> None:
-        """Who has not said what it is has little to say."""
+    def _read_head(self, data: memoryview) -> tuple[Head, memoryview] | None:
+        head, size = unpack_head(data), self._body_bytes
+        if size == 0:
+            return self._end_frame(head, memoryview(b""))
+        fits = self.inbox is not None and size <= len(self.inbox)
+        body = self.inbox[:size] if fits and self.inbox else None
+        self._head = head
+        self._expect("body", body or _memory(size))
+        return None
+
+    def _end_frame(self, head: Head, body: memoryview) -> tuple[Head, memoryview]:
+        self._head = None
+        self._expect("header", self._header)
+        return head, body
+
+    def _read_header(self, data: memoryview) -> int:
+        """Bytes of the head. Who has not said what it is has little to say."""
         if self._is_admitted:
             sizes = unpack_header(data, self._limit)
         else:
             sizes = unpack_header(data, 0, STRANGER_HEAD_BYTES)
         head_bytes, self._body_bytes = sizes
-        self._expect("head", _memory(head_bytes))
+        return head_bytes
 
     def _answer(self, hello: bytes) -> None:
         try:
@@ -317,7 +333,7 @@ class Channel:
         except NoProof as error:
             raise BadFrame(str(error)) from None
         self.is_proven, self.since = True, time.monotonic()
-        self._expect("header", _memory(HEADER.size))
+        self._expect("header", self._header)
 
     def has_moved(self) -> bool:
         """Whether bytes came, or went to the other end, since this was last asked.

@@ -110,7 +110,7 @@ class Connections:
         self._peers: dict[int, Peer] = {}
         self._strangers: dict[int, Peer] = {}
         self._lost: list[tuple[Peer, str]] = []
-        self._eager: list[Peer] = []
+        self._eager: dict[Peer, None] = {}  # in order: of their bytes no selector knows
         socket_.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._porch = Porch(self._selector)
@@ -121,8 +121,8 @@ class Connections:
 
         Strangers come last, and only while they have not used up their time.
         """
-        eager, self._eager = self._eager, []
-        wait_s = 0.0 if eager else self._porch.wait_s(timeout_s)
+        eager, self._eager = self._eager, {}
+        wait_s = self._porch.wait_s(0.0 if eager else timeout_s)
         found = self._selector.select(wait_s)
         for peer in eager:
             if self._peers.get(peer.channel.socket.fileno()) is peer:
@@ -133,7 +133,7 @@ class Connections:
                 has_visitors = True
             elif not isinstance(key.data, Peer):  # see `watch`
                 key.data()
-            elif self._peers.get(key.fd) is key.data:
+            elif self._peers.get(key.fd) is key.data and key.data not in eager:
                 self._hear(key.data, mask)
         if has_visitors:
             self._receive_visitors()
@@ -157,7 +157,7 @@ class Connections:
         peer = Peer(channel=channel, name=role, role=role)
         self._peers[channel.socket.fileno()] = peer
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
-        self._eager.append(peer)  # of what came with the greeting no selector knows
+        self._eager[peer] = None  # something may have come with the greeting
         return peer
 
     def watch(self, socket_: socket.socket, hear: Callable[[], None]) -> None:
@@ -269,8 +269,7 @@ class Connections:
         connection = peer.channel.socket
         self._porch.selector.unregister(connection)
         del self._strangers[connection.fileno()]
-        self._selector.register(connection, selectors.EVENT_READ, peer)
-        peer.events = selectors.EVENT_READ
+        self._selector.register(connection, peer.events, peer)
         peer.channel.admit()
 
     def _attend(self, peer: Peer, mask: int) -> None:
@@ -286,9 +285,6 @@ class Connections:
             self.drop(peer, str(error) or "connection lost")
         else:
             self._send_rest(peer)
-            # Who is congested is heard again when its socket takes more.
-            if peer.channel.has_input and peer.events & selectors.EVENT_READ:
-                self._eager.append(peer)
 
     def _deliver(self, peer: Peer, head: Head, body: memoryview) -> None:
         self.listener.on_frame(peer, head, body)
@@ -301,11 +297,14 @@ class Connections:
             self._deliver(peer, head, memoryview(b""))
         except BadFrame as error:
             self.drop(peer, f"bad frame: {error}")
+        else:
+            self._send_rest(peer)
 
     def _send_rest(self, peer: Peer) -> None:
         """Watches for room in the socket only while something waits.
 
-        A worker that does not read its answers is not heard until it does.
+        A worker that does not read its answers is not heard until it does. Whoever is
+        heard is so at the next turn where bytes wait of which no selector knows.
         """
         connection = peer.channel.socket
         if connection.fileno() < 0:
@@ -323,3 +322,7 @@ class Connections:
         if peer.events != wanted:
             self._selector_of(peer).modify(connection, wanted, peer)
             peer.events = wanted
+        if wanted & selectors.EVENT_READ and peer.channel.has_input:
+            self._eager[peer] = None
+        else:
+            self._eager.pop(peer, None)

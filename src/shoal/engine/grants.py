@@ -49,8 +49,10 @@ class Grants:
         for epoch in ledger.active:
             while free := ledger.free(epoch):
                 rows = fair_rows(self._rules, free, workers)
+                if ledger.held_rows(member.rank) >= AHEAD * rows:
+                    break
                 room = _room(self._rules, ledger, member.rank, epoch, workers)
-                if room < 1 or ledger.held_rows(member.rank) >= AHEAD * rows:
+                if room < 1:
                     break
                 self._lease(ledger, member, epoch, min(rows, room), workers)
 

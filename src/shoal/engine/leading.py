@@ -68,6 +68,12 @@ class Leader(Listener):
         self._workers: dict[int, Peer] = {}
         self._strangers = Strangers()
         self._relief = Relief(connections, self._mirror, self._mention)
+        self._receivers = {
+            "": self._greet,
+            "controller": self._obey,
+            "worker": self._hear,
+            "standby": self._relief.heed,
+        }
         self._is_running = True
         self._flushed = time.monotonic()
         if handover is None:
@@ -215,12 +221,7 @@ class Leader(Listener):
 
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
         """One message; anything malformed counts as a bad frame."""
-        receive = {
-            "": self._greet,
-            "controller": self._obey,
-            "worker": self._hear,
-            "standby": self._relief.heed,
-        }.get(peer.role, self._hear_server)
+        receive = self._receivers.get(peer.role, self._hear_server)
         try:
             receive(peer, head, body)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:

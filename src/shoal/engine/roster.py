@@ -61,7 +61,7 @@ class Roster:
 
     Args:
         floor: Incarnations up to this one were given by servers before.
-        members: By rank.
+        members: By rank, in order.
         incarnations: The last one of each rank.
     """
 
@@ -77,6 +77,7 @@ class Roster:
         incarnation = self.incarnations.get(rank, self.floor) + 1
         self.incarnations[rank] = incarnation
         taken[rank] = Member(rank=rank, incarnation=incarnation, version=version)
+        self.members = dict(sorted(taken.items()))
         return taken[rank]
 
     def is_current(self, rank: int, incarnation: int) -> bool:
@@ -86,7 +87,7 @@ class Roster:
 
     def ready(self) -> list[Member]:
         """Members that take part, in rank order."""
-        return [m for _, m in sorted(self.members.items()) if m.is_ready]
+        return [member for member in self.members.values() if member.is_ready]
 
     def punctual(self) -> list[Member]:
         """Those of them that are not late, in rank order.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import final
 
+from shoal.engine.channel import TURN_FRAMES
 from shoal.engine.connections import Connections, Listener, Peer
 from shoal.engine.frozen import unpack
 from shoal.engine.grace import Grace
@@ -115,7 +116,9 @@ class Standby(Listener):
 
     def turn(self) -> None:
         """Hears whoever speaks, or waits for a moment."""
-        self._connections.serve(FLUSH_S)
+        self._connections.serve(0.0 if self._has_more else FLUSH_S)
+        if self._has_more:
+            self._follow()
         self._connections.drop_strangers()
         self._send_back()
         if self._is_left_alone:
@@ -175,10 +178,17 @@ class Standby(Listener):
 
     # ---------------------------------------------------------------- leader
 
+    @property
+    def _has_more(self) -> bool:
+        """Whether bytes of the leader wait here, of which no selector knows."""
+        return not self._lost_at and self._link.has_pending
+
     def _follow(self) -> None:
-        """Takes what the leader says, as long as bytes of it wait here."""
+        """Takes what the leader says, until others have their turn."""
         self._take_frame()
-        while not self._lost_at and self._link.has_pending:
+        for _ in range(TURN_FRAMES - 1):
+            if not self._has_more:
+                break
             self._take_frame()
 
     def _take_frame(self) -> None:

@@ -214,6 +214,10 @@ class Link:
             got = self.socket.recv_into(view)
         except ssl.SSLError as error:  # cut off where TLS did not expect it
             raise ConnectionResetError(str(error)) from None
+        except TimeoutError as error:
+            if error.errno is None:  # a limit of ours
+                raise
+            raise ConnectionResetError(str(error)) from None
         if got == 0:
             raise ConnectionResetError("the peer closed the connection")
         return got
@@ -305,24 +309,31 @@ class Link:
             TimeoutError: Nothing more came within `stall_s`.
             ConnectionResetError: The peer is gone.
         """
-        has_limits = timeout_s is not None or stall_s is not None
-        if has_limits:
-            self.socket.settimeout(timeout_s)
+        if timeout_s is None and stall_s is None:
+            return self._frame(into)
+        self.socket.settimeout(timeout_s)
+        try:
+            return self._frame(into, lambda: self.socket.settimeout(stall_s))
+        finally:
+            self.socket.settimeout(None)
+
+    def _frame(
+        self, into: memoryview | None, begun: Callable[[], None] = lambda: None
+    ) -> tuple[Head, memoryview]:
+        """One frame; `begun` is called when its header is there."""
         try:
             header = self._next(HEADER.size)
         except TimeoutError:
-            raise ExchangeTimeout(f"no frame came within {timeout_s:g} s") from None
+            limit_s = self.socket.gettimeout()
+            raise ExchangeTimeout(f"no frame came within {limit_s:g} s") from None
         head_bytes, body_bytes = unpack_header(header, self._max_body_bytes)
-        if has_limits:
-            self.socket.settimeout(stall_s)
+        begun()
         head = unpack_head(self._next(head_bytes))
         fits = into is not None and body_bytes <= len(into)
         body = into[:body_bytes] if fits and into is not None else None
         if body is None:
             body = memoryview(bytearray(body_bytes))
         self._fill(body[self._from_ahead(body) :])
-        if has_limits:
-            self.socket.settimeout(None)
         return head, body
 
     def close(self) -> None:

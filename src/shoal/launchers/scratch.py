@@ -11,14 +11,20 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
-PREFIX = "shoal-run-"
 LOCK = "lock"
+
+
+def _prefix() -> str:
+    """Begins the names of this machine's: elsewhere locks of it may not be seen."""
+    letters = [c if c.isalnum() else "-" for c in socket.gethostname()]
+    return f"shoal-run-{''.join(letters)[:40]}."
 
 
 @final
@@ -31,7 +37,7 @@ class Scratch:
 
     def __init__(self) -> None:
         sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.path = Path(tempfile.mkdtemp(prefix=_prefix()))
         # It has its name only when it is locked: who sees it can tell by the lock.
         begun = self.path / f"{LOCK}-begun"
         lock = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -52,8 +58,19 @@ class Scratch:
 def _remove(path: Path, lock: int, owner: int) -> None:
     if os.getpid() != owner:  # a fork, which has it from its parent
         return
-    shutil.rmtree(path, ignore_errors=True)
+    _empty(path)
     os.close(lock)
+
+
+def _empty(path: Path) -> None:
+    """Removes a folder, its lock last: should this be killed, the next one goes on."""
+    with contextlib.suppress(OSError):
+        for inner in path.iterdir():
+            if inner.is_dir() and not inner.is_symlink():
+                shutil.rmtree(inner, ignore_errors=True)
+            elif inner.name != LOCK:
+                inner.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep() -> list[Path]:
@@ -63,7 +80,7 @@ def sweep() -> list[Path]:
 
 def _candidates() -> Iterator[Path]:
     with contextlib.suppress(OSError):
-        yield from Path(tempfile.gettempdir()).glob(f"{PREFIX}*")
+        yield from Path(tempfile.gettempdir()).glob(f"{_prefix()}*")
 
 
 def _sweep_one(path: Path) -> bool:
@@ -75,7 +92,7 @@ def _sweep_one(path: Path) -> bool:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
+        _empty(path)
     except OSError:  # it is locked
         return False
     finally:

@@ -1,0 +1,208 @@
+"""Connections of a server: who is heard when, whatever lies together in its buffers."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from shoal.engine import tls
+from shoal.engine.channel import TURN_FRAMES
+from shoal.engine.connections import Connections, Listener, Peer
+from shoal.engine.wire import AHEAD_BYTES, Head, Link, pack_head
+
+SECRET = b"s" * 32
+IDENTITY = tls.make_identity()
+CONTEXT = tls.server_context(IDENTITY)
+
+
+def is_nothing(_peer: Peer, _head: Head) -> None:
+    """Says nothing to a frame."""
+
+
+@final
+class House(Listener):
+    """Takes in everybody as a worker while it is open, and keeps what it says."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Peer, Head, bytes]] = []
+        self.is_open = True
+        self.answer: Callable[[Peer, Head], None] = is_nothing
+
+    def on_frame(self, peer: Peer, head: dict[str, Any], body: memoryview) -> None:
+        peer.role = "worker" if self.is_open else ""
+        self.heard.append((peer, head, bytes(body)))
+        self.answer(peer, head)
+
+    def on_gone(self, peer: Peer, reason: str) -> None:
+        del peer, reason
+
+
+@contextmanager
+def serving(*, has_tls: bool = False) -> Iterator[tuple[Connections, House]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections = Connections(listener, SECRET, 1 << 26, CONTEXT if has_tls else None)
+    house = connections.listener = House()
+    try:
+        yield connections, house
+    finally:
+        connections.close()
+
+
+def calling(connections: Connections) -> tuple[Link, Peer]:
+    """A worker that was taken in, and what the server calls it."""
+    house, found = connections.listener, list[Link]()
+    assert isinstance(house, House)
+    address = connections._socket.getsockname()
+    certificate = None if connections._context is None else IDENTITY.certificate
+
+    def call() -> None:
+        link = Link(address, SECRET, certificate=certificate)
+        link.send({"kind": "join"})
+        found.append(link)
+
+    before, caller = len(house.heard), threading.Thread(target=call)
+    caller.start()
+    until(connections, lambda: len(house.heard) > before)
+    caller.join(20)
+    return found[0], house.heard.pop()[0]
+
+
+def until(connections: Connections, is_so: Callable[[], object]) -> None:
+    late = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < late
+        connections.serve(0.01)
+
+
+def is_consistent(connections: Connections) -> bool:
+    """Whether what is noted of the selectors is so."""
+    return all(
+        connections._selector_of(peer).get_key(peer.channel.socket).events
+        == peer.events
+        for peer in connections._peers.values()
+    )
+
+
+_NEAR = st.integers(AHEAD_BYTES - 40, AHEAD_BYTES + 40)
+_FRAMES = st.lists(st.integers(0, 120) | _NEAR, max_size=90)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    said=st.lists(_FRAMES, min_size=1, max_size=3),
+    inbox=st.none() | st.just(200),
+    has_tls=st.booleans(),
+)
+def test_everybody_is_heard_in_order_to_the_last_frame(
+    said: list[list[int]], inbox: int | None, has_tls: bool
+) -> None:
+    with serving(has_tls=has_tls) as (connections, house):
+        called = [calling(connections) for _ in said]
+        for (link, peer), sizes in zip(called, said, strict=True):
+            if inbox is not None:
+                peer.channel.inbox = memoryview(bytearray(inbox))
+            frames = (
+                pack_head({"kind": "say", "number": number}, size) + bytes(size)
+                for number, size in enumerate(sizes)
+            )
+            link.socket.sendall(b"".join(frames))
+        until(connections, lambda: len(house.heard) == sum(map(len, said)))
+        for (link, peer), sizes in zip(called, said, strict=True):
+            mine = [(h["number"], len(b)) for p, h, b in house.heard if p is peer]
+            assert mine == list(enumerate(sizes))
+            link.close()
+        assert is_consistent(connections)
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_who_never_stops_has_one_turn_like_all_others(has_tls: bool) -> None:
+    frames = pack_head({"kind": "more"}, 0) * 4000
+    with serving(has_tls=has_tls) as (connections, house):
+        loud, _ = calling(connections)
+        quiet, peer = calling(connections)
+        pump = threading.Thread(target=loud.socket.sendall, args=(frames,))
+        pump.start()
+        until(connections, lambda: house.heard)
+        quiet.send({"kind": "word"})
+        turns = 0
+        while house.heard[-1][0] is not peer:
+            before = len(house.heard)
+            connections.serve(20)
+            assert len(house.heard) - before <= TURN_FRAMES + 1
+            assert len(connections._eager) <= 2
+            turns += 1
+            assert turns < 10
+        until(connections, lambda: len(house.heard) == 4001)
+        pump.join(20)
+        for link in (loud, quiet):
+            link.close()
+
+
+def test_who_reads_again_is_heard_again_whoever_sends_it_the_rest() -> None:
+    """What it had asked lies here already: nothing more comes from its socket."""
+    questions, answer = 100, bytes(40_000)
+    with serving() as (connections, house):
+        link, peer = calling(connections)
+        peer.channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        house.answer = lambda peer, _: connections.send(peer, {"kind": "re"}, answer)
+        link.socket.sendall(pack_head({"kind": "ask"}, 0) * questions)
+        until(connections, lambda: peer.channel.is_congested)
+        assert peer.channel.has_input
+        assert peer not in connections._eager
+        heard = len(house.heard)
+        link.socket.setblocking(False)
+        taken = 0
+        while peer.channel.is_congested:  # it reads, while the server is elsewhere
+            try:
+                taken += len(link.socket.recv(1 << 20))
+            except BlockingIOError:
+                connections.send(peer, {"kind": "news"})
+        assert taken
+        assert len(house.heard) == heard
+        connections.serve(20)
+        assert len(house.heard) > heard
+        link.close()
+
+
+def test_the_porch_opens_again_whoever_else_has_more_to_say() -> None:
+    with serving() as (connections, _):
+        link, peer = calling(connections)
+        porch = connections._porch
+        porch._left_s = -1e-6
+        porch._close()
+        until_open = time.monotonic() + 20
+        while not porch._is_open:
+            assert time.monotonic() < until_open
+            connections._eager[peer] = None  # at every turn
+            connections.serve(20)
+        link.close()
+
+
+def test_what_a_caller_is_told_when_it_is_seated_is_sent_to_the_end() -> None:
+    body = bytes(32 << 20)
+    with serving() as (connections, house):
+        house.is_open = False
+        link, peer = calling(connections)
+        house.is_open = True
+        house.answer = lambda peer, _: connections.send(peer, {"kind": "ok"}, body)
+        connections.deliver_again(peer, {"kind": "attend"})
+        assert peer.channel.has_output
+        assert peer.events & selectors.EVENT_WRITE
+        taken = list[int]()
+        reader = threading.Thread(
+            target=lambda: taken.append(len(link.receive(timeout_s=20, stall_s=20)[1]))
+        )
+        reader.start()
+        until(connections, lambda: not peer.channel.has_output)
+        reader.join(20)
+        assert taken == [len(body)]
+        link.close()
