@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shoal.engine.greeting import worker_secret
+from shoal.engine.member import Member
 from shoal.engine.mirror import Mirror
 from shoal.engine.relief import Relief
 from shoal.engine.wire import BadFrame, Head, Link, pack_head
@@ -18,6 +21,7 @@ from shoal.strategies import LocalSGD, get
 from shoal.testing import inline
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
+from shoal.vectors import Vector
 from tests.engine.test_standby import kill
 
 PROBLEM = LeastSquares.seeded(rows=96)
@@ -352,3 +356,43 @@ def test_a_large_machine_takes_its_time_to_reach_a_standby(
     mirror.begin(peer, b"small")
     now += 3
     assert mirror.overdue()
+
+
+@pytest.mark.parametrize("wants_slot", [True, False])
+def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
+    wants_slot: bool,
+) -> None:
+    """A worker that says something else goes back with it: it was lost there."""
+
+    def answered(*, is_lost: bool) -> Vector:
+        given = Setup.linear(
+            PROBLEM, LocalSGD(period=2), has_standby=True, wants_slot=wants_slot
+        )
+        with Cluster(given) as cluster:
+            cluster._ask("proceed", epoch=0)
+            seat, strategy = cluster.worker_spec(0).seat, given.strategy
+            cluster._hands.append((seat.token, threading.current_thread()))
+            member = Member(seat, strategy, is_early=True)
+            member.ready()
+            local = np.linspace(1, 2, PROBLEM.size, dtype=np.float32)
+            statistics = np.ones(1, np.float32)
+            piece = member.progress.pieces.popleft()
+            member.push_early(local, statistics, [piece], 2)
+            member._let_arrive()
+            if is_lost:
+                kill(cluster.server, 1, "before")
+                teller = threading.Thread(target=member.tell, args=("busy",))
+                teller.start()
+                before = cluster.server
+                while cluster.server is before:
+                    cluster._hear(is_over=False)
+                teller.join(20)
+                assert not teller.is_alive()
+            assert member.catch_up(local + 1, statistics)
+            found = member.local.copy()
+            member.leave()
+            return found
+
+    calm = answered(is_lost=False)
+    assert calm.min() > 1
+    np.testing.assert_array_equal(answered(is_lost=True), calm)

@@ -267,6 +267,10 @@ class Conversation:
         before = self._own
         self._settle(head["slot"])
         self._own.up[:] = before.up
+        if self._own.slot is None:
+            # There may be an early answer that was not taken in. In a slot it lies, as
+            # the standby knows it.
+            self._own.down[:] = before.down
         before.close()
 
     # ---------------------------------------------------------------- telling
