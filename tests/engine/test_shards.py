@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.engine.codec import CODECS
+from shoal.engine.wire import Head
 from shoal.strategies import get
 from shoal.testing.faults import leave
 from shoal.testing.inline import Cluster, Outcome, Setup, train
@@ -116,3 +117,32 @@ def test_killing_any_server_costs_nothing(name: str, where: str) -> None:
         is_exact(found)
         if name in ROUNDS:
             assert_same(found, calm)
+
+
+def test_a_gang_is_kept_as_it_was_asked_for_whoever_is_lost_then() -> None:
+    """A worker whose state was stored had written its next gradient over a part."""
+    problem = LeastSquares.seeded(rows=96, size=4000)
+    given = Setup.linear(
+        problem, get("all_reduce"), 1e-4, epochs=2, servers=2,
+        has_barrier=False, has_standby=True,
+    )  # fmt: skip
+
+    def run(*, is_lost: bool) -> Outcome:
+        with Cluster(given) as cluster:
+            server = cluster.server
+            handle = server.machine.handle
+
+            def handled(event: Head, *rest: Any) -> None:
+                if event["event"] == "snapshot" and is_lost:
+                    server.close = server._connections.close  # type: ignore[method-assign]
+                    raise SystemExit
+                handle(event, *rest)
+
+            server.machine.handle = handled  # type: ignore[method-assign]
+            return cluster.run()
+
+    calm = run(is_lost=False)
+    for _ in range(4):
+        wild = run(is_lost=True)
+        for one, other in zip(calm.epochs, wild.epochs, strict=True):
+            np.testing.assert_array_equal(one.vector, other.vector)

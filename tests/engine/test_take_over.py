@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.engine.greeting import worker_secret
+from shoal.engine.leading import Leader
 from shoal.engine.member import Member
 from shoal.engine.mirror import Mirror
 from shoal.engine.relief import Relief
@@ -358,6 +359,12 @@ def test_a_large_machine_takes_its_time_to_reach_a_standby(
     assert mirror.overdue()
 
 
+def follow(cluster: Cluster, server: Leader) -> None:
+    """The controller hears that a server is lost, and has its standby lead."""
+    while cluster.server is server:
+        cluster._hear(is_over=False)
+
+
 @pytest.mark.parametrize("wants_slot", [True, False])
 def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
     wants_slot: bool,
@@ -383,9 +390,7 @@ def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
                 kill(cluster.server, 1, "before")
                 teller = threading.Thread(target=member.tell, args=("busy",))
                 teller.start()
-                before = cluster.server
-                while cluster.server is before:
-                    cluster._hear(is_over=False)
+                follow(cluster, cluster.server)
                 teller.join(20)
                 assert not teller.is_alive()
             assert member.catch_up(local + 1, statistics)
@@ -396,3 +401,41 @@ def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
     calm = answered(is_lost=False)
     assert calm.min() > 1
     np.testing.assert_array_equal(answered(is_lost=True), calm)
+
+
+def test_a_server_that_goes_while_a_worker_comes_back_is_one_loss_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = Setup.linear(PROBLEM, LocalSGD(period=2), has_standby=True)
+    send, is_seated, is_lost = Link.send, threading.Event(), threading.Event()
+
+    def sent(link: Link, head: Head, *body: memoryview | bytes) -> None:
+        is_word_of_slot = head["kind"] == "slot" and "is_shared" in head
+        is_worker = threading.current_thread().name == "comes back"
+        if is_word_of_slot and is_worker and not is_seated.is_set():
+            is_seated.set()
+            assert is_lost.wait(20)
+            raise ConnectionResetError("it is gone as well")
+        send(link, head, *body)
+
+    with Cluster(given) as cluster:
+        cluster._ask("proceed", epoch=0)
+        seat = cluster.worker_spec(0).seat
+        cluster._hands.append((seat.token, threading.current_thread()))
+        member = Member(seat, given.strategy)
+        member.ready()
+        monkeypatch.setattr(Link, "send", sent)
+        teller = threading.Thread(target=member.tell, args=("busy",), name="comes back")
+        kill(first := cluster.server, 1, "before")
+        teller.start()
+        follow(cluster, first)
+        assert is_seated.wait(20)
+        while cluster._relief is None:  # until the second one has its standby
+            cluster._hear(is_over=False)
+        kill(second := cluster.server, 1, "before")
+        cluster.command("learning_rate", value=0.5)
+        follow(cluster, second)
+        is_lost.set()
+        teller.join(30)
+        assert not teller.is_alive()
+        member.leave()

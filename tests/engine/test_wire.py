@@ -528,3 +528,16 @@ class TestLink:
             with pytest.raises(BadFrame):
                 link.receive()
             link.close()
+
+    def test_a_call_that_gets_no_further_is_closed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def reset(*_: object) -> None:
+            raise ConnectionResetError("it is gone")
+
+        with listening(echo) as address:
+            link = Link(address, SECRET)
+            monkeypatch.setattr(link, "send", reset)
+            with pytest.raises(ConnectionResetError, match="it is gone"):
+                link.introduce({"kind": "shard"})
+            assert link.socket.fileno() < 0

@@ -151,7 +151,12 @@ class Conversation:
         slot, sizes = None, self._own_sizes
         if offer is not None:
             slot = Slot.attach(offer["path"], sizes.slot_bytes, offer["mark"])
-        self._link.send({"kind": "slot", "is_shared": slot is not None})
+        try:
+            self._link.send({"kind": "slot", "is_shared": slot is not None})
+        except ConnectionError:
+            if slot is not None:
+                slot.close()
+            raise
         self._own = Bulk(sizes, slot)
         if not self._seat.shards:
             self.bulk = self._own
@@ -208,8 +213,12 @@ class Conversation:
         if asked.staged is not None:
             asked.staged.result()
         desks = self._desks
-        if desks is not None and answer[0].get("body", "none") != "none":
+        has_body = answer[0].get("body", "none") != "none"
+        # Parts of a snapshot may be written over only when all of them are stored.
+        is_stored = answer[0]["kind"] == "stored" and asked.has_vectors
+        if desks is not None and (has_body or is_stored):
             desks.take(asked.head["question"])
+        if desks is not None and has_body:
             self._copy_down()
         return answer
 
@@ -262,10 +271,14 @@ class Conversation:
         Raises:
             ConnectionError: There is no standby, or it is gone as well.
         """
-        me = {"kind": "rejoin", **who(self.rank, self.incarnation)}
-        head, _ = self._line.call_again(error, me, can_map=True)
-        before = self._own
-        self._settle(head["slot"])
+        me, before = who(self.rank, self.incarnation), self._own
+        while self._own is before:
+            head = {"kind": "rejoin", **me}
+            head, _ = self._line.call_again(error, head, can_map=True)
+            try:
+                self._settle(head["slot"])
+            except ConnectionError as another:  # and that one is gone now
+                error = another
         self._own.up[:] = before.up
         if self._own.slot is None:
             # There may be an early answer that was not taken in. In a slot it lies, as

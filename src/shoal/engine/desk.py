@@ -104,7 +104,7 @@ class Desk:
         if head["kind"] == "part" and parcels is not None:
             if head["is_coded"]:
                 parcels.unpack(body)
-            else:
+            elif len(body):
                 self._bulk.down[:] = body
         return head
 

@@ -102,7 +102,7 @@ class Shard(Leader):
                 address, self.spec.secret, certificate=certificate, timeout_s=limit_s
             )
             have = self.machine.orders.number
-            link.send({"kind": "shard", "number": self.spec.shard, "have": have})
+            link.introduce({"kind": "shard", "number": self.spec.shard, "have": have})
         except (OSError, ShoalError):
             self._mention({"kind": "unordered", "shard": self.spec.shard})
             return
@@ -189,11 +189,19 @@ class Shard(Leader):
         return True
 
     def answer(self, post: Post, head: Head, blob: bytes) -> None:
-        """Sends a worker its part of an answer; all else number 0 tells it."""
+        """Sends a worker its part of an answer; all else number 0 tells it.
+
+        That its part of a snapshot is stored is told as a part without a vector: the
+        worker may write over it then.
+        """
         peer, body = self._workers.get(post.rank), head.get("body", "none")
-        if peer is not None and body != "none":
-            part = {"kind": "part", "question": post.question, "body": body}
+        if peer is None:
+            return
+        part = {"kind": "part", "question": post.question, "body": body}
+        if body != "none":
             self._send_vectors(peer, post, part, b"")
+        elif head["kind"] == "stored" and self.spec.rules.is_gang:
+            self._mirror.send(peer, {**part, "is_coded": False})
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Its part of a message."""

@@ -95,7 +95,7 @@ class Standby(Listener):
         connections = open_connections(server, socket_)
         try:
             link = Link(spec.leader, server.secret, certificate=certificate)
-            link.send({"kind": "standby", "generation": spec.generation})
+            link.introduce({"kind": "standby", "generation": spec.generation})
         except BaseException:
             connections.close()
             raise

@@ -291,6 +291,14 @@ class Link:
         except ssl.SSLError as error:
             raise ConnectionResetError(str(error)) from None
 
+    def introduce(self, head: Head) -> None:
+        """Sends the first word; a call that gets no further is closed."""
+        try:
+            self.send(head)
+        except BaseException:
+            self.close()
+            raise
+
     def receive(
         self,
         into: memoryview | None = None,
