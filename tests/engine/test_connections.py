@@ -107,6 +107,7 @@ def test_everybody_is_heard_in_order_to_the_last_frame(
 ) -> None:
     with serving(has_tls=has_tls) as (connections, house):
         called = [calling(connections) for _ in said]
+        senders = list[threading.Thread]()
         for (link, peer), sizes in zip(called, said, strict=True):
             if inbox is not None:
                 peer.channel.inbox = memoryview(bytearray(inbox))
@@ -114,8 +115,15 @@ def test_everybody_is_heard_in_order_to_the_last_frame(
                 pack_head({"kind": "say", "number": number}, size) + bytes(size)
                 for number, size in enumerate(sizes)
             )
-            link.socket.sendall(b"".join(frames))
+            # More than sockets take, perhaps, before anybody reads.
+            send = threading.Thread(
+                target=link.socket.sendall, args=(b"".join(frames),)
+            )
+            senders.append(send)
+            send.start()
         until(connections, lambda: len(house.heard) == sum(map(len, said)))
+        for send in senders:
+            send.join(20)
         for (link, peer), sizes in zip(called, said, strict=True):
             mine = [(h["number"], len(b)) for p, h, b in house.heard if p is peer]
             assert mine == list(enumerate(sizes))
