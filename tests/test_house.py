@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -46,6 +47,96 @@ def project_files() -> list[Path]:
     if listed.returncode:
         pytest.skip("needs a git checkout")
     return [ROOT / f for f in listed.stdout.split("\0") if f and (ROOT / f).is_file()]
+
+
+NAMES = {
+    "entry", "file", "folder", "host", "id", "job", "key", "kind", "label", "mark",
+    "member", "name", "node", "path", "place", "rank", "reference", "run", "said",
+    "script", "stem", "text", "title",
+}  # fmt: skip
+UNPACKING = {
+    "download", "extract", "extractall", "get_file", "joinpath", "unpack_archive",
+    "with_name",
+}  # fmt: skip
+JOINED_BY_HAND = {
+    "backends/compile_cache.py": "checksums, and names of the folder's own listing",
+    "clusters/asking.py": "names in this file",
+    "clusters/doctor.py": "names in this file",
+    "clusters/gpus.py": "of /proc and /sys",
+    "clusters/local.py": "of /proc and /sys",
+    "clusters/there/environments.py": "runs on hosts, with names of who commands them",
+    "clusters/there/jobs.py": "runs on hosts; `job_folder` checks the id",
+    "clusters/there/nodes.py": "runs on hosts, with names of who commands them",
+    "clusters/there/probing.py": "runs on hosts, with names of who commands them",
+    "clusters/there/processes.py": "of /proc",
+    "data/located.py": "names in this file",
+    "data/spool.py": "two numbers",
+    "easydist/experiment.py": "numbers, and models of the run's own folder",
+    "engine/lane.py": "two numbers",
+    "engine/shared_lane.py": "numbers; what others wrote goes through `one_inside`",
+    "foreign/running.py": "names in foreign/job.py, with a number",
+    "launchers/ray_steward.py": "an archive of who commands it, by tar's own filter",
+    "launchers/scratch.py": "names in this file",
+    "paths.py": "what the others call",
+    "runs/checkpoint_files.py": "beside a path that is checked",
+    "runs/folder.py": "beside a path that is checked",
+    "runs/store.py": "names in this file, and numbers",
+    "training/sending.py": "names in clusters/away.py",
+}
+"""Files that join names to folders, and where the names come from."""
+
+
+def last_word(node: ast.AST) -> str:
+    """The last name of an expression such as `self.job.id` or `request["id"]`."""
+    match node:
+        case ast.Name(id=word) | ast.Attribute(attr=word):
+            return word
+        case ast.Subscript(slice=ast.Constant(value=str(word))):
+            return word
+        case ast.Call(func=function):
+            return last_word(function)
+    return ""
+
+
+def joins_names(node: ast.AST) -> bool:
+    """Tells whether an expression makes a path of something that may be a name."""
+    match node:
+        case ast.BinOp(op=ast.Div(), right=right):
+            return isinstance(right, ast.JoinedStr) or last_word(right) in NAMES
+        case ast.Call(func=function, args=args):
+            known = all(isinstance(word, ast.Constant) for word in args[1:])
+            is_join = last_word(function) in ("Path", "PurePosixPath")
+            is_join |= ast.unparse(function) == "os.path.join"
+            return last_word(function) in UNPACKING or (is_join and not known)
+    return False
+
+
+def test_names_become_paths_in_one_place():
+    """Names of storage, archives, workers and hosts go through `shoal.paths`."""
+    source = ROOT / "src" / "shoal"
+    found = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if "testing" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if joins_names(node)
+    }
+    assert found - JOINED_BY_HAND.keys() == set(), "see `shoal.paths.inside`"
+    assert JOINED_BY_HAND.keys() - found == set(), "no such line any more"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_found"),
+    [
+        ("folder / name", True), ("folder / request['id']", True),
+        ("folder / f'{name}.log'", True), ("Path(folder, name)", True),
+        ("os.path.join(folder, name)", True), ("archive.extractall(folder)", True),
+        ("self.target / member.name", True), ("Path(folder, 'log')", False),
+        ("folder / 'log'", False), ("inside(folder, name)", False), ("a / b", False),
+    ],
+)  # fmt: skip
+def test_such_lines_are_found(code: str, is_found: bool):
+    assert any(map(joins_names, ast.walk(ast.parse(code)))) is is_found
 
 
 def test_public_names_are_sorted_and_few():

@@ -25,9 +25,15 @@ Python's warnings.
 
 from __future__ import annotations
 
+from shoal.terminal import plain
+
 
 class ShoalError(Exception):
     """Root of every error Shoal raises on purpose."""
+
+    def __str__(self) -> str:
+        # Messages quote names and output of others; Python prints them as they are.
+        return plain(super().__str__())
 
 
 class ConfigError(ShoalError, ValueError):
@@ -145,3 +151,6 @@ class ModelNotSaved(CheckpointError):
 
 class ShoalWarning(UserWarning):
     """Something works, but perhaps not as the user hopes; see `Plan.warnings`."""
+
+    def __str__(self) -> str:
+        return plain(super().__str__())

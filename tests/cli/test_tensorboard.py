@@ -154,3 +154,49 @@ def test_a_host_without_what_it_needs(monkeypatch: pytest.MonkeyPatch):
     assert way.address == "node-c"
     with pytest.raises(ClusterError, match="before it ended with status 3"):
         tensorboard._show_there(way, ["date"], None)
+
+
+def hostile_names(victim: Path) -> list[str]:
+    return [
+        f"../../../../../../../../../../..{victim}", str(victim), "../PWNED",
+        "train/../../PWNED", "..", "train/..\\..\\PWNED", "~/PWNED", "C:/PWNED",
+        "train/\x1b[2Jx", "x" * 300,
+    ]  # fmt: skip
+
+
+def test_keys_that_lead_out_write_nothing(s3: Bucket, tmp_path: Path):
+    """Also a folder of the same name as a file: storage has both, a disk has not."""
+    victim = tmp_path / "home" / ".bashrc"
+    victim.parent.mkdir()
+    victim.write_text("# mine\n")
+    place = "runs/r1/tensorboard/"
+    good = {"train/a": b"fish", "clash": b"1", "clash/b": b"2"}
+    s3.put_quickly({place + name: data for name, data in good.items()})
+    names = hostile_names(victim)
+    s3.put_quickly({place + name: b"# mine\nevil\n" for name in names})
+    target = tmp_path / "copy" / "deep" / "er"
+    target.mkdir(parents=True)
+    said: list[str] = []
+    copy = LocalCopy(Folder.at(f"{s3.url}/{place}"), target, said.append)
+    assert copy.update() >= 4
+    assert copy.update() == 0
+    assert (target / "train" / "a").read_bytes() == b"fish"
+    assert victim.read_text() == "# mine\n"
+    files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert files <= {
+        "home/.bashrc", *(f"copy/deep/er/{name}" for name in good),
+    }  # fmt: skip
+    assert len(said) == len(set(said)) >= len(names)
+    assert all(text.startswith("a file of s3://") for text in said)
+
+
+def test_a_link_in_the_copy_is_not_followed(tmp_path: Path):
+    source = Folder.at(f"memory://{tmp_path.name}")
+    source.write("train/a", b"evil")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "train").symlink_to(tmp_path / "home")
+    said: list[str] = []
+    assert LocalCopy(source, tmp_path / "copy", said.append).update() == 0
+    assert "is a link" in said[0]
+    assert list((tmp_path / "home").iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.clusters.there.answering import Refused
-from shoal.clusters.there.jobs import jobs, jobs_folder
+from shoal.clusters.there.jobs import jobs, jobs_folder, remove_job, stop_job
 
 
 def test_users_of_a_shared_folder_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -34,3 +35,23 @@ def test_a_link_to_somewhere_else_is_not_followed(tmp_path: Path) -> None:
     jobs_folder(str(tmp_path)).parent.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Refused, match="only you can write"):
         jobs_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["..", "../..", "/tmp", "", "a/b", "a\0", "-x"])
+def test_an_id_leads_nowhere_else(name: str, tmp_path: Path) -> None:
+    keep = tmp_path / f".shoal-{os.getuid()}" / "keep"
+    keep.mkdir(parents=True)
+    request = {"shared": str(tmp_path), "id": name, "grace_s": 0.0}
+    for verb in (remove_job, stop_job):
+        with pytest.raises(Refused, match="no job is called"):
+            verb(request)
+    assert keep.is_dir()
+
+
+def test_a_job_is_called_as_its_folder_is(tmp_path: Path) -> None:
+    folder = jobs_folder(str(tmp_path)) / "2026-11-21-go-a3f"
+    folder.mkdir(parents=True, mode=0o700)
+    record = {"id": "../../..", "script": "go.py", "began": 1.0, "pids": {}}
+    (folder / "job.json").write_text(json.dumps(record))
+    [found] = jobs({"shared": str(tmp_path)})["jobs"]
+    assert found["id"] == folder.name

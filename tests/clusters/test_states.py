@@ -10,7 +10,7 @@ import pytest
 from shoal.clusters import states
 from shoal.clusters.hosts_file import parse_hosts
 from shoal.clusters.states import ClusterState, ClusterStore, NodeState
-from shoal.errors import ClusterError, ConfigError
+from shoal.errors import ClusterError, ConfigError, DataError
 
 HOSTS = parse_hosts("name: lab\nhosts: [a, b]", "hosts.yaml")
 NODES = (
@@ -77,3 +77,24 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     thread.join()
     with store.lock("lab"):
         pass
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc/passwd", "", "a/b", "..", "a\0b"])
+def test_a_name_leads_to_no_other_file(name: str, tmp_path: Path) -> None:
+    store = ClusterStore(str(tmp_path / "known"))
+    (tmp_path / "known").mkdir()
+    store.write(ClusterState.new(HOSTS, "jax"))
+    (tmp_path / "known" / "lab.json").rename(tmp_path / "other.json")
+    with pytest.raises(ConfigError, match="cluster"):
+        store.get(name)
+    with pytest.raises(DataError, match="cannot be a path"):
+        store.remove(name + "/../other")
+    assert (tmp_path / "other.json").exists()
+
+
+def test_a_file_of_another_cluster_is_not_taken(tmp_path: Path) -> None:
+    store = ClusterStore(str(tmp_path))
+    store.write(ClusterState.new(HOSTS, "jax"))
+    (tmp_path / "lab.json").rename(tmp_path / "mine.json")
+    with pytest.raises(ClusterError, match="called 'lab'"):
+        store.get("mine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -200,3 +201,20 @@ def test_a_tag_tells_nothing_of_the_secret() -> None:
     assert tag_of(b"a") != tag_of(b"b")
     assert tag_of(b"a") == tag_of(b"a")
     assert b"a".hex() != tag_of(b"a")[:2]
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "parent", "relative"])
+def test_a_path_of_the_other_side_opens_nothing_but_a_slot(kind: str, tmp_path: Path):
+    """The mark fits: only what the file is called, and what it is, tells them apart."""
+    path = tmp_path / ("shoal-slot-x" if kind != "file" else "authorized_keys")
+    if kind == "pipe":
+        os.mkfifo(path)  # nobody writes into it: to open it plainly would block
+    else:
+        path.write_bytes(b"m" * 128)
+    (tmp_path / "a").mkdir()
+    named = {"parent": f"{tmp_path}/a/../{path.name}", "relative": path.name}
+    assert Slot.attach(named.get(kind, str(path)), 64, "m" * 64) is None
+    if kind in ("parent", "relative"):
+        found = Slot.attach(str(path), 64, "m" * 64)
+        assert found is not None
+        found.close()

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, DataError
 from shoal.runs.folder import Folder, is_place
 
 
@@ -30,6 +31,14 @@ def test_what_is_written_is_read(folder: Folder):
 def test_a_missing_folder_is_empty(folder: Folder):
     assert folder.names() == []
     assert folder.child("x").names("y") == []
+
+
+def test_no_name_leads_out(folder: Folder):
+    for name in ("..", "../x", "a/../../x", "a/.."):
+        with pytest.raises(DataError, match="leads out of"):
+            folder.read(name)
+        with pytest.raises(DataError, match="leads out of"):
+            folder.child(name)
 
 
 def test_create_does_not_overwrite(folder: Folder):
@@ -104,3 +113,26 @@ def test_host_that_does_not_answer():
 @pytest.mark.parametrize(("text", "expected"), [("a", False), ("../a", True)])
 def test_is_place(text: str, expected: bool):
     assert is_place(text) is expected
+
+
+def test_a_file_is_read_in_parts(folder: Folder):
+    folder.write("a/b", b"0123456789")
+    assert folder.size("a/b") == 10
+    assert folder.read("a/b", 3, 4) == b"3456"
+    assert folder.read("a/b", 8, 4) == b"89"
+    assert folder.read("a/b", 10, 4) == b""
+    assert folder.read("a/b", 3) == b"3456789"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_file_is_refused_at_once(kind: str, tmp_path: Path):
+    """Nobody writes into the pipe: to open it plainly would last for ever."""
+    odd = tmp_path / "odd"
+    if kind == "pipe":
+        os.mkfifo(odd)
+    elif kind == "folder":
+        odd.mkdir()
+    else:
+        odd.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="Not a plain file"):
+        Folder.at(tmp_path).read("odd")

@@ -93,3 +93,13 @@ def test_what_machines_were_busy_with_goes_with_the_epoch(tmp_path: Path):
         (3, "GPU_0_most_memory_mib", 7.0),
         (3, "cores_mean_percent", 25.0),
     ]
+
+
+@pytest.mark.parametrize("node", ["../../x", "/etc", "..", "a/b", "\x1b[2J", "n" * 999])
+def test_the_name_of_a_machine_is_one_folder(node: str, tmp_path: Path):
+    writer = ScalarWriter(Folder.at(tmp_path / "a" / "b" / "c"))
+    writer.note_use({"node": node, "percent": 1.0})
+    writer.write_epoch(1e9, 0, {"loss": 1.0})
+    [folder] = (tmp_path / "a" / "b" / "c" / "nodes").iterdir()
+    assert folder.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -23,6 +23,7 @@ from shoal.foreign.ports import placed
 from shoal.foreign.running import Runner, Settings
 from shoal.foreign.scripts import script_of
 from shoal.foreign.variables import files_of, hostfile, once, variables_of, workers_file
+from shoal.paths import name_of, one_inside
 from shoal.plan import environment
 
 LOCAL_LOGS = "logs"
@@ -237,7 +238,8 @@ def _write(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for rank, node in enumerate(job.nodes):
-        path = folder / f"{rank}-{node.name.replace('@', '-at-')}.sh"
+        name = name_of(node.name.replace("@", "-at-"))
+        path = one_inside(folder, f"{rank}-{name}.sh")
         text = script_of(
             job, rank, command, told, folder=settings.folder,
             logs=str(told.folder.resolve()), grace_s=settings.grace_s,

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,7 +123,7 @@ def _show_here(folder: Folder, port: int | None) -> None:
         _say(_launch(scalars.path, port))
         threading.Event().wait()
     with tempfile.TemporaryDirectory(prefix="shoal-tensorboard-") as target:
-        copy = LocalCopy(scalars, Path(target))
+        copy = LocalCopy(scalars, Path(target), partial(typer.echo, err=True))
         copy.update()
         with _following(copy, scalars.url) as is_over:
             _say(_launch(target, port))

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.ssh import Way
 from shoal.errors import ClusterError, ConfigError
+from shoal.paths import fault_of, one_inside
 from shoal.registry import did_you_mean
 
 LOCK_LIMIT_S = 10.0
@@ -141,9 +142,14 @@ class ClusterStore:
         Raises:
             ClusterError: The file is not ours, or broken.
         """
+        if fault_of(name) or "/" in name:  # what has such a name is not known
+            return None
         path = self._path(name)
         try:
-            return ClusterState.model_validate_json(path.read_bytes())
+            found = ClusterState.model_validate_json(path.read_bytes())
+            if found.name != name:
+                raise OSError(f"it is of a cluster called {found.name!r}")
+            return found
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
@@ -191,7 +197,7 @@ class ClusterStore:
             ClusterError: Somebody else does.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._folder / f".{Path(name).name}.lock"
+        path = one_inside(self._folder, f".{name}.lock")
         with path.open("w") as file:
             until = time.monotonic() + LOCK_LIMIT_S
             while not _locked(file.fileno()):
@@ -204,7 +210,7 @@ class ClusterStore:
             yield
 
     def _path(self, name: str) -> Path:
-        return self._folder / f"{Path(name).name}.json"
+        return one_inside(self._folder, f"{name}.json")
 
 
 def _locked(descriptor: int) -> bool:

@@ -120,7 +120,7 @@ def _next_number(home: Path) -> int:
     """One more than the highest there is, of experiments and of models."""
     places = (home / CONSOLES, home / MODELS)
     names = [p.name for place in places if place.is_dir() for p in place.iterdir()]
-    return max((int(name) for name in names if name.isdigit()), default=0) + 1
+    return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
 
 def _not_begun(place: Path, reason: str) -> ConfigError:

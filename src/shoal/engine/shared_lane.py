@@ -22,6 +22,8 @@ from shoal.engine.bulk import aligned_bytes
 from shoal.engine.instructions import Group
 from shoal.engine.slots import Slot
 from shoal.engine.spread import segments
+from shoal.errors import DataError
+from shoal.paths import one_inside
 from shoal.vectors import Vector
 
 _LINE = 64
@@ -131,7 +133,7 @@ class SharedLane:
                         self._find(rank)
                 self._ranks = group.ranks
                 self._note(f"formed by {len(group.ranks)} workers, in shared memory")
-            except (OSError, ValueError, LookupError) as error:
+            except (OSError, ValueError, LookupError, DataError) as error:
                 self._note(f"was not formed: {type(error).__name__}: {error}")
         return bool(self._ranks)
 
@@ -149,7 +151,7 @@ class SharedLane:
             raise ValueError(f"memory of worker {rank} that cannot be mapped")
         if known is not None:
             known.places.close()
-        line = str(folder / f"{name}{_CALLS}")
+        line = str(one_inside(folder, f"{name}{_CALLS}"))
         self._others[rank] = Member(name, Places(slot, self._size), line)
 
     # ---------------------------------------------------------------- a step

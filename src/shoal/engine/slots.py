@@ -13,7 +13,9 @@ import contextlib
 import hashlib
 import mmap
 import os
+import re
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ import numpy as np
 
 PREFIX = "shoal-slot-"
 _MARK_BYTES = 64
+_SLOT = re.compile(rf"/proc/\d+/fd/\d+|(?:/(?!\.\.?/)[^/\0]+)*/{PREFIX}[\w-]+")
 
 
 def slot_folders() -> list[Path]:
@@ -114,10 +117,21 @@ class Slot:
 
     @classmethod
     def attach(cls, path: str, size: int, mark: str) -> Slot | None:
-        """Maps a slot the other side made; None when it is not on this host."""
+        """Maps a slot the other side made; None when it is not on this host.
+
+        The other side names a file here: nothing is opened but what a slot is called.
+        """
+        if not _SLOT.fullmatch(path):
+            return None
         try:
-            with open(path, "r+b") as file:
-                memory = mmap.mmap(file.fileno(), _MARK_BYTES + size)
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would block
+            handle = os.open(path, flags)
+            try:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    return None
+                memory = mmap.mmap(handle, _MARK_BYTES + size)
+            finally:
+                os.close(handle)
         except (OSError, ValueError):
             return None
         if memory[:_MARK_BYTES] != mark.encode():

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import final
 
 from shoal.launchers.versions import versions
+from shoal.paths import one_inside
 
 FILES, ARCHIVE, PACKED, LOG = "files", "sent.tar.gz", "run.tar.gz", "log"
 
@@ -60,7 +61,7 @@ class Steward:
         (self._folder / ARCHIVE).unlink()
         with (self._folder / LOG).open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(files / script)],
+                [sys.executable, str(one_inside(files, script))],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
                 start_new_session=True,
@@ -90,7 +91,7 @@ class Steward:
         """Packs a folder of the job's; returns the bytes of the archive."""
         packed = self._folder / PACKED
         with tarfile.open(packed, "w:gz") as archive:
-            archive.add(self._folder / FILES / folder, folder)
+            archive.add(one_inside(self._folder / FILES, folder), folder)
         return packed.stat().st_size
 
     def packed(self, offset: int, most: int) -> bytes:

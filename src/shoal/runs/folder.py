@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, DataError
 
 SCHEME = "://"
 
@@ -76,7 +78,17 @@ class Folder:
         return Folder(fs=self.fs, path=self.where(name))
 
     def where(self, name: str) -> str:
-        """Returns the file system's path of a name in this folder."""
+        """Returns the file system's path of a name in this folder.
+
+        Raises:
+            DataError: The name leads out of it.
+        """
+        if ".." in name.split("/"):
+            raise DataError(
+                f"the name {name[:200]!r} leads out of {self.path}. "
+                "Expected one that stays in the folder. "
+                "Look who wrote it: Shoal writes no such names."
+            )
         return f"{self.path}/{name}"
 
     def exists(self, name: str = "") -> bool:
@@ -94,15 +106,28 @@ class Folder:
         bare = (str(entry).rstrip("/") for entry in found)
         return sorted(entry.rsplit("/", 1)[-1] for entry in bare if entry != path)
 
-    def read(self, name: str, start: int = 0) -> bytes:
-        """Reads a file from byte `start` on."""
+    def read(self, name: str, start: int = 0, most: int | None = None) -> bytes:
+        """Reads a file from byte `start` on.
+
+        Args:
+            name: Of the file.
+            start: Where reading begins.
+            most: Bytes to read; None for all of them.
+        """
         if self.is_local:
-            with Path(self.where(name)).open("rb") as file:
+            with _plain_file(self.where(name)) as file:
                 file.seek(start)
-                return file.read()
-        if start >= int(self.fs.size(self.where(name))):
+                return file.read(-1 if most is None else most)
+        if start >= self.size(name):
             return b""  # object stores refuse a range that begins at the end
-        return bytes(self.fs.cat_file(self.where(name), start=start or None))
+        end = None if most is None else start + most
+        return bytes(self.fs.cat_file(self.where(name), start=start or None, end=end))
+
+    def size(self, name: str) -> int:
+        """Returns the bytes of a file."""
+        if self.is_local:
+            return Path(self.where(name)).stat().st_size
+        return int(self.fs.size(self.where(name)))
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a whole file; readers see the old content or the new, never a half."""
@@ -156,6 +181,15 @@ class Folder:
         target = Path(self.where(name))
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
+
+
+def _plain_file(path: str) -> BinaryIO:
+    """Opens a file of a folder that anybody may have filled: a pipe would block."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    raise OSError(errno.EINVAL, "Not a plain file", path)
 
 
 def is_place(text: str) -> bool:

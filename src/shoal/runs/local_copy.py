@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
+from shoal.errors import DataError
+from shoal.paths import inside
 from shoal.runs.folder import Folder
+
+ODD = (DataError, FileExistsError, IsADirectoryError, NotADirectoryError)
+"""A name that leads out of the copy; two of which one is a folder of the other."""
+
+
+def _unheard(_: str) -> None:
+    """Nobody wants to know."""
 
 
 @final
@@ -14,7 +24,9 @@ class LocalCopy:
 
     Args:
         source: What is copied; it need not be there yet.
-        target: A folder of this machine.
+        target: A folder of this machine. Storage takes names that no disk does, such as
+            those with "..": files of such names are left out.
+        complain: Is told once of each file that is left out.
 
     Example:
         >>> import tempfile
@@ -25,8 +37,11 @@ class LocalCopy:
         4
     """
 
-    def __init__(self, source: Folder, target: Path) -> None:
-        self._source, self._target = source, target
+    def __init__(
+        self, source: Folder, target: Path, complain: Callable[[str], None] = _unheard
+    ) -> None:
+        self._source, self._target, self._complain = source, target, complain
+        self._left_out: set[str] = set()
 
     def update(self) -> int:
         """Copies what is new; returns how many bytes that were.
@@ -52,7 +67,16 @@ class LocalCopy:
         }
 
     def _copy(self, name: str, size: int) -> int:
-        path = self._target / name
+        if name in self._left_out:
+            return 0
+        try:
+            return self._grow(inside(self._target, name), name, size)
+        except ODD as error:
+            self._left_out.add(name)
+            self._complain(f"a file of {self._source.url} is left out: {error}")
+            return 0
+
+    def _grow(self, path: Path, name: str, size: int) -> int:
         have = path.stat().st_size if path.exists() else 0
         if size <= have:
             return 0

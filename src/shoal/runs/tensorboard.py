@@ -15,18 +15,17 @@ References:
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, final
 
+from shoal.paths import name_of
 from shoal.runs.folder import Folder
 from shoal.runs.use import Use
 
 TRAIN, VALIDATION, NODES = "train", "validation", "nodes"
-UNSAFE = re.compile(r"[^\w.:-]|^\.+")  # in the name of a folder
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed
 
@@ -143,7 +142,7 @@ class ScalarWriter:
                 if row.get(name) is not None
             }
             if scalars:
-                part = f"{NODES}/{UNSAFE.sub('_', node) or '_'}"
+                part = f"{NODES}/{name_of(node)}"
                 self._write(part, time, record(scalar_event(time, epoch, scalars)))
 
     def _write(self, part: str, time: float, content: bytes) -> None:
@@ -152,7 +151,7 @@ class ScalarWriter:
         count = self._files.get(part, 0)
         self._files[part] = count + 1
         start = f"{part}/events.out.tfevents.{int(self._began):010d}"
-        name = f"{start}.{socket.gethostname()}"
+        name = f"{start}.{name_of(socket.gethostname())}"
         head = record(version_event(time))
         if not self._folder.is_local:
             self._folder.write(f"{name}.{count:06d}", head + content)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -27,6 +26,7 @@ from shoal.clusters.ray_jobs import RayJobs
 from shoal.clusters.states import ClusterStore
 from shoal.data import ArraySource
 from shoal.errors import ClusterError, ConfigError, PlanError
+from shoal.paths import one_inside, unpack
 from shoal.plan import environment
 from shoal.runs.store import StoredRun, create, open_run
 from shoal.training.arguments import Arguments, Ready, read
@@ -106,16 +106,23 @@ class Sent:
 
         Raises:
             ClusterError: It cannot be had.
+            DataError: What came could write outside of `root`, or is no archive.
         """
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".") as folder:
             packed = Path(folder, "run.tar.gz")
             self.jobs.fetch(job, SENT_RUN, packed)
-            with tarfile.open(packed) as archive:
-                archive.extractall(folder, filter="data")
-            place = root / self.id
+            left_out = unpack(packed, Path(folder))
+            place, made = one_inside(root, self.id), Path(folder, SENT_RUN)
+            if left_out:
+                _say(f"links stay where they are: {', '.join(left_out)}")
+            if not place.exists() and not made.is_dir():
+                raise ClusterError(
+                    f"what came of job {self.id} is not its run. Expected a folder "
+                    f"{SENT_RUN!r} from {self.jobs.head}. Try again: {self.hint}"
+                )
             if not place.exists():
-                Path(folder, SENT_RUN).rename(place)
+                made.rename(place)
         return open_run(str(place.resolve()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -58,10 +59,21 @@ def jobs_folder(shared: str | None) -> Path:
     return base / "jobs"
 
 
+def job_folder(request: Fields) -> Path:
+    """Of one job.
+
+    Raises:
+        Refused: Its id would lead elsewhere.
+    """
+    if not re.fullmatch(r"\w[\w-]{0,99}", request["id"]):
+        raise Refused(f"no job is called {request['id']!r}")
+    return jobs_folder(request["shared"]) / request["id"]
+
+
 def submit(request: Fields) -> Fields:
     """Starts a job in a session of its own, so that it survives whoever asked."""
     base = jobs_folder(request["shared"])
-    folder = base / request["id"]
+    folder = job_folder(request)
     base.parent.mkdir(mode=0o700, exist_ok=True)
     base.mkdir(exist_ok=True)
     for new in (folder, folder / "files"):
@@ -98,6 +110,7 @@ def jobs(request: Fields) -> Fields:
     for path in jobs_folder(request["shared"]).glob("*/job.json"):
         with suppress(OSError, ValueError):
             record = json.loads(path.read_text())
+            record["id"] = path.parent.name  # its folder, whatever the file says
             record["state"] = _state(path.parent, record)
             record["log"] = str(path.parent / "log")
             record["pid"] = next(iter(record["pids"]), "")
@@ -117,7 +130,7 @@ def _state(folder: Path, record: Fields) -> str:
 
 def stop_job(request: Fields) -> Fields:
     """Ends a job and all that it started; how it ended stays in its folder."""
-    folder = jobs_folder(request["shared"]) / request["id"]
+    folder = job_folder(request)
     try:
         record = json.loads((folder / "job.json").read_text())
     except (OSError, ValueError):
@@ -133,7 +146,7 @@ def stop_job(request: Fields) -> Fields:
 
 def remove_job(request: Fields) -> Fields:
     """Removes the folder of a job that has ended."""
-    folder = jobs_folder(request["shared"]) / request["id"]
+    folder = job_folder(request)
     with suppress(OSError, ValueError):
         record = json.loads((folder / "job.json").read_text())
         if _state(folder, record) == "running":

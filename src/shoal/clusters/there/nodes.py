@@ -169,7 +169,7 @@ def stop(request: Fields) -> Fields:
         for path in (Path.home() / ".shoal" / "nodes").glob("*/node.json"):
             record = noted(path.parent.name)
             if record.get("name") == request["name"]:
-                marks.append(record["mark"])
+                marks.append(path.parent.name)
     ended = 0
     for mark in marks:
         ended += end(mark)

@@ -1,0 +1,95 @@
+"""A run that a host sends back: its id and its archive name files of this machine."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pytest
+
+from shoal.clusters.away import SENT_RUN, Job, Tell, unheard
+from shoal.errors import ClusterError, DataError
+from shoal.runs.store import create
+from shoal.training.sending import Sent
+
+JOB = Job(id="2026-11-21-go-a3f", state="done", script="go_on.py")
+
+
+class Host:
+    """Sends an archive that the test has made."""
+
+    def __init__(self, archive: bytes) -> None:
+        self.archive = archive
+
+    @property
+    def name(self) -> str:
+        return "lab"
+
+    @property
+    def head(self) -> str:
+        return "lab"
+
+    def submit(
+        self,
+        script: Path,
+        arguments: Sequence[str],
+        beside: Sequence[Path] = (),
+        tell: Tell = unheard,
+    ) -> str:
+        raise NotImplementedError
+
+    def find(self, said: str) -> Job:
+        return JOB
+
+    def read(self, job: Job) -> Generator[bytes]:
+        yield b""
+
+    def fetch(self, job: Job, folder: str, target: Path) -> None:
+        target.write_bytes(self.archive)
+
+    def settle(self, job: Job) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> bytes:
+    """Of a run as it comes."""
+    with create(tmp_path / "there", "higgs") as run:
+        run.finish("finished")
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as packed:
+        packed.add(run.url, SENT_RUN)
+    return held.getvalue()
+
+
+def test_a_run_comes_back(archive: bytes, tmp_path: Path):
+    sent = Sent(jobs=Host(archive), id=JOB.id)
+    record = sent.fetch(JOB, tmp_path / "runs")
+    assert record.summary().status == "finished"
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == [JOB.id]
+    assert sent.fetch(JOB, tmp_path / "runs").url == record.url
+
+
+@pytest.mark.parametrize("name", ["../else", "/tmp/shoal-else", "a/b", "..", "", "a\0"])
+def test_an_id_of_the_host_leads_nowhere_else(
+    name: str, archive: bytes, tmp_path: Path
+):
+    before = {*tmp_path.iterdir()}
+    with pytest.raises(DataError, match="cannot be a path in"):
+        Sent(jobs=Host(archive), id=name).fetch(JOB, tmp_path / "runs")
+    assert {*tmp_path.iterdir()} == {*before, tmp_path / "runs"}
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_an_archive_of_something_else_is_refused(tmp_path: Path):
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as packed:
+        link = tarfile.TarInfo(SENT_RUN)
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+        packed.addfile(link)
+    with pytest.raises(ClusterError, match="is not its run"):
+        Sent(jobs=Host(held.getvalue()), id=JOB.id).fetch(JOB, tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
