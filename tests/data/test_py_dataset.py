@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
 import threading
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import keras
 import numpy as np
 import pytest
@@ -129,10 +135,106 @@ def test_copies_shuffle_alike_and_the_users_own_stays() -> None:
 
 
 def test_hooks_are_called_as_keras_calls_them() -> None:
-    found = source(Shuffled())
+    found = source(Shuffled(), is_training=True)
     found.read(0, 2)
     copies: Any = found._read_batch
-    assert copies._current[1].calls == ("begin", "end", "begin", "end", "begin")
+    theirs = Shuffled()
+    model = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(theirs, epochs=3, verbose=0)
+    assert (*copies._current.dataset.calls, "end") == theirs.calls
+
+
+def test_hooks_are_called_as_keras_calls_them_to_predict() -> None:
+    found = source(Shuffled())
+    found.read(0, 0)
+    copies: Any = found._read_batch
+    theirs = Shuffled()
+    model = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Dense(1)])
+    model.predict(theirs, verbose=0)
+    assert (*copies._current.dataset.calls, "end") == theirs.calls
+
+
+class SelfMade(Pairs):
+    """Shuffles in some way, with what numbers it makes itself."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.rng, self.seen = way, np.random.default_rng(5), 0
+        self.words = {str(n): n for n in range(ROWS)}
+
+    def __getitem__(self, index: int) -> Any:
+        self.seen += index + 1
+        if self.way == "a generator that reading draws from":
+            self.rng.normal()
+        return super().__getitem__(index)
+
+    def on_epoch_end(self) -> None:
+        self.order = WAYS[self.way](self)
+
+
+WAYS: dict[str, Callable[[SelfMade], Any]] = {
+    "a new generator": lambda _: np.random.default_rng().permutation(ROWS),
+    "the system": lambda _: np.argsort([os.urandom(8) for _ in range(ROWS)]),
+    "the clock": lambda _: np.random.RandomState(
+        time.perf_counter_ns() % 2**32
+    ).permutation(ROWS),
+    "keras.random": lambda _: np.asarray(keras.random.shuffle(np.arange(ROWS))),
+    "what was read": lambda d: np.random.default_rng(d.seen).permutation(ROWS),
+    "a generator that reading draws from": lambda d: d.rng.permutation(ROWS),
+    "its own generator": lambda d: d.rng.permutation(ROWS),
+    "numpy": lambda _: np.random.permutation(ROWS),
+    "python": lambda _: np.array(random.sample(range(ROWS), ROWS)),
+}
+ALIKE = ("its own generator", "numpy", "python")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_sample_comes_once_however_a_data_set_shuffles(way: str) -> None:
+    dataset = SelfMade(way)
+    reading = Reading(epochs=range(2, 5), is_training=True, shuffle=True)
+    found = source_of(dataset, reading=reading)
+    assert found is not None
+    assert isinstance(found, NumberedBatches) == (way in ALIKE)
+    with found.serving():
+        copies = [found, pickle.loads(cloudpickle.dumps(found))]
+        orders = [
+            # Every other batch by another worker.
+            np.concatenate([copies[c % 2].read(c, e).rows[1] for c in range(COUNT)])
+            for e in range(2, 5)
+        ]
+        states = [copy.state_of(4) for copy in copies]
+    assert [sorted(order) for order in orders] == [sorted(Y)] * 3
+    assert len({tuple(order) for order in orders}) == 3
+    assert states[0] == states[1]
+    assert (dataset.seen, dataset.order.tolist()) == (0, [*range(ROWS)])
+    if way not in ALIKE:
+        assert "would leave another self.order" in found.notes[0]
+
+
+def test_what_reading_keeps_does_not_make_copies_differ() -> None:
+    class Caching(Shuffled):
+        kept: dict[int, Any]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept, self.lock = {}, None
+
+        def __getitem__(self, index: int) -> Any:
+            self.kept[index] = super().__getitem__(index)
+            return self.kept[index]
+
+        def on_epoch_end(self) -> None:
+            super().on_epoch_end()
+            self.kept.clear()
+
+    one, other = source(Caching()), source(Caching())
+    one.read(3, 0)
+    mine, theirs = one.state_of(1), other.state_of(1)
+    assert {"self.order", "self.calls"} <= mine.keys() & theirs.keys()
+    assert all(mine[name] == theirs.get(name, mine[name]) for name in mine)
 
 
 def test_without_an_end_epochs_go_on() -> None:

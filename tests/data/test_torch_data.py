@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -208,6 +210,41 @@ def test_samplers_draw_alike_in_every_process(name: str) -> None:
     assert torch.random.get_rng_state().tolist() == state
     if name != "whole":
         assert orders[0] != orders[1] != orders[2]
+
+
+class OwnNumbers(data.Sampler[int]):
+    """Draws in some way of its own."""
+
+    def __init__(self, way: str) -> None:
+        self.way, self.rng = way, np.random.default_rng(5)
+        self.torch = torch.Generator()
+        self.torch.manual_seed(4)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __iter__(self) -> Iterator[int]:
+        if self.way == "torch":
+            return iter(torch.randperm(ROWS, generator=self.torch).tolist())
+        fresh = self.way == "fresh"
+        rng = np.random.default_rng() if fresh else self.rng
+        return iter(rng.permutation(ROWS).tolist())
+
+
+@pytest.mark.parametrize("way", ["numpy", "torch", "fresh"])
+def test_every_item_comes_once_however_a_sampler_draws(way: str) -> None:
+    loader = LOADER(Pairs(), 4, sampler=OwnNumbers(way))
+    found = source(loader, epochs=range(1, 4))
+    assert isinstance(found, FedSource if way == "fresh" else DrawnBatches)
+    with found.serving():
+        late = pickle.loads(cloudpickle.dumps(found))
+        assert sorted(drawn(late, 3)) == sorted(Y)
+        chunks = range(len(found.chunk_rows))
+        for epoch in (1, 2, 3):
+            parts = [(found, late)[c % 2].read(c, epoch).rows[1] for c in chunks]
+            assert sorted(np.concatenate(parts)) == sorted(Y)
+        assert found.state_of(2) == late.state_of(2)
+    assert bool(found.notes) == (way == "fresh")
 
 
 def test_batches_that_are_padded_stay_together() -> None:

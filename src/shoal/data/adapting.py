@@ -110,7 +110,7 @@ def _is_other(x: Any) -> bool:
 
 
 def _py_dataset(x: Any, packing: Packing, reading: Reading) -> ChunkedSource:
-    return py_dataset_source(x, packing, reading.steps_per_epoch)
+    return py_dataset_source(x, packing, reading)
 
 
 def _tensorflow(x: Any, packing: Packing, reading: Reading) -> ChunkedSource:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, final
 
@@ -111,6 +111,15 @@ class ChunkedSource(Source):
         Raises:
             DataError: It cannot be read; says which file, and what to do.
         """
+
+    def state_of(self, epoch: int) -> Mapping[str, str]:
+        """Digests of what the user's code made of this copy for an epoch, by name.
+
+        All workers' copies must have the same; the controller compares them. Empty
+        where there is nothing to compare.
+        """
+        del epoch
+        return {}
 
     def __len__(self) -> int:
         return int(sum(self.chunk_rows))

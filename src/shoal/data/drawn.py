@@ -6,7 +6,7 @@ epoch has others than were settled before training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast, final
 
 from shoal.data import trees
@@ -97,6 +97,11 @@ class DrawnBatches(ChunkedSource):
                 "Use a sampler with the same number of batches in each epoch."
             )
         return self._packed(found[chunk], chunk, self._chunk_rows[chunk])
+
+    def state_of(self, epoch: int) -> Mapping[str, str]:
+        """What `draws` says of itself, if it says anything."""
+        ask: Any = getattr(self._draws, "state_of", None)
+        return {} if ask is None else ask(epoch)
 
     def _packed(self, draw: Any, index: int, rows: int | None) -> ArrayChunk:
         if self._is_batched:

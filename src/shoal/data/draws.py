@@ -8,8 +8,10 @@ seen twice or never. This file decides how such code is run.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,9 @@ SEED = 0x5A0A1
 
 @contextmanager
 def seeded(*numbers: int) -> Generator[int]:
-    """Seeds the random numbers of Python and NumPy, and puts them back afterwards.
+    """Seeds the random numbers of Python, NumPy and torch, and puts them back.
+
+    Those of torch where something has imported it.
 
     Args:
         numbers: The seed, the epoch and the like; the same ones, the same draws.
@@ -36,10 +40,17 @@ def seeded(*numbers: int) -> Generator[int]:
     """
     words = np.random.SeedSequence(list(numbers)).generate_state(2, np.uint64)
     python, numpy = random.getstate(), np.random.get_state()
+    # By name: who does without torch must not wait for it.
+    torch: Any = sys.modules.get("torch")
+    tensors = None if torch is None else torch.get_rng_state()
     random.seed(int(words[0]))
     np.random.seed(int(words[0] % 2**32))
+    if torch is not None:
+        torch.default_generator.manual_seed(int(words[1] >> np.uint64(1)))
     try:
         yield int(words[1] >> np.uint64(1))
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+        if torch is not None:
+            torch.set_rng_state(tensors)

@@ -115,6 +115,7 @@ class FedSource(ChunkedSource):
         steps_per_epoch: int | None,
         epochs: range,
         expect: Callable[[int], Sequence[int] | None] = lambda rows: None,
+        notes: tuple[str, ...] = (),
     ) -> FedSource:
         """Takes batches from data that can be read from its start again.
 
@@ -129,6 +130,7 @@ class FedSource(ChunkedSource):
             epochs: The first one, and one past the last.
             expect: From the rows of the first batch to those of each batch of a
                 pass, where the data knows them.
+            notes: What the user might want to know, sentences.
 
         Raises:
             DataError: It has no batches, fails, or gives something else.
@@ -138,12 +140,12 @@ class FedSource(ChunkedSource):
         known = expect(rows)
         if known and known[0] != rows:
             known = None
-        notes: tuple[str, ...] = ()
         if steps_per_epoch is not None and steps_per_epoch != len(known or ()):
             passes.repeat()
             known = (rows,) * steps_per_epoch
         elif known is None:
-            known, notes = _counted(make_pass(), packing)
+            known, counted = _counted(make_pass(), packing)
+            notes = (*notes, *counted)
         return cls(passes, known, packing=packing, epochs=epochs, notes=notes)
 
     @property

@@ -6,7 +6,7 @@ that are settled by reading the first and the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from shoal.data import trees
@@ -78,6 +78,11 @@ class NumberedBatches(ChunkedSource):
             DataError: It has another number of rows than it should, or no rows.
         """
         return self._packed(chunk, epoch, self._chunk_rows[chunk])
+
+    def state_of(self, epoch: int) -> Mapping[str, str]:
+        """What `read_batch` says of itself, if it says anything."""
+        ask: Any = getattr(self._read_batch, "state_of", None)
+        return {} if ask is None else ask(epoch)
 
     def _packed(self, index: int, epoch: int, rows: int | None = None) -> ArrayChunk:
         batch = self._read_batch(index, epoch)

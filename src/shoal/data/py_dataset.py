@@ -1,37 +1,51 @@
 """`keras.utils.PyDataset`: batches that a user's class gives by number.
 
-This file decides how the methods that Keras calls around an epoch are called where
-every worker has a copy of the data set.
+This file decides who reads such a data set. Workers do, each from a copy of its own,
+where the methods that Keras calls around an epoch do the same to every copy. Where
+they do not, one process calls them and reads: the driver.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator
 from typing import Any, final
 
+import numpy as np
+
 from shoal.data.batches import Packing
-from shoal.data.draws import SEED, seeded
+from shoal.data.chunks import ChunkedSource
+from shoal.data.generators import FedSource
+from shoal.data.hooked import (
+    Hooked,
+    begun,
+    changing_hooks,
+    differing,
+)
 from shoal.data.numbered import NumberedBatches
+from shoal.data.reading import Reading
 from shoal.data.travelling import check_travels
 from shoal.errors import ConfigError, DataError
 
 
 def py_dataset_source(
-    dataset: Any, packing: Packing, steps_per_epoch: int | None = None
-) -> NumberedBatches:
+    dataset: Any, packing: Packing, reading: Reading | None = None
+) -> ChunkedSource:
     """Makes a source of a `keras.utils.PyDataset`: one batch, one chunk.
 
     Shuffling changes the order of batches, as in Keras. `on_epoch_begin` and
-    `on_epoch_end` run in every worker, on its own copy, once for each epoch; the
-    random numbers of Python and NumPy are seeded for them, so that all copies draw
-    alike. The data set of the caller is read and not changed. Its `workers` and
-    `use_multiprocessing` mean nothing here.
+    `on_epoch_end` run in every worker, on its own copy, when Keras would call them;
+    the random numbers of Python, NumPy and torch are seeded for them, so that all
+    copies draw alike. Methods that draw from a generator which they make anew, or that
+    look at the clock, leave copies that differ: then this process alone calls them,
+    on one copy, and hands the batches to the workers. The data set of the caller is
+    read and not changed. Its `workers` and `use_multiprocessing` mean nothing here.
 
     Args:
         dataset: The data set. It has to be one that cloudpickle takes.
         packing: How batches are made into chunks.
-        steps_per_epoch: Needed where `num_batches` is None, that is infinite; the
-            second epoch then goes on where the first ended.
+        reading: What `fit` was told. `steps_per_epoch` is needed where `num_batches`
+            is None, that is infinite; the second epoch then goes on where the first
+            ended.
 
     Raises:
         ConfigError: It is infinite and `steps_per_epoch` is None.
@@ -48,10 +62,11 @@ def py_dataset_source(
         >>> py_dataset_source(Ones(), packing).take(np.array([0, 5]))[1]
         array([0, 2])
     """
+    reading = reading or Reading()
     count = dataset.num_batches
     is_endless = count is None
     if is_endless:
-        count = steps_per_epoch
+        count = reading.steps_per_epoch
     if count is None:
         raise ConfigError(
             f"{packing.steps_name}=None, but num_batches of the {packing.kind} is "
@@ -69,11 +84,31 @@ def py_dataset_source(
         packing.where,
         "Open files and locks in __getitem__ rather than in __init__.",
     )
+    stride = count if is_endless else 0
+    hooks = changing_hooks(dataset)
+    if hooks:
+        first, is_training = reading.epochs.start, reading.is_training
+        names = differing(dataset, first, is_training=is_training)
+        if names:
+            driven = _Driven(dataset, count, stride, reading)
+            return driven.source(packing, _note(packing.kind, hooks, names))
+    first = reading.epochs.start if hooks else None
     return NumberedBatches(
-        _Copies(dataset, count if is_endless else 0),
+        _Copies(dataset, stride, first, is_training=reading.is_training),
         count=count,
         packing=packing,
         mixing="nothing" if is_endless else "chunks",
+    )
+
+
+def _note(kind: str, hooks: list[str], names: list[str]) -> str:
+    """Why workers do not read such a data set by themselves."""
+    return (
+        f"{' and '.join(hooks)} of the {kind} would leave another "
+        f"{', '.join(f'self.{name}' for name in names[:3])} in each worker's copy, so "
+        "this process calls it and reads the batches for all workers. To let workers "
+        "read by themselves, draw from a generator that __init__ makes with a seed, "
+        "such as self.rng = np.random.default_rng(7), and from it in no other method."
     )
 
 
@@ -84,45 +119,107 @@ class _Copies:
     Args:
         dataset: As the user gave it; stays so where epochs change it.
         stride: Batches that an epoch goes on by; 0 where all epochs have the same.
+        first: The first epoch; None where nothing is called around one.
+        is_training: Whether `fit` reads it.
     """
 
-    def __init__(self, dataset: Any, stride: int) -> None:
-        self._dataset, self._stride = dataset, stride
-        self._current: tuple[int, Any] | None = None
+    def __init__(
+        self, dataset: Any, stride: int, first: int | None, *, is_training: bool
+    ) -> None:
+        self._dataset, self._stride, self._first = dataset, stride, first
+        self._is_training = is_training
+        self._current: Hooked | None = None
 
     def __call__(self, index: int, epoch: int) -> Any:
-        return self._in(epoch)[index + epoch * self._stride]
+        dataset = self._dataset
+        if self._first is not None:
+            dataset = self._in(max(epoch, self._first), self._first).dataset
+        return dataset[index + epoch * self._stride]
+
+    def state_of(self, epoch: int) -> dict[str, str]:
+        """Digests of what was changed for an epoch; all copies must have the same."""
+        if self._first is None:
+            return {}
+        found = self._in(max(epoch, self._first), self._first).changed
+        return {f"self.{name}": digest for name, digest in found.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_current": None}
 
-    def _in(self, epoch: int) -> Any:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # In the folders of older runs there is no word of the first epoch.
+        vars(self).update({"_is_training": False, **state})
+        if "_first" not in state:
+            self._first = 0 if changing_hooks(self._dataset) else None
+
+    def _in(self, epoch: int, first: int) -> Hooked:
         """The data set in an epoch; epochs in between are gone through."""
-        if not _is_changing(self._dataset):
-            return self._dataset
-        if self._current is None or self._current[0] > epoch:
-            self._current = 0, copy.deepcopy(self._dataset)
-            _call(self._current[1], "on_epoch_begin", 0)
-        reached, dataset = self._current
-        for past in range(reached, epoch):
-            _call(dataset, "on_epoch_end", past)
-            _call(dataset, "on_epoch_begin", past + 1)
-        self._current = epoch, dataset
-        return dataset
+        if self._current is None or self._current.epoch > epoch:
+            self._current = begun(self._dataset, first, is_training=self._is_training)
+        current, self._current = self._current, None
+        while current.epoch < epoch:
+            current.go_on()  # if it raises, all begins again
+        self._current = current
+        return current
 
 
-def _call(dataset: Any, method: str, epoch: int) -> None:
-    """Calls a method that Keras calls around an epoch, where there is one."""
-    with seeded(SEED, epoch, len(method)):
-        getattr(dataset, method, lambda: None)()
+@final
+class _Driven:
+    """A copy of a data set that the driver reads for all workers, pass after pass.
 
+    Args:
+        dataset: As the user gave it.
+        count: Batches of a pass.
+        stride: Batches that an epoch goes on by; 0 where all epochs have the same.
+        reading: What `fit` was told.
+    """
 
-def _is_changing(dataset: Any) -> bool:
-    """Whether the user's class does anything around an epoch."""
-    import keras
+    def __init__(self, dataset: Any, count: int, stride: int, reading: Reading) -> None:
+        self._dataset, self._count, self._stride = dataset, count, stride
+        self._reading = reading
+        self._hooked: Hooked | None = None
 
-    plain: Any = keras.utils.PyDataset
-    return any(
-        getattr(type(dataset), name, None) is not getattr(plain, name, None)
-        for name in ("on_epoch_begin", "on_epoch_end")
-    )
+    def source(self, packing: Packing, note: str) -> FedSource:
+        """Makes the source."""
+        name = f"batch {self._count - 1:,}"
+
+        def expect(rows: int) -> list[int]:
+            last_rows = packing.rows_of(self._last_batch(), name)
+            if last_rows > rows:
+                raise packing.odd_size(name, last_rows, rows)
+            return [rows] * (self._count - 1) + [last_rows]
+
+        is_endless = self._stride > 0
+        steps = None if is_endless else self._reading.steps_per_epoch
+        return FedSource.of_passes(
+            self._begin_pass,
+            packing=packing,
+            steps_per_epoch=steps,
+            epochs=self._reading.epochs,
+            expect=expect,
+            notes=(note,),
+        )
+
+    def _last_batch(self) -> Any:
+        """The last one of the first pass, which has begun."""
+        if self._hooked is None:
+            raise RuntimeError("the rows of a pass are asked for after its first batch")
+        return self._hooked.dataset[self._count - 1 + self._hooked.epoch * self._stride]
+
+    def _begin_pass(self) -> Iterator[Any]:
+        """Calls what Keras would call, and gives the batches of a pass."""
+        if self._hooked is None:
+            reading = self._reading
+            self._hooked = begun(
+                self._dataset, reading.epochs.start, is_training=reading.is_training
+            )
+        else:
+            self._hooked.go_on()
+        epoch, dataset = self._hooked.epoch, self._hooked.dataset
+        order = np.arange(self._count) + epoch * self._stride
+        if self._reading.shuffle and not self._stride:
+            # The last one may be short, and stays where its size is expected.
+            words = np.random.SeedSequence([self._reading.seed, epoch])
+            np.random.default_rng(words).shuffle(order[:-1])
+        for index in order.tolist():
+            yield dataset[index]

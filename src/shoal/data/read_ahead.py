@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar, final
 
@@ -95,6 +95,11 @@ class ReadAhead(Source):
             if len(self._coming) >= AHEAD:
                 return
             self._begin(chunk)
+
+    def state_of(self, epoch: int) -> Mapping[str, str]:
+        """What a copy's own code made of it for an epoch, see `ChunkedSource`."""
+        self._beat = time.monotonic() + BEAT_S
+        return self._awaited(self._thread.submit(self._source.state_of, epoch))
 
     def starts_from(self, row: int) -> npt.NDArray[np.int64]:
         """Returns the first row of each chunk that begins at a row or behind it."""

@@ -24,6 +24,8 @@ class Reading:
         workers: Training processes, at most.
         seed: For what is drawn at random.
         floatx: Dtype floats are read in; default None means Keras' floatx.
+        is_training: Whether `fit` reads it.
+        shuffle: Whether batches may come in another order.
         where: What the data was given to, for messages.
         steps_name: What the number of batches is called there.
 
@@ -41,6 +43,8 @@ class Reading:
     workers: int = 1
     seed: int = SEED
     floatx: str | None = None
+    is_training: bool = False
+    shuffle: bool = False
     where: str = FIT
     steps_name: str = STEPS
 

@@ -15,9 +15,11 @@ from typing import Any, final
 from shoal.data import trees
 from shoal.data.batches import Packing
 from shoal.data.chunks import ChunkedSource
+from shoal.data.digests import digest
 from shoal.data.drawn import DrawnBatches
 from shoal.data.draws import seeded
 from shoal.data.generators import FedSource
+from shoal.data.hooked import REHEARSED
 from shoal.data.items import CHUNK_ITEMS, Fetch, Items
 from shoal.data.reading import Reading
 from shoal.data.shards import Shard, ShardedSource
@@ -86,7 +88,10 @@ def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource
     if not is_plain or not (is_random or is_ordered) or not _is_even(fetch, rows):
         is_batched = loader.batch_sampler is not None
         picks = loader.batch_sampler if is_batched else sampler
-        draws = SeededDraws(picks, reading.seed)
+        first, seed = reading.epochs.start, reading.seed
+        draws = SeededDraws(picks, seed, first, loader.dataset)
+        if not draws.are_alike():
+            return _driven(loader, draws(first), packing, reading)
         return DrawnBatches(draws, fetch, packing, is_batched=is_batched)
     if is_ordered and loader.drop_last and isinstance(size, int):
         rows -= rows % size
@@ -96,6 +101,30 @@ def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource
         rows=rows,
         mixing="rows" if is_random else "nothing",
         batch_size=size,
+    )
+
+
+def _driven(
+    loader: Any, draws: Sequence[Any], packing: Packing, reading: Reading
+) -> FedSource:
+    """A loader whose sampler draws something else in each process."""
+
+    def expect(rows: int) -> Sequence[int] | None:
+        return [len(draw) for draw in draws] if loader.batch_sampler else None
+
+    note = (
+        f"The sampler of the {packing.kind} draws something else in each worker, so "
+        "this process draws, and reads the batches for all workers. To let workers "
+        "read by themselves, draw from torch's random numbers, from NumPy's, or from "
+        "a generator that the sampler makes with a seed in __init__."
+    )
+    return FedSource.of_passes(
+        lambda: iter(loader),
+        packing=packing,
+        steps_per_epoch=reading.steps_per_epoch,
+        epochs=reading.epochs,
+        expect=expect,
+        notes=(note,),
     )
 
 
@@ -148,37 +177,69 @@ def _stream(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource:
 class SeededDraws:
     """What a sampler gives in each epoch; the same in every process.
 
+    Epochs are drawn one after another from the sampler as it was given: one that draws
+    from a generator of its own gives each epoch's draws in every process that way.
+
     Args:
-        sampler: Of a loader; iterating over it draws.
+        sampler: Of a loader; iterating over it draws. It is not changed.
         seed: Of the run.
+        first: The first epoch.
+        shared: What a copy of the sampler need not copy: its data set.
 
     Example:
         >>> SeededDraws([[0, 1], [2]], seed=0)(0)
         [[0, 1], [2]]
     """
 
-    def __init__(self, sampler: Any, seed: int) -> None:
-        self._sampler, self._seed = sampler, seed
+    def __init__(
+        self, sampler: Any, seed: int, first: int = 0, shared: Any = None
+    ) -> None:
+        self._sampler, self._seed, self._first = sampler, seed, first
+        self._shared = shared
         self._kept: dict[int, list[Any]] = {}
+        self._current: Any = None  # a copy, which has drawn all epochs that are kept
 
     def __call__(self, epoch: int) -> list[Any]:
         """Returns the draws of an epoch; the last two epochs are kept."""
+        epoch = max(epoch, self._first)  # what has no epoch asks for 0
         if epoch not in self._kept:
-            newest = sorted(self._kept.items())[-1:]
-            self._kept = dict([*newest, (epoch, self._draw(epoch))])
+            last = max(self._kept, default=epoch)
+            if self._current is None or last >= epoch:
+                last, self._kept = self._first - 1, {}
+                memo = {id(self._shared): self._shared}
+                self._current = copy.deepcopy(self._sampler, memo)
+            for number in range(last + 1, epoch + 1):
+                newest = sorted(self._kept.items())[-1:]
+                self._kept = dict([*newest, (number, self._draw(number))])
         return self._kept[epoch]
 
+    def state_of(self, epoch: int) -> dict[str, str]:
+        """A digest of the draws of an epoch, see `ChunkedSource`."""
+        return {"draws of the sampler": digest(self(epoch))}
+
+    def are_alike(self) -> bool:
+        """Whether another copy of the sampler draws the same."""
+        other = SeededDraws(self._sampler, self._seed, self._first, self._shared)
+        epochs = range(self._first, self._first + REHEARSED)
+        found = all(self.state_of(e) == other.state_of(e) for e in epochs)
+        self._kept, self._current = {}, None
+        return found
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": {}}
+        return {**vars(self), "_kept": {}, "_current": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # In the folders of older runs the first epoch is not named.
+        vars(self).update({"_first": 0, "_shared": None, "_current": None, **state})
 
     def _draw(self, epoch: int) -> list[Any]:
-        inner = getattr(self._sampler, "sampler", self._sampler)
+        inner = getattr(self._current, "sampler", self._current)
         with _seeded_torch(self._seed, epoch, getattr(inner, "generator", None)):
-            for sampler in (self._sampler, inner):
+            for sampler in (self._current, inner):
                 if hasattr(sampler, "set_epoch"):  # as for DistributedSampler
                     sampler.set_epoch(epoch)
                     break
-            return list(self._sampler)
+            return list(self._current)
 
 
 @contextmanager

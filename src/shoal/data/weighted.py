@@ -74,6 +74,10 @@ class ClassWeighted(ChunkedSource):
         """What the other source needs."""
         return self._source.serving()
 
+    def state_of(self, epoch: int) -> Mapping[str, str]:
+        """That of the other source."""
+        return self._source.state_of(epoch)
+
     def read(self, chunk: int, epoch: int) -> Chunk:
         """Opens a chunk of the other source."""
         found = self._source.read(chunk, epoch)

@@ -69,6 +69,23 @@ def data_retry(head: Head) -> dict[str, Any]:
     return {"text": text(head["text"], MOST_LETTERS), "attempt": whole(head["attempt"])}
 
 
+def data_state(head: Head) -> dict[str, Any]:
+    """What a user's code made of a worker's copy of the data, see `ChunkedSource`.
+
+    Raises:
+        ValueError: It is not what a worker of ours says.
+
+    Example:
+        >>> said = {"epoch": 1, "names": ["order"], "digests": ["a"]}
+        >>> data_state({"kind": "data_state", **said})
+        {'epoch': 1, 'digests': {'order': 'a'}}
+    """
+    names = [text(name, MOST_LETTERS) for name in some(head["names"])]
+    digests = [text(digest, MOST_NAME) for digest in some(head["digests"])]
+    pairs = zip(names, digests, strict=True)
+    return {"epoch": whole(head["epoch"]), "digests": dict(pairs)}
+
+
 def node_used(head: Head) -> dict[str, Any]:
     """What a machine is busy with, see `NodeUse`.
 
@@ -100,6 +117,7 @@ def node_used(head: Head) -> dict[str, Any]:
 COMPLAINTS: dict[str, Callable[[Head], dict[str, Any]]] = {
     "not_finite": not_finite,
     "data_retry": data_retry,
+    "data_state": data_state,
     "node_used": node_used,
 }
 """Kinds of messages, and who reads them."""

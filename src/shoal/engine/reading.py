@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shoal.data.order import Order
 from shoal.data.read_ahead import ReadAhead, TooSlow
+from shoal.engine.fields import MOST_PARTS
 from shoal.engine.ledger import Piece
 from shoal.errors import DataError
 
@@ -78,6 +79,7 @@ class Reader:
     ) -> None:
         self._source, self._order = source, order
         self._retry, self._tell = retry, tell
+        self._turn = -1  # the last one whose state was told
 
     def indices(self, pieces: Sequence[Piece]) -> Indices:
         """Numbers of the rows of pieces, in order."""
@@ -100,6 +102,20 @@ class Reader:
             self._source.expect(self._order.turn(last.epoch), upcoming)
         return self._ask(self.indices(pieces), pieces)
 
+    def _tell_state(self, pieces: Sequence[Piece]) -> None:
+        """Says once a pass what the user's code made of this copy of the data."""
+        if not pieces or not isinstance(self._source, ReadAhead):
+            return
+        turn = self._order.turn(pieces[-1].epoch)
+        if turn == self._turn:
+            return
+        found = self._source.state_of(turn)
+        self._turn = turn
+        if found:
+            names = sorted(found)[:MOST_PARTS]
+            digests = [found[name] for name in names]
+            self._tell("data_state", epoch=turn, names=names, digests=digests)
+
     def first(self, indices: Indices) -> Any:
         """Reads rows to compile with, which nobody has leased.
 
@@ -112,6 +128,7 @@ class Reader:
         waits = self._retry.waits
         for attempt, wait_s in enumerate((*waits, None), start=1):
             try:
+                self._tell_state(pieces)
                 return self._source.take(indices)
             except Exception as error:
                 name = f"{type(error).__name__}: {error}"[:MOST_ERROR]

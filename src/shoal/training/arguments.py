@@ -230,10 +230,11 @@ def _check_travels(request: Request, source: Source) -> None:
     is_here = request.cluster in ("local", "inline")
     if is_here or not isinstance(source, ChunkedSource) or source.travels_alone:
         return
+    why = "".join(f" {note}" for note in source.notes)
     raise PlanError(
         f"{source.kind} on cluster={request.cluster!r}: only this process can read it, "
         "and workers may be on other machines. Expected arrays, or files that each "
-        "machine can read. Pass one of these, or leave cluster out."
+        f"machine can read. Pass one of these, or leave cluster out.{why}"
     )
 
 
@@ -246,6 +247,8 @@ def _reading(arguments: Arguments, request: Request) -> Reading:
         epochs=range(plain.initial_epoch, max(plain.epochs, plain.initial_epoch + 1)),
         workers=workers if isinstance(workers, int) and workers > 0 else 1,
         seed=plain.seed,
+        is_training=True,
+        shuffle=plain.shuffle is not False,
     )
 
 

@@ -24,6 +24,7 @@ from shoal.plan import Plan
 from shoal.plan.often import Often
 from shoal.runs.base import Run
 from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
+from shoal.training.copies import Copies
 from shoal.training.evaluator import Evaluator, Score
 from shoal.training.hooks import BatchHooks, steps_of
 from shoal.training.past import Diary, Past
@@ -92,6 +93,7 @@ class Driver(Observer):
             model, logs=facts.step_logs, unmergeable=facts.unmergeable_metrics
         )
         self.follow(plan)
+        self._copies = Copies()
         self._later: list[Record] = []
         self._sums: dict[int, Sums] = {}
         self._best: float | None = None
@@ -280,6 +282,9 @@ class Driver(Observer):
 
     def on_event(self, kind: str, **fields: Any) -> None:
         """Records what happened and shows what matters at once."""
+        if kind == "data_state":
+            self._copies.take(**fields)
+            return
         if kind == "rollback":
             counts = fields["committed"]
             self._committed = Counter({int(e): n for e, n in counts.items()})

@@ -1,0 +1,141 @@
+"""Data sets that a user's own methods change around an epoch.
+
+This file decides when these methods are called, as Keras calls them, and finds out
+whether they do the same to every copy of a data set.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from importlib import import_module
+from typing import Any, final
+
+from shoal.data.digests import digest
+from shoal.data.draws import SEED, seeded
+
+BEGIN, END = "on_epoch_begin", "on_epoch_end"
+HOOKS = (BEGIN, END)
+REHEARSED = 2
+"""Epochs that are gone through to see what a data set's methods do."""
+
+
+def changing_hooks(dataset: Any) -> list[str]:
+    """Names the methods around an epoch that are the user's own.
+
+    Example:
+        >>> import keras
+        >>> changing_hooks(keras.utils.PyDataset())
+        []
+    """
+    plain: Any = import_module("keras").utils.PyDataset
+    kind = type(dataset)
+    own = [n for n in HOOKS if getattr(kind, n, None) is not getattr(plain, n, None)]
+    return own + [n for n in HOOKS if n in getattr(dataset, "__dict__", {})]
+
+
+@final
+class Hooked:
+    """A data set in an epoch, and in the one after that.
+
+    Keras' `fit` calls `on_epoch_end` once before the first epoch, too: it reads a
+    batch to build the model, and begins again.
+
+    Args:
+        dataset: A copy; it is changed.
+        epoch: The first one.
+        is_training: Whether `fit` reads it.
+
+    Attributes:
+        state: Digests of all attributes after the last calls, by name.
+        changed: Those of them that the last calls changed.
+    """
+
+    def __init__(self, dataset: Any, epoch: int, *, is_training: bool) -> None:
+        self.dataset, self.epoch = dataset, epoch
+        self.state: dict[str, str] = {}
+        self.changed: dict[str, str] = {}
+        before: tuple[str, ...] = ()
+        if is_training:
+            has_built = import_module("keras").backend.backend() != "tensorflow"
+            before = (BEGIN, END) if has_built else (END,)
+        self._call(*before, BEGIN, epoch=epoch)
+
+    def go_on(self) -> None:
+        """Ends the epoch and begins the next one."""
+        self._call(END, BEGIN, epoch=self.epoch + 1)
+        self.epoch += 1
+
+    def _call(self, *names: str, epoch: int) -> None:
+        before = _state(self.dataset)
+        for place, name in enumerate(names):
+            with seeded(SEED, epoch, place):
+                getattr(self.dataset, name, lambda: None)()
+        self.state = after = _state(self.dataset)
+        self.changed = {n: d for n, d in after.items() if before.get(n) != d}
+
+
+def begun(dataset: Any, epoch: int, *, is_training: bool) -> Hooked:
+    """A copy of a data set at the beginning of an epoch.
+
+    Args:
+        dataset: As the user gave it; stays so.
+        epoch: The first one.
+        is_training: Whether `fit` reads it.
+    """
+    had_torch = "torch" in sys.modules
+    hooked = Hooked(copy.deepcopy(dataset), epoch, is_training=is_training)
+    if had_torch or "torch" not in sys.modules:
+        return hooked
+    # The first call has imported it, and drew before there was anything to seed.
+    return Hooked(copy.deepcopy(dataset), epoch, is_training=is_training)
+
+
+def differing(dataset: Any, epoch: int, *, is_training: bool) -> list[str]:
+    """Names the attributes that come out differently when an epoch begins again.
+
+    Two copies go through the first epochs; a batch of one is read in between, because
+    what reading draws may be what a method draws from.
+
+    Args:
+        dataset: As the user gave it; stays so.
+        epoch: The first one.
+        is_training: Whether `fit` reads it.
+
+    Example:
+        >>> import keras, numpy as np
+        >>> class Shuffled(keras.utils.PyDataset):
+        ...     def __getitem__(self, index):
+        ...         return np.ones((1, 1)) * self.order[index]
+        ...     def on_epoch_begin(self):
+        ...         self.order = np.random.default_rng().permutation(9)
+        >>> differing(Shuffled(), 0, is_training=True)
+        ['order']
+    """
+    one = _rehearse(dataset, epoch, is_training=is_training, is_read=False)
+    other = _rehearse(dataset, epoch, is_training=is_training, is_read=True)
+    names = {
+        name
+        for (mine, changed), (theirs, too) in zip(one, other, strict=True)
+        for name in changed | too
+        if mine.get(name) != theirs.get(name)
+    }
+    return sorted(names)
+
+
+def _rehearse(
+    dataset: Any, epoch: int, *, is_training: bool, is_read: bool
+) -> list[tuple[dict[str, str], set[str]]]:
+    """States of a copy in its first epochs, and the names of what changed."""
+    hooked = begun(dataset, epoch, is_training=is_training)
+    found = [(hooked.state, set(hooked.changed))]
+    for _ in range(REHEARSED):
+        if is_read:
+            hooked.dataset[0]
+        hooked.go_on()
+        found.append((hooked.state, set(hooked.changed)))
+    return found
+
+
+def _state(dataset: Any) -> dict[str, str]:
+    return {name: digest(value) for name, value in vars(dataset).items()}
