@@ -195,8 +195,7 @@ ALIKE = ("its own generator", "numpy", "python")
 def test_every_sample_comes_once_however_a_data_set_shuffles(way: str) -> None:
     dataset = SelfMade(way)
     reading = Reading(epochs=range(2, 5), is_training=True, shuffle=True)
-    found = source_of(dataset, reading=reading)
-    assert found is not None
+    found: Any = source_of(dataset, reading=reading)
     assert isinstance(found, NumberedBatches) == (way in ALIKE)
     with found.serving():
         copies = [found, pickle.loads(cloudpickle.dumps(found))]
