@@ -192,6 +192,15 @@ def test_only_what_is_marked_is_ended(tmp_path: Path) -> None:
             process.wait()
 
 
+def test_a_number_and_its_ticks_come_again_after_a_restart() -> None:
+    here, when = str(os.getpid()), processes.began(os.getpid())
+    ticks, _, boot = when.partition(" ")
+    assert processes.still_there({here: when}) == [os.getpid()]
+    assert processes.still_there({here: ticks}) == [os.getpid()]  # an older note
+    assert processes.still_there({here: f"{ticks} {boot[::-1]}"}) == []
+    assert processes.still_there({here: ""}) == []
+
+
 def test_an_environment_goes_where_nobody_here_knows_of_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import os
+import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -247,36 +250,81 @@ def test_nobody_waits_for_ever() -> None:
         spool.read(Place(0, 0))
 
 
-def test_nobody_waits_for_a_driver_that_is_gone() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    planned = Spool.planned("generator")
-    spool = Spool(folder=planned.folder, kind="generator", pid=int(done.stdout))
-    with spool.open(), pytest.raises(DataError, match="has ended"):
-        spool.read(Place(0, 0))
+GONE = """
+import pickle, sys
+from pathlib import Path
+from shoal.data.spool import Spool
+spool = Spool.planned("generator", wait_s=60.0)
+opened = spool.open()
+opened.__enter__()
+Path(sys.argv[1]).write_bytes(pickle.dumps(spool))
+sys.stdin.read()
+"""
+"""A driver that makes a spool, writes where it is, and waits to be killed."""
 
 
-def test_what_killed_drivers_left_is_swept() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    left = Path(tempfile.gettempdir()) / f"shoal-spool-{int(done.stdout)}-abc"
-    mine = Path(tempfile.gettempdir()) / f"shoal-spool-{os.getpid()}-abc"
-    left.mkdir()
-    mine.mkdir()
-    try:
+def test_nobody_waits_for_a_driver_that_is_gone(tmp_path: Path) -> None:
+    with driver(tmp_path) as (process, spool):
+        process.kill()
+        process.wait()
+        with pytest.raises(DataError, match="has ended"):
+            spool.read(Place(0, 0))
+        assert spools() == [spool.folder]
+        with Spool.planned("generator").open():  # the next one sweeps
+            assert not spool.folder.exists()
+
+
+def test_a_driver_of_another_namespace_keeps_its_batches(tmp_path: Path) -> None:
+    """As a container that shares the temporary folder, and has numbers of its own."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make a process namespace")
+    with driver(tmp_path, *inside) as (process, spool):
+        assert spool.driver.pid < 10  # a number of its own
         with Spool.planned("generator").open():
-            assert not left.exists()
-            assert mine.exists()
-    finally:
-        mine.rmdir()
+            assert spool.folder.is_dir()
+        spool = dataclasses.replace(spool, wait_s=0.1)
+        with pytest.raises(DataError, match="nothing came for"):  # it is not gone
+            spool.read(Place(0, 0))
+        process.kill()
+        process.wait()
+        with pytest.raises(DataError, match="has ended"):
+            dataclasses.replace(spool, wait_s=60.0).read(Place(0, 0))
+        with Spool.planned("generator").open():
+            assert not spool.folder.exists()
+
+
+@contextmanager
+def driver(
+    tmp_path: Path, *inside: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Spool]]:
+    """Another process that has a spool open, and the spool."""
+    told = tmp_path / "spool"
+    words = [*inside, sys.executable, "-c", GONE, str(told)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not told.exists() or not told.stat().st_size:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield process, pickle.loads(told.read_bytes())
+        finally:
+            process.kill()
+
+
+def test_what_is_left_of_a_removed_folder_is_told() -> None:
+    """The driver goes on writing, a worker reading: both say what happened."""
+    spool = Spool.planned("generator", wait_s=5.0)
+    with spool.open():
+        shutil.rmtree(spool.folder)
+        with pytest.raises(DataError, match=r"its folder is not there.* Set TMPDIR"):
+            spool.read(Place(0, 0))
+        with pytest.raises(DataError, match=r"its folder is not there.* Set TMPDIR"):
+            spool.write(Place(0, 0), PACKING.chunk(np.ones(3), "batch 0", 3))
+        with pytest.raises(DataError, match="its folder is not there"):
+            spool.marks()
+        spool.fail("why")
 
 
 def test_a_generator_that_hangs_does_not_hang_the_end(

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from typing import Any
 
 import pytest
 
+from shoal.host.processes import Process
 from shoal.runs.events import pack_exchanges
-from shoal.runs.summary import LIST_FIELDS, is_process_alive, summarise
+from shoal.runs.summary import LIST_FIELDS, summarise
 
 PLAN = {"strategy": "aeasgd", "workers": 2, "rows": 100, "epochs": 3}
 
@@ -156,12 +152,12 @@ def test_the_monitored_metric_is_the_best():
 
 @pytest.mark.parametrize(("is_alive", "expected"), [(True, "running"), (False, "lost")])
 def test_a_run_whose_process_is_gone_is_lost(is_alive: bool, expected: str):
-    asked: list[tuple[str, int, float]] = []
-    alive = lambda *writer: asked.append(writer) or is_alive  # noqa: E731
+    asked: list[Process] = []
+    alive = lambda writer: asked.append(writer) or is_alive  # noqa: E731
     segment = {"kind": "segment", "host": "h2", "pid": 8, "time": 1500.0}
     worker = {"kind": "worker_started", "host": "h3", "pid": 9, "time": 1600.0}
     assert summarise([started(), segment, worker], is_alive=alive).status == expected
-    assert asked == [("h2", 8, 1500.0)]
+    assert asked == [Process(host="h2", pid=8, seen_time=1500.0)]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
@@ -178,16 +174,3 @@ def test_a_resumed_run_runs_again():
 
 def test_unknown_events_are_passed_over():
     assert summarise([{"kind": "news"}, {}, {"kind": None}]).status == "running"
-
-
-def test_processes():
-    here = socket.gethostname()
-    assert is_process_alive(here, os.getpid(), time.time())
-    assert is_process_alive("another-host", 1, 0.0)
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    assert not is_process_alive(here, child.pid, time.time())
-
-
-def test_a_pid_that_was_given_again_is_not_the_writer():
-    assert not is_process_alive(socket.gethostname(), os.getpid(), 1.0)

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
-import socket
-import tempfile
 import time
-import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, final
 
-import psutil
-
 from shoal.data.chunks import ArrayChunk
 from shoal.errors import DataError
+from shoal.host.processes import Process, may_live
+from shoal.host.scratch import LOCK, Scratch, planned_scratch
 
 WAIT_S = 600.0
 """How long a worker waits for one batch."""
 
-_PREFIX, _MARKS, _FAILED = "shoal-spool-", "marks", "failed"
+_MARKS, _FAILED = "marks", "failed"
 _READ, _DELETED = ".read", ".deleted"
 _LOOK_S, _MARK_S = (0.002, 0.05), 1.0
 
@@ -57,8 +54,7 @@ class Spool:
     Args:
         folder: Where; made by `open`, not before.
         kind: What the user calls the data, for messages.
-        pid: Of the driver.
-        host: Of the driver.
+        driver: The process that writes the batches.
         wait_s: How long a worker waits for one batch.
 
     Example:
@@ -72,15 +68,13 @@ class Spool:
 
     folder: Path
     kind: str
-    pid: int = field(default_factory=os.getpid)
-    host: str = field(default_factory=socket.gethostname)
+    driver: Process = field(default_factory=Process.here)
     wait_s: float = WAIT_S
 
     @classmethod
     def planned(cls, kind: str, wait_s: float = WAIT_S) -> Spool:
         """Chooses a folder for a run and makes nothing yet."""
-        name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        return cls(folder=Path(tempfile.gettempdir()) / name, kind=kind, wait_s=wait_s)
+        return cls(folder=planned_scratch("spool"), kind=kind, wait_s=wait_s)
 
     def open(self) -> _OpenSpool:
         """Makes the folder, for as long as the `with` lasts."""
@@ -89,16 +83,19 @@ class Spool:
     @property
     def is_own(self) -> bool:
         """Whether this process is the driver."""
-        return self.pid == os.getpid() and self.host == socket.gethostname()
+        return self.driver == Process.here()
 
     def write(self, place: Place, chunk: ArrayChunk) -> int:
         """Writes a batch, all or nothing; returns its bytes."""
         target = self.folder / place.file
         part = self.folder / f".{place.file}"
-        with part.open("wb") as file:
-            pickle.dump(chunk, file, protocol=5)
-            size = file.tell()
-        part.replace(target)
+        try:
+            with part.open("wb") as file:
+                pickle.dump(chunk, file, protocol=5)
+                size = file.tell()
+            part.replace(target)
+        except FileNotFoundError as error:
+            raise self._removed() from error
         return size
 
     def delete(self, place: Place) -> None:
@@ -108,8 +105,9 @@ class Spool:
     def fail(self, message: str) -> None:
         """Lets all who wait know why no more batches come."""
         part = self.folder / f".{_FAILED}"
-        part.write_text(message)
-        part.replace(self.folder / _FAILED)
+        with suppress(FileNotFoundError):  # who waits sees that the folder is gone
+            part.write_text(message)
+            part.replace(self.folder / _FAILED)
 
     def refuse(self, place: Place) -> None:
         """Lets who wants a batch know that it was deleted."""
@@ -119,7 +117,11 @@ class Spool:
         """Takes the marks that workers left: for batches they want, and have read."""
         wanted: list[Place] = []
         read: list[Place] = []
-        for name in os.listdir(self.folder / _MARKS):
+        try:
+            names = os.listdir(self.folder / _MARKS)
+        except FileNotFoundError as error:
+            raise self._removed() from error
+        for name in names:
             (self.folder / _MARKS / name).unlink(missing_ok=True)
             is_read = name.endswith(_READ)
             (read if is_read else wanted).append(Place.of(name.removesuffix(_READ)))
@@ -158,7 +160,7 @@ class Spool:
         try:
             (self.folder / _MARKS / f"{place.file}{suffix}").touch()
         except FileNotFoundError as error:
-            raise self._gone(place, "its folder is not there") from error
+            raise self._removed() from error
 
     def _check(self, place: Place, *, is_late: bool) -> None:
         """Raises if waiting is of no use."""
@@ -166,13 +168,21 @@ class Spool:
         if failed.exists():
             raise DataError(failed.read_text())
         if not self.folder.exists():
-            raise self._gone(place, "its folder was deleted")
-        if self.host == socket.gethostname() and not psutil.pid_exists(self.pid):
-            raise self._gone(place, f"process {self.pid} has ended")
+            raise self._removed()
+        if not may_live(self.driver, self.folder / LOCK):
+            raise self._gone(place, f"process {self.driver.pid} has ended")
         if (self.folder / f"{place.file}{_DELETED}").exists():
             raise self._gone(place, "it was read long ago and then deleted")
         if is_late:
             raise self._gone(place, f"nothing came for {self.wait_s:g} s")
+
+    def _removed(self) -> DataError:
+        return DataError(
+            f"The batches of the {self.kind} are gone: its folder is not there "
+            f"(folder={self.folder}). Expected it to stay until training has ended. "
+            "Set TMPDIR to a folder that no cleaner removes while a run goes on, or "
+            "use data that workers can read themselves, such as a keras PyDataset."
+        )
 
     def _gone(self, place: Place, what: str) -> DataError:
         return DataError(
@@ -186,23 +196,16 @@ class Spool:
 
 @final
 class _OpenSpool:
-    """A folder that exists while this is entered."""
+    """A folder that exists while this is entered, unless its process ends before."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._scratch: Scratch | None = None
 
     def __enter__(self) -> None:
-        _sweep(self._folder.parent)
-        self._folder.mkdir(mode=0o700)
+        self._scratch = Scratch(self._folder)
         (self._folder / _MARKS).mkdir(mode=0o700)
 
     def __exit__(self, *error: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _sweep(parent: Path) -> None:
-    """Deletes folders of drivers that were killed."""
-    for folder in parent.glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.close()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from shoal.engine.pair import Pair
+from shoal.host.scratch import Scratch
 from shoal.launchers.base import Exit, Launcher, Preload, Role
 from shoal.launchers.process import ProcessLauncher
-from shoal.launchers.scratch import Scratch
 from shoal.launchers.shared import SharedBlob
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -13,9 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
+from shoal.host.processes import Process, may_live
 from shoal.runs.events import VERSION, Event, decode, encode, pack_exchanges
 from shoal.runs.segments import Complaint
-from shoal.runs.summary import Fold, RunSummary, Status, is_process_alive
+from shoal.runs.summary import Fold, RunSummary, Status
 
 Which: TypeAlias = Literal["best", "last"]
 
@@ -63,7 +62,7 @@ class Run(ABC):
             **fields: Values of JSON or NumPy; others are recorded as text.
         """
         if kind in ("run_started", "run_resumed"):
-            fields = {**this_process(), **fields}
+            fields = {**self._writer(), **fields}
         with self._lock:
             line = encode({**fields, **self._stamp(kind)})
             for event in decode(line):  # as whoever reads the line will see it
@@ -94,7 +93,7 @@ class Run(ABC):
     def summary(self) -> RunSummary:
         """Returns the run at a glance, from what this object has recorded or read."""
         with self._lock:
-            found = self._fold.summary(is_process_alive)
+            found = self._fold.summary(self._may_live)
         return found.model_copy(update={"id": self.id, "name": self.name})
 
     @property
@@ -131,6 +130,14 @@ class Run(ABC):
     def _keep(self, line: bytes, event: Event) -> None:
         """Stores one event; called with the lock held."""
 
+    def _writer(self) -> dict[str, Any]:
+        """Returns what tells this process, the writer of the events, from others."""
+        return Process.here().fields
+
+    def _may_live(self, writer: Process) -> bool:
+        """Tells whether the process that wrote an unfinished run may still live."""
+        return may_live(writer)
+
     def _stamp(self, kind: str) -> Event:
         """Returns the fields every event begins with."""
         since_s = time.monotonic() - self._began
@@ -151,8 +158,3 @@ class Run(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def this_process() -> dict[str, Any]:
-    """Returns host and pid, by which a reader tells a lost run from a running one."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}

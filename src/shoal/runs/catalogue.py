@@ -11,7 +11,8 @@ from typing import Any
 from shoal.errors import ConfigError
 from shoal.runs.events import FOLDER, read_events
 from shoal.runs.folder import Folder, is_place
-from shoal.runs.summary import RunSummary, is_process_alive, summarise
+from shoal.runs.summary import RunSummary, summarise
+from shoal.runs.writer import writer_may_live
 
 
 def run_ids(root: str | os.PathLike[str]) -> list[str]:
@@ -49,7 +50,7 @@ def read_summary(folder: Folder, *, is_outline: bool = False) -> RunSummary:
     summary = summarise(
         read_events(folder, is_outline=is_outline),
         url=folder.url,
-        is_alive=is_process_alive,
+        is_alive=lambda writer: writer_may_live(folder, writer),
     )
     # A folder that was copied under another name is found by that name.
     return summary.model_copy(update={"id": folder.name})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from shoal.errors import CheckpointError
-from shoal.runs.base import this_process
+from shoal.host.processes import Process
 from shoal.runs.checkpoint_files import Damage, read_whole, remove, storage
 from shoal.runs.folder import Folder
 
@@ -110,7 +110,7 @@ class Ownership:
 
 def _token(generation: int, writer: str) -> bytes:
     head = {"generation": generation, "writer": writer, "time": time.time()}
-    return json.dumps({**head, **this_process()}).encode() + b"\n"
+    return json.dumps({**head, **Process.here().fields}).encode() + b"\n"
 
 
 def _name(generation: int) -> str:

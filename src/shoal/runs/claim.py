@@ -44,8 +44,8 @@ def claim(root: Folder, name: str, *, first: Mapping[str, Any], today: date) -> 
     for attempt in range(TRIES):
         # Three letters are easy to type; more of them once those run out.
         letters = secrets.token_hex(8)[: 3 + attempt // 8]
-        folder = root.child(f"{start}-{letters}")
         try:
+            folder = root.claim(f"{start}-{letters}")
             folder.create(segment_name(0), encode({**first, "id": folder.name}))
         except FileExistsError:
             continue

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, final
 from fsspec.core import url_to_fs  # pyright: ignore[reportUnknownVariableType]
 
 from shoal.errors import ConfigError, DataError
+from shoal.host import private
 
 SCHEME = "://"
 
@@ -91,6 +92,21 @@ class Folder:
             )
         return f"{self.path}/{name}"
 
+    def claim(self, name: str) -> Folder:
+        """Returns a folder inside this one that was not there; on local disks made.
+
+        It is its owner's alone, or the group's as well where this folder is. Folders
+        around it that are missing are made for their owner alone.
+
+        Raises:
+            FileExistsError: It was there. Only local disks tell.
+        """
+        if self.is_local:
+            root = Path(self.path)
+            private.make_private(root)
+            private.make_inside(root / name)
+        return self.child(name)
+
     def exists(self, name: str = "") -> bool:
         """Tells whether a file or folder is there."""
         return bool(self.fs.exists(self.where(name).rstrip("/")))
@@ -137,7 +153,8 @@ class Folder:
         target = self._local_target(name)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            partial.write_bytes(content)
+            with open(partial, "wb", opener=private.alike) as file:
+                file.write(content)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -149,7 +166,7 @@ class Folder:
             FileExistsError: It does.
         """
         if self.is_local:
-            with self._local_target(name).open("xb") as file:
+            with open(self._local_target(name), "xb", opener=private.alike) as file:
                 file.write(content)
             return
         try:
@@ -165,7 +182,9 @@ class Folder:
     def put(self, source: Path, name: str) -> None:
         """Moves a local file here under its final name, in one step."""
         if self.is_local:
-            source.replace(self._local_target(name))
+            target = self._local_target(name)
+            private.protect(source, target.parent)
+            source.replace(target)
         else:
             self.fs.put_file(str(source), self.where(name))
 
@@ -179,7 +198,7 @@ class Folder:
 
     def _local_target(self, name: str) -> Path:
         target = Path(self.where(name))
-        target.parent.mkdir(parents=True, exist_ok=True)
+        private.make_alike(target.parent)
         return target
 
 

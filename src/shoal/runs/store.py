@@ -13,8 +13,10 @@ from typing import Any, final
 
 from shoal.errors import ConfigError
 from shoal.facts import DEFAULT_ROOT
+from shoal.host.locks import HeldLock
+from shoal.host.processes import Process
 from shoal.runs.base import Run as Run
-from shoal.runs.base import Which, this_process
+from shoal.runs.base import Which
 from shoal.runs.catalogue import find_run
 from shoal.runs.claim import claim
 from shoal.runs.events import VERSION, Event, encode, read_events
@@ -27,6 +29,7 @@ from shoal.runs.segments import (
     segments_for,
 )
 from shoal.runs.tensorboard import ScalarWriter
+from shoal.runs.writer import lock_writer, writer_may_live
 
 PLAN = "plan.json"
 LOGS = "experiments"
@@ -81,6 +84,7 @@ class StoredRun(Run):
         self._staging: tempfile.TemporaryDirectory[str] | None = None
         # Begun with the first event: reading a run must leave no trace in it.
         self._segments: Segments | None = None
+        self._lock_file: HeldLock | None = None
         self.model_error: Exception | None = None
         """Why the last model could not be saved; an OSError is the storage's."""
         self._is_closed = False
@@ -163,8 +167,11 @@ class StoredRun(Run):
         self._upload_logs()
         with self._lock:
             staging, self._staging = self._staging, None
+            held, self._lock_file = self._lock_file, None
         if staging:
             staging.cleanup()
+        if held:
+            held.remove()
 
     def _keep(self, line: bytes, event: Event) -> None:
         if self._is_closed:
@@ -218,7 +225,18 @@ class StoredRun(Run):
     def _header(self, number: int) -> bytes:
         """First line of each segment: enough to tell a lost run by its last one."""
         head = {"v": VERSION, "kind": "segment", "time": time.time()}
-        return encode({**head, "number": number, **this_process()})
+        return encode({**head, "number": number, **self._writer()})
+
+    def _writer(self) -> dict[str, Any]:
+        """Names this process, and the lock by which others see that it lives."""
+        with self._lock:
+            if self._lock_file is None and not self._is_closed:
+                self._lock_file = lock_writer(self.folder)
+            held = self._lock_file
+        return Process.here(lock=held.mark if held else "").fields
+
+    def _may_live(self, writer: Process) -> bool:
+        return writer_may_live(self.folder, writer)
 
     def _upload_logs(self) -> None:
         staging = self._staging
@@ -307,7 +325,7 @@ def create(
     """
     first: Event = {
         "v": VERSION, "kind": "run_created", "time": time.time(), "t": 0.0,
-        "name": name, **this_process(),
+        "name": name, **Process.here().fields,
     }  # fmt: skip
     place = Folder.at(root)
     folder = claim(place, name, first=first, today=today or date.today())

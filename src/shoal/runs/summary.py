@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, cast, final
 
-import psutil
 from pydantic import BaseModel, ConfigDict
 
 from shoal.facts import Monitor
+from shoal.host.processes import Process
 from shoal.runs.history import best_epoch
 from shoal.runs.samples import Samples
 from shoal.runs.use import Use
@@ -18,8 +17,8 @@ from shoal.runs.use import Use
 Status: TypeAlias = Literal["running", "finished", "failed", "interrupted", "lost"]
 """`lost`: the process that wrote the events is gone without a last word."""
 
-IsAlive: TypeAlias = Callable[[str, int, float], bool]
-"""(host, pid, Unix time when it was seen) -> whether that process may still live."""
+IsAlive: TypeAlias = Callable[[Process], bool]
+"""The process that writes the events -> whether it may still live."""
 
 SPENT = ("compute_s", "data_s", "wait_s", "exchange_s")
 """What a worker's time goes to."""
@@ -129,7 +128,7 @@ class Fold:
         self._url = url
         self._id = self._name = ""
         self._plan: dict[str, Any] = {}
-        self._writer: tuple[str, int, float] | None = None
+        self._writer: Process | None = None
         self._first_time: float | None = None
         self._seconds = 0.0
         self._startup_s: float | None = None
@@ -147,9 +146,8 @@ class Fold:
         if self._first_time is None and "time" in event:
             self._first_time = float(event["time"])
         self._seconds = max(self._seconds, float(event.get("t", 0.0)))
-        if event.get("kind") in WRITER_KINDS and "pid" in event and "host" in event:
-            seen = float(event.get("time", 0.0))
-            self._writer = (str(event["host"]), int(event["pid"]), seen)
+        if event.get("kind") in WRITER_KINDS:
+            self._writer = Process.read(event) or self._writer
         step = getattr(self, f"_on_{event.get('kind')}", None)
         if step is not None:
             step(event)
@@ -163,7 +161,7 @@ class Fold:
         """Returns what the events so far add up to."""
         status: Status = self._final[0] if self._final else "running"
         if not self._final and self._writer and is_alive:
-            status = "running" if is_alive(*self._writer) else "lost"
+            status = "running" if is_alive(self._writer) else "lost"
         report = self._report()
         committed, overrun = self._counts()
         committed = committed if self._held is None else self._held
@@ -291,26 +289,6 @@ class Fold:
     def _on_epoch_scored(self, event: Mapping[str, Any]) -> None:
         metrics = cast(Mapping[str, Any], event.get("metrics") or {})
         self._metrics.setdefault(int(event.get("epoch", 0)), {}).update(metrics)
-
-
-def is_process_alive(host: str, pid: int, seen_time: float) -> bool:
-    """Tells whether the process that wrote events may still live.
-
-    Processes of other hosts cannot be seen from here and count as alive.
-    """
-    if host != socket.gethostname():
-        return True
-    try:
-        process = psutil.Process(pid)
-        # A process younger than the event got its number second-hand.
-        return (
-            process.status() != psutil.STATUS_ZOMBIE
-            and process.create_time() <= seen_time + 2.0
-        )
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.Error:
-        return True
 
 
 def _strategy_name(strategy: object) -> str:

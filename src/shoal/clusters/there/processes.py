@@ -57,20 +57,31 @@ def _writes_to(folder: Path, place: str) -> bool:
 
 
 def began(pid: int) -> str:
-    """When a process was started, in ticks of the machine: numbers come again.
+    """When a process was started: ticks, and since which start of the machine.
 
-    Empty for one that has ended.
+    Numbers come again, and after a restart ticks do. Empty for one that has ended.
     """
     with suppress(OSError):
         text = (PROC / str(pid) / "stat").read_text()
         words = text.rpartition(")")[2].split()
-        return "" if words[0] == "Z" else words[19]
+        return "" if words[0] == "Z" else f"{words[19]} {_boot()}".strip()
+    return ""
+
+
+def _boot() -> str:
+    with suppress(OSError):
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 def still_there(pids: dict[str, str]) -> list[int]:
     """Of processes that were noted with their beginning, those that still run."""
-    return [int(pid) for pid, when in pids.items() if when and began(int(pid)) == when]
+    return [int(pid) for pid, when in pids.items() if when and _is(int(pid), when)]
+
+
+def _is(pid: int, when: str) -> bool:
+    """Notes of older versions have ticks alone."""
+    return when in (found := began(pid), found.partition(" ")[0])
 
 
 def sweep(

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.launchers import scratch as module
-from shoal.launchers.scratch import LOCK, Scratch, sweep
+from shoal.host import scratch as module
+from shoal.host.scratch import LOCK, Scratch, sweep
 
 OWNER = """
-from shoal.launchers.scratch import Scratch
+from shoal.host.scratch import Scratch
 scratch = Scratch()
 (scratch.make_folder() / "offer").write_text("x")
 print(scratch.path, flush=True)
@@ -26,7 +26,7 @@ input()
 
 FORK = """
 import os
-from shoal.launchers.scratch import Scratch
+from shoal.host.scratch import Scratch
 scratch = Scratch()
 child = os.fork()
 if child == 0:
@@ -95,17 +95,17 @@ def test_what_is_not_surely_left_stays(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody is making the first; the second is a trap: a link to what is dear."""
-    (temporary / f"{module._prefix()}new").mkdir()
+    (temporary / f"{module._prefix('run')}new").mkdir()
     dear = temporary / "dear"
     dear.mkdir()
     (dear / LOCK).touch()
-    (temporary / f"{module._prefix()}link").symlink_to(dear)
+    (temporary / f"{module._prefix('run')}link").symlink_to(dear)
     with monkeypatch.context() as patch:  # its locks may not be seen from here
         patch.setattr(socket, "gethostname", lambda: "elsewhere")
-        far = temporary / f"{module._prefix()}far"
+        far = temporary / f"{module._prefix('run')}far"
     far.mkdir()
     (far / LOCK).touch()
-    file = temporary / f"{module._prefix()}file"
+    file = temporary / f"{module._prefix('run')}file"
     file.touch()
     assert sweep() == []
     assert (dear / LOCK).exists()
@@ -116,7 +116,7 @@ def test_what_is_not_surely_left_stays(
 def test_a_folder_of_somebody_else_stays(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = temporary / f"{module._prefix()}left"
+    left = temporary / f"{module._prefix('run')}left"
     left.mkdir()
     (left / LOCK).touch()
     user = os.getuid()

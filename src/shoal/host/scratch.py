@@ -13,41 +13,67 @@ import os
 import shutil
 import socket
 import tempfile
+import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import final
+
+from shoal.host.locks import HeldLock
+from shoal.host.temporary import temporary_folder
 
 LOCK = "lock"
 
 
-def _prefix() -> str:
+KINDS = ("run", "spool")
+
+
+def _prefix(kind: str) -> str:
     """Begins the names of this machine's: elsewhere locks of it may not be seen."""
     letters = [c if c.isalnum() else "-" for c in socket.gethostname()]
-    return f"shoal-run-{''.join(letters)[:40]}."
+    return f"shoal-{kind}-{''.join(letters)[:40]}."
+
+
+def planned_scratch(kind: str = "run") -> Path:
+    """Chooses where a scratch folder will be, and makes nothing yet.
+
+    Args:
+        kind: One of `KINDS`.
+    """
+    return temporary_folder() / f"{_prefix(kind)}{uuid.uuid4().hex[:16]}"
 
 
 @final
 class Scratch:
     """A folder in the temporary directory, until `close` or the end of the process.
 
+    Args:
+        path: A place that `planned_scratch` chose; default None: a new one.
+
     Attributes:
-        path: Of the folder.
+        path: Of the folder. Another one from `make_folder` on, if it was removed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=_prefix()))
-        # It has its name only when it is locked: who sees it can tell by the lock.
-        begun = self.path / f"{LOCK}-begun"
-        lock = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError):  # a file system without locks is not swept
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            begun.rename(self.path / LOCK)
-        self._remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+        self.path = planned_scratch() if path is None else path
+        self._remove: Callable[[], object] = self._make()
+
+    def _make(self) -> Callable[[], object]:
+        self.path.mkdir(mode=0o700)
+        # systemd-tmpfiles leaves folders alone that somebody has locked.
+        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = HeldLock.take(self.path / LOCK)  # None: such a one is not swept
+        return weakref.finalize(self, _remove, self.path, lock, folder, os.getpid())
 
     def make_folder(self) -> Path:
-        """Makes an empty folder in here."""
+        """Makes an empty folder in here; anew if this one has been removed."""
+        if not self.path.is_dir():
+            self._remove()
+            self.path = planned_scratch()
+            self._remove = self._make()
         return Path(tempfile.mkdtemp(dir=self.path))
 
     def close(self) -> None:
@@ -55,11 +81,13 @@ class Scratch:
         self._remove()
 
 
-def _remove(path: Path, lock: int, owner: int) -> None:
+def _remove(path: Path, lock: HeldLock | None, folder: int, owner: int) -> None:
     if os.getpid() != owner:  # a fork, which has it from its parent
         return
     _empty(path)
-    os.close(lock)
+    os.close(folder)
+    if lock is not None:
+        lock.close()
 
 
 def _empty(path: Path) -> None:
@@ -80,7 +108,8 @@ def sweep() -> list[Path]:
 
 def _candidates() -> Iterator[Path]:
     with contextlib.suppress(OSError):
-        yield from Path(tempfile.gettempdir()).glob(f"{_prefix()}*")
+        for kind in KINDS:
+            yield from Path(tempfile.gettempdir()).glob(f"{_prefix(kind)}*")
 
 
 def _sweep_one(path: Path) -> bool:

@@ -1,0 +1,1 @@
+"""This machine: its processes, locks, temporary folders and who may read files."""

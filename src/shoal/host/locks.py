@@ -1,0 +1,137 @@
+"""Locks on files that end with the process that holds them, however that ended.
+
+A lock is seen by every process of the machine that sees the file, whatever its process
+namespace; on network storage with locks also from other machines. A forked child has
+none of its parent's locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import weakref
+from pathlib import Path
+from typing import final
+
+_HELD: weakref.WeakSet[HeldLock] = weakref.WeakSet()
+_IS_WATCHING_FORKS: list[bool] = []
+
+
+@final
+class HeldLock:
+    """A lock that this process holds, until `close` or its end. `take` makes it.
+
+    Args:
+        path: Of its file.
+        descriptor: The file, open and locked.
+
+    Attributes:
+        mark: Tells the file from others under this name, before and after it.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.mark = _mark(descriptor)
+        self._descriptor: int | None = descriptor
+        _HELD.add(self)
+
+    @classmethod
+    def take(cls, path: Path) -> HeldLock | None:
+        """Makes a locked file under a name; replaces one that stands there.
+
+        The file has its name only when it is locked, so that a file without a lock
+        never belongs to a process that lives.
+
+        Returns:
+            None where the file system has no locks; no file stands there then.
+
+        Raises:
+            OSError: The file cannot be made.
+        """
+        _watch_forks()
+        begun = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(begun, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            begun.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            return None
+        try:
+            begun.rename(path)
+        except OSError:
+            os.close(descriptor)
+            begun.unlink(missing_ok=True)
+            raise
+        return cls(path, descriptor)
+
+    def close(self) -> None:
+        """Lets go of the lock; its file stays. Safe to repeat."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        """Removes the file, unless another has its name by now, and lets go of it."""
+        with contextlib.suppress(OSError):
+            found = self.path.lstat()
+            if self._descriptor is not None and _text(found) == self.mark:
+                self.path.unlink()
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+def is_held(path: Path, mark: str = "") -> bool | None:
+    """Tells whether a living process holds the lock of a file.
+
+    Args:
+        path: Of the file.
+        mark: Which file it has to be; default "" means any.
+
+    Returns:
+        None where that cannot be told: there is no such file, or no locks.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags)
+    except OSError:
+        return None
+    try:
+        if mark and _mark(descriptor) != mark:
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _mark(descriptor: int) -> str:
+    return _text(os.fstat(descriptor))
+
+
+def _text(found: os.stat_result) -> str:
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _watch_forks() -> None:
+    """A lock belongs to an open file, which a forked child has open as well."""
+    if not _IS_WATCHING_FORKS:
+        _IS_WATCHING_FORKS.append(True)
+        os.register_at_fork(after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    for lock in list(_HELD):
+        with contextlib.suppress(OSError):
+            lock.close()

@@ -1,0 +1,92 @@
+"""Locks of files: of this process, until it ends; no forked child keeps them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from shoal.host.locks import HeldLock, is_held
+
+
+def take(path: Path) -> HeldLock:
+    found = HeldLock.take(path)
+    assert found is not None
+    return found
+
+
+def test_a_lock_is_held_until_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert is_held(path) is None
+    lock = take(path)
+    assert is_held(path) is True
+    assert is_held(path, lock.mark) is True
+    assert is_held(path, "1:1") is None  # another file
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["lock"]
+    lock.close()
+    lock.close()
+    assert is_held(path, lock.mark) is False
+
+
+def test_who_takes_it_later_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first, second = take(path), take(path)
+    assert is_held(path, first.mark) is None
+    first.remove()
+    assert is_held(path, second.mark) is True
+    second.remove()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_forked_child_does_not_keep_it(tmp_path: Path) -> None:
+    lock = take(tmp_path / "lock")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, b"x")
+        signal.pause()
+    try:
+        os.read(read, 1)
+        assert is_held(lock.path) is True
+        lock.close()
+        assert is_held(lock.path) is False  # though the child lives
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(read)
+        os.close(write)
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file is left that would look like that of a process which has ended."""
+    (tmp_path / "lock").touch()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert HeldLock.take(tmp_path / "lock") is None
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    dear = tmp_path / "dear"
+    dear.write_text("x")
+    (tmp_path / "lock").symlink_to(dear)
+    assert is_held(tmp_path / "lock") is None
+    lock = take(tmp_path / "lock")
+    assert dear.read_text() == "x"
+    assert is_held(dear) is False
+    lock.remove()
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        HeldLock.take(tmp_path / "none" / "lock")
