@@ -261,8 +261,8 @@ def resume(  # noqa: PLR0913 - what fit has, where it may differ
 
     Args:
         run: Id of a run, the beginning of one, or path or URL of its folder.
-        x: Inputs, as `fit` was given them; only for runs whose samples were too many
-            to be kept (1 GiB).
+        x: Inputs, as `fit` was given them; needed for runs whose samples were too
+            many to be kept (1 GiB). Other data than the run began with is refused.
         y: Targets, as `fit` was given them.
         sample_weight: Weights of samples, as `fit` was given them.
         validation_data: As `fit` was given it.
@@ -271,15 +271,17 @@ def resume(  # noqa: PLR0913 - what fit has, where it may differ
             what they did.
         verbose: As for `fit`; default None: as before.
         force: Go on although the run seems to be running, on a machine that cannot
-            be seen from here for example. Its old process can save nothing more.
+            be seen from here for example. Its old process can save nothing more. Also
+            train from the first epoch again where all checkpoints are lost.
 
     Returns:
         Keras' history, as `fit` does; `history.model` is the trained model.
 
     Raises:
         ConfigError: There is no such run, or it has finished, or it is running.
-        CheckpointError: What it needs was not kept, or is damaged.
-        PlanError: A callback looks for scores of `validation="async"`, see `fit`.
+        CheckpointError: What it needs was not kept, is lost or damaged.
+        PlanError: The data is not what the run began with; or a callback looks for
+            scores of `validation="async"`, see `fit`.
         WorkerFailed, WorkerLost: See `fit`.
 
     Example:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -20,8 +21,9 @@ import shoal
 from shoal.cli.app import app
 from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.runs.store import open_run
+from shoal.training import resuming
 from shoal.training.inputs import read_inputs
-from tests.habits.resume_case import EPOCHS, ROWS, train
+from tests.habits.resume_case import EPOCHS, ROWS, data, train
 
 # In one process of pytest: the broken-off run is made once.
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("resume")]
@@ -89,13 +91,18 @@ def test_another_number_of_workers(folder: Path) -> None:
     assert open_run(str(folder)).summary().workers == 1
 
 
-def test_before_its_first_checkpoint_by_the_command_line(folder: Path) -> None:
+def test_without_its_checkpoints_it_begins_anew_only_when_told(folder: Path) -> None:
     for name in (folder / "checkpoints").glob("*.manifest"):
-        name.unlink()  # as if it had been killed a moment earlier
-    result = CliRunner().invoke(
-        app, ["runs", "--root", str(folder.parent), "resume", folder.name[:12]]
-    )
+        name.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"3 epochs have ended\..* pass force=True"
+    ):
+        shoal.resume(folder)
+    told = ["runs", "--root", str(folder.parent), "resume", folder.name[:12]]
+    result = CliRunner().invoke(app, [*told, "--force"])
     assert result.exit_code == 0, result.output
+    told_of = " ".join(open_run(str(folder)).summary().warnings)
+    assert "the 3 epochs that ended are trained again" in told_of
     counts = f"{TRAINED * EPOCHS:,} of {TRAINED * EPOCHS:,} committed"
     assert counts in " ".join(result.output.split())
     assert (folder / "models" / "last.keras").is_file()
@@ -110,6 +117,72 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(folder: Path) -> Non
     with pytest.warns(shoal.errors.ShoalWarning, match="is damaged"):
         history = shoal.resume(folder)
     check_end(history, folder)
+
+
+def test_the_loss_of_the_newest_checkpoints_is_told(folder: Path) -> None:
+    record = open_run(str(folder))
+    warned: list[str] = []
+    inputs = read_inputs(record.folder)
+    past: Any = SimpleNamespace(diary=SimpleNamespace(epoch=EPOCHS - 1))
+    resuming._check_nothing_is_lost(record, inputs, past, CALL, warned.append)
+    assert warned == []
+    past.diary.epoch = 1
+    resuming._check_nothing_is_lost(record, inputs, past, CALL, warned.append)
+    assert "the last 2 epochs that ended are trained again" in warned[0]
+
+
+CALL = resuming.Call(run="")
+
+
+def test_a_changed_bit_of_what_it_began_with_is_seen(folder: Path) -> None:
+    file = folder / "inputs" / "inputs.pickle"
+    content = file.read_bytes()
+    drawn = np.random.default_rng(2).integers(0, 8 * len(content), 40)
+    for bit in [*range(0, 8 * 90, 7), *drawn.tolist()]:
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        with pytest.raises(CheckpointError, match="cannot be read from"):
+            read_inputs(open_run(str(folder)).folder)
+    for cut in (0, 10, 50, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:cut])
+        with pytest.raises(CheckpointError, match="cannot be read from"):
+            read_inputs(open_run(str(folder)).folder)
+
+
+def test_what_older_runs_began_with_is_read(folder: Path) -> None:
+    file = folder / "inputs" / "inputs.pickle"
+    before = read_inputs(open_run(str(folder)).folder)
+    file.write_bytes(file.read_bytes().partition(b"\n")[2])
+    found = read_inputs(open_run(str(folder)).folder)
+    assert found.packed == before.packed
+    assert found.plan == before.plan
+
+
+def test_other_data_is_refused(folder: Path) -> None:
+    x, y = data()
+    other = x.copy()
+    other[700, 3] += 1
+    given: list[tuple[Any, Any, str]] = [
+        (other, y, "sample 700 is another one"),
+        (x, 1 - y, "sample 0 is another one"),
+        (x[:1000], y[:1000], "it has 800 samples, and there were 1,200"),
+        (x.astype("f8")[:, :5], y, r"its columns are data\[0\] float32\(5,\)"),
+        (x, None, "its columns are"),
+    ]
+    for more, targets, reason in given:
+        with pytest.raises(PlanError, match=f"is not what fit was given: {reason}"):
+            shoal.resume(folder, more, targets)
+    with pytest.raises(PlanError, match="validation_data of resume is not what"):
+        shoal.resume(folder, validation_data=(x[:300], y[:300]))
+    with pytest.raises(ConfigError, match="y or sample_weight without x"):
+        shoal.resume(folder, y=y)
+    assert open_run(str(folder)).summary().status != "running"  # as it was
+
+
+@pytest.mark.slow
+def test_the_same_data_may_be_given_again(folder: Path) -> None:
+    check_end(shoal.resume(folder, *data(), verbose=0), folder)
 
 
 def test_runs_that_cannot_be_gone_on_with(tmp_path: Path) -> None:

@@ -217,7 +217,11 @@ def resume_run(
         int | None, typer.Option(min=0, max=2, help="As for fit; default as before.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also a run that seems to be running.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Also a run that seems to be running, or has lost its checkpoints.",
+        ),
     ] = False,
     root: Root = None,
 ) -> None:

@@ -106,6 +106,20 @@ def _in_chunks(
     return found
 
 
+def held_out(
+    data: Any, files: FileArguments | None = None, steps: int | None = None
+) -> ArraySource | ChunkedSource | None:
+    """Reads `validation_data` of `fit` by itself.
+
+    Args:
+        data: As given.
+        files: How files are read, where it names some.
+        steps: Batches of a validation.
+    """
+    reading = Reading.of_steps(steps, VALIDATION, "validation_steps")
+    return _held_out(data, files or FileArguments(), reading)
+
+
 def _held_out(
     data: Any, files: FileArguments, reading: Reading
 ) -> ArraySource | ChunkedSource | None:

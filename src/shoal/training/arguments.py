@@ -180,7 +180,7 @@ def read(arguments: Arguments) -> Ready:
         validation_split=arguments.validation_split,
         validation_data=arguments.validation_data,
         files=arguments.files,
-        reading=_reading(arguments, request),
+        reading=reading_of(request),
         validation_steps=arguments.validation_steps,
     )
     natural = source.batch_size if isinstance(source, ChunkedSource) else None
@@ -238,7 +238,7 @@ def _check_travels(request: Request, source: Source) -> None:
     )
 
 
-def _reading(arguments: Arguments, request: Request) -> Reading:
+def reading_of(request: Request) -> Reading:
     """For how long data is read, and by how many."""
     plain = request.with_plain_numbers()
     workers = plain.workers[-1] if isinstance(plain.workers, tuple) else plain.workers

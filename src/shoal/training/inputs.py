@@ -7,6 +7,7 @@ is as trusted as a program: reading it runs code.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,12 +33,17 @@ from shoal.runs.checkpoint_files import (
 )
 from shoal.runs.folder import Folder
 from shoal.training.callback_state import pack_callbacks, unpack_callbacks
+from shoal.training.likeness import Likeness
 from shoal.training.validation import Validation
 
 INPUTS = "inputs"
 INDEX = "inputs.pickle"
 MOST_DATA_BYTES = 1 << 30
 FORMAT = 1
+SEAL = b"shoal inputs sha256 "
+"""Begins the index, before its checksum. In older runs there is neither."""
+PICKLE = b"\x80"
+"""Begins what was pickled."""
 
 
 @final
@@ -55,6 +61,7 @@ class Inputs:
         callbacks: None where they could not be kept.
         settings: Other arguments of `fit`, by name.
         scoring: Batch size and steps of a validation.
+        likeness: To know the samples again; None in the folders of older runs.
     """
 
     plan: Plan
@@ -65,6 +72,7 @@ class Inputs:
     callbacks: Sequence[Any] | None
     settings: dict[str, Any]
     scoring: tuple[int, int | None] = (0, None)
+    likeness: Likeness | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +125,7 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
             "Expected a strategy and arguments that can be pickled. "
             "Training goes on; keep the model with a ModelCheckpoint callback."
         ) from error
-    write_whole(place, INDEX, content)
+    write_whole(place, INDEX, _sealed(content))
 
 
 def _packed(source: Source | None) -> bytes | None:
@@ -143,7 +151,7 @@ def read_inputs(folder: Folder) -> Inputs:
             "with checkpoints. Start it again with fit."
         )
     try:
-        index: _Index = pickle.loads(read_whole(place, INDEX))
+        index: _Index = pickle.loads(_unsealed(read_whole(place, INDEX)))
         data: Source | None = None if index.data is None else _read(place, index.data)
         if index.chunks is not None:
             data = loads(index.chunks)
@@ -167,6 +175,21 @@ def read_inputs(folder: Folder) -> Inputs:
     return replace(
         index.inputs, source=data, validation=validation, callbacks=callbacks
     )
+
+
+def _sealed(content: bytes) -> bytes:
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return SEAL + digest + b"\n" + content
+
+
+def _unsealed(found: bytes) -> bytes:
+    """What was sealed. It is checked before any of it is unpickled."""
+    if found.startswith(PICKLE):
+        return found  # of a run from before there was a seal
+    content = found.partition(b"\n")[2]
+    if _sealed(content) != found:
+        raise ValueError(f"{INDEX} is cut off or was changed")
+    return content
 
 
 def _read(place: Folder, part: Part) -> ArraySource:

@@ -23,6 +23,7 @@ from shoal.training.ensemble import train_members
 from shoal.training.fitting import Outcome, announce, train
 from shoal.training.inputs import Inputs, write_inputs
 from shoal.training.keeping import Keeper
+from shoal.training.likeness import Likeness
 from shoal.training.machines import opened, staged
 from shoal.training.progress import warn_aside
 from shoal.training.sampling import sampling
@@ -242,6 +243,7 @@ def inputs_of(ready: Ready) -> Inputs:
         scoring=(0, None)
         if validation is None
         else (validation.batch_size, validation.steps),
+        likeness=Likeness.of(ready.work.source, ready.work.sample),
     )
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from shoal.data import training_data
+from shoal.data import Source, training_data
+from shoal.data.chunks import ChunkedSource
+from shoal.data.training import held_out
 from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.models.inspection import SAMPLE_ROWS, prepare
 from shoal.models.travel import unpack
@@ -25,10 +27,12 @@ from shoal.plan.validation import read_freq
 from shoal.runs.base import Run
 from shoal.runs.checkpoints import CheckpointStore
 from shoal.runs.store import StoredRun, open_run
+from shoal.training.arguments import reading_of
 from shoal.training.driver import Habits
 from shoal.training.fitting import Outcome, Work, train
 from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.keeping import CHECKPOINTS, Keeper
+from shoal.training.likeness import difference
 from shoal.training.machines import look, opened, staged
 from shoal.training.past import Past
 from shoal.training.performing import follow, keeping, warner
@@ -71,7 +75,8 @@ def resume(call: Call) -> Any:
         store.open()  # from here on, whoever else writes for this run is refused
         found = store.latest(warn)
         past = None if found is None else Past.of(found)
-        inputs = _with_data(inputs, call)
+        _check_nothing_is_lost(record, inputs, past, call, warn)
+        inputs = _with_data(inputs, call, warn)
         request, plan, work = _prepare(inputs, call)
         plan, machines = stack.enter_context(opened(_cluster(inputs), plan, request))
         habits = _habits(inputs, call, work.model, warn)
@@ -128,13 +133,58 @@ def _check_backend(wanted: str) -> None:
         )
 
 
-def _with_data(inputs: Inputs, call: Call) -> Inputs:
-    """The samples: as they were kept, or as they are given again."""
+def _check_nothing_is_lost(
+    record: StoredRun,
+    inputs: Inputs,
+    past: Past | None,
+    call: Call,
+    warn: Callable[[str], None],
+) -> None:
+    """Compares the checkpoint with what the run's events tell.
+
+    Raises:
+        CheckpointError: Epochs have ended, and there is no checkpoint.
+    """
+    ended = record.summary().epochs
+    first = inputs.plan.initial_epoch
+    lost = ended - (0 if past is None else past.diary.epoch - first)
+    if past is None and ended and not call.force:
+        raise CheckpointError(
+            f"run {record.id!r} has no checkpoint, though its events tell that {ended} "
+            "epochs have ended. Expected at least one manifest in "
+            f"{record.folder.child(CHECKPOINTS).url}. Put the folder of checkpoints "
+            "back; or pass force=True (--force) to train from the first epoch again."
+        )
+    if past is None and lost:
+        warn(f"there is no checkpoint: the {lost} epochs that ended are trained again")
+    elif lost > 1:
+        warn(
+            f"the newest checkpoint is older than the run's events: the last {lost} "
+            "epochs that ended are trained again"
+        )
+
+
+def _with_data(inputs: Inputs, call: Call, warn: Callable[[str], None]) -> Inputs:
+    """The samples: as they were kept, or as they are given again.
+
+    Raises:
+        CheckpointError: They were not kept, and are not given.
+        PlanError: Others are given than the run began with.
+    """
     has_validation = (
         inputs.validation is not None or not inputs.plan.data.validation_rows
     )
-    if inputs.source is not None and has_validation:
+    if call.x is None and (call.y is not None or call.sample_weight is not None):
+        raise ConfigError(
+            "resume was given y or sample_weight without x. Expected all of what fit "
+            "was given, or nothing: most runs keep their samples. Pass x as well, or "
+            "leave the others out."
+        )
+    is_kept = inputs.source is not None and has_validation
+    if is_kept and call.x is None and call.validation_data is None:
         return inputs
+    if is_kept and call.x is None:
+        return _with_same_validation(inputs, call, warn)
     if call.x is None:
         raise CheckpointError(
             "the samples of this run were too many to be kept with it. "
@@ -150,12 +200,61 @@ def _with_data(inputs: Inputs, call: Call) -> Inputs:
         validation_split=settings["validation_split"],
         validation_data=call.validation_data,
         files=settings.get("files"),
+        reading=reading_of(inputs.request),
+        validation_steps=inputs.scoring[1],
     )
-    validation = inputs.validation
-    if held is not None:
-        batch_size, steps = inputs.scoring
-        validation = Validation(source=held, batch_size=batch_size, steps=steps)
-    return replace(inputs, source=source, validation=validation)
+    if inputs.source is not None:
+        _compare("x", difference(inputs.source, source), source, warn)
+        source = inputs.source
+    elif inputs.likeness is not None and len(source) == inputs.likeness.rows:
+        _compare("x", inputs.likeness.difference(source), source, warn)
+    return replace(inputs, source=source, validation=_held(inputs, held, warn))
+
+
+def _with_same_validation(
+    inputs: Inputs, call: Call, warn: Callable[[str], None]
+) -> Inputs:
+    """Validation data was given again, and nothing else."""
+    held = held_out(
+        call.validation_data, inputs.settings.get("files"), inputs.scoring[1]
+    )
+    return replace(inputs, validation=_held(inputs, held, warn))
+
+
+def _held(inputs: Inputs, held: Any, warn: Callable[[str], None]) -> Validation | None:
+    """What the model is validated on: as it was kept, or as it is given."""
+    kept = inputs.validation
+    if held is None:
+        return kept
+    if kept is not None:
+        _compare("validation_data", difference(kept.source, held), held, warn)
+        return kept
+    batch_size, steps = inputs.scoring
+    return Validation(source=held, batch_size=batch_size, steps=steps)
+
+
+def _compare(
+    name: str, found: str, source: Source, warn: Callable[[str], None]
+) -> None:
+    """Refuses other data; warns where samples may be made anew each time.
+
+    Raises:
+        PlanError: It is other data.
+    """
+    if not found:
+        return
+    if isinstance(source, ChunkedSource) and found.endswith("are others"):
+        warn(
+            f"{name} of resume does not seem to be what fit was given: {found}. The "
+            "run goes on; where these samples are not made anew each time they are "
+            "read, pass what fit was given."
+        )
+        return
+    raise PlanError(
+        f"{name} of resume is not what fit was given: {found}. Expected the same "
+        "samples in the same order. Leave it out where the run keeps its samples, pass "
+        f"what fit was given, or call fit to train on others."
+    )
 
 
 def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
