@@ -161,3 +161,30 @@ def test_a_late_worker_of_a_gang_has_the_optimizers_state() -> None:
     outcome = engine(make(), get("all_reduce"), 1, late=(BATCH,), epochs=EPOCHS)
     model = make()
     check_same(outcome, model, plain(model))
+
+
+def test_statistics_weigh_by_rows_where_gradients_weigh_by_sample_weights() -> None:
+    """A batch has one mean, whatever its samples weigh in the loss."""
+
+    def model() -> Any:
+        keras.utils.set_random_seed(1)
+        net = keras.Sequential(
+            [
+                keras.Input((5,)),
+                keras.layers.BatchNormalization(momentum=0.5),
+                keras.layers.Dense(1),
+            ]
+        )
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        net.compile("sgd", loss)
+        return net
+
+    x, y, weights = data()
+    weights[::2] *= 100
+    order = np.argsort(np.arange(ROWS) % BATCH % 2, kind="stable")
+    arrays = x[order], y[order], weights[order]
+    outcome = engine(model(), get("all_reduce"), 2, arrays, compute={"mass": "weights"})
+    judge = model()
+    plain(judge, arrays)
+    mean = judge.layers[0].moving_mean.numpy()
+    np.testing.assert_allclose(outcome.epochs[-1].statistics[:5], mean, atol=1e-6)

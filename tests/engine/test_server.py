@@ -126,6 +126,11 @@ MESSAGES: dict[str, dict[str, Any]] = {
     "infinite samples": {**PUSH, "samples": float("inf")},
     "samples that are not a number": {**PUSH, "samples": float("nan")},
     "less than no samples": {**PUSH, "samples": -1.0},
+    "less than no rows": {**PUSH, "rows": -1.0},
+    "sums of nothing": {**PUSH, "own": [1.0], "assumed": []},
+    "infinite sums": {**PUSH, "own": [1.0], "assumed": [float("inf")]},
+    "too many sums": {**PUSH, "own": [1.0] * 65, "assumed": [1.0] * 65},
+    "sums that are no numbers": {**PUSH, "own": ["x"], "assumed": [1.0]},
     "infinite steps": {**PUSH, "steps": float("inf")},
     "no steps": {**PUSH, "steps": 0},
 }

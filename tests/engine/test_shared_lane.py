@@ -22,7 +22,7 @@ from shoal.engine import shared_lane
 from shoal.engine.gang import Gang, Part
 from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
-from shoal.engine.member import Times
+from shoal.engine.member import Times, Weight
 from shoal.engine.shared_lane import SharedLane, SharedLaneSpec
 from shoal.engine.slots import Slot
 from shoal.strategies import AllReduce
@@ -358,12 +358,14 @@ def test_who_is_told_that_the_run_is_over_takes_no_step(tmp_path: Path) -> None:
         loop._shared = members[0]
         member: Any = SimpleNamespace(
             push_shared=lambda *_: None, confirm=lambda: True, times=Times(),
-            progress=SimpleNamespace(is_done=True),
+            progress=SimpleNamespace(is_done=True, sums=()),
         )  # fmt: skip
         loop._member = member
+        guard: Any = SimpleNamespace(is_shared=True)
+        loop._guard = guard
         zero = np.zeros(PROBLEM.size, "f4")
-        part = Part(Piece(0, 0, 1), zero, zero[:0], 1.0, 0)
+        part = Part(Piece(0, 0, 1), zero, zero[:0], Weight(1.0, 1.0), 0)
         with pipe() as (server, other):
             member.line_to_server = server
             os.write(other, b"done")
-            assert loop._mean_in_shared_memory(part, 0) is None
+            assert loop._mean_in_shared_memory(part) is None

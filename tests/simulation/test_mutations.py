@@ -76,6 +76,24 @@ def keeps_a_group_whose_members_have_changed(patch: Patch) -> None:
     patch.setattr(Grouping, "announce", announce)
 
 
+@mutant
+def merges_what_was_computed_for_a_larger_step(patch: Patch) -> None:
+    patch.setattr(Round, "outdated", lambda _: [])
+
+
+@mutant
+def scales_by_the_rows_that_were_dealt(patch: Patch) -> None:
+    original = fleet_worker.SimWorker._push_again
+
+    def push_again(self: Any, sums: Any) -> None:
+        original(self, sums)
+        push = self.last.push._replace(assumed=(float(self.last.push.pieces[0].gang),))
+        self.last = self.last._replace(push=push._replace(own=(), assumed=push.assumed))
+        self.line.up[-1] = self.last
+
+    patch.setattr(fleet_worker.SimWorker, "_push_again", push_again)
+
+
 # ------------------------------------------------------------- exactly once
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from shoal.engine.connections import Peer
+from shoal.engine.gang import Gang
 from shoal.engine.machine import Machine
 from shoal.engine.member import Member
 from shoal.engine.mirror import Mirror
 from shoal.engine.reporter import Reporter
+from shoal.engine.rounds import Round
 from shoal.engine.server import Server
 from shoal.engine.standby import Standby
 from shoal.testing.fleet import Violation
@@ -166,6 +168,22 @@ def loses_the_steps_taken_during_an_exchange(patch: Patch) -> None:
         return original(self, self._pushed, statistics)
 
     patch.setattr(Member, "catch_up", catch_up)
+
+
+# ----------------------------------------------------------- what a step is made of
+
+
+@mutant
+def merges_what_was_computed_for_a_larger_step(patch: Patch) -> None:
+    patch.setattr(Round, "outdated", lambda _: [])
+
+
+@mutant
+def computes_nothing_anew(patch: Patch) -> None:
+    def learn_again(self: Any, part: Any, sums: Any) -> Any:
+        return part._replace(weight=part.weight._replace(assumed=sums))
+
+    patch.setattr(Gang, "_learn_again", learn_again)
 
 
 # ------------------------------------------------------------ quorum and grace

@@ -110,6 +110,13 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def undo(self) -> None:
+        """Takes random and counted state back to before the last `gradient`.
+
+        It is computed anew then. Nobody asks for it but where a loss `is_summed`.
+        """
+
+    @abstractmethod
     def apply(self, mean: Vector, clock: Clock) -> None:
         """Applies a mean gradient with the worker's own optimizer, at once."""
 

@@ -31,6 +31,12 @@ class Fixed:
         self._began = [np.array(value) for value in values]
         self._is_random = list(is_random)
         self._draws: list[Any] | None = None
+        self.counting = [
+            place
+            for place, began in enumerate(self._began)
+            if self._is_random[place] or began.dtype.kind in "iub"
+        ]
+        """Places of what draws or counts."""
 
     def pack(self, values: Arrays) -> bytes:
         """Returns values, the counters since the beginning in place of random state."""

@@ -42,6 +42,7 @@ class JaxBackend(Backend):
         self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
         self._copies = Copies()
+        self._counted: list[npt.NDArray[Any]] = []  # before the last gradient
         self._warm = set[str]()
         self._begin(spec.rank_seed)
 
@@ -117,6 +118,9 @@ class JaxBackend(Backend):
         """Writes the sum of gradients of one step; returns its mass."""
         rows = jax.tree.leaves(data)[0].shape[0]
         parted = self._gradient.unfold(self.state).parted()
+        if self._spec.is_summed:
+            fixed = parted[1].fixed
+            self._counted = [np.array(fixed[place]) for place in self._fixed.counting]
         before = [] if self._fixed.is_measured else [*map(np.array, parted[1].fixed)]
         with _ours(self._spec):
             self.state, (gradients, mass, grown) = self._gradient.of(
@@ -132,6 +136,13 @@ class JaxBackend(Backend):
                 part = out[start : start + gradient.size]
                 np.multiply(np.asarray(gradient).reshape(-1), mass, out=part)
         return float(mass)
+
+    def undo(self) -> None:
+        """Random numbers and counters are as before the last gradient."""
+        fixed = list(self.state.fixed)
+        for place, value in zip(self._fixed.counting, self._counted, strict=True):
+            fixed[place] = jnp.array(value)
+        self.state = self.state._replace(fixed=fixed)
 
     def skip(self) -> None:
         """Random numbers go on as if this worker had taken the step."""

@@ -80,6 +80,7 @@ class StatefulBackend(Backend):
         self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
         self._warm = set[str]()
+        self._counted: Values = []  # before the last gradient
         self._begin(spec.rank_seed)
 
     def _begin(self, rank_seed: int) -> None:
@@ -184,6 +185,8 @@ class StatefulBackend(Backend):
         """Writes the sum of gradients of one step; returns its mass."""
         self._unfold()
         is_measured = self._fixed.is_measured
+        if self._spec.is_summed:
+            self._counted = _values(self._counting)
         before = [] if is_measured else _values(self._parts.fixed)
         rows = _rows(data)
         found = self._gradients(self._statistics, data, gang_rows / rows)
@@ -204,6 +207,15 @@ class StatefulBackend(Backend):
         if is_weighted and isinstance(data, tuple) and len(data) > 2:
             return float(np.sum(_leaves(data[2])[0], dtype=np.float32))
         return float(rows)
+
+    def undo(self) -> None:
+        """Random numbers and counters are as before the last gradient."""
+        _assign(self._counting, self._counted)
+
+    @property
+    def _counting(self) -> list[Any]:
+        """Variables that draw or count."""
+        return [self._parts.fixed[place] for place in self._fixed.counting]
 
     def skip(self) -> None:
         """Random numbers go on as if this worker had taken the step."""

@@ -136,11 +136,12 @@ class Center:
         self, statistics: Mapping[int, Vector], facts: Mapping[int, Facts]
     ) -> None:
         """Merges what rides beside a round, whose vectors others have merged."""
-        total = sum(f.samples for f in facts.values())
+        rows = {r: f.samples if f.rows is None else f.rows for r, f in facts.items()}
+        total = sum(rows.values())
         if self.statistics.size and total > 0:
             mean = np.zeros(self.statistics.size, np.float64)
             for rank in sorted(statistics):
-                mean += statistics[rank] * (facts[rank].samples / total)
+                mean += statistics[rank] * (rows[rank] / total)
             self.statistics[:] = mean
 
     def freeze(self) -> dict[str, Any]:

@@ -7,14 +7,14 @@ server only says whether it counts (`lane.py`, `shared_lane.py`).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from shoal.backends.base import Clock
 from shoal.engine.complaints import SURE, VOID
 from shoal.engine.lane import Lane
 from shoal.engine.ledger import Piece
 from shoal.engine.loop import Loop
-from shoal.engine.member import Member
+from shoal.engine.member import Member, Weight
 from shoal.engine.shared_lane import SharedLane, SharedLaneSpec
 from shoal.vectors import Vector
 
@@ -29,14 +29,14 @@ class Part(NamedTuple):
         piece: Its samples.
         gradient: The sum over them.
         statistics: After them.
-        mass: What the gradient weighs.
+        weight: Of the gradient.
         doubt: See `guard`.
     """
 
     piece: Piece
     gradient: Vector
     statistics: Vector
-    mass: float
+    weight: Weight
     doubt: int
 
 
@@ -51,6 +51,7 @@ class Gang(Loop):
         size = member.local.size
         self._lane: Lane | None = None
         self._shared: SharedLane | None = None
+        self._data: Any = None  # of the step, where it may have to be computed anew
         if isinstance(spec.lane, SharedLaneSpec):
             who = member.rank, member.incarnation
             self._shared = SharedLane(spec.lane, size, *who)
@@ -74,24 +75,30 @@ class Gang(Loop):
         member, clock = self._member, self._clock()
         piece = member.progress.pieces.popleft()
         part = (self._nothing if self._is_void([piece]) else self._learn)(piece)
-        is_told = self._guard.is_shared or part.doubt == VOID
-        told = part.doubt if is_told else SURE
-        if part.doubt:
-            part = part._replace(statistics=self._guard.cleaned(part.statistics))
         self._look()
         if self._has_shared_memory():
-            mean = self._mean_in_shared_memory(part, told)
+            mean = self._mean_in_shared_memory(part)
         else:
-            mean = self._mean_of_group(part.gradient, part.mass)
-            mean = self._push(part, told, mean)
+            mean = self._mean_of_group(part.gradient, part.weight.mass)
+            mean = self._push(part, mean)
+        while mean is None and not member.progress.is_done:
+            # Somebody was lost: the sums that the loss is scaled by are smaller now.
+            part = self._learn_again(part, member.progress.sums)
+            mean = self._push(part)
         if mean is not None:
             self._step(mean, part, clock)
 
-    def _push(self, part: Part, told: int, mean: Vector | None = None) -> Vector:
-        """Exchanges with the server; returns the mean."""
+    def _push(self, part: Part, mean: Vector | None = None) -> Vector | None:
+        """Exchanges with the server; returns the mean, as `Member.push_gradient`."""
         return self._member.push_gradient(
-            part.gradient, part.statistics, [part.piece], part.mass, told, mean
-        )
+            part.gradient, part.statistics, [part.piece], part.weight,
+            self._told(part), mean,
+        )  # fmt: skip
+
+    def _told(self, part: Part) -> int:
+        """What others are to know of doubts."""
+        is_told = self._guard.is_shared or part.doubt == VOID
+        return part.doubt if is_told else SURE
 
     @property
     def _room(self) -> Vector:
@@ -101,20 +108,40 @@ class Gang(Loop):
 
     def _learn(self, piece: Piece) -> Part:
         """Computes this worker's part of a step."""
-        member, times, gradient = self._member, self._member.times, self._room
         self._expect(piece.rows)
         began = time.perf_counter()
         data = self._reader.pieces([piece])
-        read = time.perf_counter()
+        self._member.times.data_s += time.perf_counter() - began
+        self.steps += 1
+        if self._compute.is_summed:
+            self._data = data
+        return self._computed(piece, data, piece.gang, self._room)
+
+    def _learn_again(self, part: Part, sums: tuple[float, ...]) -> Part:
+        """Computes a part anew, for a step that has become smaller."""
+        backend, member = self._backend, self._member
+        backend.undo()
+        backend.set_statistics(member.statistics)
+        [rows] = sums
+        room = member.bulk.message  # it goes to the server, whatever the group does
+        return self._computed(part.piece, self._data, int(rows), room)
+
+    def _computed(self, piece: Piece, data: Any, gang_rows: int, out: Vector) -> Part:
+        """A part of a step of so many rows."""
+        member, began = self._member, time.perf_counter()
         with self._pacing(piece.rows):
-            mass = self._backend.gradient(data, piece.gang, gradient)
+            mass = self._backend.gradient(data, gang_rows, out)
             self._backend.take_metrics(member.metrics, add=False)
         statistics = self._backend.statistics()
-        times.data_s += read - began
-        times.compute_s += time.perf_counter() - read
-        self.steps += 1
-        doubt = self._guard.doubt(gradient, statistics)
-        return Part(piece, gradient, statistics, mass, doubt)
+        member.times.compute_s += time.perf_counter() - began
+        doubt = self._guard.doubt(out, statistics)
+        if doubt:
+            statistics = self._guard.cleaned(statistics)
+        rows = float(piece.rows)
+        weight = Weight(mass, rows)
+        if self._compute.is_summed:
+            weight = weight._replace(own=(rows,), assumed=(float(gang_rows),))
+        return Part(piece, out, statistics, weight, doubt)
 
     def _nothing(self, piece: Piece) -> Part:
         """A part of a step whose samples are left out, by all of the gang."""
@@ -122,7 +149,8 @@ class Gang(Loop):
         gradient[:] = self._member.metrics[:] = 0.0
         self.steps += 1
         self._backend.skip()
-        return Part(piece, gradient, self._backend.statistics(), 0.0, VOID)
+        statistics = self._guard.cleaned(self._backend.statistics())
+        return Part(piece, gradient, statistics, Weight(0.0, 0.0), VOID)
 
     def _step(self, mean: Vector, part: Part, clock: Clock) -> None:
         """Takes a step that counts."""
@@ -164,25 +192,27 @@ class Gang(Loop):
             return False
         return self._shared.enter(progress.group, progress.lineage)
 
-    def _mean_in_shared_memory(self, part: Part, told: int) -> Vector | None:
+    def _mean_in_shared_memory(self, part: Part) -> Vector | None:
         """Lays the gradient down, says so, and makes the mean once all have.
 
         Returns:
-            The mean, None where the run is over.
+            The mean; None where the run is over, or the gradient has to be computed for
+            other sums.
         """
         member, shared = self._member, self._shared
         if shared is None:
             raise RuntimeError("a step in shared memory without any")
         began = time.perf_counter()
-        shared.put(part.gradient, part.mass)
+        shared.put(part.gradient, part.weight.mass)
         # The server first: what others could have read was told.
-        member.push_shared(part.statistics, [part.piece], part.mass, told)
+        told = self._told(part)
+        member.push_shared(part.statistics, [part.piece], part.weight, told)
         shared.call()
         mean = shared.mean() if shared.wait(member.line_to_server) else None
         counts = member.confirm()
         member.times.exchange_s += time.perf_counter() - began
-        if member.progress.is_done:
+        if member.progress.is_done or member.progress.sums:
             return None
         if not counts:  # not all of the round were of the group: the server makes it
-            return self._push(part, told)
+            return self._push(part)
         return shared.mean() if mean is None else mean

@@ -75,6 +75,14 @@ class Push(NamedTuple):
 
     With a `group` there is no vector: the sender has the mean of that group, or all of
     the group can read its gradient.
+
+    Some losses are scaled by sums over the whole step, such as its rows: the sender
+    says what it has of each sum (`own`) and which sums it took (`assumed`). A round
+    closes only where these are the sums of its messages; both are empty for losses
+    that depend on no such sum.
+
+    `rows` are the samples that something was learnt from, where `samples` is another
+    weight of the message; None where it is the same.
     """
 
     rank: int
@@ -85,6 +93,9 @@ class Push(NamedTuple):
     steps: int
     samples: float
     group: int = 0
+    rows: float | None = None
+    own: tuple[float, ...] = ()
+    assumed: tuple[float, ...] = ()
 
 
 class Group(NamedTuple):
@@ -126,12 +137,13 @@ class Answer(NamedTuple):
         rank: Whom.
         kind: "reply" to its push, "merged" for a round it had no rows in, "grant"
             of data, "repeat" of a push that was applied before, "again" where a push
-            must come with its vector after all, "publish" to ask for a snapshot,
-            "done" at the end of the run.
+            must come with its vector after all, or be computed for other `sums`,
+            "publish" to ask for a snapshot, "done" at the end of the run.
         body: What travels along: the strategy's reply, the center, or the center
             with the state of the worker that published it.
         pieces: New leases; of a "repeat" all leases, as an answer was lost.
         group: That averages the next step, None where the server does.
+        sums: Of the round, that the push is to be computed for; see `Push.assumed`.
     """
 
     rank: int
@@ -139,6 +151,7 @@ class Answer(NamedTuple):
     body: Body = "none"
     pieces: tuple[Piece, ...] = ()
     group: Group | None = None
+    sums: tuple[float, ...] = ()
 
 
 class Refuse(NamedTuple):

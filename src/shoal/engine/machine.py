@@ -294,6 +294,9 @@ class Machine:
             steps=event["steps"],
             samples=event["samples"],
             group=event["group"],
+            rows=event["rows"],
+            own=tuple(event["own"]),
+            assumed=tuple(event["assumed"]),
         )
         self._carry_out(self.sequencer.push(push))
 
@@ -386,6 +389,8 @@ class Machine:
         head: Head = {"kind": answer.kind, "body": answer.body}
         head["pieces"], head["doubt"] = answer.pieces, self._doubt
         head["group"] = answer.group
+        if answer.sums:
+            head["sums"] = answer.sums
         head["publish"] = answer.kind == "publish" or (
             # Told "again", a worker has something else to say first.
             answer.kind != "again" and self.sequencer.asked(answer.rank)

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,29 @@ def _vector(size: int) -> Vector:
     return aligned_bytes(4 * size).view(np.float32)
 
 
+class Weight(NamedTuple):
+    """What a gradient weighs in the mean of a round; see `Push`.
+
+    Args:
+        mass: In the mean of gradients.
+        rows: Samples that it was learnt from.
+        own: Of each sum that its losses are scaled by.
+        assumed: Those sums.
+    """
+
+    mass: float
+    rows: float
+    own: tuple[float, ...] = ()
+    assumed: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """What of it goes beside `samples`; most messages need nothing there."""
+        found: dict[str, Any] = {} if self.rows == self.mass else {"rows": self.rows}
+        if self.own:
+            found |= {"own": self.own, "assumed": self.assumed}
+        return found
+
+
 @dataclass
 class Progress:
     """What the last answer told."""
@@ -57,6 +81,8 @@ class Progress:
     wants_snapshot: bool = False
     doubt: int = 0
     group: Group | None = None
+    sums: tuple[float, ...] = ()
+    """That a message has to be computed for, which was told "again"."""
     pieces: deque[Piece] = field(default_factory=deque[Piece])
 
 
@@ -119,6 +145,7 @@ class Member(Conversation):
         progress.wants_snapshot = bool(head.get("publish"))
         group = head.get("group")
         progress.group = None if group is None else Group(group[0], tuple(group[1]))
+        progress.sums = tuple(head.get("sums", ()))
         if kind == "repeat":
             progress.pieces.clear()  # it tells of all there are
         progress.pieces.extend(Piece(*piece) for piece in head.get("pieces", ()))
@@ -283,33 +310,48 @@ class Member(Conversation):
         gradient: Vector,
         statistics: Vector,
         pieces: list[Piece],
-        mass: float,
+        weight: Weight,
         doubt: int = 0,
         mean: Vector | None = None,
-    ) -> Vector:
+    ) -> Vector | None:
         """Sends a sum of gradients, and waits for the mean.
 
         Args:
             gradient: The sum, best where `bulk.message` lies.
             statistics: Beside it.
             pieces: Whose samples it is of.
-            mass: What it weighs.
+            weight: What it weighs.
             doubt: See `guard`; the answer has the highest of all workers.
             mean: Of the step, as this worker's group has it; None without one.
 
         Returns:
-            The mean of all workers, a view.
+            The mean of all workers, a view. None where the gradient has to be computed
+            for other sums, which `progress` then has.
         """
         began = time.perf_counter()
         generation = 0 if mean is None else self._generation
         self._fill(gradient, is_needed=mean is None)
-        head = self._send(statistics, pieces, 1, mass, doubt, generation)
-        if head["kind"] == "again":  # not all of the round have that mean
-            mean = None
+        head = self._send_gradient(statistics, pieces, weight, doubt, generation)
+        if head["kind"] == "again" and not self.progress.sums:
+            mean = None  # not all of the round have that mean
             self._fill(gradient)
-            self._send(statistics, pieces, 1, mass, doubt)
+            head = self._send_gradient(statistics, pieces, weight, doubt)
         self.times.exchange_s += time.perf_counter() - began
+        if head["kind"] == "again":
+            return None
         return self.bulk.reply if mean is None else mean
+
+    def _send_gradient(
+        self,
+        statistics: Vector,
+        pieces: list[Piece],
+        weight: Weight,
+        doubt: int,
+        group: int = 0,
+    ) -> Head:
+        head = self._push_head(statistics, pieces, 1, weight.mass, doubt, group)
+        head |= weight.to_json()
+        return self._answer(head, has_vectors=True)[0]
 
     @property
     def _generation(self) -> int:
@@ -324,19 +366,19 @@ class Member(Conversation):
             message[:] = gradient
 
     def push_shared(
-        self, statistics: Vector, pieces: list[Piece], mass: float, doubt: int
+        self, statistics: Vector, pieces: list[Piece], weight: Weight, doubt: int
     ) -> None:
         """Says that a gradient lies where all of the group can read it.
 
         Args:
             statistics: Beside it.
             pieces: Whose samples it is of.
-            mass: What it weighs.
+            weight: What it weighs.
             doubt: See `guard`.
         """
-        self._ask_later(
-            self._push_head(statistics, pieces, 1, mass, doubt, self._generation)
-        )
+        group = self._generation
+        head = self._push_head(statistics, pieces, 1, weight.mass, doubt, group)
+        self._ask_later(head | weight.to_json())
 
     def confirm(self) -> bool:
         """Waits for the answer to `push_shared`.
@@ -353,10 +395,8 @@ class Member(Conversation):
         pieces: list[Piece],
         steps: int,
         samples: float,
-        doubt: int = 0,
-        group: int = 0,
     ) -> Head:
-        head = self._push_head(statistics, pieces, steps, samples, doubt, group)
+        head = self._push_head(statistics, pieces, steps, samples)
         return self._answer(head, has_vectors=True)[0]
 
     def _push_head(

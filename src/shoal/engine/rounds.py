@@ -136,6 +136,17 @@ class Round:
             member.is_late, member.is_parked, member.untold = True, False, []
         return [member.rank for member in late]
 
+    @property
+    def sums(self) -> tuple[float, ...]:
+        """What the messages have together of each sum that losses are scaled by."""
+        parts = [push.own for _, push in sorted(self.pushes.items()) if push.own]
+        return tuple(map(sum, zip(*parts, strict=False)))
+
+    def outdated(self) -> list[int]:
+        """Ranks whose losses were scaled by other sums than those of this round."""
+        sums = self.sums
+        return [r for r, p in self.pushes.items() if p.own and p.assumed != sums]
+
     def take(self) -> list[tuple[int, Push]]:
         """Returns the messages in rank order; the next round has none."""
         pushes, self.pushes, self.fruitless = sorted(self.pushes.items()), {}, 0

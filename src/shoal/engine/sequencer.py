@@ -286,6 +286,7 @@ class Sequencer:
             steps=push.steps,
             samples=push.samples,
             updates=self.version,
+            rows=push.rows,
         )
 
     def _repeat(self, member: Member) -> Answer | Refuse:
@@ -346,6 +347,12 @@ class Sequencer:
         ready = self._roster.ready()
         if not self._round.pushes or self._round.awaited(ready, self.ledger):
             return []
+        if outdated := self._round.outdated():
+            # Somebody is gone who was to take part: the step is smaller than it was.
+            sums = self._round.sums
+            for rank in outdated:
+                del self._round.pushes[rank]
+            return [Answer(rank, "again", sums=sums) for rank in outdated]
         if unfit := self._grouping.unfit(ready, self._round.pushes):
             for rank in unfit:
                 del self._round.pushes[rank]

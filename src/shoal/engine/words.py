@@ -19,6 +19,7 @@ MAX_HINT = 1 << 16  # a rank that a process may wish for
 MOST_NAME = 256
 MOST_PID = 1 << 32
 MOST_TEXT = 1 << 18
+MOST_SUMS = 64  # that the losses of one model are scaled by
 
 
 def hint_of(head: Head) -> int:
@@ -72,9 +73,28 @@ def push(head: Head) -> dict[str, Any]:
         "steps": steps,
         "samples": samples,
         "group": group,
+        **_sums(head),
         "doubt": read_doubt(head),
         "times": [compute_s, data_s, wait_s, exchange_s],
     }
+
+
+def _sums(head: Head) -> dict[str, Any]:
+    """What a message weighs beside `samples`; see `Push`.
+
+    Raises:
+        ValueError: It is not what a worker of ours says.
+    """
+    rows = head.get("rows")
+    own, assumed = (
+        [float(value) for value in head.get(name, ())] for name in ("own", "assumed")
+    )
+    numbers = [*own, *assumed, *([] if rows is None else [float(rows)])]
+    is_sound = all(math.isfinite(number) and number >= 0 for number in numbers)
+    if not is_sound or len(own) != len(assumed) or len(own) > MOST_SUMS:
+        raise ValueError(f"a message of {rows} rows, with {own} of {assumed}")
+    return {"rows": None if rows is None else float(rows), "own": own,
+            "assumed": assumed}  # fmt: skip
 
 
 def _nothing(_head: Head) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class Facts:
         samples: Weight of the message in a mean: its samples, or their summed
             sample weights where the loss divides by those.
         updates: Messages (asynchronous) or rounds applied before this one.
+        rows: Samples that the message was learnt from, by which the statistics beside
+            it weigh; None where that is `samples`.
     """
 
     workers: int = 1
@@ -45,6 +47,7 @@ class Facts:
     steps: int = 1
     samples: float = 1.0
     updates: int = 0
+    rows: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,8 @@ class LinearBackend(Backend):
         """Writes the sum of gradients of one step; returns its rows."""
         x, y = data
         out[:] = self._sum_of_gradients(x, y, self._weights)
+        if self._spec.is_summed:
+            out *= gang_rows
         return float(len(y))
 
     def apply(self, mean: Vector, clock: Clock) -> None:
@@ -122,6 +124,9 @@ class LinearBackend(Backend):
     def restore(self, blob: bytes) -> None:
         """Sets the number of steps taken."""
         self.steps = int.from_bytes(blob, "little")
+
+    def undo(self) -> None:
+        """Nothing is drawn or counted."""
 
     def skip(self) -> None:
         """Draws nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import final
 
 from shoal.engine.ledger import Piece
@@ -71,3 +72,19 @@ def look_at_end(center: Center, rules: Rules, end: int) -> None:
         counts = center.counts.get(epoch, bytearray())
         is_whole = counts == bytearray(b"\1") * rules.rows_of(epoch)
         require(is_whole, "each sample is committed exactly once", epoch, list(counts))
+
+
+def look_at_weights(center: Center) -> None:
+    """Checks that every sample counted as much as in training by one process.
+
+    Its gradient is -1 and the rate is 1: its weight is the number of epochs it was in.
+    """
+    wanted = Counter(
+        sample
+        for counts in center.counts.values()
+        for sample, count in enumerate(counts)
+        if count
+    )
+    odd = {n: str(w) for n, w in center.weights.items() if w != wanted[n]}
+    is_whole = center.weights.keys() == wanted.keys()
+    require(not odd and is_whole, "every sample counts once an epoch", odd, wanted)

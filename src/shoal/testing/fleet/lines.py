@@ -56,6 +56,7 @@ class Letter(NamedTuple):
         weights: The center, or in a gang the mean of a round.
         is_order: It has to publish its state.
         group: Of a gang, that averages the next step.
+        sums: Of the step that a push is to be computed for anew.
         rank: Its place, when it has joined.
         incarnation: Its number there.
     """
@@ -68,6 +69,7 @@ class Letter(NamedTuple):
     weights: int = 0
     is_order: bool = False
     group: Group | None = None
+    sums: tuple[float, ...] = ()
     rank: int = -1
     incarnation: int = 0
 

@@ -65,6 +65,7 @@ class Scenario:
         damages: Chance that the newest checkpoint cannot be read.
         slowness: Chance that a slow worker, every third, is passed over.
         haste: Chance that the time of grace can be over at an event.
+        is_summed: Of a gang: its loss is a sum over the batch.
     """
 
     seed: int
@@ -85,6 +86,7 @@ class Scenario:
     damages: float = 0.0
     slowness: float = 0.0
     haste: float = 0.0
+    is_summed: bool = False
 
 
 def draw(seed: int, kind: str | None = None) -> Scenario:
@@ -122,6 +124,8 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         damages=choice.choice([0.0, 0.0, 0.3]),
         slowness=choice.choice([0.0, 0.8]),
         haste=choice.choice([0.05, 0.3, 1.0]),
+        # Drawn apart, so that seeds stay what they were.
+        is_summed="gang" in kind and random.Random(f"{kind} {seed} sum").random() < 0.7,
     )
 
 

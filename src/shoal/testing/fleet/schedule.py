@@ -15,7 +15,7 @@ from typing import final
 
 from shoal.engine.sequencer import Push, Sequencer
 from shoal.testing.fleet.controller import SimController
-from shoal.testing.fleet.invariants import Watch, look_at_end
+from shoal.testing.fleet.invariants import Watch, look_at_end, look_at_weights
 from shoal.testing.fleet.lines import Line
 from shoal.testing.fleet.scenario import Scenario
 from shoal.testing.fleet.server import Report, SimServer
@@ -192,7 +192,8 @@ class Fleet(Schedule[Scenario]):
 
     def _hire(self, hint: int) -> None:
         self.started += 1
-        worker = SimWorker(self.started, hint, Line(self.started))
+        line, is_summed = Line(self.started), self.scenario.is_summed
+        worker = SimWorker(self.started, hint, line, is_summed)
         self.workers[worker.number] = worker
         self.controller.hands.add(worker.number)
         self._connect(worker)
@@ -350,6 +351,8 @@ class Fleet(Schedule[Scenario]):
         self._drop_server()
         if not controller.place.is_halted:
             look_at_end(controller.final, self.rules, controller.end)
+        if self.scenario.is_summed:
+            look_at_weights(controller.final)
         self.tally["damaged"] = self.store.damaged
 
 

@@ -264,6 +264,10 @@ class SimServer:
             rows = sum(piece.rows for piece in pieces)
             require({rows} == gangs, "a round is a whole step", pieces)
         self._gang = mix(self._gang, self._mean())
+        assumed = {push.assumed for push, _ in sent}
+        require(len(assumed) == 1, "a round is computed for one step", sent)
+        for rows in assumed.pop():
+            self.center.learn([push.pieces for push, _ in sent], int(rows))
 
     def _look_at_group(self, ranks: list[int], *, is_grouped: bool) -> None:
         """Whose mean is taken: of a group that is all who step, or the server's."""
@@ -317,7 +321,7 @@ class SimServer:
         is_mean = answer.body == "reply" and self.rules.is_gang
         value = self._mean() if is_mean else self.center.value
         letter = Letter(answer.kind, answer.body, answer.pieces, weights=value)
-        letter = letter._replace(group=answer.group)
+        letter = letter._replace(group=answer.group, sums=answer.sums)
         self._told[answer.rank] = answer.group, line.incarnation
         self._tell(line, letter._replace(is_order=is_order))
 

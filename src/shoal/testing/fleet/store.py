@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, NamedTuple, final
+
+from shoal.engine.ledger import Piece
 
 
 class Place(NamedTuple):
@@ -28,14 +32,35 @@ class Center:
     Args:
         value: The messages that were applied to it, in order, as one number.
         counts: How often each sample of each epoch is in it.
+        weights: Of a gang whose loss is summed: one for each sample, of which every
+            gradient is -1, trained by SGD with a rate of 1.
     """
 
     value: int = 0
     counts: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
+    weights: dict[int, Fraction] = field(default_factory=dict[int, Fraction])
 
     def copy(self) -> Center:
         """Returns one that does not change with this one."""
-        return Center(self.value, {e: rows[:] for e, rows in self.counts.items()})
+        counts = {epoch: rows[:] for epoch, rows in self.counts.items()}
+        return Center(self.value, counts, dict(self.weights))
+
+    def learn(self, messages: Sequence[Sequence[Piece]], assumed: int) -> None:
+        """Takes a gang's step, of messages as workers of such a loss make them.
+
+        Each is the sum over its samples of -1, times the rows of the step, as those of
+        the message are a part of them; the mean is divided by all rows that came.
+
+        Args:
+            messages: Samples of each.
+            assumed: Rows that the senders took the step to have.
+        """
+        rows = sum(piece.rows for message in messages for piece in message)
+        for message in messages:
+            for piece in message:
+                for sample in range(piece.start, piece.stop):
+                    before = self.weights.get(sample, Fraction(0))
+                    self.weights[sample] = before + Fraction(assumed, rows)
 
     def committed(self, epoch: int) -> int:
         """Samples of an epoch that are in it."""

@@ -28,6 +28,7 @@ class SimWorker:
         number: Its own, never given twice.
         hint: The rank it was started for.
         line: Its connection now.
+        is_summed: Its loss is a sum over the batch.
         is_dead: The process has ended.
         is_waiting: It waits for an answer.
         is_pushing: To a push.
@@ -45,6 +46,7 @@ class SimWorker:
     number: int
     hint: int
     line: Line
+    is_summed: bool = False
     is_dead: bool = False
     is_waiting: bool = False
     is_pushing: bool = False
@@ -83,7 +85,7 @@ class SimWorker:
             return
         self.group = letter.group
         if letter.kind == "again":
-            self._push_again()
+            self._push_again(letter.sums)
             return
         if letter.kind == "repeat":
             self.pieces.clear()  # it tells of all there are
@@ -109,8 +111,12 @@ class SimWorker:
         """Works on a window of its leases; see `shoal.engine.windows.Windows`."""
         if self._insists():
             return
+        own: tuple[float, ...] = ()
+        assumed: tuple[float, ...] = ()
         if rules.is_gang:
             taken, steps = [self.pieces.popleft()], 1
+            if self.is_summed:
+                own, assumed = (float(taken[0].rows),), (float(taken[0].gang),)
         else:
             taken, steps = self._window(rules)
         self.sequence += 1
@@ -124,6 +130,8 @@ class SimWorker:
             steps=steps,
             samples=float(sum(piece.rows for piece in taken)),
             group=self._group_mean(),
+            own=own,
+            assumed=assumed,
         )
         work = Work(self.number, self.serial, self.era, self.weights)
         self.last = Message("push", push=push, work=work)
@@ -134,14 +142,15 @@ class SimWorker:
         is_broken = mix(self.number, self.serial) % 4 == 0
         return 0 if self.group is None or is_broken else self.group.generation
 
-    def _push_again(self) -> None:
-        """The same with its vector."""
+    def _push_again(self, sums: tuple[float, ...]) -> None:
+        """The same with its vector, or computed for a step that is smaller now."""
         last = self.last
         if last is None or last.push is None:
             require(False, "who has pushed pushes again", self)
             return
         self.sequence += 1
-        push = last.push._replace(sequence=self.sequence, group=0)
+        assumed = sums or last.push.assumed
+        push = last.push._replace(sequence=self.sequence, group=0, assumed=assumed)
         self.last = last._replace(push=push)
         self._say(self.last)
 

@@ -1,11 +1,12 @@
-"""A model whose weights count the samples it was trained on."""
+"""Models whose weights count the samples they were trained on."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from shoal.backends.base import Clock, Data
+from shoal.backends.base import Clock, ComputeSpec, Data
 from shoal.testing.linear import LinearBackend
+from shoal.vectors import Vector
 
 
 class CountingBackend(LinearBackend):
@@ -22,3 +23,26 @@ class CountingBackend(LinearBackend):
         self._sum_of_gradients(x, y, self._weights)  # for the metrics
         self._weights = self._weights + np.float32(len(y))
         return None
+
+
+class EmbeddingBackend(LinearBackend):
+    """A weight for each sample, which every step with that sample makes larger by 1.
+
+    The loss is the negative sum over the batch of the samples' weights, so that each
+    has a gradient of -1, and SGD has a rate of 1. After any number of epochs every
+    weight is that number: a sample that counted twice, never, or for too much shows.
+
+    Args:
+        size: Of the weights; samples are rows of the identity of that size.
+        spec: How it is run; the loss is summed.
+    """
+
+    def __init__(self, size: int, spec: ComputeSpec) -> None:
+        super().__init__(size, spec, rate=1.0)
+
+    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+        """Writes the sum of gradients, of a loss that is scaled to the whole step."""
+        x, y = data
+        self._sum_of_gradients(x, y, self._weights)  # for the metrics
+        out[:] = x.sum(axis=0) * -np.float32(gang_rows)
+        return float(len(y))

@@ -8,6 +8,8 @@ from shoal.testing.succession.controller import SimController
 from shoal.testing.succession.scenario import Scenario
 from shoal.testing.violation import require
 
+EXACT = 1e-3  # means of whole numbers, in float32
+
 
 def look_at_end(controller: SimController, scenario: Scenario) -> None:
     """Checks what the controller was told, all in all."""
@@ -26,6 +28,10 @@ def look_at_end(controller: SimController, scenario: Scenario) -> None:
         last = list(controller.ends.values())[-1].vector
         rows = scenario.rows * scenario.epochs
         require(bool(np.all(last == rows)), "the center has all of it", last, rows)
+    if scenario.is_summed:
+        for epoch, end in controller.ends.items():
+            is_even = bool(np.all(np.abs(end.vector - (epoch + 1)) < EXACT))
+            require(is_even, "every sample counts once an epoch", epoch, end.vector)
 
 
 def look_at_weights(disturbed: SimController, calm: SimController) -> None:

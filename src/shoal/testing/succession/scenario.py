@@ -41,6 +41,7 @@ class Scenario:
             one worker is late again and again then.
         codec: Of vectors.
         has_overlap: Windows are computed while others are exchanged.
+        is_summed: The loss is a sum over the batch, and every sample has a weight.
     """
 
     seed: int
@@ -57,6 +58,7 @@ class Scenario:
     quorum: int = 0
     codec: str = "float32"
     has_overlap: bool = False
+    is_summed: bool = False
 
     @property
     def is_counting(self) -> bool:
@@ -112,4 +114,6 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         scenario = replace(scenario, quorum=quorum)
     codec = choice.choice(["float32", "float32", "bfloat16", "int8"])
     has_overlap = choice.random() < 0.4
-    return replace(scenario, codec=codec, has_overlap=has_overlap)
+    apart = random.Random(f"summed {seed}").random()
+    is_summed = kind == "all_reduce" and codec == "float32" and apart < 0.5
+    return replace(scenario, codec=codec, has_overlap=has_overlap, is_summed=is_summed)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast, final
 
+import numpy as np
+
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.engine.bulk import Sizes
 from shoal.engine.connections import Connections
@@ -28,7 +30,7 @@ from shoal.testing.inline_setup import Setup
 from shoal.testing.linear import LinearBackend
 from shoal.testing.problems import LeastSquares
 from shoal.testing.succession.controller import SimController
-from shoal.testing.succession.counting import CountingBackend
+from shoal.testing.succession.counting import CountingBackend, EmbeddingBackend
 from shoal.testing.succession.network import (
     Address,
     Network,
@@ -220,6 +222,7 @@ class SimStage:
                 batch_size=setup.batch_size,
                 local_momentum=setup.strategy.local_momentum,
                 loss_at=(0,),
+                **setup.compute,
             ),
             order=setup.order,
             open_backend=setup.open_backend,
@@ -248,10 +251,19 @@ class SimStage:
         return self._random.randint(0, whole)
 
 
+def one_hot(rows: int) -> LeastSquares:
+    """A problem with a weight for each row; see `EmbeddingBackend`."""
+    return LeastSquares(features=np.eye(rows), optimum=np.zeros(rows, np.float32))
+
+
 def setup_of(scenario: Scenario) -> Setup:
     """What a scenario trains."""
     problem = LeastSquares.seeded(rows=scenario.rows, size=FEATURES)
-    backend = CountingBackend if scenario.is_counting else LinearBackend
+    backend: type[LinearBackend] = LinearBackend
+    if scenario.is_counting:
+        backend = CountingBackend
+    elif scenario.is_summed:
+        problem, backend = one_hot(scenario.rows), EmbeddingBackend
 
     def open_backend(spec: ComputeSpec, _: Any) -> Backend:
         return backend(problem.size, spec)
@@ -266,6 +278,7 @@ def setup_of(scenario: Scenario) -> Setup:
         quorum=scenario.quorum,
         codec=scenario.codec,
         has_overlap=scenario.has_overlap,
+        compute={"is_summed": scenario.is_summed},
     )
     return replace(setup, open_backend=open_backend)
 

@@ -1,0 +1,199 @@
+"""A step whose loss is a sum, and of which a worker is lost: nothing weighs more.
+
+The judge is a model of which the answer is known: a weight for each sample, a loss that
+is the negative sum over the batch of its samples' weights, and SGD with a rate of 1.
+Plain Keras ends with the number of epochs in each weight, whatever the batches were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from shoal.backends.torch_group import open_group
+from shoal.engine.instructions import Answer, Merge, Push, Rules
+from shoal.engine.lane import LaneSpec
+from shoal.engine.rounds import Round
+from shoal.engine.sequencer import Sequencer
+from shoal.engine.shared_lane import SharedLaneSpec
+from shoal.strategies import AllReduce, get
+from shoal.testing import faults
+from shoal.testing.inline import Outcome, Setup, train
+from shoal.testing.succession.counting import EmbeddingBackend
+from shoal.testing.succession.stage import one_hot
+from tests.engine.test_keras import engine
+
+ROWS, EPOCHS, BATCH = 40, 3, 7  # shares of 4 and 3; five steps, and one of 5
+
+
+def setup(**changes: Any) -> Setup:
+    given: dict[str, Any] = {
+        "workers": 2, "epochs": EPOCHS, "batch_size": BATCH,
+        "compute": {"is_summed": True}, "watch": faults.leave(rank=1, step=4),
+        **changes,
+    }  # fmt: skip
+    linear = Setup.linear(one_hot(ROWS), AllReduce(), **given)
+    return replace(linear, open_backend=lambda spec, _: EmbeddingBackend(ROWS, spec))
+
+
+def check(found: Outcome, losses: int = 1) -> None:
+    assert len(found.of_kind("left")) == losses
+    for epoch, end in enumerate(found.epochs, start=1):
+        assert end.rows == ROWS
+        assert end.metrics[1] == ROWS
+        np.testing.assert_allclose(end.vector, epoch, rtol=1e-5)
+
+
+def lanes(folder: Path) -> dict[str, dict[str, Any]]:
+    native = LaneSpec(open_group=open_group, folder=folder, library="gloo")
+    return {
+        "server": {},
+        "socket": {"wants_slot": False},
+        "several servers": {"servers": 2},
+        "standby": {"has_standby": True},
+        "shared": {"lane": SharedLaneSpec(folder=folder)},
+        "native": {"lane": native},
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("lane", list(lanes(Path())))
+def test_what_is_left_of_a_step_weighs_as_it_does_alone(
+    lane: str, workers: int, rank: int, tmp_path: Path
+) -> None:
+    watch = faults.leave(rank=rank, step=4)
+    check(train(setup(workers=workers, watch=watch, **lanes(tmp_path)[lane])))
+
+
+@pytest.mark.parametrize("lane", ["server", "shared", "native"])
+def test_two_are_lost_of_one_step(lane: str, tmp_path: Path) -> None:
+    """One after the other: what is left is computed for a smaller step each time."""
+    watch = faults.leave(rank=1, step=5).leave(rank=2, step=5)
+    check(train(setup(workers=3, watch=watch, **lanes(tmp_path)[lane])), losses=2)
+
+
+def test_a_step_is_computed_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only steps that were shared with who is lost: the one in hand, and the next."""
+    told: list[tuple[float, ...]] = []
+    before = Round.outdated
+
+    def outdated(self: Round) -> list[int]:
+        found = before(self)
+        told.extend(self.sums for _ in found)
+        return found
+
+    monkeypatch.setattr(Round, "outdated", outdated)
+    check(train(setup(watch=None)), losses=0)
+    assert not told
+    check(train(setup()))
+    assert told == [(4.0,), (4.0,)]
+
+
+def test_a_mean_is_not_computed_anew() -> None:
+    """It is divided by the rows of the messages that are there."""
+    found = train(Setup.linear(
+        one_hot(ROWS), AllReduce(), workers=2, batch_size=BATCH, epochs=1,
+        watch=faults.leave(rank=1, step=2),
+    ))  # fmt: skip
+    assert len(found.of_kind("left")) == 1
+    assert found.epochs[0].rows == ROWS
+
+
+# ------------------------------------------------------------- the sequencer
+
+
+def gang(workers: int = 3) -> tuple[Sequencer, dict[int, Any]]:
+    """A gang whose first step of six rows was dealt, and what each holds of it."""
+    rules = Rules(
+        epoch_rows=(60,), first_epoch=0, epochs=1, workers=workers, batch=6, window=1,
+        is_rounds=True, is_gang=True, is_elastic=False,
+    )  # fmt: skip
+    table = Sequencer(rules)
+    members = [table.join() for _ in range(workers)]
+    table.proceed(0)
+    for member in members:
+        table.ready(member.rank, member.incarnation)
+    return table, {m.rank: table.ledger.held(m.rank)[0] for m in members}
+
+
+def push(rank: int, piece: Any, assumed: float, sequence: int = 1) -> Push:
+    return Push(
+        rank, 1, 0, sequence, (piece,), 1, float(piece.rows),
+        own=(float(piece.rows),), assumed=(assumed,),
+    )  # fmt: skip
+
+
+def test_a_round_closes_for_the_sums_that_it_really_has() -> None:
+    table, held = gang()
+    assert table.push(push(0, held[0], 6.0)) == []
+    assert table.push(push(1, held[1], 6.0)) == []
+    told = table.leave(2, 1)
+    assert told == [Answer(rank, "again", sums=(4.0,)) for rank in (0, 1)]
+    assert table.push(push(0, held[0], 4.0, 2)) == []
+    merge, *_ = table.push(push(1, held[1], 4.0, 2))
+    assert isinstance(merge, Merge)
+    assert [facts.samples for facts in merge.facts.values()] == [2.0, 2.0]
+
+
+def test_a_second_loss_makes_the_step_smaller_again() -> None:
+    table, held = gang()
+    table.push(push(0, held[0], 6.0))
+    table.push(push(1, held[1], 6.0))
+    table.leave(2, 1)
+    assert table.push(push(0, held[0], 4.0, 2)) == []
+    assert table.leave(1, 1) == [Answer(0, "again", sums=(2.0,))]
+    merge, *_ = table.push(push(0, held[0], 2.0, 3))
+    assert isinstance(merge, Merge)
+
+
+def test_whoever_joins_meanwhile_has_no_part_in_it() -> None:
+    table, held = gang()
+    table.push(push(0, held[0], 6.0))
+    table.push(push(1, held[1], 6.0))
+    table.leave(2, 1)
+    new = table.join()
+    table.ready(new.rank, new.incarnation)
+    assert not table.ledger.held(new.rank)
+    table.push(push(0, held[0], 4.0, 2))
+    merge, *_ = table.push(push(1, held[1], 4.0, 2))
+    assert isinstance(merge, Merge)
+    assert list(merge.facts) == [0, 1]
+
+
+# --------------------------------------------------------------------- Keras
+
+
+def embedding() -> Any:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((1,), dtype="int32"),
+            keras.layers.Embedding(ROWS, 1, embeddings_initializer="zeros"),
+            keras.layers.Flatten(),
+        ]
+    )
+    loss = keras.losses.MeanAbsoluteError(reduction="sum")
+    model.compile(keras.optimizers.SGD(1.0), loss)
+    return model
+
+
+def test_keras_counts_every_sample_once() -> None:
+    """The target is far away: each gradient is -1, and the loss is what is missing."""
+    x = np.arange(ROWS, dtype="i4")[:, None]
+    y = np.full((ROWS, 1), 100.0, "f4")
+    given: dict[str, Any] = {"batch_size": BATCH, "epochs": EPOCHS}
+    found = engine(
+        embedding(), get("all_reduce"), 2, (x, y, None),
+        compute={"is_summed": True}, watch=faults.leave(rank=1, step=4), **given,
+    )  # fmt: skip
+    model = embedding()
+    model.fit(x, y, shuffle=False, verbose=0, **given)
+    assert len(found.of_kind("left")) == 1
+    np.testing.assert_allclose(found.vector, model.get_weights()[0][:, 0], rtol=1e-5)
+    np.testing.assert_allclose(found.vector, EPOCHS, rtol=1e-5)
