@@ -13,7 +13,7 @@ import pytest
 
 from shoal.engine import conversation
 from shoal.engine.conversation import Fenced, Seat
-from shoal.engine.member import Member, Times
+from shoal.engine.member import Member, Times, Weight
 from shoal.engine.slots import Slot
 from shoal.engine.wire import Link
 from shoal.strategies import (
@@ -269,7 +269,7 @@ def until_asked(member: Member) -> None:
         if member.progress.pieces:
             pieces = [member.progress.pieces.popleft()]
             gradient = np.ones(PROBLEM.size, "f4")
-            member.push_gradient(gradient, member.statistics, pieces, 8.0)
+            member.push_gradient(gradient, member.statistics, pieces, Weight(8.0, 8.0))
         else:
             member.need()
 
