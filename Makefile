@@ -20,7 +20,7 @@ export NO_MKDOCS_2_WARNING = 1
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
 	matrix ray bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
-	constraints clean
+	interrupts constraints clean
 
 help: $(STAMP)
 	@echo "make demo      train on real data, kill a worker, see the picture"
@@ -33,6 +33,7 @@ help: $(STAMP)
 	@echo "make soak      100 runs in one process: does anything stay behind?"
 	@echo "make chaos     kill and stop processes of runs on real data; needs SHOAL_DATA"
 	@echo "make kills     kill the process that trains, and go on with its run; 20 times"
+	@echo "make interrupts  Ctrl-C at random moments, one to three times; 300 runs"
 	@echo "make pause     what checkpoints cost training"
 	@echo "make fuzz      a million wrong frames at a server that trains meanwhile"
 	@echo "make venv | constraints | coverage | clean"
@@ -119,7 +120,7 @@ ray: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray \
 		$$(grep -rlE --include='test_*.py' 'ray_nodes|mark\.ray' tests)
 
-bench compare simulate soak chaos fuzz kills pause: $(STAMP)
+bench compare simulate soak chaos fuzz kills pause interrupts: $(STAMP)
 	$(BIN)/python -m benchmarks.$@
 
 bench-gpu: $(STAMP)

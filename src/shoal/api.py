@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shoal.data.order import Shuffle
 from shoal.data.trees import Tree
 from shoal.errors import ShoalWarning
+from shoal.interruption import undisturbed
 from shoal.plan.request import Workers
 from shoal.strategies import Strategy, get
-from shoal.training.interruption import CtrlC
 from shoal.training.staging import early_stage
 
 if TYPE_CHECKING:
@@ -202,16 +202,16 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     """
     arguments = locals()
     began = time.monotonic()
-    ctrl_c, chosen = CtrlC(), get(strategy)
+    chosen = get(strategy)
     if cluster not in ("local", "inline", "ray", "auto"):
         from shoal.training.sending import fit_there, is_away
 
         if is_away(cluster):
             return fit_there(arguments, cluster)
-    with ctrl_c.noticed(), early_stage(chosen, cluster, workers, threads) as stage:
+    with undisturbed(), early_stage(chosen, cluster, workers, threads) as stage:
         from shoal.training.performing import Means, perform
 
-        return perform(arguments, Means(began=began, stage=stage, heed=ctrl_c.heed))
+        return perform(arguments, Means(began=began, stage=stage))
 
 
 def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:
@@ -293,13 +293,12 @@ def resume(  # noqa: PLR0913 - what fit has, where it may differ
     from shoal.training.resuming import Call
     from shoal.training.resuming import resume as go_on
 
-    ctrl_c = CtrlC()
-    with ctrl_c.noticed():
+    with undisturbed():
         return go_on(
             Call(
                 run=run, x=x, y=y, sample_weight=sample_weight,
                 validation_data=validation_data, workers=workers,
-                callbacks=callbacks, verbose=verbose, force=force, heed=ctrl_c.heed,
+                callbacks=callbacks, verbose=verbose, force=force,
             )
         )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -15,7 +14,6 @@ import psutil
 import pytest
 
 from shoal.training.fitting import rescue
-from shoal.training.interruption import CtrlC
 from tests.ray_nodes import EVERYWHERE, Place
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -204,29 +202,3 @@ def test_the_stop_button_of_a_notebook(tmp_path: Path) -> None:
     assert found["moved"] > 0
     assert found["children"] == 0
     assert found["status"] == "interrupted"
-
-
-def test_a_ctrl_c_that_got_lost_is_noticed() -> None:
-    """Python drops an exception that is raised in a callback of its collector."""
-    ctrl_c = CtrlC()
-    before = signal.getsignal(signal.SIGINT)
-    with ctrl_c.noticed():
-        ctrl_c.heed()
-        with contextlib.suppress(KeyboardInterrupt):  # as the collector does
-            signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            ctrl_c.heed()
-        ctrl_c.heed()
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_handler_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    def own(*_: object) -> None:
-        return
-
-    before = signal.signal(signal.SIGINT, own)
-    try:
-        with CtrlC().noticed():
-            assert signal.getsignal(signal.SIGINT) is own
-    finally:
-        signal.signal(signal.SIGINT, before)

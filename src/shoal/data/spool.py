@@ -19,6 +19,7 @@ from shoal.data.chunks import ArrayChunk
 from shoal.errors import DataError
 from shoal.host.processes import Process, may_live
 from shoal.host.scratch import LOCK, Scratch, planned_scratch
+from shoal.interruption import undisturbed
 
 WAIT_S = 600.0
 """How long a worker waits for one batch."""
@@ -203,8 +204,9 @@ class _OpenSpool:
         self._scratch: Scratch | None = None
 
     def __enter__(self) -> None:
-        self._scratch = Scratch(self._folder)
-        (self._folder / _MARKS).mkdir(mode=0o700)
+        with undisturbed():
+            self._scratch = Scratch(self._folder)
+            (self._folder / _MARKS).mkdir(mode=0o700)
 
     def __exit__(self, *error: object) -> None:
         if self._scratch is not None:

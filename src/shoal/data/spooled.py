@@ -14,6 +14,7 @@ from typing import final
 from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
 from shoal.data.generators import FedSource
 from shoal.data.spool import Place, Spool
+from shoal.interruption import undisturbed
 
 
 @final
@@ -53,7 +54,8 @@ class SpooledSource(ChunkedSource):
             stack.enter_context(self._spool.open())
             for number, chunk in enumerate(source.first_pass()):
                 self._spool.write(Place(0, number), chunk)
-            weakref.finalize(self, stack.pop_all().close)
+            with undisturbed():
+                weakref.finalize(self, stack.pop_all().close)
 
     @property
     def chunk_rows(self) -> Sequence[int]:

@@ -28,6 +28,7 @@ from shoal.engine.stage import Stage
 from shoal.engine.wire import Head
 from shoal.engine.worker import WorkerSpec
 from shoal.errors import ClusterError, DataError, ShoalError, WorkerFailed
+from shoal.interruption import Patience, check
 from shoal.plan.often import Often
 from shoal.vectors import Vector
 
@@ -214,6 +215,7 @@ class Controller:
     def _turn(self) -> None:
         """Hears one message, or looks after the processes when there is none."""
         self._observer.on_turn()
+        check()
         if self._backlog:
             self._hear(*self._backlog.popleft())
         else:
@@ -239,6 +241,7 @@ class Controller:
         self._command("checkpoint", wants_snapshot=is_due)
 
     def _watch(self) -> None:
+        check()
         self._servers.look(self._staff.watch(), self._staff.start_limit_s)
 
     def _hear(self, head: Head, body: memoryview) -> None:
@@ -375,10 +378,11 @@ class Controller:
         """Asks the server and waits; what else it says meanwhile is heard later."""
         self._asked = command
         self._command(command)
-        until = time.monotonic() + timeout_s
+        patience = Patience(timeout_s)
         try:
-            while time.monotonic() < until:
-                message = self._servers.receive(POLL_S)
+            while patience.left_s > 0:
+                check()
+                message = self._servers.receive(min(POLL_S, patience.left_s))
                 if message is None:
                     self._watch()
                     continue
@@ -412,9 +416,11 @@ class Controller:
             old = self._servers.call_again(patience_s)
             if not old:
                 return None
-            found = self._ask("center", "center", patience_s)
-            for link in old:
-                link.close()
+            try:
+                found = self._ask("center", "center", patience_s)
+            finally:
+                for link in old:
+                    link.close()
             if found is None:
                 return None
             state = None

@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import final
 
+from shoal.forks import blank, gives_up
+
 BACKLOG = 512  # connections that wait until the server accepts them
 
 
@@ -32,6 +34,7 @@ class Pair:
         self.name, self._host, self._start = name, host, start
         self._listeners = [self._listen()]
         self.server = self.standby = ""
+        gives_up(self)
 
     def _listen(self) -> socket.socket:
         return socket.create_server((self._host, 0), backlog=BACKLOG)
@@ -85,6 +88,10 @@ class Pair:
         else:
             self._listeners = [self._listen()]
             self.start_server()
+
+    def give_up(self) -> None:
+        """A fork would keep callers waiting when all servers have ended."""
+        blank(*(listener.fileno() for listener in self._listeners))
 
     def close(self) -> None:
         """Nobody listens any more."""

@@ -6,6 +6,7 @@ it is lost. It alone decides who leads: it ends the old leader before it names a
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from shoal.engine.stage import Stage
 from shoal.engine.standby import StandbySpec
 from shoal.engine.wire import Head, Link
 from shoal.errors import ClusterError, ExchangeTimeout, ShoalError
+from shoal.forks import Origin
+from shoal.interruption import Patience, check, ends_hard, pause
 from shoal.launchers.base import Exit
 
 GRACE_S = 2.0
@@ -64,7 +67,8 @@ class Servers:
     ) -> None:
         self._stage, self._pair, self._observer = stage, pair, observer
         self._workers, self._living = workers, living
-        self._has_standby = has_standby
+        self._has_standby, self._origin = has_standby, Origin()
+        ends_hard(self)
         self._spec: ServerSpec | None = None
         self._link: Link | None = None
         self._relief: Link | None = None
@@ -151,7 +155,7 @@ class Servers:
             OSError: It does not answer.
             ExchangeTimeout: The same.
         """
-        old, self._link = self._link, self._call(limit_s, lambda: None)
+        old, self._link = self._link, self._call(limit_s, check)
         self.command("control")
         return old
 
@@ -202,11 +206,13 @@ class Servers:
     def last_words(self, timeout_s: float) -> list[Message]:
         """What the server says until it ends."""
         found: list[Message] = []
-        try:
-            while self._link is not None:
-                found.append(self._link.receive(timeout_s=timeout_s))
-        except (OSError, ExchangeTimeout):
-            pass
+        link = self._link
+        if link is None:
+            return found
+        link.is_closing = True  # what it says now is the end of a run that is done
+        with contextlib.suppress(OSError, ExchangeTimeout):
+            while Patience(timeout_s).wait(link.has_input):
+                found.append(link.receive(timeout_s=timeout_s, stall_s=timeout_s))
         return found
 
     # ---------------------------------------------------------------- losses
@@ -253,7 +259,7 @@ class Servers:
         while gone is None and not why and time.monotonic() < until:
             gone = self._stage.poll_one(self._pair.server)
             if gone is None:
-                time.sleep(LOOK_S)
+                pause(LOOK_S)
         if not why:
             why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
         if self._succeed(why):
@@ -331,7 +337,7 @@ class Servers:
         try:
             # It says that it is there before it has unpacked what that takes.
             limit_s = RELIEF_S + self._pulse.work_s
-            self._relief = self._call(limit_s, lambda: None, is_leader=False)
+            self._relief = self._call(limit_s, check, is_leader=False)
             self._relief.send({"kind": "control"})
         except (OSError, ShoalError) as error:
             self._lose_standby(str(error))
@@ -366,4 +372,9 @@ class Servers:
             if link is not None:
                 link.close()
         self._link = self._relief = None
+        if not self._origin.is_forked:
+            sweep(self.tag)
+
+    def end_hard(self) -> None:
+        """Frees what servers leave that are killed; see `interruption.ends_hard`."""
         sweep(self.tag)

@@ -20,6 +20,7 @@ from shoal.engine.shards import VECTORS
 from shoal.engine.stage import Stage
 from shoal.engine.wire import Link
 from shoal.errors import ClusterError, ExchangeTimeout
+from shoal.interruption import check
 from shoal.launchers.base import Exit
 
 POLL_S = 0.05
@@ -126,6 +127,7 @@ class SharedServers:
                         f"which were expected within {PART_S:g} s. Its process lives. "
                         "See the run's log for what it does."
                     )
+                check()
                 self._hear_shards(POLL_S)
             while int(parts[0][0]["number"]) < number:  # of a report nobody waits for
                 parts.popleft()

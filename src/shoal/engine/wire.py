@@ -8,6 +8,7 @@ The side that called is here, the side that was called in `channel.py`.
 from __future__ import annotations
 
 import json
+import select
 import selectors
 import socket
 import ssl
@@ -16,9 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
+from shoal import interruption
 from shoal.engine import tls
 from shoal.engine.greeting import ANSWER_BYTES, Caller, NoProof
 from shoal.errors import ExchangeTimeout, ShoalError
+from shoal.forks import blank, gives_up
 
 Head: TypeAlias = dict[str, Any]
 Octets: TypeAlias = bytes | bytearray | memoryview
@@ -112,6 +115,8 @@ class Link:
         self._max_body_bytes, self._meanwhile = max_body_bytes, meanwhile
         self._room, self._ahead = memoryview(bytearray(AHEAD_BYTES)), memoryview(b"")
         self._place = f"{address[0]}:{address[1]}"
+        self.is_closing = False
+        """Whether Ctrl-C is not raised any more where a frame is waited for."""
         self._until = time.monotonic() + timeout_s
         try:
             self.socket = socket.create_connection(address, timeout=timeout_s)
@@ -121,6 +126,7 @@ class Link:
                 f"One was expected within {timeout_s:g} s. "
                 "See the run's log for why it is not there."
             ) from None
+        gives_up(self)
         try:
             configure(self.socket)
             if certificate is not None:
@@ -210,7 +216,10 @@ class Link:
             view = view[self._take(view) :]
 
     def _take(self, view: memoryview) -> int:
+        wake = interruption.descriptor()
         try:
+            if wake is not None:
+                self._await_bytes(wake)
             got = self.socket.recv_into(view)
         except ssl.SSLError as error:  # cut off where TLS did not expect it
             raise ConnectionResetError(str(error)) from None
@@ -221,6 +230,34 @@ class Link:
         if got == 0:
             raise ConnectionResetError("the peer closed the connection")
         return got
+
+    def _await_bytes(self, wake: int) -> None:
+        """Waits for some as the socket would, and for a signal: a safe point.
+
+        Raises:
+            TimeoutError: The limit of the socket is over.
+            KeyboardInterrupt: Ctrl-C was pressed; the frame is cut.
+        """
+        limit_s = self.socket.gettimeout()
+        until = None if limit_s is None else time.monotonic() + limit_s
+        while not self._has_bytes(wake, until):
+            if not self.is_closing:
+                interruption.check()
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError
+
+    def _has_bytes(self, wake: int, until: float | None) -> bool:
+        """Whether bytes have come, at the latest at `until` or when a signal came."""
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            return True
+        poll, own = select.poll(), self.socket.fileno()
+        for descriptor in (own, wake):
+            poll.register(descriptor, select.POLLIN)
+        left_s = None if until is None else max(0.0, until - time.monotonic())
+        found = dict(poll.poll(None if left_s is None else 1e3 * left_s))
+        if wake in found:
+            interruption.drain()
+        return own in found
 
     def _next(self, count: int) -> memoryview:
         """The next bytes, which stay until more are asked for."""
@@ -276,9 +313,15 @@ class Link:
         """Whether there is something to receive, at most `timeout_s` from now."""
         if self.has_pending:
             return True
+        wake = interruption.descriptor()
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
-            return bool(selector.select(timeout_s))
+            if wake is not None:  # a signal ends the wait
+                selector.register(wake, selectors.EVENT_READ)
+            found = {key.fd for key, _ in selector.select(timeout_s)}
+        if wake in found:
+            interruption.drain()
+        return bool(found - {wake})
 
     def send(self, head: Head, *body: memoryview | bytes) -> None:
         """Sends one frame; `body` parts follow each other without copies."""
@@ -343,6 +386,10 @@ class Link:
             body = memoryview(bytearray(body_bytes))
         self._fill(body[self._from_ahead(body) :])
         return head, body
+
+    def give_up(self) -> None:
+        """A fork would keep the connection open when this end is gone."""
+        blank(self.socket.fileno())
 
     def close(self) -> None:
         """Closes the connection."""

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import final
 
+from shoal.forks import blank, gives_up
 from shoal.host.locks import HeldLock
 from shoal.host.temporary import temporary_folder
+from shoal.interruption import ends_hard
 
 LOCK = "lock"
 
@@ -58,11 +60,14 @@ class Scratch:
         sweep()
         self.path = planned_scratch() if path is None else path
         self._remove: Callable[[], object] = self._make()
+        gives_up(self)
+        ends_hard(self)
 
     def _make(self) -> Callable[[], object]:
         self.path.mkdir(mode=0o700)
         # systemd-tmpfiles leaves folders alone that somebody has locked.
         folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._folder = folder
         with contextlib.suppress(OSError):
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock = HeldLock.take(self.path / LOCK)  # None: such a one is not swept
@@ -79,6 +84,16 @@ class Scratch:
     def close(self) -> None:
         """Removes the folder; safe to repeat."""
         self._remove()
+        self._folder = -1
+
+    def end_hard(self) -> None:
+        """The same, as all processes end; see `interruption.ends_hard`."""
+        self.close()
+
+    def give_up(self) -> None:
+        """A fork would hold the lock of the folder; `HeldLock` lets go of the other."""
+        self._remove = lambda: None
+        blank(self._folder)
 
 
 def _remove(path: Path, lock: HeldLock | None, folder: int, owner: int) -> None:

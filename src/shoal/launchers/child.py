@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -19,7 +20,11 @@ from importlib.util import LazyLoader
 from types import ModuleType
 from typing import IO, Any
 
+from shoal.launchers.parent import Watch
+from shoal.launchers.titles import title
+
 ORPHANED = 66  # exit status of a child whose parent is gone
+LOOK_S = 0.5  # between looks at the parent
 
 
 def main(numbers: Mapping[int, int]) -> None:
@@ -39,6 +44,9 @@ def main(numbers: Mapping[int, int]) -> None:
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, messages), daemon=True).start()
     first = pickle.loads(messages.get())
+    parent = Watch(first["parent"])
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    title(first["name"])
     module, _, name = first["target"].partition(":")
     _preload((*first["modules"], module), first["without"], first["later"])
     target = getattr(importlib.import_module(module), name)
@@ -155,6 +163,14 @@ class _LaterPackage(Loader):
             return getattr(module, name)
 
         vars(module)["__getattr__"] = load
+
+
+def _end_with(parent: Watch) -> None:
+    """Ends this process after its parent; the pipe tells sooner, if nobody holds it."""
+    while not parent.is_over:
+        time.sleep(LOOK_S)
+    sys.stdout.flush()
+    os._exit(ORPHANED)
 
 
 def _listen(pipe: IO[bytes], messages: queue.SimpleQueue[bytes]) -> None:

@@ -1,7 +1,8 @@
 """Processes on this machine: clean interpreters, never forks.
 
 A child reads its work from its standard input, which the parent keeps open: when
-the parent is gone, however it went, the pipe ends and the child ends itself.
+the parent is gone, however it went, the pipe ends and the child ends itself. A process
+that was forked from the parent may hold the pipe: see `child.py` for what else ends it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,9 +25,14 @@ from typing import IO, Any, final
 import cloudpickle
 
 import shoal
+from shoal.forks import blank, gives_up
+from shoal.interruption import Patience, check, ends_hard
 from shoal.launchers.base import Exit, Launcher, Role
+from shoal.launchers.parent import Parent
 
 TAIL_BYTES = 8192
+LOOK_S = 0.05
+DEATH_S = 5.0  # after SIGKILL: longer lives only what the system cannot end
 _START = (
     "import sys; sys.path[:] = sys.argv.pop().split({sep!r}); "
     "from shoal.launchers.child import main; main({numbers!r})"
@@ -72,6 +77,8 @@ class ProcessLauncher(Launcher):
         is_renumbered = isinstance(shared, Mapping)
         self._shared = dict(shared) if is_renumbered else {n: n for n in shared}
         self._children: dict[str, _Child] = {}
+        gives_up(self)
+        ends_hard(self)
 
     def start(self, role: Role) -> str:
         """Starts a clean interpreter on this machine; returns its token."""
@@ -102,15 +109,19 @@ class ProcessLauncher(Launcher):
         child = self._children[token] = _Child(role=role, process=process, log=log)
         self._send(
             child,
-            {**asdict(role.preload), "target": role.target},
+            {
+                **asdict(role.preload),
+                "target": role.target,
+                "name": role.name,
+                "parent": None if self._through is not None else Parent.of_now(),
+            },
         )
         return token
 
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:
         """Sends the argument of the target through the pipe of the child."""
         child = self._children[token]
-        if child.sender is not None:
-            child.sender.join()
+        _await(child.sender)
         is_first = log is None or log == child.role.log
         _move_log(child, child.first_log if is_first else _open_log(log))
         child.has_part = True
@@ -184,27 +195,79 @@ class ProcessLauncher(Launcher):
         self._end(list(self._children.values()), grace_s)
         self._children.clear()
 
+    def end_hard(self) -> None:
+        """Kills every process and what it started; see `interruption.ends_hard`."""
+        for child in list(self._children.values()):
+            if child.process.returncode is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(child.process.pid, signal.SIGKILL)  # it leads a session
+
+    def give_up(self) -> None:
+        """A fork has no children; it would hold their pipes."""
+        children, self._children = self._children, {}
+        for child in children.values():
+            child.process.returncode = 0  # Popen asks no more, and warns of nothing
+            for file in (child.process.stdin, child.log, child.first_log):
+                if file is not None and not file.closed:
+                    blank(file.fileno())
+
     def _end(self, children: Sequence[_Child], grace_s: float) -> None:
         """Closes the pipes, waits a little, then kills."""
+        patience = Patience(grace_s)
         for child in children:
             if grace_s <= 0 and child.process.poll() is None:
                 child.process.kill()
             if child.sender is not None:
-                child.sender.join(grace_s)
+                patience.wait(_Joins(child.sender))
             if child.process.stdin is not None:
                 with contextlib.suppress(OSError, ValueError):
                     child.process.stdin.close()
-        until = time.monotonic() + grace_s
         for child in children:
-            try:
-                child.process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if not patience.wait(_Ends(child.process)):
                 child.process.kill()
-                child.process.wait()
+                Patience(DEATH_S).wait(_Ends(child.process))
             _note_exit(child)
             self._tell(child)
             child.log.close()
             child.first_log.close()
+
+
+@final
+@dataclass(frozen=True)
+class _Ends:
+    """Waits for the end of a process, for `Patience`."""
+
+    process: subprocess.Popen[bytes]
+
+    def __call__(self, limit_s: float) -> bool:
+        try:
+            self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+@final
+@dataclass(frozen=True)
+class _Joins:
+    """Waits for the end of a thread, for `Patience`."""
+
+    thread: threading.Thread
+
+    def __call__(self, limit_s: float) -> bool:
+        self.thread.join(limit_s)
+        return not self.thread.is_alive()
+
+
+def _await(sender: threading.Thread | None) -> None:
+    """Waits until a process has read what it was sent; it may be stopped.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    while sender is not None and sender.is_alive():
+        sender.join(LOOK_S)
+        check()
 
 
 def _settings(threads: int) -> dict[str, str]:

@@ -7,6 +7,8 @@ import os
 import tempfile
 from typing import final
 
+from shoal.forks import blank, gives_up
+
 
 @final
 class SharedBlob:
@@ -22,6 +24,8 @@ class SharedBlob:
             handle, path = tempfile.mkstemp(prefix="shoal-data-")
             os.unlink(path)
             self.descriptor = handle
+        self._is_open = True
+        gives_up(self)
 
     def allocate(self, size: int) -> mmap.mmap:
         """Gives the blob at least this size and returns it, writable.
@@ -32,8 +36,14 @@ class SharedBlob:
             os.ftruncate(self.descriptor, size)
         return mmap.mmap(self.descriptor, size)
 
+    def give_up(self) -> None:
+        """A fork would keep the memory."""
+        if self._is_open:
+            blank(self.descriptor)
+
     def close(self) -> None:
         """Gives the descriptor back; mappings stay until they are dropped."""
+        self._is_open = False
         os.close(self.descriptor)
 
 

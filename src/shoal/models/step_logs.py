@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.interruption import interruptible, undisturbed
 from shoal.models.losses import symbols
 
 
@@ -44,7 +45,8 @@ def read_step_logs(model: Any, sample: Any) -> StepLogs:
         return StepLogs()
     look = _traced if keras.backend.backend() == "jax" else _taken
     try:
-        logs, idle = look(model, sample)
+        with undisturbed():  # what is tried is undone, whatever comes
+            logs, idle = look(model, sample)
         known = set(model.get_metrics_result()) - idle
     except Exception:  # a worker would raise it as well, and show where
         return StepLogs()
@@ -91,7 +93,8 @@ def _taken(model: Any, sample: Any) -> tuple[dict[str, Any], set[str]]:
 
     try:
         before = {metric.name: states(metric) for metric in model.metrics}
-        logs = model.train_step(keras.tree.map_structure(to_tensor, sample))
+        with interruptible():
+            logs = model.train_step(keras.tree.map_structure(to_tensor, sample))
         idle = {
             m.name
             for m in model.metrics

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from datetime import date
@@ -13,8 +15,10 @@ from typing import Any, final
 
 from shoal.errors import ConfigError
 from shoal.facts import DEFAULT_ROOT
+from shoal.forks import gives_up
 from shoal.host.locks import HeldLock
 from shoal.host.processes import Process
+from shoal.interruption import ends_hard
 from shoal.runs.base import Run as Run
 from shoal.runs.base import Which
 from shoal.runs.catalogue import find_run
@@ -90,6 +94,8 @@ class StoredRun(Run):
         self._is_closed = False
         self._lost = 0
         self._said: set[str] = set()
+        gives_up(self)
+        ends_hard(self)
         self._replay()
 
     @property
@@ -172,6 +178,19 @@ class StoredRun(Run):
             staging.cleanup()
         if held:
             held.remove()
+
+    def end_hard(self) -> None:
+        """Removes what is temporary; see `interruption.ends_hard`."""
+        if self._staging is not None:
+            shutil.rmtree(self._staging.name, ignore_errors=True)
+
+    def give_up(self) -> None:
+        """A fork records nothing, and removes nothing."""
+        self._lock = threading.RLock()  # another thread may have had it
+        self._segments, self._is_closed, self._lock_file = None, True, None
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging._finalizer.detach()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _keep(self, line: bytes, event: Event) -> None:
         if self._is_closed:

@@ -46,6 +46,15 @@ class Board:
             if len(ended) == self._plan.models:
                 self._complete(epoch)
 
+    def heed(self) -> None:
+        """A member hears here that it is to stop.
+
+        Raises:
+            KeyboardInterrupt: It is.
+        """
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+
     def close(self) -> None:
         """Completes the epochs that some members did not reach."""
         with self._lock:
@@ -82,8 +91,7 @@ class MemberRun(Run):
 
     def exchanges(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Passes records on; here a member hears that it is to stop."""
-        if self._board.stop.is_set():
-            raise KeyboardInterrupt
+        self._board.heed()
         member = self._member
         self._board.run.exchanges([{**record, "rank": member} for record in records])
 

@@ -23,6 +23,7 @@ from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import Plan
 from shoal.plan.often import Often
 from shoal.runs.base import Run
+from shoal.training.callback_list import open_list
 from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
 from shoal.training.copies import Copies
 from shoal.training.evaluator import Evaluator, Score
@@ -105,7 +106,7 @@ class Driver(Observer):
         self.first_step: float | None = None
         """Monotonic seconds when the first step had been taken."""
         rows = self._order.rows_of(plan.initial_epoch)
-        self.callbacks: Any = import_module("keras").callbacks.CallbackList(
+        self.callbacks: Any = open_list(
             habits.callbacks,
             add_history=True,
             model=model,

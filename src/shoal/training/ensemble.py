@@ -22,6 +22,7 @@ import numpy as np
 from shoal.engine.worker import WATCH, Moment, Watch
 from shoal.errors import ConfigError
 from shoal.facts import Monitor
+from shoal.interruption import check
 from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, prepare
 from shoal.models.no_tensorflow import no_tensorflow
@@ -34,7 +35,7 @@ from shoal.training.driver import Habits
 from shoal.training.fitting import Outcome, Work, train, write_data
 from shoal.training.sampling import sampling
 
-TURN_S = 1.0
+TURN_S = 0.1
 
 
 def train_members(ready: Ready, run: Run) -> Outcome:
@@ -148,7 +149,10 @@ def _reseed(model: Any, member: int) -> None:
 
 def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcome]:
     """Trains members in threads, as many at a time as there are workers."""
-    jobs = [_habits(ready, work, member) for member, work in enumerate(works)]
+    jobs = [
+        replace(_habits(ready, work, member), on_turn=board.heed)
+        for member, work in enumerate(works)
+    ]
     places: SimpleQueue[Place] = SimpleQueue()
     for place in ready.plan.places:
         places.put(place)
@@ -162,7 +166,7 @@ def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcom
                 context.run(_watch_member, member)
                 job = (_train_member, places, plan, work, run, habits)
                 futures.append(pool.submit(context.run, *job))
-            with sampling(board.run, lambda: None) as on_turn:
+            with sampling(board.run, check) as on_turn:
                 while not _are_over(futures):
                     on_turn()
             done = [f for f in futures if f.done()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, final
 
 from shoal.data.chunks import ChunkedSource
 from shoal.errors import WorkerFailed, WorkerLost
+from shoal.interruption import pause
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
@@ -155,7 +155,7 @@ class Evaluator:
         found = self.poll()
         while len(self._waiting) > most:
             self._heed()
-            time.sleep(POLL_S)
+            pause(POLL_S)
             found += self.poll()
         return found
 

@@ -38,6 +38,8 @@ from shoal.engine.stage import Stage
 from shoal.engine.tls import identity_for
 from shoal.engine.worker import WATCH, WorkerSpec
 from shoal.errors import NotFinite
+from shoal.forks import Origin
+from shoal.interruption import check, interruptible, undisturbed
 from shoal.launchers.cores import shares_of_cores
 from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, learning_rate_of, step_variable
@@ -49,7 +51,6 @@ from shoal.plan.collective import library_of
 from shoal.runs.base import Run
 from shoal.training.driver import Driver, Habits
 from shoal.training.evaluator import Evaluator
-from shoal.training.interruption import undisturbed
 from shoal.training.machines import cast_for
 from shoal.training.past import Past
 from shoal.vectors import Layout, exchanged_variables, statistic_variables
@@ -130,12 +131,14 @@ def train(
     plan = begin(driver, plan, work, run, habits.past)
     if not work.packed or (habits.callbacks and habits.past is None):
         # A callback may have loaded other weights when training began.
-        work = work.with_packed()
+        with interruptible():
+            work = work.with_packed()
     cast = cast_for(plan)
     own = stage is None
     stage = stage or Stage(cast, work.shared)
     controller = Controller(_job(plan, run, habits), driver, stage)
     driver.fetch_center = controller.center
+    origin = Origin()
     try:
         driver.evaluator = evaluator_of(plan, work, habits)
         stage.recast(cast)
@@ -143,13 +146,16 @@ def train(
         if work.shared is None:
             write_data(work.source, stage.blob)
         stage.share()
+        check()
         _give(controller, plan, work, stage, habits.past)
         driver.rehearse()
+        check()
         with work.source.serving():
             controller.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
-        rescue(driver, controller.rescue, is_told=habits.verbose != 0)
+        if not origin.is_forked:
+            rescue(driver, controller.rescue, is_told=habits.verbose != 0)
         raise
     except NotFinite:
         try:

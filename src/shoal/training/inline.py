@@ -28,6 +28,7 @@ from shoal.engine.sequencer import (
     Push,
     Sequencer,
 )
+from shoal.interruption import check
 from shoal.models.inspection import step_variable
 from shoal.plan import Plan
 from shoal.runs.base import Run
@@ -155,6 +156,7 @@ class InlineCluster:
             self._carry_out(self._sequencer.ready(mate.rank, mate.incarnation))
         self._open(plan.initial_epoch)
         while not self._epochs.are_over:
+            check()
             self._turn()
             self._tell(is_forced=bool(self._ended))
             while self._ended and not self._epochs.are_over:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import final
 
 from shoal.errors import CheckpointError
+from shoal.interruption import Patience
 from shoal.runs.checkpoints import Checkpoint, CheckpointStore
 from shoal.runs.folder import Folder
 from shoal.training.inputs import INPUTS
@@ -96,7 +97,11 @@ class Keeper:
         with self._change:
             self._is_over = True
             self._change.notify_all()
-        self._thread.join(LONGEST_END_S)
+        Patience(LONGEST_END_S).wait(self._is_done)
+
+    def _is_done(self, limit_s: float) -> bool:
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
 
     def discard(self) -> None:
         """Ends, and removes what was written: the run has ended well."""

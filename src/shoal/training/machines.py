@@ -12,10 +12,10 @@ from shoal.clusters.finding import find_cluster
 from shoal.clusters.local import read_machine
 from shoal.engine.stage import Cast, Stage
 from shoal.facts import MachineFacts
+from shoal.interruption import undisturbed
 from shoal.launchers.shared import SharedBlob
 from shoal.plan import Plan, Request, resolve
 from shoal.plan.cautions import room_warnings
-from shoal.training.interruption import undisturbed
 from shoal.training.staging import cast_of
 
 

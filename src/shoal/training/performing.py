@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.clusters.base import Machines
 from shoal.engine.stage import Stage
 from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
+from shoal.forks import Origin
+from shoal.interruption import (
+    Terminated,
+    check,
+    interruptible,
+    pause,
+    undisturbed,
+)
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import environment
 from shoal.runs.base import Run
@@ -38,24 +46,24 @@ class Means:
     Args:
         began: Monotonic seconds of the call.
         stage: Processes that have been started, None for none.
-        heed: Called in turns of the run; raises after Ctrl-C.
         machines: Where workers are; None for this one.
     """
 
     began: float
     stage: Stage | None
-    heed: Callable[[], None]
     machines: Machines | None = None
 
 
 def perform(arguments: Mapping[str, Any], means: Means) -> Any:
     """Does what the arguments of `fit` say, and records it; returns the history."""
-    ready = read(Arguments(**arguments))
+    with interruptible():  # data of the user is read, models are tried
+        ready = read(Arguments(**arguments))
     name, root = ready.work.model.name, environment().runs
     with ExitStack() as stack:
         # What cannot be had is found out before there is a record of a run.
         found = opened(ready.arguments.cluster, ready.plan, ready.request)
-        plan, machines = stack.enter_context(found)
+        with interruptible():  # it may wait for room
+            plan, machines = stack.enter_context(found)
         ready = replace(ready, plan=plan)
         record = stack.enter_context(start(ready.arguments.run, name=name, root=root))
         record.write_plan(plan.to_json())
@@ -92,16 +100,20 @@ def follow(
         ModelNotSaved: It is trained, and the storage did not take it.
     """
     before_s, started = time.monotonic() - began, time.monotonic()
+    origin = Origin()
     try:
         outcome = work()
         is_saved = _save(record, model)
     except BaseException as error:
-        try:
-            if keeper:
-                keeper.close()
-                _tell_of_resume(record, keeper, error)
-        finally:  # also when Ctrl-C is pressed meanwhile
-            _record_end(record, model, error)
+        if origin.is_forked:  # code of the user has forked, and raised there
+            raise
+        with undisturbed():
+            try:
+                if keeper:
+                    keeper.close()
+                    _tell_of_resume(record, keeper, error)
+            finally:
+                _record_end(record, model, error)
         raise
     report: dict[str, Any] = {"total_s": round(time.monotonic() - began, 3)}
     if outcome.first_step is not None:
@@ -128,7 +140,7 @@ def _save(record: Run, model: Any) -> bool:
         if saved or not _is_away(record):
             return True
         if wait_s is not None:
-            time.sleep(wait_s)
+            pause(wait_s)
     return False
 
 
@@ -192,7 +204,7 @@ def _train(ready: Ready, record: Run, means: Means, keeper: Keeper | None) -> Ou
     if ready.plan.cluster == "inline":
         return inline.train(ready.plan, ready.work, record, ready.habits())
     with (
-        sampling(record, means.heed) as on_turn,
+        sampling(record, check) as on_turn,
         staged(ready.plan, means.machines) as stage,
     ):
         habits = replace(ready.habits(), on_turn=on_turn)
@@ -252,8 +264,9 @@ def _record_end(record: Run, model: Any, error: BaseException) -> None:
     if isinstance(error, CheckpointError):
         return  # another process goes on with the run, and will say how it ends
     if isinstance(error, KeyboardInterrupt):
-        with suppress(KeyboardInterrupt), no_tensorflow():  # pressed again: without
+        with no_tensorflow():
             record.save_model(model, "last")
-        record.finish("interrupted", {"reason": "KeyboardInterrupt"})
+        reason = str(error) if isinstance(error, Terminated) else "KeyboardInterrupt"
+        record.finish("interrupted", {"reason": reason})
     else:
         record.finish("failed", {"reason": f"{type(error).__name__}: {error}"})

@@ -18,6 +18,7 @@ from shoal.data import Source, training_data
 from shoal.data.chunks import ChunkedSource
 from shoal.data.training import held_out
 from shoal.errors import CheckpointError, ConfigError, PlanError
+from shoal.interruption import check, interruptible
 from shoal.models.inspection import SAMPLE_ROWS, prepare
 from shoal.models.travel import unpack
 from shoal.plan import Plan, Request, environment, resolve
@@ -53,7 +54,6 @@ class Call:
     callbacks: Any = None
     verbose: int | str | None = None
     force: bool = False
-    heed: Callable[[], None] = lambda: None
 
 
 def resume(call: Call) -> Any:
@@ -76,9 +76,11 @@ def resume(call: Call) -> Any:
         found = store.latest(warn)
         past = None if found is None else Past.of(found)
         _check_nothing_is_lost(record, inputs, past, call, warn)
-        inputs = _with_data(inputs, call, warn)
-        request, plan, work = _prepare(inputs, call)
-        plan, machines = stack.enter_context(opened(_cluster(inputs), plan, request))
+        with interruptible():  # data of the user is read, and the model made
+            inputs = _with_data(inputs, call, warn)
+            request, plan, work = _prepare(inputs, call)
+            found_there = opened(_cluster(inputs), plan, request)
+            plan, machines = stack.enter_context(found_there)
         habits = _habits(inputs, call, work.model, warn)
         epoch = plan.initial_epoch if past is None else past.diary.epoch
         record.event("run_resumed", workers=plan.workers, epoch=epoch)
@@ -87,7 +89,7 @@ def resume(call: Call) -> Any:
 
         def go_on() -> Outcome:
             with (
-                sampling(record, call.heed) as on_turn,
+                sampling(record, check) as on_turn,
                 staged(plan, machines) as stage,
             ):
                 kept = keeping(keeper, replace(habits, past=past, on_turn=on_turn))

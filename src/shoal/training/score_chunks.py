@@ -26,6 +26,7 @@ from shoal.data.blob import blob_size, write_blob
 from shoal.data.sources import Source
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import unpack
+from shoal.training.callback_list import safe_points, whole
 from shoal.training.streaming import take_forwards
 
 DONE = 1
@@ -104,7 +105,10 @@ def predict_chunk(
 ) -> trees.Tree:
     """Returns predictions for some rows, by Keras' own `predict`."""
     x, _, _ = import_module("keras").utils.unpack_x_y_sample_weight(rows)
-    return model.predict(x, batch_size=batch_size, verbose=verbose)
+    return whole(
+        model, "predict", x, batch_size=batch_size, verbose=verbose,
+        callbacks=safe_points(),
+    )  # fmt: skip
 
 
 def add_states(parts: Sequence[trees.Tree]) -> trees.Tree:

@@ -7,7 +7,6 @@ number of batches, so that every batch is the one Keras would have made.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from shoal.data.chunks import ChunkedSource
 from shoal.engine.opening import OpenChunks, OpenMapped
 from shoal.errors import WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
+from shoal.interruption import interruptible, pause, undisturbed
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob, map_inherited
@@ -41,6 +41,7 @@ from shoal.plan.request import (
     require_whole,
 )
 from shoal.training.arguments import check_batch_size, check_custom_objects, verbosity
+from shoal.training.callback_list import safe_points, whole
 from shoal.training.score_bar import ScoreBar
 from shoal.training.score_chunks import (
     DONE,
@@ -122,7 +123,7 @@ def evaluate(
         WorkerFailed: Code of the model raised on a process.
         WorkerLost: Processes died too often.
     """
-    with source.serving():
+    with undisturbed(), source.serving():
         return _evaluate(model, source, asked)
 
 
@@ -130,8 +131,9 @@ def _evaluate(
     model: Any, source: ArraySource | ChunkedSource, asked: Asked
 ) -> dict[str, float]:
     """The same, of rows that can be read."""
-    sample = source.take(slice(0, SAMPLE_ROWS))
-    prepare(model, sample)
+    with interruptible():
+        sample = source.take(slice(0, SAMPLE_ROWS))
+        prepare(model, sample)
     job = _job(model, source, asked, sample)
     targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
     if job.workers > 1 and not unmergeable(model, targets):
@@ -156,7 +158,7 @@ def predict(
         WorkerFailed: Code of the model raised on a process.
         WorkerLost: Processes died too often.
     """
-    with source.serving():
+    with undisturbed(), source.serving():
         return _predict(model, source, asked)
 
 
@@ -164,13 +166,16 @@ def _predict(
     model: Any, source: ArraySource | ChunkedSource, asked: Asked
 ) -> trees.Tree:
     """The same, from rows that can be read."""
-    sample = source.take(slice(0, SAMPLE_ROWS))
-    build(model, sample)
-    check_inputs(model, sample)
+    with interruptible():
+        sample = source.take(slice(0, SAMPLE_ROWS))
+        build(model, sample)
+        check_inputs(model, sample)
     job = _job(model, source, asked, sample)
     if job.workers == 1 and isinstance(source, ChunkedSource):
         with batches(source, job.rows, job.batch_size, is_input=True) as found:
-            return model.predict(found, verbose=job.verbose)
+            return whole(
+                model, "predict", found, verbose=job.verbose, callbacks=safe_points()
+            )
     if job.workers == 1:
         rows = source.take(slice(0, job.rows))
         return predict_chunk(model, rows, job.batch_size, verbose=job.verbose)
@@ -249,12 +254,13 @@ def _scored(
     job: _Job, compute: Compute, join: Join
 ) -> tuple[list[trees.Tree], ScoreBar]:
     """Has every chunk computed; returns their results in order."""
-    packed = pack(
-        job.model,
-        custom_objects=job.custom_objects,
-        factory=job.factory,
-        sample=job.sample,
-    )
+    with interruptible():
+        packed = pack(
+            job.model,
+            custom_objects=job.custom_objects,
+            factory=job.factory,
+            sample=job.sample,
+        )
     bounds = _bounds(job)
     with ExitStack() as stack:
         data, board, *results = (_blob(stack) for _ in range(2 + len(bounds)))
@@ -354,7 +360,7 @@ class _Crew:
                     is_left = self.living == 0 and board[:].count(DONE) < count
                     if gone.code or is_left:  # code of the model may end a process
                         self._replace(launcher, gone)
-                time.sleep(POLL_S)
+                pause(POLL_S)
         finally:
             launcher.close()
             board.close()

@@ -8,9 +8,10 @@ from typing import Any, final
 
 from shoal.engine.stage import Stage
 from shoal.errors import ConfigError
+from shoal.forks import gives_up
+from shoal.interruption import undisturbed
 from shoal.strategies import get
 from shoal.training.arguments import Arguments
-from shoal.training.interruption import CtrlC, undisturbed
 from shoal.training.performing import Means, perform
 from shoal.training.staging import guess
 
@@ -43,6 +44,7 @@ class Session:
         self._stage: Stage | None = None
         self._is_closed = False
         self._training = threading.Lock()
+        gives_up(self)
 
     def __enter__(self) -> Session:
         return self
@@ -81,12 +83,12 @@ class Session:
                 "this session is closed. Expected `fit` to be called within its `with` "
                 "block, or before `close`. Make another shoal.Session()."
             )
-        began, ctrl_c = time.monotonic(), CtrlC()
+        began = time.monotonic()
         read = Arguments.of(model=model, x=x, y=y, **arguments)
-        with ctrl_c.noticed():
+        with undisturbed():
             try:
                 stage = self._stage = self._stage or self._start(read)
-                means = Means(began=began, stage=stage, heed=ctrl_c.heed)
+                means = Means(began=began, stage=stage)
                 return perform({"model": model, "x": x, "y": y, **arguments}, means)
             except BaseException:
                 self._end()
@@ -102,6 +104,10 @@ class Session:
         if stage is not None:
             with undisturbed():
                 stage.close()
+
+    def give_up(self) -> None:
+        """A fork has no processes; it may start its own."""
+        self._stage, self._training = None, threading.Lock()
 
     def close(self) -> None:
         """Ends the processes; safe to repeat."""

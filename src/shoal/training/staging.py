@@ -16,12 +16,12 @@ from shoal.backends import BACKENDS
 from shoal.backends.compile_cache import cache_variables
 from shoal.clusters.local import read_machine
 from shoal.engine.stage import Cast, Stage
+from shoal.interruption import undisturbed
 from shoal.launchers.base import Preload
 from shoal.plan.gpus import Place
 from shoal.plan.request import MOST_AUTO_WORKERS
 from shoal.plan.variables import environment
 from shoal.strategies.base import Strategy
-from shoal.training.interruption import undisturbed
 
 
 def preload_for(backend: str, module: str) -> Preload:

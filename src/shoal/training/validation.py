@@ -13,6 +13,7 @@ from shoal.data.training import VALIDATION
 from shoal.errors import PlanError
 from shoal.models.inspection import SAMPLE_ROWS, check_rows
 from shoal.plan.request import require_whole
+from shoal.training.callback_list import safe_points, whole
 from shoal.training.streaming import batches
 
 
@@ -40,10 +41,10 @@ class Validation:
         x, y, weights = unpack(source.take(slice(None)))
 
         def validate(callbacks: Any = None) -> dict[str, float]:
-            return model.evaluate(
-                x, y, sample_weight=weights, batch_size=self.batch_size,
-                steps=self.steps, callbacks=callbacks, verbose=verbose,
-                return_dict=True,
+            return whole(
+                model, "evaluate", x, y, sample_weight=weights,
+                batch_size=self.batch_size, steps=self.steps, verbose=verbose,
+                callbacks=callbacks or safe_points(), return_dict=True,
             )  # fmt: skip
 
         return validate
@@ -56,9 +57,10 @@ class Validation:
 
         def validate(callbacks: Any = None) -> dict[str, float]:
             with batches(source, rows, self.batch_size) as found:
-                return model.evaluate(
-                    found, callbacks=callbacks, verbose=verbose, return_dict=True
-                )
+                return whole(
+                    model, "evaluate", found, callbacks=callbacks or safe_points(),
+                    verbose=verbose, return_dict=True,
+                )  # fmt: skip
 
         return validate
 
