@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from shoal.host import scratch
+from shoal.host.scratch import Scratch
 from shoal.interruption import undisturbed
 from shoal.launchers import process as process_module
-from shoal.host import scratch
 from shoal.launchers.base import Role
 from shoal.launchers.process import ProcessLauncher
-from shoal.host.scratch import Scratch
 from shoal.launchers.shared import SharedBlob
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
