@@ -59,7 +59,8 @@ HASTY := XLA_FLAGS="--xla_backend_optimization_level=0 \
 
 # What other backends than JAX are held to by `make test`; `make matrix` runs all.
 EVERYWHERE := tests/backends/test_every_backend.py tests/backends/test_window.py \
-	tests/backends/test_renew.py \
+	tests/backends/test_renew.py tests/backends/test_local_state.py \
+	tests/habits/test_local_state.py \
 	tests/backends/test_native.py tests/backends/test_shared.py \
 	tests/backends/test_compiled.py \
 	tests/models/test_step_logs.py

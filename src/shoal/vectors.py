@@ -134,3 +134,13 @@ def statistic_variables(model: Any) -> list[Any]:
         for v in model.non_trainable_variables
         if id(v) in owned and id(v) not in metrics
     ]
+
+
+def local_variables(model: Any) -> list[Any]:
+    """Returns variables that are neither trained nor averaged, in the model's order.
+
+    Frozen weights, integers, booleans, random state: each worker has its own, and they
+    travel only where they differ from what the model came with.
+    """
+    kept = {id(v) for v in statistic_variables(model)}
+    return [v for v in model.non_trainable_variables if id(v) not in kept]

@@ -148,6 +148,22 @@ class Backend(ABC):
     def skip(self) -> None:
         """Takes note of a step of a gang that this worker has no rows of."""
 
+    def fork_local(self, rank: int) -> Any:
+        """Returns the local state that worker `rank` of a gang would begin with.
+
+        With `local` and `set_local` one set of programs computes for all of a gang,
+        whose workers differ in nothing else; nothing for a backend without such state.
+        """
+        del rank
+
+    def local(self) -> Any:
+        """Returns the local state as it is now; see `fixed.py`."""
+        return None
+
+    def set_local(self, state: Any) -> None:
+        """Goes on with a local state that `local` or `fork_local` returned."""
+        del state
+
     @abstractmethod
     def keep(self) -> tuple[Any, ...]:
         """Returns all state as it is now, to go back to until the next call.

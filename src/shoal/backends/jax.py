@@ -42,20 +42,21 @@ class JaxBackend(Backend):
         self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
         self._copies = Copies()
-        self._counted: list[npt.NDArray[Any]] = []  # before the last gradient
+        self._undone: dict[int, Any] = {}  # local state before the last gradient
+        self._last: Data | None = None  # rows of a step, for `skip`
         self._warm = set[str]()
         self._begin(spec.rank_seed)
 
     def _begin(self, rank_seed: int) -> None:
         """Takes the values of the model's variables."""
         parts = self._parts
-        fixed = self._seeded(rank_seed)
-        self._fixed = Fixed(fixed, parts.is_random)
+        came = [v.value for v in parts.fixed]
+        self._fixed = Fixed(came, parts.is_random, rank_seed)
         momentum = self.layout.size if self._spec.local_momentum else 0
         self.state = State(
             weights=self.layout.gather(parts.trainable),
             statistics=self.statistics_layout.gather(parts.beside),
-            fixed=fixed,
+            fixed=self._own(self._fixed.seeded(rank_seed)),
             slots=[v.value for v in parts.optimizer.variables],
             velocity=jnp.zeros(momentum, jnp.float32),
         )
@@ -79,16 +80,18 @@ class JaxBackend(Backend):
 
     def run(self, data: Data, steps: int, clock: Clock) -> int | None:
         """Takes `steps` optimizer steps, as one program where that is faster."""
+        self._look(data, steps)
         if self._is_stepwise is None:
             with _ours(self._spec):
                 self._lowered(data, steps)
         if self._is_stepwise:
             return self._step_by_step(data, steps, clock)
-        staged = self._staged(data, steps)
+        staged, (kept, given) = self._staged(data, steps), self._parted()
         with _ours(self._spec):
-            self.state, grown, fine = self._window.run(
-                *self.state.parted(), staged, np.int32(steps), _clock(clock)
+            after, grown, fine = self._window.run(
+                kept, given, staged, np.int32(steps), _clock(clock)
             )
+        self.state = kept.filling(after)
         self._count(grown)
         return int(fine) if int(fine) < steps else None
 
@@ -99,10 +102,10 @@ class JaxBackend(Backend):
             rows = slice(step * size, (step + 1) * size)
             staged = jax.tree.map(lambda a, rows=rows: a[rows][None], data)
             at = replace(clock, start=clock.start + step * clock.pace)
+            kept, given = self._parted()
             with _ours(self._spec):
-                self.state, grown, fine = self._window.step(
-                    *self.state.parted(), staged, _clock(at)
-                )
+                after, grown, fine = self._window.step(kept, given, staged, _clock(at))
+            self.state = kept.filling(after)
             self._count(grown)
             if turned is None and not int(fine):
                 turned = step
@@ -117,17 +120,21 @@ class JaxBackend(Backend):
     def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
         """Writes the sum of gradients of one step; returns its mass."""
         rows = jax.tree.leaves(data)[0].shape[0]
-        parted = self._gradient.unfold(self.state).parted()
+        self._look(data, 1)
+        self.state = self._gradient.unfold(self.state)
+        fixed, is_measured = self.state.fixed, self._fixed.is_measured
         if self._spec.is_summed:
-            fixed = parted[1].fixed
-            self._counted = [np.array(fixed[place]) for place in self._fixed.counting]
-        before = [] if self._fixed.is_measured else [*map(np.array, parted[1].fixed)]
+            self._undone = self._fixed.before_step(fixed)
+        before = [] if is_measured else self._fixed.settled(fixed)
+        kept, given = self._parted()
         with _ours(self._spec):
-            self.state, (gradients, mass, grown) = self._gradient.of(
-                *parted, data, np.float32(gang_rows / rows)
+            after, (gradients, mass, grown) = self._gradient.of(
+                kept, given, data, np.float32(gang_rows / rows)
             )
+        self.state = kept.filling(after)
         self._count(grown)
-        if not self._fixed.is_measured:
+        self._last = data
+        if not is_measured:
             self._fixed.measure(before, self.state.fixed)
         mass = np.float32(mass)
         # In one pass, to where it is sent from; XLA would make three of it.
@@ -138,22 +145,31 @@ class JaxBackend(Backend):
         return float(mass)
 
     def undo(self) -> None:
-        """Random numbers and counters are as before the last gradient."""
+        """Local state is as before the last gradient."""
         fixed = list(self.state.fixed)
-        for place, value in zip(self._fixed.counting, self._counted, strict=True):
-            fixed[place] = jnp.array(value)
+        for place, value in self._undone.items():
+            is_own = value is self._fixed.came[place]
+            fixed[place] = value if is_own else jnp.array(value)
         self.state = self.state._replace(fixed=fixed)
 
     def skip(self) -> None:
-        """Random numbers go on as if this worker had taken the step."""
-        fixed = [jnp.asarray(v) for v in self._fixed.skip(self.state.fixed)]
-        self.state = self.state._replace(fixed=fixed)
+        """Local state goes on as if this worker had taken the step."""
+        if self._last is None or not self._fixed.has_to_step:
+            fixed = [jnp.asarray(v) for v in self._fixed.skip(self.state.fixed)]
+            self.state = self.state._replace(fixed=fixed)
+            return
+        statistics, sums = self.state.statistics, self._sums.copy()
+        rows = jax.tree.leaves(self._last)[0].shape[0]
+        self.gradient(self._last, rows, np.empty(self.layout.size, np.float32))
+        self.state, self._sums = self.state._replace(statistics=statistics), sums
 
     def apply(self, mean: Vector, clock: Clock) -> None:
         """Takes the optimizer step, and waits for it: `mean` may change then."""
-        parted = self._gradient.unfold(self.state).parted()
+        self.state = self._gradient.unfold(self.state)
+        kept, given = self._parted()
         with _ours(self._spec):
-            self.state = self._gradient.apply(*parted, mean, _clock(clock))
+            after = self._gradient.apply(kept, given, mean, _clock(clock))
+        self.state = kept.filling(after)
         jax.block_until_ready(self.state.weights)
 
     def _count(self, grown: Array) -> None:
@@ -197,14 +213,12 @@ class JaxBackend(Backend):
             self.state.slots[place] = jnp.array(array)
             at += array.nbytes
         if len(blob) > at:
-            found = self._fixed.unpack(memoryview(blob)[at:])
-            # Copies: what a worker's program is given, it may overwrite.
-            fixed = [jnp.array(value) for value in found]
+            fixed = self._own(self._fixed.unpack(memoryview(blob)[at:]))
             self.state = self.state._replace(fixed=fixed)
 
     def keep(self) -> tuple[Any, ...]:
         """Copies what programs are donated; all else they leave as it is."""
-        return self._copies.keep(self.state)
+        return self._copies.keep(*self._parted())
 
     def revert(self, kept: tuple[Any, ...]) -> None:
         """Goes back to a state that was kept."""
@@ -214,16 +228,23 @@ class JaxBackend(Backend):
     def fork(self, rank: int) -> tuple[Any, ...]:
         """Returns what worker `rank` would begin with."""
         # Copies: what a worker's program is given, it may overwrite.
-        fixed = self._seeded(rank)
+        fixed = self._own(self._fixed.seeded(rank))
         slots = [jnp.array(v) for v in self.state.slots]
         velocity = jnp.zeros_like(self.state.velocity)
         state = self.state._replace(fixed=fixed, slots=slots, velocity=velocity)
         return state, np.zeros_like(self._sums)
 
-    def _seeded(self, rank: int) -> list[Array]:
-        """Values of the fixed variables as the model came, with a rank's seeds."""
-        came = [v.value for v in self._parts.fixed]
-        return [jnp.array(value) for value in self._parts.seeded(came, rank)]
+    def fork_local(self, rank: int) -> Any:
+        """Returns the local state that worker `rank` would begin with."""
+        return self._fixed.seeded(rank)
+
+    def local(self) -> Any:
+        """Returns the local state as it is now."""
+        return self._fixed.settled(self.state.fixed)
+
+    def set_local(self, state: Any) -> None:
+        """Goes on with another local state."""
+        self.state = self.state._replace(fixed=self._own(state))
 
     def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
         """Goes on as the worker with `state`."""
@@ -236,8 +257,10 @@ class JaxBackend(Backend):
         made = str((is_gradient, jax.tree.map(np.shape, data)))
         if made in self._warm:
             return
+        self._look(data, 1 if is_gradient else self._steps_of(data))
         with _ours(self._spec):
             if is_gradient:
+                self._last = data
                 self._compile_gradient(data)
             else:
                 self._compile_window(data)
@@ -253,27 +276,58 @@ class JaxBackend(Backend):
     def _compile_gradient(self, data: Data) -> None:
         programs = self._gradient
         mean = np.zeros(self.layout.size, np.float32)
-        parted = programs.unfold(self.state).parted()
+        parted = self._parted(programs.unfold(self.state))
         _compile(
             programs.of.lower(*parted, data, np.float32(1)),
             programs.apply.lower(*parted, mean, _clock(Clock())),
         )
 
     def _compile_window(self, data: Data) -> None:
+        _compile(self._lowered(data, self._steps_of(data)))
+
+    def _steps_of(self, data: Data) -> int:
         rows = jax.tree.leaves(data)[0].shape[0]
-        _compile(self._lowered(data, max(1, rows // self._spec.batch_size)))
+        return max(1, rows // self._spec.batch_size)
 
     def _lowered(self, data: Data, steps: int) -> jax.stages.Lowered:
         """Decides which program is run, and returns it."""
         staged, clock = self._staged(data, steps), _clock(Clock())
-        program = self._window.run.lower(
-            *self.state.parted(), staged, np.int32(1), clock
-        )
+        program = self._window.run.lower(*self._parted(), staged, np.int32(1), clock)
         self._is_stepwise = self._window.is_slow(program)
         if not self._is_stepwise:
             return program
         one = jax.tree.map(lambda a: a[:1], staged)
-        return self._window.step.lower(*self.state.parted(), one, clock)
+        return self._window.step.lower(*self._parted(), one, clock)
+
+    # ----------------------------------------------------------- local state
+
+    def _look(self, data: Data, steps: int) -> None:
+        """Sees what of the local state a step leaves as it is, before all programs."""
+        size = jax.tree.leaves(data)[0].shape[0] // steps
+        with _ours(self._spec):
+            self._parts.look(self.state, jax.tree.map(lambda a: a[:size], data))
+
+    def _own(self, values: Sequence[Any]) -> list[Array]:
+        """Copies: what a worker's program is given, it may overwrite.
+
+        Of what the model came with `_parted` makes them, if need be.
+        """
+        pairs = zip(values, self._fixed.came, strict=True)
+        return [came if value is came else jnp.array(value) for value, came in pairs]
+
+    def _parted(self, given: State | None = None) -> tuple[State, State]:
+        """The arguments of a program: what stays, and what it is given to overwrite.
+
+        What the model came with is never given.
+        """
+        is_still = self._parts.is_still
+        state = given or self.state
+        places = zip(state.fixed, self._fixed.came, is_still, strict=True)
+        fixed = [
+            jnp.array(value) if value is came and not own else value
+            for value, came, own in places
+        ]
+        return state._replace(fixed=fixed).parted(is_still)
 
 
 def _compile(*programs: jax.stages.Lowered) -> None:

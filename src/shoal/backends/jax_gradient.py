@@ -72,7 +72,8 @@ class Gradient:
                 master + (new.astype(jnp.float32) - old.astype(jnp.float32))
                 for master, new, old in zip(state.weights, after, weights, strict=True)
             ]
-        return state._replace(weights=after, slots=list(slots))
+        after_state = state._replace(weights=after, slots=list(slots))
+        return after_state.moving(parts.is_still)
 
     def _narrow(self, state: State) -> Arrays:
         """The weights in the variables' own dtypes."""
@@ -100,7 +101,7 @@ class Gradient:
         statistics, fixed = parts.split(like(after[1], others))
         grown = parts.grown(like(after[3], metrics), parts.shown(logs, data))
         after_state = state._replace(statistics=statistics, fixed=fixed)
-        return after_state, (gradients, self._mass(data), grown)
+        return after_state.moving(parts.is_still), (gradients, self._mass(data), grown)
 
     def _mass(self, data: Data) -> Array:
         """What a gradient weighs in the mean of all workers."""

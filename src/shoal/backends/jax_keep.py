@@ -37,9 +37,13 @@ class Copies:
     def __init__(self) -> None:
         self._memory: list[npt.NDArray[Any]] = []
 
-    def keep(self, state: State) -> Kept:
-        """Copies a state; the copy is good until the next one."""
-        kept, given = state.parted()
+    def keep(self, kept: State, given: State) -> Kept:
+        """Copies what programs are given; the copy is good until the next one.
+
+        Args:
+            kept: What they leave as it is.
+            given: What they overwrite.
+        """
         leaves, structure = jax.tree.flatten(given)
         if jax.default_backend() != "cpu":
             return Kept(kept, [jnp.array(leaf) for leaf in leaves], structure)

@@ -16,11 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from shoal.backends.base import ComputeSpec, Data
+from shoal.backends.fixed import size_bytes
 from shoal.backends.parts import ModelParts, place
 from shoal.vectors import Layout
 
 Array: TypeAlias = Any
 Arrays: TypeAlias = list[Array]
+LITTLE = 1 << 20  # bytes that programs may well carry along
 
 
 class State(NamedTuple):
@@ -30,7 +32,8 @@ class State(NamedTuple):
         weights: One float32 vector, `(size,)`; or, while gradients are exchanged,
             its parts in the shapes of the variables, which XLA updates in place.
         statistics: `(count,)` float32.
-        fixed: All other non-trainable variables, random state among them.
+        fixed: All other non-trainable variables, random state among them. What a
+            program returns lacks those that a step leaves as they are.
         slots: Variables of the optimizer.
         velocity: Of the look-ahead momentum, `(size,)`, or empty.
     """
@@ -46,21 +49,37 @@ class State(NamedTuple):
         """Whether the weights are one vector."""
         return not isinstance(self.weights, list)
 
-    def parted(self) -> tuple[State, State]:
+    def parted(self, is_still: Sequence[bool]) -> tuple[State, State]:
         """The two arguments of a program: what stays the caller's, what is donated.
 
         Flat weights and statistics may be memory that the engine reads.
+
+        Args:
+            is_still: Which fixed variables a step leaves as they are.
         """
-        kept = self._replace(fixed=[], slots=[], velocity=None)
-        given = self._replace(statistics=None)
+        pairs = list(zip(self.fixed, is_still, strict=True))
+        still = [value if own else None for value, own in pairs]
+        kept = self._replace(fixed=still, slots=[], velocity=None)
+        given = self.moving(is_still)._replace(statistics=None)
         if self.is_flat:
             return kept, given._replace(weights=None)
         return kept._replace(weights=None), given
 
+    def moving(self, is_still: Sequence[bool]) -> State:
+        """This without the fixed variables that a step leaves as they are."""
+        pairs = zip(self.fixed, is_still, strict=True)
+        return self._replace(fixed=[None if own else value for value, own in pairs])
+
     def merged(self, given: State) -> State:
         """The inverse of `parted`, on what was kept."""
         weights = given.weights if self.weights is None else self.weights
-        return given._replace(weights=weights, statistics=self.statistics)
+        state = given._replace(weights=weights, statistics=self.statistics)
+        return self.filling(state)
+
+    def filling(self, after: State) -> State:
+        """What a program returned, with the fixed variables that were kept here."""
+        pairs = zip(self.fixed, after.fixed, strict=True)
+        return after._replace(fixed=[k if v is None else v for k, v in pairs])
 
 
 @final
@@ -76,6 +95,42 @@ class Parts(ModelParts):
         super().__init__(model, spec)
         self._step_at = place(self.optimizer.variables, self.step)
         self.rate_at = place(self.optimizer.variables, self.rate)
+        self.is_still = [False] * len(self.fixed)
+        """Which fixed variables a step leaves as they are, once `look` was called."""
+        self._has_looked = False
+
+    def look(self, state: State, rows: Data) -> None:
+        """Sees which fixed variables a step leaves as they are: frozen weights.
+
+        They are neither donated to programs nor returned by them, so that they are in
+        memory once. A step is traced for that, unless there is little to gain.
+
+        Args:
+            state: To begin a step with.
+            rows: Of one step.
+        """
+        if self._has_looked:
+            return
+        self._has_looked = True
+        if sum(size_bytes(v) for v in self.fixed) < LITTLE:
+            return
+
+        def step(fixed: Arrays, others: State, rows: Data, clock: Array) -> Arrays:
+            beside = self.whole(others.statistics, fixed)
+            before = (others.weights, beside, others.slots, self.no_metrics())
+            with self.at(clock, others.slots):
+                _, after = self.model.train_step(before, rows)
+            return self.split(after[1])[1]
+
+        weights = cut(state.weights, self.layout) if state.is_flat else state.weights
+        entries = zip(weights, self.layout.entries, strict=True)
+        narrow = [w.astype(e.dtype) for w, e in entries]
+        others = state._replace(weights=narrow, fixed=[])
+        clock = jnp.zeros(2, jnp.float32)
+        traced = jax.make_jaxpr(step)(state.fixed, others, rows, clock).jaxpr
+        given = traced.invars[: len(self.fixed)]
+        pairs = zip(given, traced.outvars, strict=True)
+        self.is_still = [before is after for before, after in pairs]
 
     def no_metrics(self) -> Arrays:
         """Metric states as they are after a reset."""
@@ -115,6 +170,18 @@ class Parts(ModelParts):
         """The inverse of `whole`."""
         pairs = list(zip(values, self.is_beside, strict=True))
         return join([v for v, own in pairs if own]), [v for v, own in pairs if not own]
+
+    def moving(self, values: Sequence[Array]) -> Arrays:
+        """What `whole` gave, without what a step leaves as it is."""
+        is_still = iter(self.is_still)
+        pairs = zip(values, self.is_beside, strict=True)
+        return [v if own or not next(is_still) else None for v, own in pairs]
+
+    @staticmethod
+    def filled(moving: Sequence[Array], values: Sequence[Array]) -> Arrays:
+        """The inverse of `moving`."""
+        pairs = zip(moving, values, strict=True)
+        return [value if now is None else now for now, value in pairs]
 
     @contextmanager
     def at(self, clock: Array, slots: Arrays) -> Generator[None]:

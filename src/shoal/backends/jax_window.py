@@ -56,7 +56,8 @@ class Window:
         speeds = cut(state.velocity, wide(parts.layout)) if mu else []
 
         def body(i: Array, carry: Any) -> Any:
-            weights, others, slots, metrics, speeds, shown, fine = carry
+            weights, moving, slots, metrics, speeds, shown, fine = carry
+            others = parts.filled(moving, beside)
             rows = jax.tree.map(
                 lambda a: lax.dynamic_index_in_dim(a, i, 0, keepdims=False), data
             )
@@ -74,18 +75,20 @@ class Window:
             shown = shown + parts.shown(logs, rows)
             # Sums: once they are not finite they stay so.
             fine = fine + parts.is_loss_finite(after[3], shown)
+            after[1] = parts.moving(after[1])
             return (*after, speeds, shown, fine)
 
-        others = parts.whole(state.statistics, state.fixed)
+        beside = parts.whole(state.statistics, state.fixed)
+        moving = parts.moving(beside)
         metrics, shown = parts.no_metrics(), parts.nothing_shown()
-        carry = (start, others, state.slots, metrics, speeds, shown, jnp.int32(0))
+        carry = (start, moving, state.slots, metrics, speeds, shown, jnp.int32(0))
         with parts.at(clock, state.slots):
-            weights, others, slots, metrics, speeds, shown, fine = (
+            weights, moving, slots, metrics, speeds, shown, fine = (
                 body(jnp.int32(0), carry)
                 if steps is None
                 else lax.fori_loop(0, steps, body, carry)
             )
-        statistics, fixed = parts.split(others)
+        statistics, fixed = parts.split(moving)
         velocity = join(speeds) if mu else state.velocity
         vector = join(weights)
         if parts.is_narrow:  # the master takes only what the steps added

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.backends.base import ComputeSpec
-from shoal.backends.fixed import is_random_state, reseeded
+from shoal.backends.fixed import is_random_state
 from shoal.vectors import (
     Entry,
     Layout,
     exchanged_variables,
+    local_variables,
     statistic_variables,
 )
 
@@ -68,7 +69,7 @@ class ModelParts:
         self.statistics_layout = Layout.of(self.beside)
         kept = {id(v) for v in self.beside}
         self.is_beside = [id(v) in kept for v in model.non_trainable_variables]
-        self.fixed = [v for v in model.non_trainable_variables if id(v) not in kept]
+        self.fixed = local_variables(model)
         self.is_random = [is_random_state(v) for v in self.fixed]
         self.optimizer: Any = model.optimizer
         inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
@@ -89,10 +90,6 @@ class ModelParts:
         variables = [*self.model.variables, *self.optimizer.variables]
         for variable, value in zip(variables, [*model, *optimizer], strict=True):
             variable.assign(value)
-
-    def seeded(self, values: Sequence[Any], rank: int) -> list[npt.NDArray[Any]]:
-        """Values of the fixed variables with a rank's seeds."""
-        return reseeded(values, self.is_random, rank)
 
     @property
     def loss_places(self) -> list[tuple[int, npt.NDArray[np.intp]]]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
-from shoal.backends.fixed import Fixed
+from shoal.backends.fixed import Fixed, is_same
 from shoal.backends.parts import ModelParts, numpy_of
 from shoal.errors import PlanError
 from shoal.vectors import Vector
@@ -80,15 +80,16 @@ class StatefulBackend(Backend):
         self.metrics_size = parts.metrics_size
         self._sums = np.zeros(self.metrics_size)
         self._warm = set[str]()
-        self._counted: Values = []  # before the last gradient
+        self._undone: dict[int, Any] = {}  # local state before the last gradient
+        self._last: Data | None = None  # rows of a step, for `skip`
         self._begin(spec.rank_seed)
 
     def _begin(self, rank_seed: int) -> None:
         """Takes the values of the model's variables."""
         parts = self._parts
-        self._rank_seed, self._came = rank_seed, _values(parts.fixed)
-        _assign(parts.fixed, self._seeded(rank_seed))
-        self._fixed = Fixed(_values(parts.fixed), parts.is_random)
+        self._rank_seed = rank_seed
+        self._fixed = Fixed(_values(parts.fixed), parts.is_random, rank_seed)
+        self._put(self._fixed.seeded(rank_seed))
         momentum = self.layout.size if self._spec.local_momentum else 0
         self._velocity = np.zeros(momentum, np.float32)
         self._statistics = parts.statistics_layout.gather(parts.beside)
@@ -184,14 +185,15 @@ class StatefulBackend(Backend):
     def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
         """Writes the sum of gradients of one step; returns its mass."""
         self._unfold()
-        is_measured = self._fixed.is_measured
+        is_measured, fixed = self._fixed.is_measured, self._parts.fixed
         if self._spec.is_summed:
-            self._counted = _values(self._counting)
-        before = [] if is_measured else _values(self._parts.fixed)
+            self._undone = self._fixed.before_step(_views(fixed))
+        before = [] if is_measured else self._fixed.settled(_views(fixed))
         rows = _rows(data)
         found = self._gradients(self._statistics, data, gang_rows / rows)
         if not is_measured:
-            self._fixed.measure(before, _values(self._parts.fixed))
+            self._fixed.measure(before, _views(fixed))
+        self._last = data
         self._statistics = found.statistics
         self._sums += found.grown
         mass = np.float32(self._mass(data, rows))
@@ -209,18 +211,19 @@ class StatefulBackend(Backend):
         return float(rows)
 
     def undo(self) -> None:
-        """Random numbers and counters are as before the last gradient."""
-        _assign(self._counting, self._counted)
-
-    @property
-    def _counting(self) -> list[Any]:
-        """Variables that draw or count."""
-        return [self._parts.fixed[place] for place in self._fixed.counting]
+        """Local state is as before the last gradient."""
+        for place, value in self._undone.items():
+            self._parts.fixed[place].assign(value)
 
     def skip(self) -> None:
-        """Random numbers go on as if this worker had taken the step."""
-        fixed = self._parts.fixed
-        _assign(fixed, self._fixed.skip(_values(fixed)))
+        """Local state goes on as if this worker had taken the step."""
+        if self._last is None or not self._fixed.has_to_step:
+            self._put(self._fixed.skip(_views(self._parts.fixed)))
+            return
+        statistics, sums = self._statistics, self._sums.copy()
+        out = np.empty(self.layout.size, np.float32)
+        self.gradient(self._last, _rows(self._last), out)
+        self._statistics, self._sums = statistics, sums
 
     def apply(self, mean: Vector, clock: Clock) -> None:
         """Takes the optimizer step."""
@@ -280,7 +283,7 @@ class StatefulBackend(Backend):
         The driver's model has the same optimizer, and reads no further.
         """
         slots = b"".join(v.tobytes() for v in _values(self._parts.optimizer.variables))
-        return slots + self._fixed.pack(_values(self._parts.fixed))
+        return slots + self._fixed.pack(_views(self._parts.fixed))
 
     def restore(self, blob: bytes) -> None:
         """Sets the optimizer's variables from a snapshot."""
@@ -292,7 +295,7 @@ class StatefulBackend(Backend):
             variable.assign(array.reshape(value.shape))
             at += array.nbytes
         if len(blob) > at:
-            _assign(self._parts.fixed, self._fixed.unpack(memoryview(blob)[at:]))
+            self._put(self._fixed.unpack(memoryview(blob)[at:]))
 
     def keep(self) -> tuple[Any, ...]:
         """Copies all state."""
@@ -311,9 +314,21 @@ class StatefulBackend(Backend):
         state = self._state(self._vector)
         return state._replace(
             velocity=np.zeros_like(self._velocity),
-            fixed=self._seeded(rank),
+            fixed=self._fixed.seeded(rank),
             sums=np.zeros_like(self._sums),
         )
+
+    def fork_local(self, rank: int) -> Any:
+        """Returns the local state that worker `rank` would begin with."""
+        return self._fixed.seeded(rank)
+
+    def local(self) -> Any:
+        """Returns the local state as it is now."""
+        return self._fixed.settled(_views(self._parts.fixed))
+
+    def set_local(self, state: Any) -> None:
+        """Goes on with another local state."""
+        self._put(state)
 
     def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
         """Goes on as the worker with `state`."""
@@ -328,7 +343,7 @@ class StatefulBackend(Backend):
             vector=vector,
             statistics=self._statistics.copy(),
             velocity=self._velocity.copy(),
-            fixed=_values(parts.fixed),
+            fixed=self._fixed.settled(_views(parts.fixed)),
             slots=_values(parts.optimizer.variables),
             sums=self._sums.copy(),
         )
@@ -339,12 +354,15 @@ class StatefulBackend(Backend):
         self._statistics = state.statistics.copy()
         self._velocity = state.velocity.copy()
         self._sums = state.sums.copy()
-        _assign(parts.fixed, state.fixed)
+        self._put(state.fixed)
         _assign(parts.optimizer.variables, state.slots)
 
-    def _seeded(self, rank: int) -> Values:
-        """Values of the fixed variables as the model came, with a rank's seeds."""
-        return self._parts.seeded(self._came, rank)
+    def _put(self, values: Values) -> None:
+        """Gives the fixed variables values; a frozen one has its own most often."""
+        fixed = self._parts.fixed
+        for variable, now, value in zip(fixed, _views(fixed), values, strict=True):
+            if not is_same(now, value):
+                variable.assign(value)
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
         """Compiles what the run needs by taking a step, which is then undone."""
@@ -427,6 +445,11 @@ def _rows(data: Data) -> int:
 
 def _values(variables: Sequence[Any]) -> Values:
     return [numpy_of(variable) for variable in variables]
+
+
+def _views(variables: Sequence[Any]) -> Values:
+    """Values to look at; the memory may be that of the variables."""
+    return [np.asarray(keras.ops.convert_to_numpy(v.value)) for v in variables]
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shoal.engine.slots import Slot
 from shoal.vectors import Vector
 
+SPARE_BYTES = 1 << 20  # some codecs take more than the vectors, where those are short
 _LINE = 64  # bytes of a cache line; also what XLA wants for zero-copy arrays
 
 
@@ -32,6 +33,8 @@ class Sizes:
         metrics: Sums of metric state, float64.
         digest: Of the layout.
         codec: How vectors are encoded that go through a socket, see `codec.py`.
+        state: Most bytes of a worker's state beside the vectors, as
+            `Backend.snapshot` gives it: of its optimizer, and what else is its own.
     """
 
     vector: int
@@ -39,6 +42,7 @@ class Sizes:
     metrics: int
     digest: str
     codec: str = "float32"
+    state: int = 0
 
     @property
     def up_bytes(self) -> int:
@@ -55,6 +59,16 @@ class Sizes:
     def slot_bytes(self) -> int:
         """Bytes of a slot: one message and one reply."""
         return self.up_bytes + self.down_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        """Most bytes of a frame that a worker sends: its whole state."""
+        return self.up_bytes + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Most bytes of a worker's state that a server takes."""
+        return self.state + SPARE_BYTES
 
 
 def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:

@@ -41,8 +41,7 @@ def open_connections(spec: ServerSpec, socket_: socket.socket) -> Connections:
         spec: Of the run.
         socket_: Bound and listening; it is owned from now on.
     """
-    # An optimizer's state comes whole, however many servers share the vector.
-    limit = (1 << 16) + 16 * (spec.shards * spec.sizes.slot_bytes + (1 << 20))
+    limit = spec.sizes.frame_bytes
     tls = None if spec.identity is None else server_context(spec.identity)
     return Connections(socket_, spec.secret, limit, tls)
 

@@ -21,6 +21,7 @@ from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
 from shoal.engine.spread import Spread, in_turn, segments
 from shoal.engine.wire import Head
+from shoal.errors import PlanError
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
 
@@ -111,6 +112,7 @@ class Member(Conversation):
     ) -> None:
         super().__init__(seat, strategy)
         self.progress, self.times = Progress(), Times()
+        self._sizes = seat.sizes
         self._sequence = 0
         head, vector, statistics, self.optimizer = self._join(
             {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
@@ -419,11 +421,33 @@ class Member(Conversation):
         }  # fmt: skip
 
     def publish(self, vector: Vector, statistics: Vector, blob: bytes) -> None:
-        """Sends the whole state of a gang member, for joiners and the controller."""
+        """Sends the whole state of a gang member, for joiners and the controller.
+
+        Raises:
+            PlanError: Its `blob` is longer than the model of the run makes it.
+        """
+        self._check_state(blob)
         self.bulk.message[:] = vector
         self.bulk.message_statistics[:] = statistics
         self._answer({"kind": "snapshot"}, has_vectors=True, blob=blob)
 
     def publish_optimizer(self, blob: bytes) -> None:
-        """Sends the state of an optimizer whose weights are at the server."""
+        """Sends the state of an optimizer whose weights are at the server.
+
+        Raises:
+            PlanError: As `publish`.
+        """
+        self._check_state(blob)
         self._answer({"kind": "snapshot"}, blob=blob)
+
+    def _check_state(self, blob: bytes) -> None:
+        """The server would hang up, and so it would on every replacement."""
+        most = self._sizes.state_bytes
+        if len(blob) > most:
+            raise PlanError(
+                f"the optimizer and the local state of this worker take {len(blob):,} "
+                f"bytes, where the model of the run was expected to make at most "
+                f"{most:,}. Variables must exist before training begins: create them "
+                "in build() of the optimizer or the layer, with the same shapes each "
+                "time."
+            )

@@ -36,4 +36,4 @@ def sizes_of(sizes: Sizes, number: int, count: int) -> Sizes:
     length = part.stop - part.start
     if number == 0:
         return replace(sizes, vector=length)
-    return replace(sizes, vector=length, statistics=0, metrics=0)
+    return replace(sizes, vector=length, statistics=0, metrics=0, state=0)

@@ -86,6 +86,7 @@ class Cluster:
             metrics=setup.metrics,
             digest="inline",
             codec=setup.codec,
+            state=setup.state,
         )
         identity = make_identity() if setup.has_tls else identity_for(setup.host)
         self.certificate = None if identity is None else identity.certificate

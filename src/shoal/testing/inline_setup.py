@@ -37,6 +37,7 @@ class Setup:
         vector: Initial weights.
         statistics: Initial statistics.
         metrics: Numbers of metric state.
+        state: Most bytes of a worker's state beside the vectors.
         workers: Threads that train.
         epochs: Passes.
         batch_size: Rows of a step: of each worker, or of a gang.
@@ -66,6 +67,7 @@ class Setup:
     vector: Vector
     statistics: Vector
     metrics: int
+    state: int = 0
     workers: int = 1
     epochs: int = 1
     batch_size: int = 8

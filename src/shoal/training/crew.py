@@ -43,7 +43,8 @@ class Mate:
         metrics: Sums of metric state of its last window.
         message: What it sends; `message_statistics` beside it.
         reply: Where its answer is written.
-        state: All else its programs carry on; the backend's own.
+        state: All else its programs carry on, in a gang its local state alone; the
+            backend's own.
     """
 
     rank: int
@@ -55,7 +56,7 @@ class Mate:
     message: Vector
     message_statistics: Vector
     reply: Vector
-    state: tuple[Any, ...] = ()
+    state: Any = ()
     leases: deque[Piece] = field(default_factory=deque[Piece])
     window: list[list[Piece]] = field(default_factory=list[list[Piece]])
     clock: float = 0.0
@@ -116,8 +117,10 @@ class Crew:
             message=np.empty_like(center),
             message_statistics=np.empty_like(statistics),
             reply=np.empty_like(center),
-            # A gang moves as one: its workers differ in nothing but their rows.
-            state=() if self._plan.is_gang else self._backend.fork(rank),
+            # A gang moves as one: its workers differ in rows and local state.
+            state=self._backend.fork_local(rank)
+            if self._plan.is_gang
+            else self._backend.fork(rank),
         )
         self.mates.append(mate)
         return mate
@@ -125,6 +128,7 @@ class Crew:
     def optimizer_state(self) -> bytes:
         """The optimizer state of the lowest rank."""
         if self._plan.is_gang:
+            self._backend.set_local(self.mates[0].state)
             return self._backend.snapshot()
         before = self._backend.swap(self.mates[0].state)
         state = self._backend.snapshot()
@@ -195,11 +199,19 @@ class Crew:
     def _gradient(self, mate: Mate) -> tuple[int, float]:
         """One worker's part of a step of the gang; its samples are a mass."""
         backend, pieces = self._backend, mate.pieces
+        backend.set_local(mate.state)
         backend.set_statistics(mate.statistics)
         mass = backend.gradient(self._rows(pieces), pieces[0].gang, mate.message)
         backend.take_metrics(mate.metrics, add=False)
         mate.message_statistics[:] = backend.statistics()
+        mate.state = backend.local()
         return 1, mass
+
+    def skip(self, mate: Mate) -> None:
+        """A step of the gang that a worker had no rows of."""
+        self._backend.set_local(mate.state)
+        self._backend.skip()
+        mate.state = self._backend.local()
 
     # -------------------------------------------------------------- answers
 

@@ -177,7 +177,7 @@ class Driver(Observer):
                 epoch brought.
         """
         self._await_scores()
-        self._restore_optimizer(optimizer_state)
+        self._restore_state(optimizer_state)
         self._count_overrun()
         self._user.finalize(self._ticks())
         self.callbacks.on_train_end(logs=self._logs())
@@ -205,7 +205,7 @@ class Driver(Observer):
         if rescue is not None:
             self.adopt(rescue.vector, rescue.statistics)
             ticks, samples = rescue.clock, rescue.samples
-            self._restore_optimizer(rescue.optimizer_state)
+            self._restore_state(rescue.optimizer_state)
         self._user.finalize(ticks)
         self._run.event("interrupted", samples=samples)
         expected = self._plan.samples_expected
@@ -224,7 +224,7 @@ class Driver(Observer):
         self.adopt(rescue.vector, rescue.statistics)
         # In a gang, of before the step; elsewhere perhaps that of the worker's harm.
         if self._plan.is_gang:
-            self._restore_optimizer(rescue.optimizer_state)
+            self._restore_state(rescue.optimizer_state)
         self._user.finalize(rescue.clock)
 
     def abandon(self) -> None:
@@ -250,9 +250,9 @@ class Driver(Observer):
         """Puts a center into the user's model."""
         self._user.adopt(vector, statistics)
 
-    def _restore_optimizer(self, blob: bytes | None) -> None:
-        """Puts a worker's optimizer state into the user's model, if there is one."""
-        wrong = None if blob is None else self._user.restore_optimizer(blob)
+    def _restore_state(self, blob: bytes | None) -> None:
+        """Puts a worker's optimizer and local state into the user's model, if any."""
+        wrong = None if blob is None else self._user.restore_state(blob)
         if wrong is not None:
             self._warn(f"{wrong}; the model keeps an older one")
 
@@ -375,7 +375,7 @@ class Driver(Observer):
     def on_epoch(self, end: EpochEnd) -> None:
         """Validates, ends the epoch for callbacks, and keeps the best model."""
         self._user.remember(end.vector, end.statistics)
-        self._restore_optimizer(end.optimizer_state)
+        self._restore_state(end.optimizer_state)
         self._user.count_steps(self._ticks())
         logs = self._states.results(self._model, end.metrics)
         if self._validates(end.epoch):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.backends.base import ComputeSpec
+from shoal.backends.fixed import most_bytes, size_bytes
 from shoal.data import ArraySource, Source
 from shoal.engine.bulk import Sizes
 from shoal.engine.calling import Addresses
@@ -45,6 +46,7 @@ from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, learning_rate_of, step_variable
 from shoal.models.metrics import MetricStates
 from shoal.models.pickling import dumps
+from shoal.models.state import optimizer_variables
 from shoal.models.travel import pack
 from shoal.plan import Plan
 from shoal.plan.collective import library_of
@@ -53,7 +55,12 @@ from shoal.training.driver import Driver, Habits
 from shoal.training.evaluator import Evaluator
 from shoal.training.machines import cast_for
 from shoal.training.past import Past
-from shoal.vectors import Layout, exchanged_variables, statistic_variables
+from shoal.vectors import (
+    Layout,
+    exchanged_variables,
+    local_variables,
+    statistic_variables,
+)
 
 SECRET_BYTES = 32
 SALVAGE_S = 2.0  # for what the server has
@@ -312,6 +319,12 @@ def compute_spec(plan: Plan) -> ComputeSpec:
     )
 
 
+def most_state(model: Any) -> int:
+    """Most bytes of a worker's state beside the vectors: what a server takes of it."""
+    slots = sum(size_bytes(variable) for variable in optimizer_variables(model))
+    return slots + most_bytes(local_variables(model))
+
+
 def _memory_share(plan: Plan, hint: int) -> float:
     """Of a GPU's memory, what a worker may take."""
     return plan.places[hint % len(plan.places)].share if plan.places else 1.0
@@ -359,6 +372,7 @@ def _give(
         metrics=states.size,
         digest=layout.digest + beside.digest,
         codec=plan.codec,
+        state=most_state(model),
     )
     secret = secrets.token_bytes(SECRET_BYTES)
     identity = identity_for(stage.main.address[0])

@@ -267,6 +267,9 @@ class InlineCluster:
         for rank, mate in mates.items():
             self._record(mate, facts[rank])
         if self._plan.is_gang:
+            for mate in self._crew.mates:
+                if mate.rank not in facts:
+                    self._crew.skip(mate)
             # The clock has counted this step; a real worker reads it before.
             before = self._sequencer.clock - 1
             mean = next(iter(mates.values())).reply

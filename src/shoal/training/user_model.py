@@ -1,24 +1,47 @@
 """The user's model while workers train: what is put into it, and when.
 
 This file decides the state a model and its optimizer are in whenever a callback
-looks, and in which `fit` leaves them: weights and statistics of the center, slots of
-the worker that was asked, step count where plain Keras would stand, and the learning
-rate that was set last. The worker asked is the lowest-ranked one that waits for data,
-which need not be rank 0; in a gang all workers' slots are the same.
+looks, and in which `fit` leaves them: weights and statistics of the center, slots and
+local state (integers, booleans, random state, frozen weights that move) of the worker
+that was asked, step count where plain Keras would stand, and the learning rate that
+was set last. The worker asked is the lowest-ranked one that waits for data, which need
+not be rank 0; in a gang all workers' slots and counters are the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 
+from shoal.backends.fixed import is_random_state, read_changes
 from shoal.models.inspection import (
     inner_optimizer,
     learning_rate_of,
     step_variable,
 )
-from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
+from shoal.vectors import (
+    Layout,
+    Vector,
+    exchanged_variables,
+    local_variables,
+    statistic_variables,
+)
+
+
+@final
+class _Values(Sequence[Any]):
+    """Values of variables, each read when it is asked for: some are large."""
+
+    def __init__(self, variables: list[Any]) -> None:
+        self._variables = variables
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+    def __getitem__(self, place: Any) -> Any:
+        return np.asarray(self._variables[place].numpy())
 
 
 @final
@@ -35,12 +58,9 @@ class UserModel:
         self._statistics = statistic_variables(model)
         self._layout = Layout.of(self._weights)
         self._statistics_layout = Layout.of(self._statistics)
-        kept = {id(variable) for variable in self._statistics}
-        self._beside_bytes = sum(
-            np.asarray(variable.numpy()).nbytes
-            for variable in model.non_trainable_variables
-            if id(variable) not in kept
-        )
+        self._local = local_variables(model)
+        self._came: dict[int, Any] = {}
+        """What local variables were, of those that workers have moved."""
         self._began_at = 0
         self._known: Vector | None = None
 
@@ -72,12 +92,12 @@ class UserModel:
             now, self._known, equal_nan=True
         )
 
-    def restore_optimizer(self, blob: bytes) -> str | None:
-        """Takes a worker's optimizer variables, all but the learning rate.
+    def restore_state(self, blob: bytes) -> str | None:
+        """Takes a worker's optimizer and local state, all but the learning rate.
 
         Args:
-            blob: What `Backend.snapshot` returned; it names no variables, so that its
-                length is all there is to check.
+            blob: What `Backend.snapshot` returned; it names no variables, so that
+                lengths are all there is to check.
 
         Returns:
             What is wrong with it, and nothing was taken; None when all is well.
@@ -85,8 +105,13 @@ class UserModel:
         variables = self._model.optimizer.variables
         values = [np.asarray(variable.numpy()) for variable in variables]
         size = sum(value.nbytes for value in values)
-        # Behind the optimizer's follow random state and the like, of some backends.
-        if len(blob) not in (size, size + self._beside_bytes):
+        is_good = len(blob) >= size
+        if len(blob) > size:
+            try:
+                self._restore_local(memoryview(blob)[size:])
+            except ValueError:
+                is_good = False
+        if not is_good:
             return f"a worker sent {len(blob):,} bytes of optimizer state, not {size:,}"
         at = 0
         # A callback may have set another one since the worker was told.
@@ -97,6 +122,20 @@ class UserModel:
             if variable is not kept:
                 variable.assign(array.reshape(value.shape))
         return None
+
+    def _restore_local(self, blob: memoryview) -> None:
+        """What a worker's layers counted and kept, and how far it drew."""
+        found = read_changes(blob, _Values(self._local))
+        for place in sorted({*found, *self._came}):
+            variable = self._local[place]
+            if place not in self._came:
+                self._came[place] = np.array(variable.numpy())
+            came, value = self._came[place], found.get(place)
+            if value is None:
+                value = came
+            elif is_random_state(variable):
+                value = came + value  # the driver's seed is that of rank 0
+            variable.assign(np.array(value, came.dtype))
 
     @property
     def learning_rate(self) -> float | None:
@@ -115,8 +154,9 @@ class UserModel:
     def finalize(self, ticks: int) -> None:
         """What Keras does when training is over, for better or worse.
 
-        Moving averages of the optimizer become the weights, and random state moves on,
-        so that another `fit` draws other numbers.
+        Moving averages of the optimizer become the weights. Random state moves on, so
+        that another `fit` draws other numbers: as a worker's did, or by one draw a step
+        where no worker has told.
         """
         self.count_steps(ticks)
         self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
@@ -125,10 +165,10 @@ class UserModel:
             # JAX would give the same buffer away twice.
             for variable in self._model.trainable_weights:
                 variable.assign(np.array(variable.numpy()))
-        for variable in self._model.non_trainable_variables:
-            if str(variable.dtype) == "uint32" and tuple(variable.shape) == (2,):
+        for place, variable in enumerate(self._local):
+            if is_random_state(variable) and place not in self._came:
                 state = np.array(variable.numpy())
-                state[1] += np.uint32(ticks)
+                state[1] += state.dtype.type(ticks)
                 variable.assign(state)
 
     @property
