@@ -23,6 +23,7 @@ from shoal.clusters.tunnel import Tunnel
 from shoal.errors import ConfigError
 from shoal.foreign.hosts import free_ports
 from shoal.foreign.words import BEAT_S, QUIET_S, guarded
+from shoal.host.temporary import temporary_folder
 from shoal.plan import environment
 from shoal.runs.catalogue import find_run
 from shoal.runs.folder import Folder
@@ -122,7 +123,9 @@ def _show_here(folder: Folder, port: int | None) -> None:
     if scalars.is_local:
         _say(_launch(scalars.path, port))
         threading.Event().wait()
-    with tempfile.TemporaryDirectory(prefix="shoal-tensorboard-") as target:
+    with tempfile.TemporaryDirectory(
+        prefix="shoal-tensorboard-", dir=temporary_folder()
+    ) as target:
         copy = LocalCopy(scalars, Path(target), partial(typer.echo, err=True))
         copy.update()
         with _following(copy, scalars.url) as is_over:

@@ -35,6 +35,7 @@ from shoal.clusters.ray_joining import (
 )
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
+from shoal.host.temporary import temporary_folder
 from shoal.launchers.base import Launcher
 from shoal.launchers.shared import SharedBlob
 
@@ -233,7 +234,7 @@ class Ray(Cluster):
     def _own(self) -> Generator[Any]:
         """Ray on this machine alone, which ends with this context."""
         ray = import_with_token()
-        folder = tempfile.gettempdir()
+        folder = str(temporary_folder())
         if len(folder) > LONGEST_FOLDER:
             folder = "/tmp"
         folder = tempfile.mkdtemp(prefix="shoal-ray-", dir=folder)

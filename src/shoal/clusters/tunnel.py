@@ -17,6 +17,7 @@ from typing import Self, final
 
 from shoal.clusters.ssh import Way, over
 from shoal.errors import ClusterError
+from shoal.host.temporary import temporary_folder
 
 FORWARD_LIMIT_S = 20.0
 END_LIMIT_S = 10.0
@@ -41,7 +42,7 @@ class Tunnel:
     """
 
     def __init__(self, way: Way, command: Sequence[str], *, beat_s: float) -> None:
-        folder = tempfile.gettempdir()
+        folder = str(temporary_folder())
         self._folder = tempfile.mkdtemp(
             prefix="shoal-", dir=folder if len(folder) < LONGEST_FOLDER else "/tmp"
         )

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.host.temporary import temporary_folder
+
 PREFIX = "shoal-slot-"
 _MARK_BYTES = 64
 _SLOT = re.compile(rf"/proc/\d+/fd/\d+|(?:/(?!\.\.?/)[^/\0]+)*/{PREFIX}[\w-]+")
@@ -31,8 +33,10 @@ _SLOT = re.compile(rf"/proc/\d+/fd/\d+|(?:/(?!\.\.?/)[^/\0]+)*/{PREFIX}[\w-]+")
 def slot_folders() -> list[Path]:
     """Where slots may lie: shared memory first, then the temporary directory."""
     shared = Path("/dev/shm")
-    folders = [Path(tempfile.gettempdir())]
-    return [shared, *folders] if shared.is_dir() else folders
+    folders = [shared] if shared.is_dir() else []
+    with contextlib.suppress(OSError):  # removed, and there is no other
+        folders.append(temporary_folder())
+    return folders
 
 
 def tag_of(secret: bytes) -> str:
@@ -43,10 +47,11 @@ def tag_of(secret: bytes) -> str:
 def sweep(tag: str) -> None:
     """Removes the names that a server of a run left when it was killed."""
     for folder in slot_folders():
-        # Not by a glob: each would leave its pattern, compiled, in Python's caches.
-        for path in folder.iterdir():
-            if path.name.startswith(f"{PREFIX}{tag}-"):
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # removed with all that was in it
+            # No glob: each would leave its pattern, compiled, in Python's caches.
+            for path in folder.iterdir():
+                if path.name.startswith(f"{PREFIX}{tag}-"):
+                    path.unlink(missing_ok=True)
 
 
 def _files(tag: str) -> Iterator[tuple[int, Path, bool]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from shoal.errors import ConfigError
+from shoal.host.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -136,7 +137,9 @@ def server_context(identity: Identity) -> ssl.SSLContext:
     context.num_tickets = 0
     certificate = ssl.DER_cert_to_PEM_cert(identity.certificate).encode()
     # OpenSSL reads keys from files only; this one is encrypted and gone at once.
-    with tempfile.TemporaryDirectory(prefix="shoal-tls-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="shoal-tls-", dir=temporary_folder()
+    ) as folder:
         file = Path(folder, "identity.pem")
         file.touch(0o600)
         file.write_bytes(identity.key + certificate)

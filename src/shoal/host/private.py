@@ -79,7 +79,7 @@ def make_inside(path: Path) -> None:
 
 
 def _make(path: Path, mode_in: Callable[[os.stat_result], int]) -> None:
-    if path.is_dir():
+    if os.path.isdir(path) or path == path.parent:
         return
     _make(path.parent, mode_in)
     try:

@@ -7,6 +7,7 @@ all the same, also what libraries make there: Keras writes an archive through it
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from pathlib import Path
 
@@ -16,13 +17,17 @@ SYSTEM = frozenset({"/tmp", "/var/tmp", "/usr/tmp"})
 """Folders of all users, which are not this process' to make."""
 
 
+class NoTemporaryFolder(OSError):
+    """There is no folder for temporary files, and none can be made."""
+
+
 def temporary_folder() -> Path:
     """Returns the temporary directory; makes it again where it has been removed.
 
     Where that is not allowed, Python chooses another one, for the whole process.
 
     Raises:
-        OSError: There is none, and none can be made.
+        NoTemporaryFolder: There is none, and none can be made.
 
     Example:
         >>> temporary_folder().is_dir()
@@ -30,11 +35,11 @@ def temporary_folder() -> Path:
     """
     try:
         folder = Path(tempfile.gettempdir())
-        if folder.is_dir():
+        if os.path.isdir(folder):
             return folder
         found = _again(folder)
     except OSError as error:
-        raise type(error)(
+        raise NoTemporaryFolder(
             error.errno,
             f"there is no temporary directory any more ({error.strerror or error}). "
             "Expected one that stays, with free space, until the run has ended. Set "

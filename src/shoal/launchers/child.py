@@ -77,11 +77,19 @@ def _redirect(log: str | None, home: int) -> None:
     """Sends output to another file from now on, or back to where it went at first."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    descriptor = os.dup(home) if log is None else os.open(log, flags, 0o600)
+    descriptor = _open(log, home) if log else os.dup(home)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _open(log: str, home: int) -> int:
+    """Opens a log to write; where it cannot be, all goes to where it went at first."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    try:
+        return os.open(log, flags, 0o600)
+    except OSError:  # its folder was removed, or its disk is full
+        return os.dup(home)
 
 
 def _preload(

@@ -26,6 +26,8 @@ import cloudpickle
 
 import shoal
 from shoal.forks import blank, gives_up
+from shoal.host.private import alike
+from shoal.host.temporary import temporary_folder
 from shoal.interruption import Patience, check, ends_hard
 from shoal.launchers.base import Exit, Launcher, Role
 from shoal.launchers.parent import Parent
@@ -290,9 +292,16 @@ def _settings(threads: int) -> dict[str, str]:
 
 
 def _open_log(path: Path | None) -> IO[bytes]:
+    """Opens where a process writes; without a name where none is given or possible."""
     if path is not None:
-        return path.open("a+b")
-    log = tempfile.TemporaryFile()  # noqa: SIM115 - its child writes on
+        with contextlib.suppress(OSError):  # of a folder that was removed, say
+            return open(path, "a+b", opener=alike)
+    try:
+        log = tempfile.TemporaryFile(dir=temporary_folder())  # noqa: SIM115
+    except OSError:  # no place, or no space: in memory
+        if not hasattr(os, "memfd_create"):
+            raise
+        log = open(os.memfd_create("shoal-log"), "w+b")  # noqa: SIM115
     # Both write at one place, which must not be where this process last read.
     fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
     return log

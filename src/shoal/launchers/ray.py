@@ -167,7 +167,8 @@ class RayLauncher(Launcher):
         hand.parts.append(cloudpickle.dumps(argument))
         hand.log, hand.has_part = log, True
         if log is not None:
-            log.touch()  # there, though nothing may be written
+            with suppress(OSError):  # there, though nothing may be written
+                log.touch()
         while hand.early:
             self._write(hand, hand.early.popleft())
         self._send(token, hand)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
+from shoal.host.temporary import temporary_folder
 from shoal.launchers.versions import versions
 from shoal.paths import one_inside
 
@@ -30,7 +31,9 @@ class Steward:
     """One job: its files, its process, what it writes and what it leaves."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="shoal-job-"))
+        self._folder = Path(
+            tempfile.mkdtemp(prefix="shoal-job-", dir=temporary_folder())
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self._script, self._began, self._is_stopped = "", time.time(), False
 

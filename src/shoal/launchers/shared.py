@@ -8,6 +8,7 @@ import tempfile
 from typing import final
 
 from shoal.forks import blank, gives_up
+from shoal.host.temporary import temporary_folder
 
 
 @final
@@ -21,7 +22,9 @@ class SharedBlob:
         if hasattr(os, "memfd_create"):
             self.descriptor = os.memfd_create("shoal-data")
         else:  # macOS: a file that loses its name at once
-            handle, path = tempfile.mkstemp(prefix="shoal-data-")
+            handle, path = tempfile.mkstemp(
+                prefix="shoal-data-", dir=temporary_folder()
+            )
             os.unlink(path)
             self.descriptor = handle
         self._is_open = True

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast, final
 
+from shoal.host.temporary import temporary_folder
 from shoal.models.fresh import all_zero
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.state import ModelState
@@ -82,6 +83,7 @@ class Archive:
             saving = import_module("keras").saving
             with saving.custom_object_scope(self.custom_objects):
                 load = import_module("keras.src.saving.saving_lib").load_model
+                temporary_folder()  # Keras unpacks there, though it may be removed
                 file = io.BytesIO(self.zipped)
                 return load(file, self.custom_objects, compile=False, safe_mode=False)
         lib = import_module("keras.src.saving.serialization_lib")
@@ -156,6 +158,7 @@ def _has_other_state(model: Any) -> bool:
 def _zip(model: Any) -> bytes:
     """Saves a real archive; it holds the optimizer too, which is not read."""
     file = io.BytesIO()
+    temporary_folder()  # Keras packs there, though it may be removed
     with warnings.catch_warnings(), no_tensorflow():
         warnings.simplefilter("ignore")
         import_module("keras.src.saving.saving_lib").save_model(model, file)

@@ -18,6 +18,7 @@ from shoal.facts import DEFAULT_ROOT
 from shoal.forks import gives_up
 from shoal.host.locks import HeldLock
 from shoal.host.processes import Process
+from shoal.host.temporary import NoTemporaryFolder, temporary_folder
 from shoal.interruption import ends_hard
 from shoal.runs.base import Run as Run
 from shoal.runs.base import Which
@@ -52,6 +53,10 @@ PROMPT_KINDS = frozenset(
     }
 )
 """Events that whoever follows the run from elsewhere should see at once."""
+
+
+class _NotTaken(OSError):
+    """The storage of a run refused a file."""
 
 
 @final
@@ -90,7 +95,9 @@ class StoredRun(Run):
         self._segments: Segments | None = None
         self._lock_file: HeldLock | None = None
         self.model_error: Exception | None = None
-        """Why the last model could not be saved; an OSError is the storage's."""
+        """Why the last model could not be saved; an OSError is that of a disk."""
+        self.model_place = ""
+        """What did not take it then: the run folder, or the temporary directory."""
         self._is_closed = False
         self._lost = 0
         self._said: set[str] = set()
@@ -113,8 +120,13 @@ class StoredRun(Run):
             if self.folder.is_local:
                 return self.folder.local_path(name)
             with self._lock:
+                if self._staging and not Path(self._staging.name).is_dir():
+                    self._staging.cleanup()  # somebody removed it
+                    self._staging = None
                 if self._staging is None:
-                    self._staging = tempfile.TemporaryDirectory(prefix="shoal-logs-")
+                    self._staging = tempfile.TemporaryDirectory(
+                        prefix="shoal-logs-", dir=temporary_folder()
+                    )
             return Path(self._staging.name, f"worker-{rank}.log")
         except OSError as error:
             self._say("logs of the workers", error)
@@ -131,8 +143,11 @@ class StoredRun(Run):
             Path or URL, None when it could not be saved.
         """
         try:
+            temporary = temporary_folder()  # Keras packs archives there
             if not self.folder.is_local:
-                with tempfile.TemporaryDirectory(prefix="shoal-model-") as staging:
+                with tempfile.TemporaryDirectory(
+                    prefix="shoal-model-", dir=temporary
+                ) as staging:
                     return self._save(model, which, Path(staging, f"{which}.keras"))
             # Beside its final place, because a rename stays on one file system.
             partial = self.folder.local_path(f"{MODELS}/.{which}-{os.getpid()}.keras")
@@ -142,7 +157,8 @@ class StoredRun(Run):
                 partial.unlink(missing_ok=True)
         except Exception as error:  # whatever code of the user the model runs
             self.model_error = error
-            self._say(f"{which} model", error)
+            self.model_place = self._refusing(error)
+            self._say(f"{which} model", error, self.model_place)
             return None
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
@@ -237,9 +253,21 @@ class StoredRun(Run):
         try:
             self.folder.put(partial, name)
         except Exception as error:  # whatever a file system of fsspec raises
-            raise OSError(f"{type(error).__name__}: {error}") from error
+            raise _NotTaken(f"{type(error).__name__}: {error}") from error
         self.model_error = None
         return self.folder.child(name).url
+
+    def _refusing(self, error: Exception) -> str:
+        """Tells what did not take a model: the run folder, or where it was packed."""
+        named = Path(str(getattr(error, "filename", None) or self.folder.path))
+        is_here = self.folder.is_local and named.is_relative_to(self.folder.path)
+        if isinstance(error, _NotTaken):
+            return self.url
+        folder = tempfile.tempdir or "none"
+        is_there = not is_here and named.is_relative_to(folder)
+        if isinstance(error, NoTemporaryFolder) or is_there or not self.folder.is_local:
+            return f"the temporary directory ({folder}; $TMPDIR names another one)"
+        return self.url
 
     def _header(self, number: int) -> bytes:
         """First line of each segment: enough to tell a lost run by its last one."""
@@ -265,14 +293,14 @@ class StoredRun(Run):
             except Exception as error:
                 self._say("logs of the workers", error)
 
-    def _say(self, what: str, error: Exception) -> None:
+    def _say(self, what: str, error: Exception, where: str = "") -> None:
         """Reports the first failure of each kind."""
         with self._lock:
             if what in self._said:
                 return
             self._said.add(what)
         self._complain(
-            f"the {what} cannot be written to {self.url} "
+            f"the {what} cannot be written to {where or self.url} "
             f"({type(error).__name__}: {error}). Training goes on without it."
         )
 

@@ -155,9 +155,11 @@ def _not_saved(
     record: Run, history: Any, keeper: Keeper | None, report: dict[str, Any]
 ) -> ModelNotSaved:
     """A program must not end as if all were well when the model is nowhere."""
-    cause = record.model_error if isinstance(record, StoredRun) else None
+    cause, place = None, record.url
+    if isinstance(record, StoredRun):
+        cause, place = record.model_error, record.model_place or place
     text = (
-        f"the model is trained, but {record.url} did not take it ({cause}). "
+        f"the model is trained, but {place} did not take it ({cause}). "
         "Expected a storage with space that can be reached. The model object holds "
         "the trained weights: save it elsewhere with model.save(path); this error "
         "has the history."

@@ -26,6 +26,7 @@ from shoal.clusters.ray_jobs import RayJobs
 from shoal.clusters.states import ClusterStore
 from shoal.data import ArraySource
 from shoal.errors import ClusterError, ConfigError, PlanError
+from shoal.host.temporary import temporary_folder
 from shoal.paths import one_inside, unpack
 from shoal.plan import environment
 from shoal.runs.store import StoredRun, create, open_run
@@ -175,7 +176,9 @@ def send(arguments: Mapping[str, Any], given: Any) -> Sent:
         )
     local: dict[str, Any] = {**arguments, "cluster": "local"}
     ready = read(Arguments(**local))
-    with tempfile.TemporaryDirectory(prefix="shoal-send-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="shoal-send-", dir=temporary_folder()
+    ) as folder:
         root = Path(folder)
         with create(root / "made", ready.work.model.name) as record:
             _fill(record, ready, there(given))

@@ -1,0 +1,96 @@
+"""The temporary directory goes away while something runs: it is made again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shoal.host import temporary as module
+from shoal.host.private import make_private
+from shoal.host.scratch import Scratch
+from shoal.host.temporary import NoTemporaryFolder, temporary_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = tmp_path / "job" / "tmp"
+    found.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(found))
+    monkeypatch.setenv("TMPDIR", str(found))
+    return found
+
+
+def remove(folder: Path) -> None:
+    folder.rmdir()
+    folder.parent.rmdir()
+
+
+def test_it_is_made_again_for_its_user_alone(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert temporary_folder() == folder
+    assert not caplog.records
+    remove(folder)
+    with caplog.at_level(logging.WARNING, "shoal"):
+        assert temporary_folder() == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert "was removed while it is in use" in caplog.text
+    assert temporary_folder() == folder  # and nothing more is said
+    assert len(caplog.records) == 1
+    with tempfile.TemporaryFile() as file:
+        file.write(b"x")
+
+
+def test_another_one_is_taken_where_it_cannot_be_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    remove(folder)
+    folder.parent.write_text("a file lies in its way")
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(other)])
+    assert temporary_folder() == other == Path(tempfile.gettempdir())
+
+
+def test_none_at_all_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove(folder)
+    folder.parent.write_text("a file lies in its way")
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(folder)])
+    with pytest.raises(NoTemporaryFolder, match="Set TMPDIR to a folder"):
+        temporary_folder()
+
+
+def test_a_folder_of_all_users_is_not_made_for_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "SYSTEM", frozenset({str(folder)}))
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path)])
+    remove(folder)
+    assert temporary_folder() == tmp_path
+    assert not folder.exists()
+
+
+def test_a_scratch_folder_is_made_anew(folder: Path) -> None:
+    scratch = Scratch()
+    before = scratch.path
+    for path in (before / "lock", before):
+        path.unlink() if path.is_file() else path.rmdir()
+    remove(folder)
+    made = scratch.make_folder()
+    assert made.parent == scratch.path != before
+    assert made.is_dir()
+    scratch.close()
+    assert os.listdir(folder) == []
+
+
+def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        make_private(tmp_path / "file")
+    with pytest.raises(NotADirectoryError):
+        make_private(tmp_path / "file" / "inside")
