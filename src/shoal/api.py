@@ -329,7 +329,8 @@ def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
     from shoal.training.arguments import Arguments, keep_random_state, read
 
     with keep_random_state():
-        return read(Arguments.of(model=model, x=x, y=y, **arguments)).plan
+        given = Arguments.of(model=model, x=x, y=y, **arguments)
+        return read(given, is_plan=True).plan
 
 
 plan.__signature__ = inspect.signature(fit).replace(return_annotation="Plan")  # type: ignore[attr-defined]

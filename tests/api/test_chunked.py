@@ -362,3 +362,45 @@ class TestOnProcesses:
         assert summary.samples_committed == summary.samples_expected == 4 * ROWS
         assert len(found.history["loss"]) == len(found.history["val_loss"]) == 4
         assert np.isfinite(found.history["val_loss"][2:]).all()
+
+
+def finite(*rows: int) -> Iterator[Any]:
+    """Batches of so many rows each, once."""
+    for number, count in enumerate(rows):
+        x = np.random.default_rng(number).standard_normal((count, 3)).astype("f4")
+        yield x, x.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("strategy", ["all_reduce", "single"])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_generator_that_ends_trains_as_in_keras(strategy: str, epochs: int) -> None:
+    ours, theirs = line(), line()
+    workers = 1 if strategy == "single" else 2
+    rows = (8, 8, 8, 8, 4)
+    held = {"validation_data": finite(8, 8)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras: your input ran out of data
+        given = {"strategy": strategy, "epochs": epochs, "workers": workers}
+        found = fit(ours, finite(*rows), **given, **held)
+        held = {"validation_data": finite(8, 8)}
+        told = theirs.fit(finite(*rows), epochs=epochs, verbose=0, **held)
+    gc.collect()  # a validation's batches go with what validates
+    if keras.backend.backend() == "tensorflow":
+        return  # its generators give the first batches a second time
+    for name in ("loss", "val_loss"):
+        assert found.history[name] == pytest.approx(told.history[name], rel=1e-5)
+    assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations)
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_generator_that_ends_is_scored_without_steps() -> None:
+    model = line()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = model.evaluate(finite(8, 8, 4), verbose=0)
+        outputs = model.predict(finite(8, 8, 4), verbose=0)
+    assert shoal.evaluate(model, finite(8, 8, 4), verbose=0) == pytest.approx(theirs)
+    np.testing.assert_allclose(
+        shoal.predict(model, finite(8, 8, 4), verbose=0), outputs, rtol=1e-5
+    )

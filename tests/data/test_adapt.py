@@ -325,7 +325,6 @@ def test_readers_are_threads_and_none_without_need(monkeypatch: pytest.MonkeyPat
         (keras.layers.Normalization(), X, {"features": "a"}, "features='a' was"),
         (keras.layers.Normalization(), Chunks(X), {"label": "a"}, "label='a' was"),
         (keras.layers.Normalization(), X, {"workers": 0}, "workers=0"),
-        (keras.layers.Normalization(), generator(), {}, "steps_per_epoch=None"),
     ],
 )
 def test_what_is_refused(layer: Any, source: Any, arguments: Any, text: str):

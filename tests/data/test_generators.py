@@ -14,19 +14,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
-from shoal.data import feeding
+from shoal.data import feeding, spooled
 from shoal.data.adapting import source_of
 from shoal.data.batches import Packing
 from shoal.data.feeding import Feed
 from shoal.data.generators import FedSource
 from shoal.data.reading import Reading
 from shoal.data.spool import Place, Spool
-from shoal.errors import ConfigError, DataError
+from shoal.errors import DataError
 from tests.data.adapter_laws import check_laws, check_travels, reader
 
 STEPS, BATCH = 5, 3
@@ -106,9 +108,49 @@ def test_no_more_is_taken_than_the_epochs_need() -> None:
         check_laws(source, expected(1), epoch=1)
 
 
-def test_steps_are_needed() -> None:
-    with pytest.raises(ConfigError, match=r"x is a generator .* Pass steps_per_epoch"):
+ROW = np.zeros(1, np.int64)
+
+
+def test_a_generator_without_steps_is_read_to_its_end() -> None:
+    given = (pair for n, pair in zip(range(5), counting(), strict=False))
+    source = source_of(given, reading=Reading(epochs=range(1, 3)))
+    assert source is not None
+    assert len(source.chunk_rows) == 5
+    assert source.later_rows == sum(source.chunk_rows[:2])
+    again = pickle.loads(cloudpickle.dumps(source))
+    for epoch in (1, 2):
+        np.testing.assert_equal(
+            again.read(4, epoch).take(ROW), source.read(4, 1).take(ROW)
+        )
+    assert "each of the others has the first 2 once more" in source.notes[0]
+    with pytest.raises(DataError, match="has 0 batches"):
+        source_of(given)
+
+
+def test_a_plan_leaves_a_generator_to_fit() -> None:
+    given = (pair for n, pair in zip(range(5), counting(), strict=False))
+    planned = source_of(given, reading=Reading(is_plan=True))
+    assert source_of(given, reading=Reading(is_plan=True)) is planned
+    assert source_of(given) is planned
+    with pytest.raises(DataError, match="has 0 batches"):
+        source_of(given)
+
+
+def test_a_generator_without_an_end_does_not_fill_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    free = SimpleNamespace(free=9000)
+    monkeypatch.setattr(spooled.shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr(spooled, "TOLD_S", 0.0)
+    with pytest.raises(DataError, match=r"has not ended after \d+ .* steps_per_epoch"):
         source_of(counting())
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert "generator to its end, as steps_per_epoch is not given" in (
+        capsys.readouterr().err
+    )
 
 
 def test_an_iterator_is_as_good() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from shoal.data import trees
 from shoal.data.batches import Packing, is_a
@@ -18,6 +19,7 @@ from shoal.data.py_dataset import py_dataset_source
 from shoal.data.reading import Reading
 from shoal.data.shards import SHARDS_PER_WORKER, ShardedSource
 from shoal.data.sources import default_floatx
+from shoal.data.spooled import SpooledSource
 from shoal.errors import DataError
 
 Adapter: TypeAlias = Callable[[Any, Packing, Reading], ChunkedSource]
@@ -132,12 +134,32 @@ def _grain(x: Any, packing: Packing, reading: Reading) -> ChunkedSource:
 
 
 def _iterator(x: Any, packing: Packing, reading: Reading) -> ChunkedSource:
+    if reading.steps_per_epoch is None:
+        return _read_whole(x, packing, reading)
     return FedSource.of_iterator(
         x,
         packing=packing,
         steps_per_epoch=reading.steps_per_epoch,
         epochs=reading.epochs,
     )
+
+
+_PLANNED: WeakKeyDictionary[Any, SpooledSource] = WeakKeyDictionary()
+"""Generators that only a plan was made for, and what they gave: they give it once."""
+
+
+def _read_whole(x: Any, packing: Packing, reading: Reading) -> SpooledSource:
+    """A generator without a number of batches, to its end."""
+    can_be_kept = isinstance(x, GeneratorType)
+    found = _PLANNED.get(x) if can_be_kept else None
+    if found is None:
+        found = SpooledSource.of_iterator(x, packing=packing)
+    if can_be_kept and reading.is_plan:
+        _PLANNED[x] = found
+    elif can_be_kept:
+        _PLANNED.pop(x, None)
+    found.note_epochs(reading.epochs, packing)
+    return found
 
 
 def _dataset_fn(x: Any, packing: Packing, reading: Reading) -> ChunkedSource:

@@ -90,6 +90,8 @@ class ChunkedSource(Source):
     """Rows of a batch, where the data comes in batches already; None: any."""
     differs_by_epoch: bool = True
     """Whether a chunk may have other samples in another epoch."""
+    later_rows: int | None = None
+    """Samples of every epoch after the first, the first ones; None: all."""
     notes: tuple[str, ...] = ()
     """What a user should know before training begins, sentences."""
     travels_alone: bool = True

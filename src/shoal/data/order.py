@@ -7,6 +7,7 @@ All processes compute the same answers, so that nobody sends indices.
 
 from __future__ import annotations
 
+import sys
 from typing import Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -133,6 +134,7 @@ class Order:
         self.batch_size = batch_size
         self.steps_per_epoch = steps_per_epoch
         self.first_epoch = first_epoch
+        self.later_rows = None if chunking is None else chunking.later_rows
         self._kept: dict[int, npt.NDArray[np.int64]] = {}
         self._chunks: ChunkOrder | None = None
         if chunking is not None:
@@ -143,7 +145,8 @@ class Order:
     def span(self, epoch: int) -> Span:
         """Returns the pass an epoch belongs to and its rows there."""
         if self.steps_per_epoch is None:
-            return Span(epoch, 0, self.rows)
+            is_later = self.later_rows is not None and epoch != self.first_epoch
+            return Span(epoch, 0, (is_later and self.later_rows) or self.rows)
         epoch_rows = self.steps_per_epoch * self.batch_size
         since = epoch - self.first_epoch
         turn, place = divmod(since, steps(self.rows, epoch_rows))
@@ -153,7 +156,9 @@ class Order:
 
     @property
     def epochs_per_pass(self) -> int:
-        """Epochs after which their sizes repeat."""
+        """Epochs after which their sizes repeat; many where they never do."""
+        if self.steps_per_epoch is None and self.later_rows is not None:
+            return sys.maxsize
         if self.steps_per_epoch is None:
             return 1
         return steps(self.rows, self.steps_per_epoch * self.batch_size)

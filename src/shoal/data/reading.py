@@ -25,6 +25,7 @@ class Reading:
         seed: For what is drawn at random.
         floatx: Dtype floats are read in; default None means Keras' floatx.
         is_training: Whether `fit` reads it.
+        is_plan: Whether only a plan is made of it.
         shuffle: Whether batches may come in another order.
         where: What the data was given to, for messages.
         steps_name: What the number of batches is called there.
@@ -44,6 +45,7 @@ class Reading:
     seed: int = SEED
     floatx: str | None = None
     is_training: bool = False
+    is_plan: bool = False
     shuffle: bool = False
     where: str = FIT
     steps_name: str = STEPS

@@ -6,15 +6,28 @@ once. Memory holds one of them at a time; the folder goes with the source.
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import sys
+import tempfile
+import time
 import weakref
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import final
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, final
 
+from shoal.data import trees
+from shoal.data.batches import Packing
 from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
 from shoal.data.generators import FedSource
 from shoal.data.spool import Place, Spool
+from shoal.errors import DataError
 from shoal.interruption import undisturbed
+
+PEEKED = 2
+"""Batches that Keras reads of a generator before it trains, and keeps."""
+TOLD_S = 10.0
+"""Between two words of how far reading has come."""
 
 
 @final
@@ -23,39 +36,112 @@ class SpooledSource(ChunkedSource):
 
     Other processes of this machine can read a copy while this one holds the source.
 
+    Build it with `of_source`, or with `of_iterator` where only reading tells how many
+    batches there are.
+
     Args:
-        source: Read to its end, batch by batch.
+        chunks: Written as they come, to the last one.
+        kind: What the user calls the data.
+        notes: What the user might want to know, sentences.
+        most_bytes: They may take on disk; default None means any number.
 
     Raises:
-        DataError: It gives no batch, or another one than expected.
-
-    Example:
-        >>> import numpy as np
-        >>> from shoal.data.batches import Packing
-        >>> fed = FedSource.of_iterator(
-        ...     (np.full(2, n) for n in range(3)), steps_per_epoch=3, epochs=range(1),
-        ...     packing=Packing(kind="generator", floatx="float32"),
-        ... )
-        >>> SpooledSource(fed).take(slice(1, 4))
-        array([0, 1, 1])
+        DataError: There are none, or they take too much.
     """
 
     mixing: Mixing = "nothing"
     travels_alone: bool = False
     differs_by_epoch: bool = False
 
-    def __init__(self, source: FedSource) -> None:
-        self.kind, self.batch_size = source.kind, source.batch_size
-        self.notes = source.notes
-        self._chunk_rows = tuple(source.chunk_rows)
-        self._size_bytes = source.size_bytes
-        self._spool = Spool.planned(source.kind)
+    def __init__(
+        self,
+        chunks: Iterable[ArrayChunk],
+        *,
+        kind: str,
+        notes: tuple[str, ...] = (),
+        most_bytes: int | None = None,
+    ) -> None:
+        self.kind, self.notes = kind, notes
+        self._spool = Spool.planned(kind)
+        self._remove: Callable[[], object] | None = None
+        rows: list[int] = []
+        sizes: list[int] = []
+        written = 0
         with ExitStack() as stack:
             stack.enter_context(self._spool.open())
-            for number, chunk in enumerate(source.first_pass()):
-                self._spool.write(Place(0, number), chunk)
+            for number, chunk in enumerate(chunks):
+                written += self._spool.write(Place(0, number), chunk)
+                rows.append(len(trees.leaves(chunk.rows)[0]))
+                sizes.append(chunk.size_bytes)
+                if most_bytes is not None and written > most_bytes:
+                    raise _too_long(kind, number + 1, written)
             with undisturbed():
-                weakref.finalize(self, stack.pop_all().close)
+                self._remove = weakref.finalize(self, stack.pop_all().close)
+        self._chunk_rows, self._size_bytes = tuple(rows), sum(sizes)
+        self.batch_size = max(rows)
+
+    @classmethod
+    def of_source(cls, source: FedSource) -> SpooledSource:
+        """Keeps the first epoch of a source that the driver reads.
+
+        Example:
+            >>> import numpy as np
+            >>> fed = FedSource.of_iterator(
+            ...     (np.full(2, n) for n in range(3)), steps_per_epoch=3,
+            ...     packing=Packing(kind="generator", floatx="float32"),
+            ...     epochs=range(1),
+            ... )
+            >>> SpooledSource.of_source(fed).take(slice(1, 4))
+            array([0, 1, 1])
+        """
+        return cls(source.first_pass(), kind=source.kind, notes=source.notes)
+
+    @classmethod
+    def of_iterator(cls, batches: Iterator[Any], *, packing: Packing) -> SpooledSource:
+        """Reads an iterator to its end, which is how its length becomes known.
+
+        An epoch after the first has the first two batches once more: Keras keeps these
+        of a generator, and nothing else of it is there a second time.
+
+        Args:
+            batches: With an end; of any sizes.
+            packing: How batches are made into chunks.
+
+        Raises:
+            DataError: It gives no batch, or takes more than half of the free disk.
+
+        Example:
+            >>> import numpy as np
+            >>> source = SpooledSource.of_iterator(
+            ...     (np.full(2, n) for n in range(3)),
+            ...     packing=Packing(kind="generator", floatx="float32"),
+            ... )
+            >>> source.chunk_rows, source.later_rows
+            ((2, 2, 2), 4)
+        """
+        first = next(batches, None)
+        if first is None:
+            raise DataError(
+                f"The {packing.kind} has 0 batches ({packing.where}). Expected at "
+                "least one. Check how it was made, and that nothing has read it before."
+            )
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        chunks = _shown(itertools.chain([first], batches), packing)
+        found = cls(chunks, kind=packing.kind, most_bytes=free // 2)
+        found.later_rows = sum(found.chunk_rows[:PEEKED])
+        return found
+
+    def note_epochs(self, epochs: range, packing: Packing) -> None:
+        """Says what more than one epoch of an iterator has."""
+        self.notes = ()
+        count = len(self._chunk_rows)
+        if len(epochs) > 1:
+            self.notes = (
+                f"The {packing.kind} gives its {count:,} batches once. The first epoch "
+                f"has them; each of the others has the first {min(PEEKED, count)} once "
+                "more, as under Keras. For whole epochs pass data that can be read "
+                f"again, or a {packing.kind} that goes on, with {packing.steps_name}.",
+            )
 
     @property
     def chunk_rows(self) -> Sequence[int]:
@@ -64,10 +150,48 @@ class SpooledSource(ChunkedSource):
 
     @property
     def size_bytes(self) -> int:
-        """Judged by the first batch."""
+        """Of all batches."""
         return self._size_bytes
+
+    @contextmanager
+    def serving(self) -> Generator[None]:
+        """Keeps the folder; it goes when this ends, and not when memory is tidied."""
+        try:
+            yield
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Deletes the batches, where this is the process that wrote them."""
+        if self._remove is not None:
+            self._remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_remove": None}
 
     def read(self, chunk: int, epoch: int) -> ArrayChunk:
         """Reads a batch; the same in every epoch."""
         del epoch
         return self._spool.read(Place(0, chunk))
+
+
+def _shown(batches: Iterator[Any], packing: Packing) -> Iterator[ArrayChunk]:
+    """Chunks of batches; says now and then how many there are."""
+    told = time.monotonic()
+    for number, batch in enumerate(batches):
+        yield packing.chunk(batch, f"batch {number:,}")
+        if time.monotonic() - told > TOLD_S:
+            told = time.monotonic()
+            sys.stderr.write(
+                f"reading the {packing.kind} to its end, as {packing.steps_name} is "
+                f"not given: {number + 1:,} batches so far\n"
+            )
+
+
+def _too_long(kind: str, count: int, written: int) -> DataError:
+    return DataError(
+        f"The {kind} has not ended after {count:,} batches of {written / 1e9:,.1f} GB, "
+        f"half of what is free in {tempfile.gettempdir()}. Expected an end, as "
+        "the number of its batches was not given. Pass steps_per_epoch (steps, "
+        "validation_steps), or set TMPDIR to a larger disk."
+    )

@@ -161,7 +161,7 @@ def scored_source(
         return weighted_source(data, None, reading.floatx, reading.where)
     if chunked.size_bytes > WHOLE_BYTES:
         if isinstance(chunked, FedSource) and not is_served:
-            return SpooledSource(chunked)
+            return SpooledSource.of_source(chunked)
         return chunked
     rows = unpack_batch(chunked.take(slice(None)))
     return ArraySource(*rows, floatx=reading.floatx, where=reading.where)

@@ -47,6 +47,7 @@ class ClassWeighted(ChunkedSource):
         self.batch_size, self.notes = source.batch_size, source.notes
         self.travels_alone = source.travels_alone
         self.differs_by_epoch = source.differs_by_epoch
+        self.later_rows = source.later_rows
         self._source, self._weights = source, class_weight
         self._floatx = floatx or default_floatx()
         sample = source.take(np.zeros(1, np.int64))

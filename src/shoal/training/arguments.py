@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any, final
 
@@ -157,8 +157,12 @@ class Ready:
         )
 
 
-def read(arguments: Arguments) -> Ready:
+def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
     """Reads everything, decides everything, and starts nothing.
+
+    Args:
+        arguments: Of `fit`.
+        is_plan: Whether nothing but a plan is wanted.
 
     Raises:
         ConfigError: One argument is wrong in itself.
@@ -180,7 +184,7 @@ def read(arguments: Arguments) -> Ready:
         validation_split=arguments.validation_split,
         validation_data=arguments.validation_data,
         files=arguments.files,
-        reading=reading_of(request),
+        reading=replace(reading_of(request), is_plan=is_plan),
         validation_steps=arguments.validation_steps,
     )
     natural = source.batch_size if isinstance(source, ChunkedSource) else None
@@ -280,6 +284,7 @@ def _chunk_facts(source: Source) -> dict[str, Any]:
         rows=tuple(source.chunk_rows),
         mixing=source.mixing,
         group_rows=max(1, GROUP_BYTES // row_bytes),
+        later_rows=source.later_rows,
     )
     return {
         "kind": source.kind,

@@ -285,7 +285,7 @@ def _job(plan: Plan, run: Run, habits: Habits) -> Job:
 def rules(plan: Plan) -> Rules:
     """The sequencer's part of a plan."""
     order = plan.order()
-    cycle = range(order.epochs_per_pass)
+    cycle = range(min(order.epochs_per_pass, max(1, plan.epochs)))
     return Rules(
         epoch_rows=tuple(order.rows_of(epoch) for epoch in cycle),
         first_epoch=plan.initial_epoch,
