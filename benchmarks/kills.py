@@ -78,7 +78,8 @@ def _left_over() -> set[str]:
     found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "shoal" in name}
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"shoal.launchers.child" in place.read_bytes():
+            words = place.read_bytes()
+            if words.startswith(b"shoal: ") or b"shoal.launchers.child" in words:
                 found.add(place.parent.name)
         except OSError:
             continue

@@ -106,7 +106,9 @@ class RayNode:
         found: list[psutil.Process] = []
         for process in self.processes():
             with suppress(psutil.Error):
-                is_one = any("shoal.launchers.child" in w for w in process.cmdline())
+                words = " ".join(process.cmdline())
+                is_titled = words.startswith("shoal: ")
+                is_one = is_titled or "shoal.launchers.child" in words
                 if is_one and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return sorted(found, key=lambda process: process.create_time())

@@ -28,7 +28,7 @@ from shoal.runs.catalogue import (
     remove_run,
 )
 from shoal.runs.events import read_events
-from shoal.runs.standing import standings
+from shoal.runs.standing import helpers, standings
 from shoal.runs.summary import LIST_FIELDS, RunSummary
 
 app = typer.Typer(help="Lists runs, shows one, prints its logs, removes old ones.")
@@ -126,19 +126,24 @@ def show_status(
         raise typer.Exit(done.returncode)
     folder = find_run(run, _root(context, root))
     summary = read_summary(folder)
-    found = standings(read_events(folder), is_lost=summary.status == "lost")
+    events = list(read_events(folder))
+    found = standings(events, is_lost=summary.status == "lost")
+    others = helpers(events) if summary.status == "running" else []
     workers = [
         {**asdict(one), "lines": last_lines(folder, one.rank, lines)} for one in found
     ]
     if as_json:
         facts = {"id": summary.id, "status": summary.status, "use": summary.use}
-        show_json({**facts, "workers": workers})
+        processes = [asdict(other) for other in others]
+        show_json({**facts, "workers": workers, "processes": processes})
         return
     typer.echo(f"{summary.id}: {summary.status}")
     for worker in workers:
         typer.echo(_standing(worker))
         for line in worker["lines"]:
             typer.echo(f"    {line}")
+    for other in others:
+        typer.echo(f"{other.name}  {_place(other.pid, other.node)}")
     _show_use(summary.use)
 
 
@@ -167,7 +172,7 @@ def _gib(mib: float | None) -> float | None:
 
 def _standing(worker: Mapping[str, Any]) -> str:
     """A worker in one line."""
-    where = f"process {worker['pid']} on {worker['node'] or 'this machine'}"
+    where = _place(worker["pid"], worker["node"])
     parts = [
         f"{worker['state']}{': ' * bool(worker['reason'])}{worker['reason']}",
         f"epoch {worker['epoch']}",
@@ -180,6 +185,11 @@ def _standing(worker: Mapping[str, Any]) -> str:
     if worker["processes"] > 1:
         parts.append(f"the {_ordinal(worker['processes'])} of this rank")
     return f"worker {worker['rank']}  {', '.join(parts)}"
+
+
+def _place(pid: int, node: str) -> str:
+    process = f"process {pid}" if pid else "a process"
+    return f"{process} on {node or 'this machine'}"
 
 
 def _ordinal(number: int) -> str:

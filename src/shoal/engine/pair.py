@@ -57,6 +57,11 @@ class Pair:
         return self._listeners[1]
 
     @property
+    def standby_name(self) -> str:
+        """Of the process that follows."""
+        return self.name.replace("server", "standby")
+
+    @property
     def other_address(self) -> tuple[str, int]:
         """Of the server that follows, whether there is one now or not."""
         return self.other_listener.getsockname()
@@ -67,8 +72,7 @@ class Pair:
 
     def start_standby(self) -> None:
         """Starts the process of a standby."""
-        name = self.name.replace("server", "standby")
-        self.standby = self._start(name, self.other_listener)
+        self.standby = self._start(self.standby_name, self.other_listener)
 
     def promote(self) -> None:
         """The standby is the server from now on; there is no standby then."""

@@ -101,8 +101,21 @@ class Servers:
         self, token: str, spec: ServerSpec | StandbySpec, listener: socket.socket
     ) -> None:
         descriptor, is_kept = listener.fileno(), self._stage.is_kept
-        part = ServeInherited(spec=spec, descriptor=descriptor, is_kept=is_kept)
+        part = ServeInherited(
+            spec=spec,
+            descriptor=descriptor,
+            is_kept=is_kept,
+            name=self._pair.name,
+            run=self._stage.run,
+        )
         self._stage.give(token, part)
+        self._tell_of(token)
+
+    def _tell_of(self, token: str) -> None:
+        """Records which process serves, or follows the one that does."""
+        pair, pid = self._pair, self._stage.pid(token)
+        name = pair.standby_name if token == pair.standby else pair.name
+        self._observer.on_event("process_started", name=name, pid=pid)
 
     def connect(self, limit_s: float, meanwhile: Callable[[], None]) -> None:
         """Connects to the server; its socket listens already, it answers when up.
@@ -287,6 +300,9 @@ class Servers:
         self._observer.on_event("server_lost", reason=reason, has_standby=True)
         self._link = relief
         self._pair.promote()
+        name = self._pair.standby_name
+        self._observer.on_event("process_ended", name=name)
+        self._tell_of(self._pair.server)
         self._begin_pulse(self._pulse.startup_s)
         self._standby_due = time.monotonic()
         self.on_succession()
@@ -358,6 +374,7 @@ class Servers:
             return
         self._stage.stop(pair.standby)
         pair.standby = ""
+        self._observer.on_event("process_ended", name=pair.standby_name)
         self.command("alone", generation=self._generation)
         self._observer.on_event("standby_lost", reason=reason)
         failures, self._standby_failures = self._standby_failures, (

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 
 from shoal.engine.leading import open_connections
 from shoal.engine.machine import ServerSpec
@@ -14,6 +15,7 @@ from shoal.engine.server import Server
 from shoal.engine.shard import Shard
 from shoal.engine.standby import Standby, StandbySpec
 from shoal.errors import ShoalError
+from shoal.launchers.titles import title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,27 +26,34 @@ class ServeInherited:
         spec: Of a server, or of a standby.
         descriptor: Of the socket.
         is_kept: The process will be given another run when this one is over.
+        name: Of the server, as it is called when it leads.
+        run: Id of the run, empty for one that has none.
     """
 
     spec: ServerSpec | StandbySpec
     descriptor: int
     is_kept: bool = False
+    name: str = "server"
+    run: str = ""
 
 
 def serve(given: ServeInherited) -> None:
     """Runs a server process until its run is over, then ends it or lets it wait."""
     # A copy: who serves closes it, and there may be other runs.
     listener = socket.socket(fileno=os.dup(given.descriptor))
+    lead = partial(title, given.name, given.run)
     if isinstance(given.spec, ServerSpec):
+        lead()
         spec = replace(given.spec, is_private=True)
         kind = Shard if spec.shard else Server
         kind(spec, open_connections(spec, listener)).run()
     else:
+        title(given.name.replace("server", "standby"), given.run)
         try:
             standby = Standby.open(given.spec, listener)
         except (OSError, ShoalError) as error:
             sys.exit(f"this standby could not follow its server: {error}")
-        standby.run()
+        standby.run(lead)
     if not given.is_kept:
         sys.exit(0)
     gc.collect()

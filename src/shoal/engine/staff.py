@@ -212,7 +212,9 @@ class Staff:
             self._due.remove(due)
             self._start(due[1].hint, replaces=due[1].replaces)
         if self._spares and all(hand.works_since for hand in self._hands.values()):
-            self._stage.keep_spares(self._spares)  # they slow nobody's start down
+            for token in self._stage.keep_spares(self._spares):  # no start is slowed
+                pid = self._stage.pid(token)
+                self._observer.on_event("process_started", name="spare", pid=pid)
         return {}
 
     def _welcome(self, exits: dict[str, Exit]) -> None:

@@ -74,6 +74,8 @@ class Stage:
         hire: Hire | None = None,
     ) -> None:
         self.cast, self.is_kept, self._host = cast, is_kept, host
+        self.run = ""
+        """Id of the run whose processes these are now, empty where it has none."""
         self._is_resting = False
         self._owns_blob = blob is None
         self.blob = SharedBlob() if blob is None else blob
@@ -178,11 +180,16 @@ class Stage:
         """Returns the token of a worker that begins when a machine has room for it."""
         return self._start(hint, is_patient=True)
 
-    def keep_spares(self, count: int) -> None:
-        """Starts processes that wait until there are so many, of different places."""
-        missing = set(range(count)) - set(self._spares.values())
-        for number in sorted(missing):
-            self._spares[self._start(number, is_spare=True)] = number
+    def keep_spares(self, count: int) -> list[str]:
+        """Starts processes that wait until there are so many, of different places.
+
+        Returns:
+            Tokens of those that are new.
+        """
+        missing = sorted(set(range(count)) - set(self._spares.values()))
+        started = [self._start(number, is_spare=True) for number in missing]
+        self._spares.update(zip(started, missing, strict=True))
+        return started
 
     def make_folder(self) -> Path:
         """Makes an empty folder that all processes can see; it ends with the stage."""
@@ -235,6 +242,11 @@ class Stage:
         """How a process ended; what else ended is told by `poll`."""
         self._polled |= self._of(token).poll()
         return self._polled.pop(token, None)
+
+    def pid(self, token: str) -> int:
+        """The number of a process of this machine, 0 of one that is elsewhere."""
+        launcher = self._of(token)
+        return launcher.pid(token) if isinstance(launcher, ProcessLauncher) else 0
 
     def stop(self, token: str, grace_s: float = 0.0) -> None:
         """Ends one process, by force after `grace_s` seconds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Queue
 from typing import final
@@ -101,12 +102,17 @@ class Standby(Listener):
             raise
         return cls(server, connections, link)
 
-    def run(self) -> None:
-        """Follows, then leads if it is told to, to the end of the run."""
+    def run(self, on_lead: Callable[[], None] = lambda: None) -> None:
+        """Follows, then leads if it is told to, to the end of the run.
+
+        Args:
+            on_lead: Called when it begins to lead.
+        """
         while self.is_following:
             self.turn()
         server = self.succeed()
         if server is not None:
+            on_lead()
             server.run()
 
     @property

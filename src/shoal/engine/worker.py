@@ -23,6 +23,7 @@ from shoal.engine.reading import Retry, Rows
 from shoal.engine.shared_lane import SharedLaneSpec
 from shoal.engine.windows import Windows
 from shoal.errors import DataError, ShoalError
+from shoal.launchers.titles import title
 from shoal.strategies.base import Strategy
 
 __all__ = ["SAMPLE_ROWS", "WATCH", "Moment", "Watch", "WorkerSpec", "work"]
@@ -58,6 +59,7 @@ class WorkerSpec:
         has_overlap: The next window is computed while the last one is exchanged; not
             by gangs.
         clean_up: Called at the end of a process that will be given another part.
+        run: Id of the run, empty for one that has none.
     """
 
     seat: Seat
@@ -77,6 +79,7 @@ class WorkerSpec:
     lane: LaneSpec | SharedLaneSpec | None = None
     has_overlap: bool = False
     clean_up: Callable[[], None] | None = None
+    run: str = ""
 
 
 def work(spec: WorkerSpec) -> None:
@@ -85,11 +88,13 @@ def work(spec: WorkerSpec) -> None:
     A failure of user code is reported to the controller with its traceback; a
     server that is gone ends the worker quietly, the controller knows why.
     """
+    title(f"worker-{spec.seat.hint}", spec.run)
     try:
         member = Member(spec.seat, spec.strategy, is_early=spec.has_overlap)
     except (OSError, ShoalError) as error:
         # The controller does not know it yet: only the end of the process tells.
         sys.exit(f"this worker could not join the run: {error}")
+    title(f"worker-{member.rank}", spec.run)
     worker = None
     try:
         worker = (Gang if spec.is_gang else Windows)(spec, member)

@@ -42,6 +42,7 @@ class Role:
         log: Where its output goes; None for a file without a name.
         inherits: Descriptors that it shares, and others do not.
         is_patient: It waits for room as long as that takes, and nobody waits for it.
+        title: What `ps` shows until it has a part; default "": its name.
     """
 
     target: str
@@ -52,6 +53,7 @@ class Role:
     log: Path | None = None
     inherits: tuple[int, ...] = ()
     is_patient: bool = False
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

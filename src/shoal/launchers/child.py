@@ -46,7 +46,7 @@ def main(numbers: Mapping[int, int]) -> None:
     first = pickle.loads(messages.get())
     parent = Watch(first["parent"])
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    title(first["name"])
+    title(first["title"])
     module, _, name = first["target"].partition(":")
     _preload((*first["modules"], module), first["without"], first["later"])
     target = getattr(importlib.import_module(module), name)
@@ -56,6 +56,7 @@ def main(numbers: Mapping[int, int]) -> None:
         # Popped: it is as large as a model, and so would be what it is made of.
         target(pickle.loads(message.pop("argument")))
         sys.stdout.flush()
+        title(first["title"])  # it waits
 
 
 def _renumber(numbers: Mapping[int, int]) -> None:

@@ -164,7 +164,9 @@ class Porter:
                 self._launcher = self._open(memory)
             launcher = self._launcher
             # Lines are known by the token: a name may belong to two in turn.
-            self._tokens[launcher.start(replace(role, name=token, log=None))] = token
+            self._tokens[
+                launcher.start(replace(role, name=token, title=role.name, log=None))
+            ] = token
             return self.memory
 
     def _open(self, memory: Memory) -> ProcessLauncher:

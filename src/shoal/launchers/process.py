@@ -114,7 +114,7 @@ class ProcessLauncher(Launcher):
             {
                 **asdict(role.preload),
                 "target": role.target,
-                "name": role.name,
+                "title": role.title or role.name,
                 "parent": None if self._through is not None else Parent.of_now(),
             },
         )

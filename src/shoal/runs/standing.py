@@ -9,6 +9,10 @@ from typing import Any, final
 from shoal.runs.events import unpack_exchanges
 
 
+BESIDE = "localhost"
+"""As workers call their machine that are beside the process which writes."""
+
+
 @final
 @dataclass(kw_only=True)
 class Standing:
@@ -61,13 +65,17 @@ def standings(
     def of(rank: Any) -> Standing:
         return found.setdefault(int(rank), Standing(rank=int(rank)))
 
+    host = ""
     for event in events:
         kind = event.get("kind")
+        host = str(event.get("host") or host)
         if kind == "worker_started":
             worker = of(event["rank"])
             worker.processes += 1
             worker.state, worker.reason = "working", ""
-            worker.node, worker.pid = event.get("node", ""), event.get("pid", 0)
+            node = str(event.get("node") or BESIDE)
+            worker.node = host or node if node == BESIDE else node
+            worker.pid = event.get("pid", 0)
         elif kind in ("worker_left", "worker_lost") and "rank" in event:
             worker = of(event["rank"])
             worker.state, worker.reason = "left", str(event.get("reason", ""))
@@ -79,6 +87,53 @@ def standings(
     if is_lost:
         _end(found.values(), "lost")
     return [found[rank] for rank in sorted(found)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Helper:
+    """A process of a run that is no worker.
+
+    Args:
+        name: Of its part, such as "server", "standby", "evaluator" or "spare".
+        pid: Of the process, 0 where it is not known.
+        node: Its machine.
+    """
+
+    name: str
+    pid: int
+    node: str
+
+
+def helpers(events: Iterable[Mapping[str, Any]]) -> list[Helper]:
+    """Returns the processes beside the workers, by name, as far as they are known.
+
+    Runs of versions that did not record them have none.
+
+    Args:
+        events: Of a run, oldest first.
+
+    Example:
+        >>> helpers([{"kind": "process_started", "name": "server", "pid": 7}])
+        [Helper(name='server', pid=7, node='')]
+    """
+    host, found, spares = "", dict[str, Helper](), dict[int, Helper]()
+    for event in events:
+        kind, name = event.get("kind"), str(event.get("name", ""))
+        host = str(event.get("host") or host)
+        if kind == "process_started":
+            helper = Helper(name=name, pid=int(event.get("pid") or 0), node=host)
+            if name == "spare":
+                spares[helper.pid] = helper
+            else:
+                found[name] = helper
+        elif kind == "process_ended":
+            found.pop(name, None)
+        elif kind == "worker_started":  # a spare process has taken a place
+            spares.pop(int(event.get("pid") or 0), None)
+        elif kind in ("run_started", "run_resumed"):
+            found, spares = {}, {}
+    return [*(found[name] for name in sorted(found)), *spares.values()]
 
 
 def _end(workers: Iterable[Standing], state: str) -> None:

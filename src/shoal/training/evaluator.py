@@ -21,6 +21,7 @@ from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
 from shoal.models.pickling import dumps
+from shoal.runs.base import Run
 from shoal.training.evaluator_seat import Ask, Desk, Weights
 from shoal.training.staging import cast_of, preload_for
 from shoal.training.validation import Validation
@@ -58,6 +59,7 @@ class Evaluator:
         backend: Of Keras.
         threads: Compute threads.
         heed: Called while something is waited for; it may raise.
+        run: Where the process is recorded.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class Evaluator:
         backend: str,
         threads: int,
         heed: Callable[[], None],
+        run: Run | None = None,
     ) -> None:
         self._backend, self._threads, self._heed = backend, threads, heed
+        self._run = run
         self._waiting: dict[int, Weights] = {}
         self._losses = self._read = 0
         self._token = ""
@@ -88,6 +92,7 @@ class Evaluator:
             data=data.descriptor,
             chunks=chunks,
             results=results.descriptor,
+            run=run.id if run is not None and run.url else "",
             batch_size=validation.batch_size,
             steps=validation.steps,
         )
@@ -127,6 +132,8 @@ class Evaluator:
             threads=self._threads,
         )
         self._token = self._launcher.start(role)
+        if self._run is not None:
+            self._run.event("process_started", name=NAME, pid=self.pid)
 
     def ask(self, epoch: int, weights: Weights) -> list[Score]:
         """Has weights scored; returns what has been found meanwhile.

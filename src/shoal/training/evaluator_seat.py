@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from shoal.engine.opening import OpenMapped
 from shoal.launchers.shared import map_inherited
+from shoal.launchers.titles import title
 from shoal.models.pickling import loads
 from shoal.models.travel import unpack
 from shoal.training.validation import Validation
@@ -36,6 +37,7 @@ class Desk:
         chunks: The source they are read from, where they are not.
         results: Descriptor of lines of JSON, one for each epoch that is scored.
         batch_size: Rows of one step.
+        run: Id of the run, empty for one that has none.
         steps: Steps of a validation, None for all rows.
     """
 
@@ -45,6 +47,7 @@ class Desk:
     results: int
     batch_size: int
     steps: int | None
+    run: str = ""
 
 
 @final
@@ -65,6 +68,7 @@ class Ask:
 
 def score_epoch(ask: Ask) -> None:
     """Validates a model with the weights of an epoch, and leaves what that gave."""
+    title("evaluator", ask.desk.run)
     model, validate = _sit(ask.desk)
     model.set_weights(ask.weights)
     found = {name: np.asarray(value).tolist() for name, value in validate().items()}

@@ -147,7 +147,8 @@ def train(
     driver.fetch_center = controller.center
     origin = Origin()
     try:
-        driver.evaluator = evaluator_of(plan, work, habits)
+        driver.evaluator = evaluator_of(plan, work, habits, run)
+        stage.run = run.id if run.url else ""
         stage.recast(cast)
         stage.echo(driver.echo if habits.echo else None)
         if work.shared is None:
@@ -183,7 +184,7 @@ def train(
                 stage.close()
 
 
-def evaluator_of(plan: Plan, work: Work, habits: Habits) -> Evaluator | None:
+def evaluator_of(plan: Plan, work: Work, habits: Habits, run: Run) -> Evaluator | None:
     """What validates beside the training; None where training waits for it."""
     if habits.late is None:
         return None
@@ -193,6 +194,7 @@ def evaluator_of(plan: Plan, work: Work, habits: Habits) -> Evaluator | None:
         backend=plan.backend,
         threads=plan.threads,
         heed=habits.on_turn,
+        run=run,
     )
 
 
@@ -428,6 +430,7 @@ def _give(
             lane=lane,
             has_overlap=plan.overlap,
             clean_up=CleanUp(name=plan.backend) if stage.is_kept else None,
+            run=stage.run,
         )
 
     controller.give(server, make)

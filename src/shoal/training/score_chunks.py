@@ -24,6 +24,7 @@ from shoal.data import trees
 from shoal.data.arrays import Column
 from shoal.data.blob import blob_size, write_blob
 from shoal.data.sources import Source
+from shoal.launchers.titles import title
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import unpack
 from shoal.training.callback_list import safe_points, whole
@@ -74,6 +75,7 @@ class ScoreTask:
 
 def score(task: ScoreTask) -> None:
     """Computes every chunk nobody else has, then ends the process."""
+    title("scores")
     source = task.open_source()
     model = unpack(task.model)
     # Kept to the end: closing any descriptor of a file drops a process's locks on it.
