@@ -8,7 +8,6 @@ from typing import Any, final
 
 from shoal.runs.events import unpack_exchanges
 
-
 BESIDE = "localhost"
 """As workers call their machine that are beside the process which writes."""
 
