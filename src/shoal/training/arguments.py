@@ -35,6 +35,7 @@ from shoal.plan.validation import read_freq
 from shoal.registry import did_you_mean
 from shoal.runs.base import Run
 from shoal.strategies import Strategy, get
+from shoal.training.caps import capped_epochs, capped_steps
 from shoal.training.driver import Habits
 from shoal.training.fitting import Work
 from shoal.training.machines import look
@@ -169,6 +170,7 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
         PlanError: Arguments cannot work together, or the model cannot travel.
         DataError: An array is missing, or does not fit the model.
     """
+    arguments = _capped(arguments)
     strategy = get(arguments.strategy)
     request, often = (
         _request(arguments, strategy),
@@ -220,12 +222,23 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
             model,
             held,
             batch_size=arguments.validation_batch_size,
-            steps=arguments.validation_steps,
+            steps=arguments.validation_steps
+            if held is None
+            else capped_steps("validation_steps", arguments.validation_steps),
             usual_batch_size=plan.batch_size,
         ),
         work=work.with_packed(),
         arguments=arguments,
         verbose=verbosity(arguments.verbose),
+    )
+
+
+def _capped(arguments: Arguments) -> Arguments:
+    """Returns the arguments within the limits of Keras' configuration."""
+    return replace(
+        arguments,
+        epochs=capped_epochs(arguments.epochs),
+        steps_per_epoch=capped_steps("steps_per_epoch", arguments.steps_per_epoch),
     )
 
 

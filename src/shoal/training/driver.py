@@ -114,7 +114,8 @@ class Driver(Observer):
             epochs=plan.epochs,
             steps=steps_of(rows, plan.batch_size),
         )
-        self._hooks = BatchHooks(self.callbacks, plan.batch_size)
+        every = int(getattr(model, "steps_per_execution", 1) or 1)
+        self._hooks = BatchHooks(self.callbacks, plan.batch_size, every)
         # Twice: the best weights of `EarlyStopping` are a model, and then some.
         most_bytes = max(MOST_BYTES, 2 * plan.message_bytes)
         self._callback_states = CallbackStates(self._warn, most_bytes)

@@ -40,10 +40,13 @@ class BatchHooks:
     Args:
         callbacks: A Keras `CallbackList`.
         batch_size: Samples of one step as the user means it.
+        every: Steps of one call, as `compile(steps_per_execution=...)` says. An
+            exchange of more steps is a call of its own, whatever this is.
     """
 
-    def __init__(self, callbacks: Any, batch_size: int) -> None:
+    def __init__(self, callbacks: Any, batch_size: int, every: int = 1) -> None:
         self._callbacks, self._batch_size = callbacks, batch_size
+        self._every = every
         wanting = [c for c in callbacks.callbacks if _has_batch_hook(c)]
         self.are_wanted = bool(wanting)
         """Whether any callback has a batch hook."""
@@ -76,10 +79,15 @@ class BatchHooks:
             first = max(0, min(self._next, self._steps - 1))
             last = min(steps_of(self._samples, self._batch_size), self._steps) - 1
             last = max(first, last)
+            if last + 1 - first < self._every and last + 1 < self._steps:
+                continue  # an execution goes on
             self._next = last + 1
             if not prepare(self._next):
                 return
             self._callbacks.on_train_batch_begin(first)
+            # Keras names the last step of an execution even where the epoch ends
+            # before it.
+            last = max(last, first + self._every - 1)
             self._callbacks.on_train_batch_end(last, logs_of(messages[-1]))
 
 

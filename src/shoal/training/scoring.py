@@ -42,6 +42,7 @@ from shoal.plan.request import (
 )
 from shoal.training.arguments import check_batch_size, check_custom_objects, verbosity
 from shoal.training.callback_list import safe_points, whole
+from shoal.training.caps import capped_steps
 from shoal.training.score_bar import ScoreBar
 from shoal.training.score_chunks import (
     DONE,
@@ -192,7 +193,7 @@ def _job(
         None if value is None else require_whole(name, value, 1)
         for name, value in (
             ("batch_size", asked.batch_size),
-            ("steps", asked.steps),
+            ("steps", capped_steps("steps", asked.steps)),
             ("threads", asked.threads),
         )
     )

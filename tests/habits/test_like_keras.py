@@ -1,0 +1,94 @@
+"""Settings of Keras that change a whole `fit`, with plain Keras as the judge."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import shoal
+from tests.habits.cases import Recorder, assert_close, data, make_model, weights_of
+
+ROWS, BATCH = 200, 32  # seven steps, the last one short
+
+
+@pytest.fixture
+def limits() -> Iterator[Any]:
+    """Keras' configuration, without limits again afterwards."""
+    yield keras.config
+    keras.config.set_max_epochs(None)
+    keras.config.set_max_steps_per_epoch(None)
+
+
+def fit(model: Any, is_shoal: bool, **arguments: Any) -> Any:
+    x, y = data(ROWS)
+    common: dict[str, Any] = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    if not is_shoal:
+        return model.fit(x, y, **common, **arguments)
+    ours: dict[str, Any] = {"workers": 2, "run": False, "cluster": "inline"}
+    return shoal.fit(model, x, y, **common, **ours, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "given"),
+    [
+        (2, None, {"epochs": 4}),
+        (None, 3, {"epochs": 2}),
+        (None, 3, {"epochs": 2, "steps_per_epoch": 5}),
+        (None, 5, {"epochs": 2, "steps_per_epoch": 3}),
+        (9, 50, {"epochs": 2, "steps_per_epoch": 2}),
+        (1, 1, {"epochs": 3, "validation_split": 0.5}),
+    ],
+)
+def test_limits_of_keras_config_are_those_of_keras(
+    limits: Any, epochs: int | None, steps: int | None, given: dict[str, Any]
+) -> None:
+    limits.set_max_epochs(epochs)
+    limits.set_max_steps_per_epoch(steps)
+    found = {}
+    for is_shoal in (False, True):
+        model, recorder = make_model(), Recorder()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            fit(model, is_shoal, callbacks=[recorder], **given)
+        hooks = [
+            (hook, step) for hook, step, _ in recorder.calls if "_test_" not in hook
+        ]
+        texts = {str(w.message) for w in warned if "Limiting" in str(w.message)}
+        found[is_shoal] = (hooks, texts, model)
+    assert found[True][0] == found[False][0]
+    assert found[True][1] >= {t for t in found[False][1] if "epochs to" in t}
+    assert bool(found[True][1]) == bool(found[False][1])
+    assert_close(weights_of(found[True][2]), weights_of(found[False][2]))
+
+
+@pytest.mark.parametrize("evaluated", ["evaluate", "predict"])
+def test_limits_hold_for_scores_and_predictions(limits: Any, evaluated: str) -> None:
+    limits.set_max_steps_per_epoch(2)
+    model, (x, y) = make_model(), data(ROWS)
+    targets = (y,) if evaluated == "evaluate" else ()
+    with pytest.warns(UserWarning, match="Limiting"):
+        plain = getattr(model, evaluated)(x, *targets, batch_size=BATCH, verbose=0)
+    score = getattr(shoal, evaluated)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        ours = score(model, x, *targets, batch_size=BATCH, workers=1, verbose=0)
+    assert "Limiting steps to 2" in {str(w.message) for w in warned}
+    np.testing.assert_allclose(ours, plain, rtol=1e-5)
+
+
+@pytest.mark.parametrize("every", [2, 3, 7, 50])
+def test_batch_hooks_have_keras_indices_under_steps_per_execution(every: int) -> None:
+    found = {}
+    for is_shoal in (False, True):
+        model, recorder = make_model(), Recorder()
+        model.compile(
+            "sgd", "sparse_categorical_crossentropy", steps_per_execution=every
+        )
+        fit(model, is_shoal, callbacks=[recorder], epochs=2)
+        found[is_shoal] = [(hook, step) for hook, step, _ in recorder.calls]
+    assert found[True] == found[False]
