@@ -20,7 +20,7 @@ export NO_MKDOCS_2_WARNING = 1
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
 	matrix ray bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
-	interrupts constraints clean
+	interrupts keras-suite constraints clean
 
 help: $(STAMP)
 	@echo "make demo      train on real data, kill a worker, see the picture"
@@ -29,6 +29,7 @@ help: $(STAMP)
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
 	@echo "make matrix | bench | bench-full | bench-gpu | compare   what takes longer"
+	@echo "make keras-suite  Keras' own tests of fit, through shoal.fit; 40 minutes"
 	@echo "make simulate  100,000 random schedules of failing runs"
 	@echo "make soak      100 runs in one process: does anything stay behind?"
 	@echo "make chaos     kill and stop processes of runs on real data; needs SHOAL_DATA"
@@ -120,6 +121,11 @@ matrix: $(STAMP)
 ray: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray \
 		$$(grep -rlE --include='test_*.py' 'ray_nodes|mark\.ray' tests)
+
+# Keras' own tests of fit, as they are and through Shoal; KERAS_SOURCE=/path/to/keras
+# takes those of a source tree.
+keras-suite: $(STAMP)
+	$(BIN)/python -m benchmarks.keras_suite $(SUITE)
 
 bench compare simulate soak chaos fuzz kills pause interrupts: $(STAMP)
 	$(BIN)/python -m benchmarks.$@

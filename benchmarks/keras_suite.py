@@ -91,7 +91,7 @@ def find_files(source: Path | None) -> list[Path]:
     if not folder.is_dir():
         raise SystemExit(
             f"no folder {folder}. KERAS_SOURCE was expected to name the root of a "
-            "source tree of Keras 3. Leave it out to run the tests of the installed one."
+            "source tree of Keras 3. Leave it out for the tests of the installed one."
         )
     found = folder.rglob("*_test.py")
     return sorted(p for p in found if CALLS_FIT.search(p.read_text()))
@@ -115,7 +115,8 @@ def run(
             sys.executable, "-m", "pytest", "-q",
             "-p", "benchmarks.keras_suite_plugin", "-p", "no:cacheprovider",
             "-c", os.devnull, "--rootdir", folder, f"--timeout={timeout_s}",
-            "--tb=no", "--no-header", "--continue-on-collection-errors", *map(str, copies),
+            "--tb=no", "--no-header", "--continue-on-collection-errors",
+            *map(str, copies),
         ]  # fmt: skip
         subprocess.run(
             command, env=environment, cwd=folder, check=False, stdout=sys.stderr

@@ -44,7 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
         _fits[_now[0]] += 1
         if is_plain:
             return plain(self, *args, **given)
-        return _shoal_fit(self, {**dict(zip(FIT_ARGUMENTS, args)), **given})
+        return _shoal_fit(
+            self, {**dict(zip(FIT_ARGUMENTS, args, strict=False)), **given}
+        )
 
     trainer.fit = fit
 
@@ -56,7 +58,9 @@ def _shoal_fit(model: Any, given: dict[str, Any]) -> Any:
     ours = {
         "strategy": strategy,
         "cluster": cluster,
-        "workers": 1 if strategy == "single" else int(os.environ["SHOAL_SUITE_WORKERS"]),
+        "workers": 1
+        if strategy == "single"
+        else int(os.environ["SHOAL_SUITE_WORKERS"]),
         "run": False,
     }
     with warnings.catch_warnings():

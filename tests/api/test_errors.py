@@ -86,7 +86,11 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
         {"model": lambda: "model"},
         ("callable given as model returned a str",),
     ),
-    "ragged": (DataError, {"x": ragged()}, ("x has dtype object", "ragged", "Pad")),
+    "ragged": (
+        DataError,
+        {"x": ragged()},
+        ("rows of different lengths", "dtype object", "Pad"),
+    ),
     "mismatched": (
         DataError,
         {"y": Y[:10]},
@@ -277,6 +281,22 @@ class Locked(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         return inputs
+
+
+def test_a_trainer_that_is_no_model_is_refused(started: list[Any]) -> None:
+    trainer: Any = next(c for c in keras.Model.__mro__[1:] if "fit" in vars(c))
+
+    class Mixed(trainer, keras.layers.Dense):
+        def __init__(self) -> None:
+            keras.layers.Dense.__init__(self, 1)
+            trainer.__init__(self)
+
+    model: Any = Mixed()
+    model.compile("sgd", "mse")
+    for call in (shoal.fit, shoal.plan, shoal.evaluate):
+        with pytest.raises(ConfigError, match=r"class Mixed\(keras.Model\)"):
+            call(model, X, Y)
+    assert started == []
 
 
 def test_what_cannot_travel_is_named(started: list[Any]) -> None:

@@ -5,6 +5,7 @@ Wherever Keras has an answer, its own adapter is asked for it.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import namedtuple
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from shoal.data.adapting import source_of
 from shoal.data.sources import ArraySource
 from shoal.data.training import training_data, unpack, weighted_source
 from shoal.errors import ConfigError, DataError
@@ -163,9 +165,9 @@ def test_validation_data_as_an_array():
     ("arguments", "words"),
     [
         (([[1, 2], [3]],), r"x\[0\]\[0\] is a int"),
-        ((np.array([[1, 2], [3]], dtype=object),), "x has dtype object"),
-        ((X, np.array(["a"] * 10)), "y has dtype <U1"),
-        ((X, np.array(["2020-01-01"] * 10, "datetime64[D]")), "y has dtype datetime"),
+        ((np.array([[1, 2], [3]], dtype=object),), "x has rows of different lengths"),
+        ((X, np.array(["a"] * 10)), "y has text"),
+        ((X, np.array(["2020-01-01"] * 10, "datetime64[D]")), "y has dates or times"),
         ((X, np.arange(9)), "y has 9 rows but x has 10"),
         (({"a": X, "b": X[:3]},), r"x\['b'\] has 3 rows but x\['a'\] has 10"),
         ((X, X, np.ones(4)), "sample_weight has 4 rows"),
@@ -174,7 +176,7 @@ def test_validation_data_as_an_array():
         (([],), r"x is \[\]"),
         ((np.float64(3.0),), "x is a single value"),
         (("file.csv",), "x is a str"),
-        ((pd.DataFrame({"a": ["b"] * 10}),), "x has dtype"),
+        ((pd.DataFrame({"a": ["b"] * 10}),), "x has text"),
         (({(1, 2): X, 3.5: X},), None),
     ],
 )
@@ -259,3 +261,50 @@ def test_a_table_with_text_names_its_column() -> None:
     table = pd.DataFrame({"size": [1.0, 2.0], "colour": ["red", "blue"]})
     with pytest.raises(DataError, match=r"not all numbers .*'colour'"):
         ArraySource(table)
+
+
+TEXTS: dict[str, Any] = {
+    "objects": np.array(["a", "b"] * 5, dtype=object).reshape(5, 2),
+    "fixed width": np.array([["a"], ["bc"]] * 5),
+    "bytes": np.array([b"a", b"b"] * 5),
+    "bytes in objects": np.array([b"a", None] * 5, dtype=object),
+    "series": pd.Series(["a", "b"] * 5),
+    "pandas strings": pd.Series(["a", None] * 5, dtype="string"),
+    "categories": pd.Series(["a", "b"] * 5, dtype="category"),
+    "table": pd.DataFrame({"a": ["b"] * 10}),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_advice_about_text_is_about_text(kind: str):
+    with pytest.raises(DataError, match="x has text") as caught:
+        ArraySource(TEXTS[kind])
+    told = str(caught.value)
+    assert "np.unique" in told
+    assert "Pad the rows" not in told
+    assert "astype('float32')" not in told
+
+
+def test_text_in_batches_is_named_with_its_batch():
+    tf = pytest.importorskip("tensorflow")
+    texts = tf.data.Dataset.from_tensor_slices(tf.constant([["a"], ["b"]])).batch(2)
+    with pytest.raises(
+        DataError, match=r"x has text, dtype object \(batch .* of the tf.data"
+    ):
+        source_of(texts).take(slice(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("entries", "found", "advice"),
+    [
+        ([dt.date(2026, 1, 2)], "dates or times", "datetime64"),
+        ([None, 1.0], "missing values", "NaN"),
+        ([object()], "objects", "float32"),
+        ([[1], [1, 2]], "rows of different lengths", "pad_sequences"),
+    ],
+)
+def test_objects_are_told_apart(entries: list[Any], found: str, advice: str):
+    values = np.empty(len(entries), dtype=object)
+    values[:] = entries
+    with pytest.raises(DataError, match=f"x has {found}.*{advice}"):
+        ArraySource(values)

@@ -380,6 +380,56 @@ def test_global_that_cannot_travel_is_named() -> None:
     assert "prepare -> global 'lock' is a _thread.lock" in found
 
 
+def closing_over(kind: str, held: Any) -> Any:
+    """A model of which one function closes over something."""
+
+    class Mine(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            _ = held if kind == "compute_loss" else None
+            return super().compute_loss(*args, **kwargs)
+
+    def loss(y: Any, y_pred: Any) -> Any:
+        _ = held
+        return keras.ops.mean((y - y_pred) ** 2, -1)
+
+    model = small() if kind != "compute_loss" else Mine()
+    if kind == "activation":
+        model = small(keras.layers.Dense(2, activation=lambda x: (x, held)[0]))
+    metrics = [loss] if kind == "metric" else []
+    model.compile("sgd", loss if kind == "loss" else "mse", metrics=metrics)
+    model(np.ones((2, 4), "float32"))
+    return model
+
+
+class Holder:
+    """An object of the user's with something in it that cannot travel."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("kind", ["loss", "metric", "activation"])
+def test_what_a_function_closes_over_is_named(kind: str) -> None:
+    with pytest.raises(PlanError, match="captured variable 'held'") as caught:
+        travel.pack(closing_over(kind, Holder()))
+    assert "Holder).lock is a _thread.lock" in str(caught.value)
+    assert "_compiled_trainable_state" not in str(caught.value)
+
+
+def test_what_a_method_closes_over_is_named() -> None:
+    with pytest.raises(PlanError, match=r"Mine\).compute_loss -> captured") as caught:
+        travel.pack(closing_over("compute_loss", Holder()))
+    assert "'held' (" in str(caught.value)
+    assert "Holder).lock is a _thread.lock" in str(caught.value)
+
+
 class Guards:
     """No Keras object; a method of it goes nowhere without it."""
 

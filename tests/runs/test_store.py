@@ -5,6 +5,7 @@ import threading
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shoal.errors import ConfigError
@@ -12,7 +13,7 @@ from shoal.runs import claim as claiming
 from shoal.runs.catalogue import read_summary
 from shoal.runs.events import exchange_records, read_events
 from shoal.runs.folder import Folder
-from shoal.runs.store import NullRun, StoredRun, create, open_run, start
+from shoal.runs.store import NullRun, StoredRun, create, model_file, open_run, start
 
 TODAY = date(2026, 11, 21)
 
@@ -207,6 +208,45 @@ def test_a_keras_model_is_saved_whole(root: str):
             run.save_model(model, "best") == run.folder.child("models/best.keras").url
         )
     assert run.folder.read("models/best.keras")[:2] == b"PK"
+
+
+class _Scaled:
+    """An argument that no archive can hold."""
+
+
+def test_a_model_that_no_archive_holds_leaves_its_weights(root: str, tmp_path: Path):
+    import keras
+
+    class Layer(keras.layers.Layer):
+        def __init__(self, scale: _Scaled) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def build(self, input_shape: object) -> None:
+            self.gain = self.add_weight(shape=(2,), initializer="ones")
+
+        def call(self, x: object) -> object:
+            return keras.ops.multiply(x, self.gain)
+
+    def make() -> keras.Model:
+        return keras.Sequential([keras.layers.Input((2,)), Layer(_Scaled())])
+
+    model, said = make(), []
+    model.set_weights([np.array([2.0, 3.0])])
+    with create(root, "x", complain=said.append) as run:
+        url = run.folder.child("models/last.weights.h5").url
+        assert run.save_model(model, "last") == url
+        assert run.save_model(model, "last") == url
+        assert run.model_error is None
+    assert run.folder.names("models") == ["last.weights.h5"]
+    assert model_file(run.folder) == "models/last.weights.h5"
+    assert len(said) == 1
+    assert "load_weights" in said[0]
+    copy = tmp_path / "copy.weights.h5"
+    copy.write_bytes(run.folder.read("models/last.weights.h5"))
+    other = make()
+    other.load_weights(copy)
+    np.testing.assert_array_equal(other.get_weights()[0], [2.0, 3.0])
 
 
 def test_scalars_are_beside_the_events(root: str):

@@ -90,6 +90,8 @@ class Gradient:
         before = (self._narrow(state), others, state.slots, metrics)
         with _caught(parts.optimizer) as caught, self._scaled_loss(scale):
             logs, after = parts.model.train_step(before, data)
+        if not parts.trainable and not caught:  # all is frozen: Keras takes no step
+            caught.append([])
         if len(caught) != 1:
             raise PlanError(
                 f"train_step of {parts.model.name!r} applied gradients {len(caught)} "

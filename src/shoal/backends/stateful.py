@@ -411,6 +411,8 @@ def caught_gradients(parts: ModelParts) -> Generator[list[list[Any]]]:
         yield caught
     finally:
         object.__delattr__(optimizer, "apply")
+    if not parts.trainable and not caught:  # all is frozen: Keras takes no step either
+        caught.append([])
     if len(caught) != 1:
         raise PlanError(
             f"train_step of {parts.model.name!r} applied gradients {len(caught)} "

@@ -29,6 +29,7 @@ from shoal.runs.catalogue import (
 )
 from shoal.runs.events import read_events
 from shoal.runs.standing import helpers, standings
+from shoal.runs.store import model_file
 from shoal.runs.summary import LIST_FIELDS, RunSummary
 
 app = typer.Typer(help="Lists runs, shows one, prints its logs, removes old ones.")
@@ -249,7 +250,7 @@ def resume_run(
     )
     summary = read_summary(folder)
     typer.echo(f"{summary.id}: {summary.status}, {_samples(summary)} samples")
-    typer.echo(f"model: {folder.url}/models/last.keras")
+    typer.echo(f"model: {folder.url}/{model_file(folder)}")
 
 
 @app.command("rm")

@@ -155,19 +155,48 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def _not_numeric(array: Array, name: str, where: str) -> DataError:
-    """Tells ragged rows, text and dates apart."""
-    if array.dtype.kind == "O":
-        return DataError(
-            f"{name} has dtype object, so its rows are ragged, or not numbers "
-            f"({where}). Expected numbers in rows of one shape. Pad the rows to "
-            "one length (keras.utils.pad_sequences), or convert it with "
-            ".astype('float32')."
-        )
+    """Tells text, dates, missing values and ragged rows apart."""
+    found, advice = _kind_of_entries(array)
     return DataError(
-        f"{name} has dtype {array.dtype} ({where}). Expected numbers or bools. "
-        "Encode it first, for example with keras.layers.StringLookup or "
-        "np.unique(..., return_inverse=True)."
+        f"{name} has {found}, dtype {array.dtype} ({where}). Expected numbers or "
+        f"bools in rows of one shape. {advice}"
     )
+
+
+def _kind_of_entries(array: Array) -> tuple[str, str]:
+    """What an array holds that is no number, and what to do about it."""
+    text = (
+        "Encode it before training: for classes np.unique(..., return_inverse=True)[1] "
+        "or .astype('category').cat.codes of pandas, for words the output of a "
+        "keras.layers.StringLookup or TextVectorization that is called here, before "
+        "fit. Workers take numbers only, also where the model begins with such a layer."
+    )
+    dates = (
+        "Turn dates into numbers: .astype('datetime64[s]').astype('int64') gives "
+        "seconds; or take parts such as month and weekday."
+    )
+    if array.dtype.kind in "UST" or array.dtype.name.startswith("StringDType"):
+        return "text", text
+    if array.dtype.kind in "mM":
+        return "dates or times", dates
+    entries = array.reshape(-1)[:1000].tolist()
+    if any(isinstance(entry, (str, bytes)) for entry in entries):
+        holes = " Fill missing values as well." if None in entries else ""
+        return "text", text + holes
+    if any(hasattr(entry, "isoformat") for entry in entries):
+        return "dates or times", dates
+    if any(hasattr(entry, "__len__") for entry in entries):
+        return (
+            "rows of different lengths",
+            "Pad the rows to one length (keras.utils.pad_sequences), or give a "
+            "PyDataset whose batches are padded.",
+        )
+    if any(entry is None for entry in entries):
+        return (
+            "missing values (None)",
+            "Fill them in, or pass .astype('float32'), which makes them NaN.",
+        )
+    return "objects", "Convert it with .astype('float32')."
 
 
 def check_lengths(named: list[tuple[str, Column]], where: str = FIT) -> int:

@@ -15,7 +15,7 @@ from typing import final
 from zipfile import ZipFile
 
 from shoal.errors import ConfigError
-from shoal.runs.store import LOGS, MODELS, StoredRun
+from shoal.runs.store import ARCHIVE, LOGS, MODELS, WEIGHTS, StoredRun
 from shoal.training.progress import warn_aside
 
 CONSOLES = "experiments"
@@ -57,7 +57,10 @@ class Experiment:
 
     def save_models(self) -> None:
         """Copies what the run saved; storage that fails costs the copies alone."""
-        saved = sorted(Path(self.run.folder.path, MODELS).glob("[!.]*.keras"))
+        folder = Path(self.run.folder.path, MODELS)
+        saved = sorted(
+            path for end in (ARCHIVE, WEIGHTS) for path in folder.glob(f"[!.]*{end}")
+        )
         try:
             self._copy(saved)
         except OSError as error:

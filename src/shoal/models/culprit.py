@@ -6,15 +6,17 @@ tries the parts of the object one by one, and follows the first part that fails.
 
 from __future__ import annotations
 
+import dis
 import functools
 import io
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from shoal.models.pickling import TravelPickler, state_of
+from shoal.models.pickling import TravelPickler, by_value, state_of
 
 _MAX_DEPTH = 16
+_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
 def describe_culprit(owner: Any, label: str) -> str:
@@ -29,17 +31,32 @@ def describe_culprit(owner: Any, label: str) -> str:
         >>> describe_culprit({"guard": [threading.Lock()]}, "settings")
         "settings['guard'][0] is a _thread.lock"
     """
-    path, current = label, owner
-    seen = {id(owner)}
-    for _ in range(_MAX_DEPTH):
-        for step, child in _parts(current):
-            if id(child) not in seen and _fails(child):
-                seen.add(id(child))
-                path, current = path + step, child
-                break
-        else:
-            break
-    return f"{path} is a {_type_name(current)}"
+    with by_value():
+        path, part = _find(owner, label, {id(owner)}, _MAX_DEPTH) or (label, owner)
+    return f"{path} is a {_type_name(part)}"
+
+
+def _find(owner: Any, path: str, seen: set[int], depth: int) -> tuple[str, Any] | None:
+    """Returns path and object of the first part that fails by itself.
+
+    Args:
+        owner: Fails.
+        path: How it was reached.
+        seen: Failing objects that were followed; a part that fails only because it
+            leads back to one of them is no culprit.
+        depth: Steps that are left.
+    """
+    is_innocent = False
+    for step, child in _parts(owner) if depth else ():
+        if id(child) in seen:
+            is_innocent = True
+        elif _fails(child):
+            is_innocent = True
+            seen.add(id(child))
+            found = _find(child, path + step, seen, depth - 1)
+            if found is not None:
+                return found
+    return None if is_innocent else (path, owner)
 
 
 def _type_name(obj: Any) -> str:
@@ -77,20 +94,38 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield ".args", partial.args
         yield ".keywords", partial.keywords
     elif isinstance(obj, type):
-        yield from ((f".{name}", value) for name, value in vars(obj).items())
+        yield from _parts_of_class(obj)
     elif hasattr(obj, "__dict__"):
         state = state_of(obj)
-        # what the user set comes before what Keras keeps to itself
-        for name in sorted(state, key=lambda name: name.startswith("_")):
+        # What the user set comes before the code of the class, and that before what
+        # Keras keeps to itself, which holds the rest of the model once more.
+        for name in (n for n in state if not n.startswith("_")):
+            yield f".{name}", state[name]
+        yield f" (class {type(obj).__name__})", type(obj)
+        for name in (n for n in state if n.startswith("_")):
             yield f".{name}", state[name]
 
 
+def _parts_of_class(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yields methods and values of a class whose code is sent, then its bases."""
+    for name, value in vars(cls).items():
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        if isinstance(value, property):
+            value = value.fget
+        yield f".{name}", value
+    yield from ((f" -> base {base.__name__}", base) for base in cls.__bases__)
+
+
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the closure, the defaults, and the globals a function's code names."""
+    """Yields the closure, the defaults, and the globals a function's code reads."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
         try:
-            yield f" -> captured variable '{name}'", cell.cell_contents
+            yield (
+                f" -> captured variable {_named(name, cell.cell_contents)}",
+                (cell.cell_contents),
+            )
         except ValueError:  # a cell that is still empty
             continue
     for value in function.__defaults__ or ():
@@ -98,6 +133,16 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     codes = [function.__code__]
     for code in codes:
         codes.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
-        for name in code.co_names:
+        # Names of attributes stand in `co_names` as well: only these are globals.
+        read = {i.argval for i in dis.get_instructions(code) if i.opname in _READS}
+        for name in (n for n in code.co_names if n in read):
             if name in function.__globals__:
-                yield f" -> global '{name}'", function.__globals__[name]
+                value = function.__globals__[name]
+                yield f" -> global {_named(name, value)}", value
+
+
+def _named(name: str, value: Any) -> str:
+    """A variable, and of an object of a class of the user's its class as well."""
+    is_plain = type(value).__module__ == "builtins" or not hasattr(value, "__dict__")
+    is_code = isinstance(value, (type, types.FunctionType, types.ModuleType))
+    return repr(name) if is_plain or is_code else f"'{name}' ({_type_name(value)})"

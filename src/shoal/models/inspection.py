@@ -40,6 +40,14 @@ def find_model(model: Any) -> tuple[Any, Callable[[], Any] | None]:
     kind = import_module("keras").Model
     if isinstance(model, kind):
         return model, None
+    trainer = import_module("keras.src.trainers.trainer").Trainer
+    if isinstance(model, trainer):
+        raise ConfigError(
+            f"model is a {type(model).__name__}, a Keras trainer that is no "
+            "keras.Model. Expected a keras.Model: it can be sent to workers and saved, "
+            "a layer with the trainer mixed in cannot. "
+            f"Write class {type(model).__name__}(keras.Model), with the layers inside."
+        )
     if not callable(model):
         raise ConfigError(
             f"model is a {type(model).__name__}. Expected a compiled Keras model, or "

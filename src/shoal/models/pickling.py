@@ -175,13 +175,13 @@ def dumps(
     """
     with _REGISTRY:
         try:
-            with _by_value():
+            with by_value():
                 return _dump_all(obj, anchors, variables, has_values)
-        except CannotPickle as by_value:
+        except CannotPickle as first:
             try:
                 return _dump_all(obj, anchors, variables, has_values)
             except CannotPickle:
-                raise by_value from by_value.__cause__
+                raise first from first.__cause__
 
 
 def loads(blob: bytes, *, anchors: Sequence[Any] = ()) -> Any:
@@ -336,7 +336,7 @@ def _rekey(obj: Any) -> None:
 
 
 @contextmanager
-def _by_value() -> Generator[None]:
+def by_value() -> Generator[None]:
     """Makes cloudpickle send code by value unless its package is installed."""
     names: list[str] = []
     is_installed: dict[str, bool] = {}

@@ -112,7 +112,11 @@ class Run(ABC):
 
     @abstractmethod
     def save_model(self, model: Any, which: Which) -> str | None:
-        """Saves a Keras model as `models/WHICH.keras`; returns where, None if not."""
+        """Saves a Keras model; returns where, None if it could not be saved.
+
+        As `models/WHICH.keras`, or its weights alone as `models/WHICH.weights.h5`
+        where no archive can hold it.
+        """
 
     @abstractmethod
     def write_plan(self, plan: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ from shoal.runs.writer import lock_writer, writer_may_live
 
 PLAN = "plan.json"
 LOGS = "experiments"
-MODELS = "models"
+MODELS, ARCHIVE, WEIGHTS = "models", ".keras", ".weights.h5"
 SCALARS = "tensorboard"
 
 PROMPT_KINDS = frozenset(
@@ -148,13 +148,14 @@ class StoredRun(Run):
                 with tempfile.TemporaryDirectory(
                     prefix="shoal-model-", dir=temporary
                 ) as staging:
-                    return self._save(model, which, Path(staging, f"{which}.keras"))
+                    return self._save(model, which, Path(staging, which))
             # Beside its final place, because a rename stays on one file system.
-            partial = self.folder.local_path(f"{MODELS}/.{which}-{os.getpid()}.keras")
+            partial = self.folder.local_path(f"{MODELS}/.{which}-{os.getpid()}")
             try:
                 return self._save(model, which, partial)
             finally:
-                partial.unlink(missing_ok=True)
+                for suffix in (ARCHIVE, WEIGHTS):
+                    partial.with_name(partial.name + suffix).unlink(missing_ok=True)
         except Exception as error:  # whatever code of the user the model runs
             self.model_error = error
             self.model_place = self._refusing(error)
@@ -248,10 +249,24 @@ class StoredRun(Run):
         self._began -= last_s
 
     def _save(self, model: Any, which: Which, partial: Path) -> str:
-        model.save(partial)
-        name = f"{MODELS}/{which}.keras"
+        """Saves the archive, or the weights of a model that no archive can hold."""
+        suffix, found = ARCHIVE, partial.with_name(partial.name + ARCHIVE)
         try:
-            self.folder.put(partial, name)
+            model.save(found)
+        except Exception as error:  # whatever code of the user the model runs
+            if is_of_storage(error):
+                raise
+            suffix, found = WEIGHTS, partial.with_name(partial.name + WEIGHTS)
+            model.save_weights(found)
+            self._say_once(
+                f"the {which} model cannot be saved as a Keras archive "
+                f"({type(error).__name__}: {error}). Its weights are kept in "
+                f"{self.folder.child(f'{MODELS}/{which}{suffix}').url}: make the model "
+                "by its code and call load_weights."
+            )
+        name = f"{MODELS}/{which}{suffix}"
+        try:
+            self.folder.put(found, name)
         except Exception as error:  # whatever a file system of fsspec raises
             raise _NotTaken(f"{type(error).__name__}: {error}") from error
         self.model_error = None
@@ -295,14 +310,33 @@ class StoredRun(Run):
 
     def _say(self, what: str, error: Exception, where: str = "") -> None:
         """Reports the first failure of each kind."""
-        with self._lock:
-            if what in self._said:
-                return
-            self._said.add(what)
-        self._complain(
+        self._say_once(
             f"the {what} cannot be written to {where or self.url} "
-            f"({type(error).__name__}: {error}). Training goes on without it."
+            f"({type(error).__name__}: {error}). Training goes on without it.",
+            what,
         )
+
+    def _say_once(self, text: str, what: str = "") -> None:
+        """Tells the user, once of each kind, which is the text itself by default."""
+        with self._lock:
+            if (what or text) in self._said:
+                return
+            self._said.add(what or text)
+        self._complain(text)
+
+
+def is_of_storage(error: Exception) -> bool:
+    """Whether it was the storage or the memory that failed, not the model's code."""
+    is_full = "errno = 28" in str(error)  # as HDF5 says it, in errors of any kind
+    return is_full or isinstance(error, (OSError, MemoryError))
+
+
+def model_file(folder: Folder, which: Which = "last") -> str:
+    """Returns the name of a saved model: an archive, or else weights alone."""
+    weights = f"{MODELS}/{which}{WEIGHTS}"
+    archive = f"{MODELS}/{which}{ARCHIVE}"
+    is_weights = not folder.exists(archive) and folder.exists(weights)
+    return weights if is_weights else archive
 
 
 def start(

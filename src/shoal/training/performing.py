@@ -23,7 +23,7 @@ from shoal.interruption import (
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import environment
 from shoal.runs.base import Run
-from shoal.runs.store import StoredRun, start
+from shoal.runs.store import StoredRun, is_of_storage, start
 from shoal.training import inline
 from shoal.training.arguments import Arguments, Ready, read
 from shoal.training.driver import Habits
@@ -147,8 +147,7 @@ def _save(record: Run, model: Any) -> bool:
 def _is_away(record: Run) -> bool:
     """Whether it was not the model that could not be saved."""
     error = record.model_error if isinstance(record, StoredRun) else None
-    is_full = "errno = 28" in str(error)  # as HDF5 says it, in errors of any kind
-    return is_full or isinstance(error, (OSError, MemoryError))
+    return error is not None and is_of_storage(error)
 
 
 def _not_saved(

@@ -27,7 +27,7 @@ from shoal.plan.request import Workers
 from shoal.plan.validation import read_freq
 from shoal.runs.base import Run
 from shoal.runs.checkpoints import CheckpointStore
-from shoal.runs.store import StoredRun, open_run
+from shoal.runs.store import StoredRun, model_file, open_run
 from shoal.training.arguments import reading_of
 from shoal.training.driver import Habits
 from shoal.training.fitting import Outcome, Work, train
@@ -121,7 +121,8 @@ def _check_status(record: StoredRun, *, force: bool) -> None:
     if status == "finished":
         raise ConfigError(
             f"run {record.id!r} has finished. Expected one that was broken off. "
-            f"Load {record.url}/models/last.keras and call fit to train it further."
+            f"Load {record.url}/{model_file(record.folder)} and call fit to train it "
+            "further."
         )
 
 

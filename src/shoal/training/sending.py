@@ -29,7 +29,7 @@ from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.host.temporary import temporary_folder
 from shoal.paths import one_inside, unpack
 from shoal.plan import environment
-from shoal.runs.store import StoredRun, create, open_run
+from shoal.runs.store import StoredRun, create, model_file, open_run
 from shoal.training.arguments import Arguments, Ready, read
 from shoal.training.fitting import announce
 from shoal.training.inputs import MOST_DATA_BYTES, write_inputs
@@ -237,7 +237,7 @@ def finish(sent: Sent, job: Job, model: Any = None) -> Any:
     if model is not None:
         # Its state is in the archive as well.
         model.optimizer.build(model.trainable_variables)
-        model.load_weights(Path(record.folder.local_path("models/last.keras")))
+        model.load_weights(Path(record.folder.local_path(model_file(record.folder))))
     keras: Any = import_module("keras")
     history = keras.callbacks.History()
     metrics = record.summary().metrics

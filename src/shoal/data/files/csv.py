@@ -38,6 +38,7 @@ HEADER_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 NULLS = frozenset(("", "NA", "N/A", "NaN", "nan", "null", "NULL", "#N/A", "n/a"))
 NEWLINE = 10
+SEPARATORS = (";", "\t", "|", ",")
 
 
 @final
@@ -169,6 +170,7 @@ def _header(head: bytes, file: FileEntry) -> tuple[tuple[str, ...], int]:
         length = len(head)
     line = head[:length].decode("utf-8-sig")
     names = tuple(next(csv.reader([line], delimiter=_delimiter(file)), []))
+    _check_separator(names, file)
     if names and all(_is_number(name) for name in names):
         raise DataError(
             f"{file.url} begins with numbers ({line.strip()[:60]}), not with names of "
@@ -176,6 +178,27 @@ def _header(head: bytes, file: FileEntry) -> tuple[tuple[str, ...], int]:
             "sed -i '1i a,b,c' file.csv"
         )
     return names, length
+
+
+def _check_separator(names: Sequence[str], file: FileEntry) -> None:
+    """Refuses a header that is one name to us and several to another program.
+
+    Raises:
+        DataError: Its columns are separated in another way.
+    """
+    usual = _delimiter(file)
+    found = [mark for mark in SEPARATORS if mark != usual and mark in "".join(names)]
+    if len(names) > 1 or not found:
+        return
+    mark = found[0]
+    known = ", ".join(map(repr, names[0].split(mark)[:6]))
+    comma = " and commas in numbers by points (decimal=',')" if mark == ";" else ""
+    raise DataError(
+        f"{file.url} separates its columns by {mark!r}: {known}. Expected "
+        f"{usual!r}{' in a .csv file, tabs in a .tsv file' if usual == ',' else ''}. "
+        f"Write it anew, with {usual!r}{comma}: "
+        f"pandas.read_csv(path, sep={mark!r}).to_csv(path, index=False)."
+    )
 
 
 def _record_end(text: bytes, start: int) -> int:
