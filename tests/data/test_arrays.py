@@ -291,7 +291,8 @@ def test_text_in_batches_is_named_with_its_batch():
     with pytest.raises(
         DataError, match=r"x has text, dtype object \(batch .* of the tf.data"
     ):
-        source_of(texts).take(slice(0, 2))
+        source: Any = source_of(texts)
+        source.take(slice(0, 2))
 
 
 @pytest.mark.parametrize(
