@@ -288,11 +288,10 @@ def test_advice_about_text_is_about_text(kind: str):
 def test_text_in_batches_is_named_with_its_batch():
     tf = pytest.importorskip("tensorflow")
     texts = tf.data.Dataset.from_tensor_slices(tf.constant([["a"], ["b"]])).batch(2)
-    with pytest.raises(
-        DataError, match=r"x has text, dtype object \(batch .* of the tf.data"
-    ):
-        source: Any = source_of(texts)
-        source.take(slice(0, 2))
+    read: Any = source_of
+    words = r"x has text, dtype object \(batch .* of the tf.data"
+    with pytest.raises(DataError, match=words):
+        read(texts).take(slice(0, 2))
 
 
 @pytest.mark.parametrize(
