@@ -49,6 +49,45 @@ def project_files() -> list[Path]:
     return [ROOT / f for f in listed.stdout.split("\0") if f and (ROOT / f).is_file()]
 
 
+WRITTEN_BY_HAND = {
+    "cli/steps.py": "rich draws it; names and steps are made fit before",
+    "cli/tables.py": "rich draws it; cells are made fit before",
+    "clusters/there/answering.py": "an answer in JSON, through a pipe",
+    "demo/main.py": "rich draws it, from names in this package",
+    "demo/victim.py": "through a pipe",
+    "engine/lane.py": "the log of a worker",
+    "engine/shared_lane.py": "the log of a worker",
+    "engine/worker.py": "the log of a worker",
+    "terminal.py": "what the others call",
+}
+"""Files that write to standard output or error past `shoal.terminal`, and why."""
+
+
+def writes_by_hand(node: ast.AST) -> bool:
+    """Tells whether a call writes to a terminal as it is."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func)
+    return name in (
+        "print", "Console", "rich.print", "typer.echo", "typer.secho", "click.echo",
+        "sys.stdout.write", "sys.stderr.write", "stream.write", "out.write",
+    )  # fmt: skip
+
+
+def test_a_terminal_is_written_to_in_one_place():
+    """What comes from elsewhere would be obeyed; `shoal.terminal.say` shows it."""
+    source = ROOT / "src" / "shoal"
+    found = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if "testing" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if writes_by_hand(node)
+    }
+    assert found - WRITTEN_BY_HAND.keys() == set(), "use `shoal.terminal.say`"
+    assert WRITTEN_BY_HAND.keys() - found == set(), "no such line any more"
+
+
 NAMES = {
     "entry", "file", "folder", "host", "id", "job", "key", "kind", "label", "mark",
     "member", "name", "node", "path", "place", "rank", "reference", "run", "said",

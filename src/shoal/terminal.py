@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple, TextIO, final
+from typing import IO, NamedTuple, TextIO, final
 
 LONGEST_BYTES = 1 << 16
 """Of a line that is held in memory; longer ones are given in pieces."""
@@ -91,16 +91,19 @@ def say(text: object = "", *, err: bool = False, end: str = "\n") -> None:
     write(sys.stderr if err else sys.stdout, plain(str(text)) + end)
 
 
-def say_output(text: str, *, before: str = "", err: bool = False) -> None:
+def say_output(
+    text: str, *, before: str = "", err: bool = False, end: str = "\n"
+) -> None:
     """Writes a line of a process.
 
     Args:
         text: What it wrote.
         before: Words of ours before it.
         err: Whether to standard error.
+        end: Behind it.
     """
     stream = sys.stderr if err else sys.stdout
-    write(stream, f"{plain(before)}{output_of_process(text, stream)}\n")
+    write(stream, f"{plain(before)}{output_of_process(text, stream)}{end}")
 
 
 def write(stream: TextIO, text: str) -> None:
@@ -189,3 +192,18 @@ def _cut(data: bytes) -> int:
 def _shown(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def relay(pipe: IO[bytes], *, err: bool = False) -> None:
+    """Writes what a program writes into a pipe, line by line, until it ends.
+
+    Args:
+        pipe: That the program has the other end of.
+        err: Whether to standard error.
+    """
+    lines, reader = Lines(), getattr(pipe, "read1", pipe.read)
+    while data := reader(LONGEST_BYTES):
+        for piece in lines.feed(data):
+            say_output(piece.text, err=err, end="\n" if piece.is_end else "")
+    for piece in lines.end():
+        say_output(piece.text, err=err)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from typer.testing import Result
 
 from shoal.cli import following
-from shoal.cli.following import follow_logs
+from shoal.cli.following import follow_logs, last_lines, print_logs
 from shoal.runs.standing import standings
 from shoal.runs.store import StoredRun, create
 
@@ -221,22 +223,25 @@ def test_logs_are_followed_until_the_run_ends(
     assert log is not None
     printed: list[str] = []
     first_seen = threading.Event()
-    monkeypatch.setattr(
-        following.typer, "echo", lambda line: (printed.append(line), first_seen.set())
-    )
+
+    def say_output(text: str, *, before: str, end: str) -> None:
+        printed.append(f"{before}{text}{end}")
+        first_seen.set()
+
+    monkeypatch.setattr(following, "say_output", say_output)
     log.write_bytes(b"first\nhalf")
     follower = threading.Thread(
         target=follow_logs, args=(run.folder, None), kwargs={"poll_s": 0.001}
     )
     follower.start()
     assert first_seen.wait(30)
-    assert printed == ["[0] first"]
+    assert printed == ["[0] first\n"]
     with log.open("ab") as file:
         file.write(b" done\nthird")
     run.finish("finished")
     run.close()
     follower.join()
-    assert printed == ["[0] first", "[0] half done", "[0] third"]
+    assert printed == ["[0] first\n", "[0] half done\n", "[0] third\n"]
 
 
 def test_control_c_ends_following_quietly(
@@ -270,3 +275,106 @@ def test_prune(shoal: Shoal, make_run: MakeRun):
     assert f"removed {old.id}" in shoal("runs", "prune", "--keep", 1).stdout
     (left,) = json.loads(shoal("runs", "--json").stdout)
     assert left["id"] == new.id
+
+
+class Counted(io.StringIO):
+    """Keeps the ends of what is written, and how much that was."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.first, self.last = 0, "", ""
+
+    def write(self, text: str) -> int:
+        self.count += len(text)
+        self.first = (self.first + text)[:20] if len(self.first) < 20 else self.first
+        self.last = (self.last + text)[-20:]
+        return len(text)
+
+
+LONG = 64 << 20
+
+
+@pytest.fixture
+def long_line(make_run: MakeRun) -> StoredRun:
+    """A run whose first worker wrote one line of 64 MiB, and a short one."""
+    run = make_run()
+    log = run.log_path(0)
+    assert log is not None
+    with log.open("wb") as file:
+        for _ in range(LONG >> 20):
+            file.write(b"x" * (1 << 20))
+        file.write(b"\nlast\n")
+    return run
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+@pytest.mark.parametrize("show", [print_logs, follow_logs])
+def test_a_line_of_any_length_is_printed_in_pieces(
+    show: Callable[..., None], rank: int | None, long_line: StoredRun,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    out = Counted()
+    monkeypatch.setattr("sys.stdout", out)
+    tracemalloc.start()
+    try:
+        show(long_line.folder, rank)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 << 20
+    if rank == 0:
+        assert out.count == LONG + len("\nlast\n")
+        assert out.last.endswith("xx\nlast\n")
+    else:
+        assert out.count == LONG + len("[0] \n[0] last\n[1] one\n")
+        assert (out.first[:6], out.last) == ("[0] xx", "xx\n[0] last\n[1] one\n"[-20:])
+
+
+def test_the_end_of_such_a_line_is_all_that_status_reads(long_line: StoredRun):
+    tracemalloc.start()
+    try:
+        one = last_lines(long_line.folder, 0, 1)
+        two = last_lines(long_line.folder, 0, 2)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert one == ["last"]
+    assert two[1] == "last"
+    assert set(two[0]) == {"x"}
+    assert 1000 < len(two[0]) <= 1 << 17
+    assert most < 8 << 20
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("width", [0, 1, 80, 65_535, 65_536, 65_537])
+def test_last_lines_are_those_of_the_whole_text(
+    width: int, end: str, make_run: MakeRun
+):
+    """Of lines that are shorter than what is read at once."""
+    run = make_run()
+    log = run.log_path(0)
+    assert log is not None
+    lines = [f"{n} " + "x" * (width % 60_000) for n in range(9)]
+    lines += [f"{n}" for n in range(20)]
+    log.write_text("\n".join(lines) + end)
+    for count in (0, 1, 2, 20, 21, 29, 99):
+        assert last_lines(run.folder, 0, count) == lines[-count:][: count or 0]
+
+
+def test_lines_of_two_workers_are_not_mixed(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+):
+    """A line that is too long to be held is begun, and another worker writes."""
+    run = make_run()
+    for rank in (0, 1):
+        log = run.log_path(rank)
+        assert log is not None
+        log.write_bytes(b"%d" % rank * 200_000)
+    logs = following._Logs(run.folder, None)
+    logs.show(is_last=False)
+    logs.show(is_last=True)
+    for line in capsys.readouterr().out.splitlines():
+        assert len(set(line[4:])) == 1
+        assert line.startswith(f"[{line[4]}] ")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
+from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -21,6 +24,7 @@ from shoal.cli import (
 )
 from shoal.cli.backend import choose_backend
 from shoal.cli.group import ErrorGroup
+from shoal.terminal import say
 
 app = typer.Typer(
     name="shoal",
@@ -46,7 +50,7 @@ app.add_typer(runs.app, name="runs")
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"shoal {shoal.__version__}")
+        say(f"shoal {shoal.__version__}")
         raise typer.Exit
 
 
@@ -65,8 +69,16 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     del debug, version  # read by ErrorGroup and by the option's own callback
 
 
+def _show_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """What `--debug` lets through, fit for a terminal."""
+    say("".join(traceback.format_exception(kind, error, trace)), err=True, end="")
+
+
 def main() -> None:
     """Runs the command line and exits with its status."""
+    sys.excepthook = _show_traceback
     # Keras imports TensorFlow where it is installed, whatever computes, and that talks.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     choose_backend()

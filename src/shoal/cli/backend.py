@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.backends import BACKENDS
+from shoal.errors import ConfigError
 
 KERAS_DEFAULT = "tensorflow"
 """What Keras takes unless told otherwise, and writes into its own keras.json."""
@@ -22,7 +23,15 @@ def choose_backend(wanted: str = "") -> None:
 
     Args:
         wanted: The one that is needed, "" for any.
+
+    Raises:
+        ConfigError: None is called so.
     """
+    if wanted and wanted not in BACKENDS:
+        raise ConfigError(
+            f"no backend is called {wanted!r}. Expected one of {', '.join(BACKENDS)}. "
+            "Look at backend in plan.json of the run."
+        )
     if "keras" in sys.modules or os.environ.get("KERAS_BACKEND"):
         return
     if wanted:

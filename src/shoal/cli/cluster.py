@@ -23,6 +23,7 @@ from shoal.clusters.hosts_file import HostsFile, read_hosts_file
 from shoal.clusters.pins import needs_of_shoal, pins_here
 from shoal.clusters.states import ClusterStore
 from shoal.plan import environment
+from shoal.terminal import say
 
 app = typer.Typer(
     help="Brings a cluster on hosts of your own up and down, and looks after it.",
@@ -57,12 +58,12 @@ def up(
     with _half_up(found.name), Steps(addresses) as steps:
         standing = HostCluster(found.name, store()).up(found, _backend(), steps.tell)
     state = standing.state
-    typer.echo(
+    say(
         f"{state.name}: {len(standing.running)} of {len(addresses)} hosts run, "
         f"the head is {state.head.address}, Ray at {state.address}"
     )
     for address, why in standing.failed.items():
-        typer.echo(f"not {address}: {why}", err=True)
+        say(f"not {address}: {why}", err=True)
 
 
 @app.command("list")
@@ -85,7 +86,7 @@ def show_clusters(as_json: AsJson = False) -> None:
         )
         return
     if not states:
-        typer.echo("No clusters. Bring one up with `shoal cluster up hosts.yaml`.")
+        say("No clusters. Bring one up with `shoal cluster up hosts.yaml`.")
         return
     rows = [(one.name, len(one.nodes), one.head.address, one.address) for one in states]
     show_table(rows, columns=("name", "hosts", "head", "Ray"))
@@ -181,11 +182,11 @@ def down(
         found, removes_environment=remove_environment, backend=_backend()
     )
     for address, count in ended.processes.items():
-        typer.echo(f"{address}: {count} processes ended")
+        say(f"{address}: {count} processes ended")
     for address, why in ended.failed.items():
-        typer.echo(f"not {address}: {why}", err=True)
+        say(f"not {address}: {why}", err=True)
     if not ended.processes and not ended.failed:
-        typer.echo(f"{name} is not known here: nothing to end")
+        say(f"{name} is not known here: nothing to end")
     if ended.failed:
         raise typer.Exit(FAILURE)
 
@@ -199,7 +200,7 @@ def show_requirements(
     """Prints what `up` installs, for `pip download`, where hosts have no index."""
     more = () if hosts is None else read_hosts_file(hosts).environment.packages
     for line in [*pins_here(_backend(), more).requirements, *needs_of_shoal()]:
-        typer.echo(line)
+        say(line)
 
 
 @contextmanager
@@ -209,7 +210,7 @@ def _half_up(name: str) -> Generator[None]:
         yield
     except KeyboardInterrupt:
         if name in store().names():
-            typer.echo(
+            say(
                 f"{name} is half up, and what has begun goes on there. The same "
                 f"command goes on with it; `shoal cluster down {name}` ends it.",
                 err=True,
@@ -239,6 +240,4 @@ def _show_health(found: list[NodeHealth]) -> None:
     for node in found:
         for finding in node.findings:
             if finding.state == "wrong":
-                typer.echo(
-                    f"{node.address}: {finding.name}: {finding.found}. {finding.fix}"
-                )
+                say(f"{node.address}: {finding.name}: {finding.found}. {finding.fix}")

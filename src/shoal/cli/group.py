@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from shoal.backends import BACKENDS
 from shoal.cli.backend import missing_backend
 from shoal.errors import ConfigError, DataError, PlanError, ShoalError
+from shoal.terminal import say
 
 USER_ERROR, FAILURE = 2, 1
 
@@ -28,7 +29,7 @@ class ErrorGroup(TyperGroup):
         except Exception as error:
             if ctx.params.get("debug") or _is_typers_own(error):
                 raise
-            typer.echo(_message(error), err=True)
+            say(_message(error), err=True)
             raise typer.Exit(exit_status(error)) from error
 
 

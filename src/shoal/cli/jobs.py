@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from dataclasses import asdict
 from importlib import import_module
@@ -12,11 +11,13 @@ from typing import Annotated
 import typer
 
 from shoal.cli.group import FAILURE
+from shoal.cli.relaying import run_and_relay
 from shoal.cli.tables import show_json, show_table
 from shoal.clusters.jobs import Jobs
 from shoal.clusters.states import ClusterStore
 from shoal.errors import ConfigError
 from shoal.plan import environment
+from shoal.terminal import say
 
 app = typer.Typer(
     help="Lists the jobs of a cluster, prints their logs, stops and removes them."
@@ -51,8 +52,8 @@ def submit(
     name = _name(cluster)
     jobs = Jobs(ClusterStore(environment().clusters).get(name))
     job = jobs.submit(script, arguments or [], beside or [])
-    typer.echo(job)
-    typer.echo(f"shoal jobs logs {job} -f --cluster {name}", err=True)
+    say(job)
+    say(f"shoal jobs logs {job} -f --cluster {name}", err=True)
 
 
 def attach(job: JobId, cluster: Cluster = None) -> None:
@@ -61,7 +62,7 @@ def attach(job: JobId, cluster: Cluster = None) -> None:
     is_ray = cluster is not None and "://" in cluster
     name = cluster if is_ray else _name(cluster)
     history = sending.attach(sending.sent_to(name, job))
-    typer.echo(f"run: {history.run.url}")
+    say(f"run: {history.run.url}")
 
 
 @app.callback(invoke_without_command=True)
@@ -79,7 +80,7 @@ def show_jobs(
         show_json([asdict(job) for job in listed])
         return
     if not listed:
-        typer.echo("No jobs. Submit one with `shoal submit train.py --cluster NAME`.")
+        say("No jobs. Submit one with `shoal submit train.py --cluster NAME`.")
         return
     rows = [
         (
@@ -109,14 +110,14 @@ def show_logs(
     jobs = _jobs(context, cluster)
     words = jobs.words_for_log(jobs.find(job), follow=follow)
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
+        code = run_and_relay(words)
     except KeyboardInterrupt:
         return
-    if done.returncode:
-        raise typer.Exit(done.returncode)
+    if code:
+        raise typer.Exit(code)
     if follow:
         state = jobs.find(job).state
-        typer.echo(f"{job}: {state}", err=True)
+        say(f"{job}: {state}", err=True)
         if state.startswith(FAILED):
             raise typer.Exit(FAILURE)
 
@@ -134,7 +135,7 @@ def stop_job(
     jobs = _jobs(context, cluster)
     found = jobs.find(job)
     count = jobs.stop(found, grace_s=grace)
-    typer.echo(f"{found.id}: {count} processes ended" if count else
+    say(f"{found.id}: {count} processes ended" if count else
                f"{found.id}: {found.state}")  # fmt: skip
 
 
@@ -151,7 +152,7 @@ def remove(
     for job in ids:
         found = jobs.find(job)
         jobs.remove(found)
-        typer.echo(f"removed {found.id}")
+        say(f"removed {found.id}")
 
 
 def _jobs(context: typer.Context, cluster: str | None) -> Jobs:

@@ -25,6 +25,7 @@ from shoal.foreign.scripts import script_of
 from shoal.foreign.variables import files_of, hostfile, once, variables_of, workers_file
 from shoal.paths import name_of, one_inside
 from shoal.plan import environment
+from shoal.terminal import say, say_output
 
 LOCAL_LOGS = "logs"
 
@@ -150,7 +151,7 @@ def launch(  # noqa: PLR0913 - one argument for each option
             shown = replace(told, folder=logs or Path(LOCAL_LOGS))
             _show(job, shown, files_of(whole), as_json=as_json)
         else:
-            typer.echo(f"{len(job.processes)} processes, logs in {kept}", err=True)
+            say(f"{len(job.processes)} processes, logs in {kept}", err=True)
             Runner(job, command, told, settings, _echo()).run()
 
 
@@ -230,7 +231,7 @@ def _show_check(job: Job, ssh: Sequence[str]) -> None:
             "answer, free ports and no name twice. Correct the hosts, or give another "
             "--port, then check again."
         )
-    typer.echo(f"{len(job.nodes)} nodes and {len(job.processes)} processes: all well")
+    say(f"{len(job.nodes)} nodes and {len(job.processes)} processes: all well")
 
 
 def _write(
@@ -246,7 +247,7 @@ def _write(
         )  # fmt: skip
         path.write_text(text)
         path.chmod(0o755)
-        typer.echo(str(path))
+        say(str(path))
 
 
 def _show(job: Job, told: _Told, files: Mapping[str, str], *, as_json: bool) -> None:
@@ -269,14 +270,14 @@ def _show(job: Job, told: _Told, files: Mapping[str, str], *, as_json: bool) -> 
     ]
     show_table(rows, columns=("process", "node", "port", "GPUs"))
     for process in job.processes:
-        typer.echo(f"\n{process.name} on {process.node.name}")
+        say(f"\n{process.name} on {process.node.name}")
         for name, value in sorted(told(process).items()):
-            typer.echo(f"  {name}={value}")
+            say(f"  {name}={value}")
     for text in dict.fromkeys(files.values()):
         names = [name for name, said in files.items() if said == text]
-        typer.echo(f"\n{', '.join(names)}: a file on each node that says")
+        say(f"\n{', '.join(names)}: a file on each node that says")
         for line in text.splitlines():
-            typer.echo(f"  {line}")
+            say(f"  {line}")
 
 
 def _echo() -> Callable[[str, str], None]:
@@ -285,7 +286,7 @@ def _echo() -> Callable[[str, str], None]:
 
     def echo(name: str, line: str) -> None:
         with lock:
-            typer.echo(f"[{name}] {line}")
+            say_output(line, before=f"[{name}] ")
 
     return echo
 

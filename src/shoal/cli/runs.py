@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ import typer
 from shoal.cli.backend import choose_backend
 from shoal.cli.following import follow_logs, last_lines, print_logs
 from shoal.cli.head import on_head
+from shoal.cli.relaying import run_and_relay
 from shoal.cli.tables import format_seconds, show_json, show_records, show_table
 from shoal.clusters.ssh import over
 from shoal.errors import ConfigError
@@ -31,6 +31,7 @@ from shoal.runs.events import read_events
 from shoal.runs.standing import helpers, standings
 from shoal.runs.store import model_file
 from shoal.runs.summary import LIST_FIELDS, RunSummary
+from shoal.terminal import one_line, say, say_output
 
 app = typer.Typer(help="Lists runs, shows one, prints its logs, removes old ones.")
 
@@ -61,10 +62,17 @@ def show_runs(
     place = _root(context, root)
     found = list_runs(place)
     if as_json:
-        show_json([run.model_dump(include=LIST_FIELDS | {"url"}) for run in found])
+        show_json(
+            [
+                run.model_dump(include=LIST_FIELDS | {"url", "damage"})
+                if run.damage
+                else run.model_dump(include=LIST_FIELDS | {"url"})
+                for run in found
+            ]
+        )
         return
     if not found:
-        typer.echo(f"No runs in {place}.")
+        say(f"No runs in {place}.")
         return
     show_table(
         [
@@ -80,6 +88,9 @@ def show_runs(
         ],
         columns=("id", "status", "strategy", "workers", "started", "took"),
     )
+    for run in found:
+        if run.damage:
+            say(run.damage, err=True)
 
 
 @app.command("show")
@@ -93,12 +104,12 @@ def show_run(
         return
     show_table(_facts(summary), columns=("run", summary.id))
     if summary.metrics:
-        typer.echo()
+        say()
         epochs = enumerate(summary.metrics, 1)
         show_records([{"epoch": epoch, **metrics} for epoch, metrics in epochs])
     _show_use(summary.use)
     for warning in summary.warnings:
-        typer.echo(f"warning: {warning}")
+        say(f"warning: {one_line(warning)}")
 
 
 @app.command("status")
@@ -122,9 +133,7 @@ def show_status(
     if cluster is not None:
         words = ["runs", "status", "-n", str(lines), *(["--json"] if as_json else [])]
         way, command = on_head(cluster, words, run, root or context.obj)
-        asked = over(way.words, command)
-        done = subprocess.run(asked, stdin=subprocess.DEVNULL, check=False)
-        raise typer.Exit(done.returncode)
+        raise typer.Exit(run_and_relay(over(way.words, command)))
     folder = find_run(run, _root(context, root))
     summary = read_summary(folder)
     events = list(read_events(folder))
@@ -138,13 +147,13 @@ def show_status(
         processes = [asdict(other) for other in others]
         show_json({**facts, "workers": workers, "processes": processes})
         return
-    typer.echo(f"{summary.id}: {summary.status}")
+    say(f"{summary.id}: {summary.status}")
     for worker in workers:
-        typer.echo(_standing(worker))
+        say(one_line(_standing(worker)))
         for line in worker["lines"]:
-            typer.echo(f"    {line}")
+            say_output(line, before="    ")
     for other in others:
-        typer.echo(f"{other.name}  {_place(other.pid, other.node)}")
+        say(one_line(f"{other.name}  {_place(other.pid, other.node)}"))
     _show_use(summary.use)
 
 
@@ -152,7 +161,7 @@ def _show_use(rows: Sequence[Mapping[str, Any]]) -> None:
     """A table of what machines were busy with, where that is known."""
     if not rows:
         return
-    typer.echo()
+    say()
     cells = [
         (
             row["node"],
@@ -249,8 +258,8 @@ def resume_run(
         force=force,
     )
     summary = read_summary(folder)
-    typer.echo(f"{summary.id}: {summary.status}, {_samples(summary)} samples")
-    typer.echo(f"model: {folder.url}/{model_file(folder)}")
+    say(f"{summary.id}: {summary.status}, {_samples(summary)} samples")
+    say(f"model: {folder.url}/{model_file(folder)}")
 
 
 @app.command("rm")
@@ -267,7 +276,7 @@ def remove(
 ) -> None:
     """Removes runs with all their files."""
     for run in runs:
-        typer.echo(f"removed {remove_run(run, _root(context, root), force=force)}")
+        say(f"removed {remove_run(run, _root(context, root), force=force)}")
 
 
 @app.command("prune")
@@ -289,8 +298,8 @@ def prune_runs(
         older_than_s=None if older_than is None else parse_duration(older_than),
     )
     for run in removed:
-        typer.echo(f"removed {run}")
-    typer.echo(f"{len(removed)} runs removed.")
+        say(f"removed {run}")
+    say(f"{len(removed)} runs removed.")
 
 
 def parse_duration(text: str) -> float:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import final
 
-import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from shoal.terminal import one_line, say
 
 ENDS = ("runs", "ran already", "failed", "ended")
 
@@ -25,18 +26,20 @@ class Steps:
     def __init__(self, names: Sequence[str]) -> None:
         self._is_live = sys.stderr.isatty()
         self._shown = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
-            TextColumn("{task.fields[step]}"), console=Console(stderr=True),
+            SpinnerColumn(), TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(), TextColumn("{task.fields[step]}", markup=False),
+            console=Console(stderr=True),
         )  # fmt: skip
         self._tasks = {
-            name: self._shown.add_task(name, total=1, step="") for name in names
+            name: self._shown.add_task(one_line(name), total=1, step="")
+            for name in names
         }
 
     def tell(self, name: str, step: str) -> None:
         """Shows what a host does now; from any thread."""
-        first = step.partition("\n")[0]
+        first = one_line(step.partition("\n")[0])
         if not self._is_live:
-            typer.echo(f"{name} {first}", err=True)
+            say(f"{name} {first}", err=True)
         elif name in self._tasks:
             done = 1 if step.startswith(ENDS) else 0
             self._shown.update(self._tasks[name], step=first, completed=done)

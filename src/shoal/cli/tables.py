@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import typer
 from rich.console import Console
 
+from shoal.terminal import say
 from shoal.training.tables import table_of, table_of_records
 
 PIPE_WIDTH = 200
@@ -18,7 +18,7 @@ PIPE_WIDTH = 200
 
 def show_json(value: Any) -> None:
     """Prints a value as JSON, and nothing else."""
-    typer.echo(json.dumps(value, indent=2, default=str))
+    say(json.dumps(value, indent=2, default=str))
 
 
 def show_table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> None:

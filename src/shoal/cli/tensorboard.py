@@ -29,6 +29,7 @@ from shoal.runs.catalogue import find_run
 from shoal.runs.folder import Folder
 from shoal.runs.local_copy import LocalCopy
 from shoal.runs.store import SCALARS
+from shoal.terminal import say
 
 HERE = "127.0.0.1"
 RELOAD_S = 5
@@ -126,7 +127,7 @@ def _show_here(folder: Folder, port: int | None) -> None:
     with tempfile.TemporaryDirectory(
         prefix="shoal-tensorboard-", dir=temporary_folder()
     ) as target:
-        copy = LocalCopy(scalars, Path(target), partial(typer.echo, err=True))
+        copy = LocalCopy(scalars, Path(target), partial(say, err=True))
         copy.update()
         with _following(copy, scalars.url) as is_over:
             _say(_launch(target, port))
@@ -147,7 +148,7 @@ def _following(copy: LocalCopy, url: str) -> Generator[threading.Event]:
             except Exception as error:  # whatever a file system of fsspec raises
                 if not is_told:
                     text = f"{url} cannot be read now ({type(error).__name__}: {error})"
-                    typer.echo(f"{text}; trying again", err=True)
+                    say(f"{text}; trying again", err=True)
                 is_told = True
 
     thread = threading.Thread(target=follow, name="shoal-copy", daemon=True)
@@ -187,7 +188,7 @@ def _launch(folder: str, port: int | None) -> str:
 
 def _say(url: str) -> None:
     """The first line on standard output; who reads it through a pipe has it at once."""
-    typer.echo(f"{url}  (Ctrl-C ends it)")
+    say(f"{url}  (Ctrl-C ends it)")
     sys.stdout.flush()
 
 

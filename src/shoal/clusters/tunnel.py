@@ -18,6 +18,7 @@ from typing import Self, final
 from shoal.clusters.ssh import Way, over
 from shoal.errors import ClusterError
 from shoal.host.temporary import temporary_folder
+from shoal.terminal import relay
 
 FORWARD_LIMIT_S = 20.0
 END_LIMIT_S = 10.0
@@ -56,6 +57,7 @@ class Tunnel:
                 over(owner.words, command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C in a terminal is ours to pass on
             )
         except OSError as error:
@@ -66,6 +68,10 @@ class Tunnel:
             ) from None
         self._beats = threading.Thread(target=self._beat, args=(beat_s,), daemon=True)
         self._beats.start()
+        self._words = threading.Thread(
+            target=relay, args=(self._popen.stderr,), kwargs={"err": True}, daemon=True
+        )
+        self._words.start()
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +110,7 @@ class Tunnel:
             code = self._popen.wait()
         finally:
             is_late.cancel()
+        self._words.join(END_LIMIT_S)
         how = f"in {limit_s:g} s" if code < 0 else f"before it ended with status {code}"
         raise ClusterError(
             f"the program on {self._way.address} did not say {how} where it can be "
@@ -169,6 +176,8 @@ class Tunnel:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        if self._popen.stdout is not None:
-            self._popen.stdout.close()
+        self._words.join(END_LIMIT_S)
+        for pipe in (self._popen.stdout, self._popen.stderr):
+            if pipe is not None and not self._words.is_alive():
+                pipe.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -7,7 +7,6 @@ write one line a call into a file of the experiment; fetching files is not count
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, cast, final
 
 from shoal.data.files.preprocess import Preprocess, PreprocessReader, entry_point
 from shoal.data.files.source import FileSource
+from shoal.terminal import say
 
 LINES = "preprocessing.csv"
 HEADER = "process,seconds,files,rows\n"
@@ -56,8 +56,7 @@ class Timed:
             file.write(f"{os.getpid()},{seconds:.6f},{len(keys)},{rows}\n")
         if os.getpid() != self.driver:  # into the console of the worker
             files = f"{len(keys)} file{'s'[: len(keys) != 1]}"
-            sys.stdout.write(f"preprocessing: {files}, {rows} rows, {seconds:.3f} s\n")
-            sys.stdout.flush()
+            say(f"preprocessing: {files}, {rows} rows, {seconds:.3f} s")
         return found
 
 

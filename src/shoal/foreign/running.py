@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,9 @@ from shoal.errors import ClusterError, WorkerFailed
 from shoal.foreign.course import course
 from shoal.foreign.job import Job, Process
 from shoal.foreign.words import BEAT_S, QUIET_S, guarded, reached
+from shoal.terminal import LONGEST_BYTES, Lines, Piece
 
-TAIL = 20  # lines that an error shows
+TAIL, TAIL_WIDTH = 20, 2000  # lines that an error shows, and characters of each
 SSH_FAILED = 255
 LAST_SIGNAL = 128 + 64  # as a status of a shell
 LATE_S = 5.0
@@ -147,14 +148,19 @@ class Runner:
         if pipe is None:
             raise RuntimeError("a process without a pipe")
         with running.log.open("ab") as log, pipe:
-            for line in pipe:
-                log.write(line)
+            lines = Lines()
+            while data := pipe.read1(LONGEST_BYTES):  # pyright: ignore[reportAttributeAccessIssue]
+                log.write(data)
                 log.flush()
-                text = line.decode(errors="replace").rstrip("\r\n")
-                running.tail.append(text)
-                self._echo(name, text)
+                self._tell(running, lines.feed(data))
+            self._tell(running, lines.end())
         running.popen.wait()
         self._ended.put(name)
+
+    def _tell(self, running: _Running, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            running.tail.append(piece.text[-TAIL_WIDTH:])
+            self._echo(running.process.name, piece.text)
 
     def _watch(self) -> None:
         until = math.inf

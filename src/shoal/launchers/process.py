@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -31,6 +31,7 @@ from shoal.host.temporary import temporary_folder
 from shoal.interruption import Patience, check, ends_hard
 from shoal.launchers.base import Exit, Launcher, Role
 from shoal.launchers.parent import Parent
+from shoal.terminal import LONGEST_BYTES, Lines
 
 TAIL_BYTES = 8192
 LOOK_S = 0.05
@@ -53,6 +54,7 @@ class _Child:
     exit: Exit | None = None
     told: int = 0
     has_part: bool = False
+    lines: Lines = field(default_factory=Lines)
 
     def __post_init__(self) -> None:
         self.first_log = self.log
@@ -157,14 +159,21 @@ class ProcessLauncher(Launcher):
         return found
 
     def _tell(self, child: _Child) -> None:
-        """Passes on the whole lines that a process wrote since the last time."""
+        """Passes on the whole lines that a process wrote since the last time.
+
+        A line that is too long to be held is passed on in pieces.
+        """
         if self.echo is None or child.log.closed:
             return
-        child.log.seek(child.told)
-        text, newline, _ = child.log.read().rpartition(b"\n")
-        child.told += len(text) + len(newline)
-        for line in text.decode(errors="replace").splitlines():
-            self.echo(child.role.name, line)
+        until = child.log.seek(0, io.SEEK_END)  # it may write faster than this reads
+        while child.told < until:
+            child.log.seek(child.told)
+            part = child.log.read(LONGEST_BYTES)
+            if not part:
+                return
+            child.told += len(part)
+            for piece in child.lines.feed(part):
+                self.echo(child.role.name, piece.text)
 
     def rename(self, token: str, name: str) -> None:
         """A process plays another role from now on, with what it was started with."""
@@ -311,13 +320,13 @@ def _move_log(child: _Child, log: IO[bytes]) -> None:
     """What a process wrote before its first part is where all else will be."""
     if log is child.log:
         if child.has_part:
-            child.told = log.seek(0, io.SEEK_END)
+            child.told, child.lines = log.seek(0, io.SEEK_END), Lines()
         return
     said = b"" if child.has_part else _tail(child.log)
     if child.log is not child.first_log:
         child.log.close()
     child.log = log
-    child.told = log.seek(0, io.SEEK_END)
+    child.told, child.lines = log.seek(0, io.SEEK_END), Lines()
     log.write(said)
     log.flush()
 

@@ -6,20 +6,38 @@ import difflib
 import json
 import os
 from datetime import datetime
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
-from shoal.errors import ConfigError
-from shoal.runs.events import FOLDER, read_events
+from shoal.errors import ConfigError, ShoalError
+from shoal.runs.events import FOLDER, damaged, read_events
 from shoal.runs.folder import Folder, is_place
 from shoal.runs.summary import RunSummary, summarise
 from shoal.runs.writer import writer_may_live
+
+PLAN = "plan.json"
 
 
 def run_ids(root: str | os.PathLike[str]) -> list[str]:
     """Returns the names of all run folders under a root, oldest first by name."""
     folder = Folder.at(root)
     names = [name for name in folder.names() if not name.startswith(".")]
-    return [name for name in names if folder.child(name).exists(FOLDER)]
+    return [name for name in names if _is_run(folder.child(name))]
+
+
+def _is_run(folder: Folder) -> bool:
+    """Whether a folder is a run, or was one: a link to nothing, a closed folder."""
+    if folder.exists(FOLDER):
+        return True
+    if not folder.is_local:
+        return False
+    try:
+        os.lstat(folder.where(FOLDER))
+    except FileNotFoundError:
+        return os.path.islink(folder.path) and not os.path.exists(folder.path)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
@@ -27,6 +45,7 @@ def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
 
     Only the ends of each run are read, so that only the fields a list shows
     (`summary.LIST_FIELDS`) can be relied on; `read_summary` reads one run whole.
+    A run that cannot be read has the status "damaged", and says why.
 
     Args:
         root: Path or URL of the folder that holds the runs.
@@ -36,8 +55,16 @@ def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
         []
     """
     folder = Folder.at(root)
-    found = [read_summary(folder.child(i), is_outline=True) for i in run_ids(root)]
+    found = [_outline(folder.child(i)) for i in run_ids(root)]
     return sorted(found, key=lambda run: (_unix(run), run.id), reverse=True)
+
+
+def _outline(folder: Folder) -> RunSummary:
+    try:
+        return read_summary(folder, is_outline=True)
+    except ShoalError as error:  # one damaged run hides no others
+        name, url = folder.name, folder.url
+        return RunSummary(id=name, status="damaged", url=url, damage=str(error))
 
 
 def read_summary(folder: Folder, *, is_outline: bool = False) -> RunSummary:
@@ -46,9 +73,16 @@ def read_summary(folder: Folder, *, is_outline: bool = False) -> RunSummary:
     Args:
         folder: The run folder.
         is_outline: Read only its ends; enough for the fields of a list.
+
+    Raises:
+        DataError: The run is damaged.
     """
+    events = read_events(folder, is_outline=is_outline)
+    first = next(events, None)
+    if first is None:
+        raise damaged(folder, f"{FOLDER}/ holds no event that can be read")
     summary = summarise(
-        read_events(folder, is_outline=is_outline),
+        chain([first], events),
         url=folder.url,
         is_alive=lambda writer: writer_may_live(folder, writer),
     )
@@ -99,11 +133,15 @@ def find_run(reference: str, root: str | os.PathLike[str]) -> Folder:
 
 
 def backend_of(folder: Folder) -> str:
-    """The Keras backend a run was planned for, "" where its plan cannot be read."""
-    try:
-        return str(json.loads(folder.read("plan.json")).get("backend") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
+    """The Keras backend a run was planned for, "" where its plan does not say.
+
+    Raises:
+        DataError: The plan is damaged.
+    """
+    backend = read_plan(folder).get("backend", "")
+    if not isinstance(backend, str):
+        raise damaged(folder, f"{PLAN} names a {type(backend).__name__} as its backend")
+    return backend
 
 
 def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> str:
@@ -118,7 +156,8 @@ def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> 
         The id of the run that was removed.
 
     Raises:
-        ConfigError: There is no such run, or it is running.
+        ConfigError: There is no such run, it is running, or it cannot be removed.
+        DataError: It is damaged; with `force` it is removed all the same.
     """
     folder = find_run(reference, root)
     if not force and read_summary(folder, is_outline=True).status == "running":
@@ -126,7 +165,13 @@ def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> 
             f"run {folder.name!r} is running. Expected one that has ended. "
             "Stop it first, or remove it all the same with --force."
         )
-    folder.remove()
+    try:
+        folder.remove()
+    except OSError as error:
+        raise ConfigError(
+            f"run {folder.name!r} cannot be removed: {error}. Expected a folder that "
+            "this user may write to. Look whose it is, and what is left of it."
+        ) from error
     return folder.name
 
 
@@ -137,7 +182,7 @@ def prune(
     keep: int | None = None,
     older_than_s: float | None = None,
 ) -> list[str]:
-    """Removes old runs; those that are running stay.
+    """Removes old runs; those that are running or damaged stay.
 
     Args:
         root: Path or URL of the folder that holds the runs.
@@ -167,15 +212,27 @@ def prune(
     for place, run in enumerate(list_runs(root)):
         is_beyond = keep is None or place >= keep
         is_old = older_than_s is None or now - _unix(run) > older_than_s
-        if is_beyond and is_old and run.status != "running":
+        if is_beyond and is_old and run.status not in ("running", "damaged"):
             Folder.at(root).child(run.id).remove()
             removed.append(run.id)
     return removed
 
 
 def read_plan(folder: Folder) -> dict[str, Any]:
-    """Returns what `plan.json` of a run says; empty when it has none."""
-    return json.loads(folder.read("plan.json")) if folder.exists("plan.json") else {}
+    """Returns what `plan.json` of a run says; empty when it has none.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    if not folder.exists(PLAN):
+        return {}
+    try:
+        found = json.loads(folder.read(PLAN))
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(folder, f"{PLAN} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise damaged(folder, f"{PLAN} holds a {type(found).__name__}")
+    return cast("dict[str, Any]", found)
 
 
 def _unix(run: RunSummary) -> float:

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
+from shoal.errors import DataError
+from shoal.runs.event_fields import Event as Event
+from shoal.runs.event_fields import check
 from shoal.runs.folder import Folder
 
 VERSION = 1
 FOLDER = "events"
 SUFFIX = ".jsonl"
-
-Event: TypeAlias = dict[str, Any]
-"""One line: `v`, `kind`, `time` (Unix seconds), `t` (seconds since start), fields."""
+_SEGMENT = re.compile(rf"([0-9]{{6,18}}){SUFFIX}")
 
 EXCHANGE_FIELDS = (
     "rank",
@@ -55,13 +57,18 @@ def encode(event: Mapping[str, Any]) -> bytes:
 
 def decode(content: bytes) -> Iterator[Event]:
     """Reads lines; a torn one (the writer was killed, the disk full) is skipped."""
-    for line in content.splitlines():
+    return (event for _, event in _lines(content))
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, Event]]:
+    """Lines that are JSON objects, behind their numbers."""
+    for number, line in enumerate(content.splitlines(), 1):
         try:
-            event = json.loads(line)
-        except ValueError:
+            event = json.loads(line, parse_constant=_no_number)
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
-            yield cast(Event, event)
+            yield number, cast(Event, event)
 
 
 def pack_exchanges(records: Sequence[Mapping[str, Any]]) -> Event:
@@ -108,8 +115,8 @@ def segment_name(number: int) -> str:
 
 def segment_numbers(folder: Folder) -> list[int]:
     """Lists the segments of a run folder, oldest first."""
-    stems = (n[: -len(SUFFIX)] for n in folder.names(FOLDER) if n.endswith(SUFFIX))
-    return sorted(int(stem) for stem in stems if stem.isdigit())
+    found = (_SEGMENT.fullmatch(name) for name in folder.names(FOLDER))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def read_events(folder: Folder, *, is_outline: bool = False) -> Iterator[Event]:
@@ -121,13 +128,48 @@ def read_events(folder: Folder, *, is_outline: bool = False) -> Iterator[Event]:
             list of runs shows, however long the run was.
 
     Raises:
-        OSError: A segment cannot be read.
+        DataError: The run is damaged: a segment cannot be read, or a field of an event
+            is not what it can be.
     """
-    numbers = segment_numbers(folder)
+    numbers = _numbers(folder)
     if is_outline and len(numbers) > 3:
         numbers = [*numbers[:2], numbers[-1]]
     for number in numbers:
-        yield from decode(folder.read(segment_name(number)))
+        name = segment_name(number)
+        try:
+            content = folder.read(name)
+        except Exception as error:  # whatever a file system of fsspec raises
+            raise damaged(folder, f"{name} cannot be read: {error}") from error
+        for line, event in _lines(content):
+            try:
+                yield check(event)
+            except ValueError as error:
+                raise damaged(folder, f"{name}, line {line}: {error}") from error
+
+
+def _numbers(folder: Folder) -> list[int]:
+    try:
+        return segment_numbers(folder)
+    except Exception as error:  # whatever a file system of fsspec raises
+        raise damaged(folder, f"{FOLDER}/ cannot be read: {error}") from error
+
+
+def damaged(folder: Folder, what: str) -> DataError:
+    """Returns what is said of a run whose files are not what they were.
+
+    Args:
+        folder: Of the run.
+        what: The file, and what is wrong with it.
+    """
+    return DataError(
+        f"the run {folder.name!r} is damaged: {what}. Expected a folder that this user "
+        "can read, as Shoal wrote it. Restore it from a copy, or remove it: shoal runs "
+        f"rm {folder.name} --force."
+    )
+
+
+def _no_number(_: str) -> None:
+    """NaN and infinity are null, as when written."""
 
 
 def _dump(event: Any) -> str:

@@ -189,7 +189,10 @@ class Folder:
             self.fs.put_file(str(source), self.where(name))
 
     def remove(self) -> None:
-        """Removes the folder with all that is in it."""
+        """Removes the folder with all that is in it; of a link, the link alone."""
+        if self.is_local and Path(self.path).is_symlink():
+            Path(self.path).unlink()
+            return
         self.fs.rm(self.path, recursive=True)
 
     def local_path(self, name: str) -> Path:

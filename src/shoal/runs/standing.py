@@ -80,7 +80,8 @@ def standings(
             worker.state, worker.reason = "left", str(event.get("reason", ""))
         elif kind == "exchanges":
             for record in unpack_exchanges(event):
-                _note(of(record["rank"]), record)
+                if record.get("rank") is not None:
+                    _note(of(record["rank"]), record)
         elif kind == "run_finished":
             _end(found.values(), "done")
     if is_lost:

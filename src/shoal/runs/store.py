@@ -22,7 +22,7 @@ from shoal.host.temporary import NoTemporaryFolder, temporary_folder
 from shoal.interruption import ends_hard
 from shoal.runs.base import Run as Run
 from shoal.runs.base import Which
-from shoal.runs.catalogue import find_run
+from shoal.runs.catalogue import PLAN, find_run
 from shoal.runs.claim import claim
 from shoal.runs.events import VERSION, Event, encode, read_events
 from shoal.runs.folder import Folder, is_place
@@ -36,7 +36,6 @@ from shoal.runs.segments import (
 from shoal.runs.tensorboard import ScalarWriter
 from shoal.runs.writer import lock_writer, writer_may_live
 
-PLAN = "plan.json"
 LOGS = "experiments"
 MODELS, ARCHIVE, WEIGHTS = "models", ".keras", ".weights.h5"
 SCALARS = "tensorboard"

@@ -14,8 +14,11 @@ from shoal.runs.history import best_epoch
 from shoal.runs.samples import Samples
 from shoal.runs.use import Use
 
-Status: TypeAlias = Literal["running", "finished", "failed", "interrupted", "lost"]
-"""`lost`: the process that wrote the events is gone without a last word."""
+Status: TypeAlias = Literal[
+    "running", "finished", "failed", "interrupted", "lost", "damaged"
+]
+"""`lost`: the process that wrote the events is gone without a last word; `damaged`:
+what it wrote cannot be read."""
 
 IsAlive: TypeAlias = Callable[[Process], bool]
 """The process that writes the events -> whether it may still live."""
@@ -37,7 +40,7 @@ class RunSummary(BaseModel):
     Args:
         id: Date, name and random letters.
         name: What the user called it, or the model's name.
-        status: Running, finished, failed, interrupted or lost.
+        status: Running, finished, failed, interrupted, lost or damaged.
         strategy: Its name.
         workers: Training processes aimed at.
         started: ISO time with offset; "" when the run wrote nothing.
@@ -59,6 +62,7 @@ class RunSummary(BaseModel):
             share of each, such as compute_share; and `best`.
         warnings: One line each.
         use: What machines were busy with, see `Use.rows`.
+        damage: Why the run cannot be read; "" when it can.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -83,6 +87,7 @@ class RunSummary(BaseModel):
     report: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     use: tuple[dict[str, Any], ...] = ()
+    damage: str = ""
 
 
 def summarise(

@@ -8,7 +8,6 @@ all are done the user's model becomes the best of them.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
@@ -29,6 +28,7 @@ from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.travel import unpack
 from shoal.plan import Place, Plan
 from shoal.runs.base import Run
+from shoal.terminal import say
 from shoal.training.arguments import SEED_LIMIT, Ready
 from shoal.training.board import Board, MemberRun
 from shoal.training.driver import Habits
@@ -88,9 +88,10 @@ def _rescue(ready: Ready, works: Sequence[Work], run: Run) -> None:
     _adopt(ready.work.model, works[best].model)
     if ready.verbose != 0:
         look = f" See `shoal runs show {run.id}`." if run.url else ""
-        sys.stderr.write(
+        say(
             f"Interrupted: the model holds member {best + 1} of {len(works)}, the best "
-            f"so far; call fit again to train all of them.{look}\n"
+            f"so far; call fit again to train all of them.{look}",
+            err=True,
         )
 
 

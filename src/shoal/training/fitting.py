@@ -6,7 +6,6 @@ Processes import what they need while the data is written to memory they can map
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -51,6 +50,7 @@ from shoal.models.travel import pack
 from shoal.plan import Plan
 from shoal.plan.collective import library_of
 from shoal.runs.base import Run
+from shoal.terminal import say
 from shoal.training.driver import Driver, Habits
 from shoal.training.evaluator import Evaluator
 from shoal.training.machines import cast_for
@@ -213,7 +213,7 @@ def rescue(driver: Driver, ask: Callable[[], Rescue | None], *, is_told: bool) -
         with undisturbed():
             text = driver.interrupt(found)
             if is_told:
-                sys.stderr.write(f"{text}\n")
+                say(text, err=True)
     finally:
         driver.abandon()
 

@@ -19,6 +19,7 @@ from typing import Any, TextIO, TypeAlias, final
 from shoal.engine.observer import Record
 from shoal.errors import ShoalWarning
 from shoal.plan import Plan
+from shoal.terminal import one_line, say, say_output, write
 
 ERASE = "\r\x1b[K"
 PACE_S = 0.25  # between two looks of a live line
@@ -60,24 +61,30 @@ class Display:
         if not self.is_due:
             return
         stream, self._at = sys.stdout, time.monotonic()
+        fields = [(weight, one_line(text)) for weight, text in fields]
         columns = shutil.get_terminal_size().columns if stream.isatty() else 0
         text = line_of(fields, columns - 1 if columns >= NARROW else None)
         if stream.isatty():
-            _write(stream, ERASE + text)
+            write(stream, ERASE + text)
         else:  # a notebook: no codes, so an older, longer text is painted over
-            _write(stream, "\r" + text.ljust(self._shown))
+            write(stream, "\r" + text.ljust(self._shown))
         self._shown = len(text)
 
     def say(self, text: str) -> None:
         """Writes a line that stays."""
         self.clear()
-        _write(sys.stdout, text + "\n")
+        say(text)
+
+    def say_output(self, text: str, before: str) -> None:
+        """Writes a line of a process, which may have colours."""
+        self.clear()
+        say_output(text, before=before)
 
     def clear(self) -> None:
         """Empties the line that may change."""
         if self._shown:
             is_terminal = sys.stdout.isatty()
-            _write(sys.stdout, ERASE if is_terminal else f"\r{' ' * self._shown}\r")
+            write(sys.stdout, ERASE if is_terminal else f"\r{' ' * self._shown}\r")
         self._shown, self._at = 0, 0.0
 
 
@@ -109,15 +116,6 @@ def line_of(fields: Sequence[Field], columns: int | None = None) -> str:
 
 def _joined(fields: Sequence[Field]) -> str:
     return GAP.join(text for _, text in fields)
-
-
-def _write(stream: TextIO, text: str) -> None:
-    try:
-        stream.write(text)
-    except UnicodeEncodeError:  # such as metric names on a terminal of plain ASCII
-        encoding = stream.encoding or "ascii"
-        stream.write(text.encode(encoding, errors="replace").decode(encoding))
-    stream.flush()
 
 
 @final
@@ -179,7 +177,7 @@ class Progress:
 
     def echo(self, name: str, line: str) -> None:
         """Writes what a process wrote; whoever asked for it gets it."""
-        self._display.say(f"[{name}] {line}")
+        self._display.say_output(line, f"[{name}] ")
 
     def epoch_begin(self, epoch: int) -> None:
         """Starts a line."""

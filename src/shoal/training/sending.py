@@ -7,7 +7,6 @@ the job is over the folder comes back here, with the trained model.
 
 from __future__ import annotations
 
-import codecs
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from shoal.host.temporary import temporary_folder
 from shoal.paths import one_inside, unpack
 from shoal.plan import environment
 from shoal.runs.store import StoredRun, create, model_file, open_run
+from shoal.terminal import Lines, say, say_output, write
 from shoal.training.arguments import Arguments, Ready, read
 from shoal.training.fitting import announce
 from shoal.training.inputs import MOST_DATA_BYTES, write_inputs
@@ -252,7 +252,7 @@ def finish(sent: Sent, job: Job, model: Any = None) -> Any:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    say(text, err=True)
 
 
 @final
@@ -272,8 +272,7 @@ class _Upload:
         self._next = now + self._pause_s
         text = f"sent {gone / 1e6:,.1f} of {whole / 1e6:,.1f} MB, packed"
         end = "\n" if is_over or not self._is_live else ""
-        sys.stderr.write(f"\r{text}{end}" if self._is_live else f"{text}\n")
-        sys.stderr.flush()
+        write(sys.stderr, f"\r{text}{end}" if self._is_live else f"{text}\n")
 
 
 def fit_there(arguments: Mapping[str, Any], given: Any) -> Any:
@@ -285,17 +284,19 @@ def fit_there(arguments: Mapping[str, Any], given: Any) -> Any:
 
 def attach(sent: Sent, model: Any = None) -> Any:
     """Follows a job to its end; returns the history of its run."""
-    out = sys.stdout
-    letters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    lines = Lines()
 
-    def write(data: bytes) -> None:
-        out.write(letters.decode(data))
-        out.flush()
+    def show(data: bytes) -> None:
+        for piece in lines.feed(data):
+            say_output(piece.text, end="\n" if piece.is_end else "")
 
     with closing(sent.jobs):
         try:
-            job = sent.follow(write)
+            job = sent.follow(show)
         except KeyboardInterrupt:
             _say(f"\nthe job goes on; come back by: {sent.hint}")
             raise
+        finally:
+            for piece in lines.end():
+                say_output(piece.text)
         return finish(sent, job, model)

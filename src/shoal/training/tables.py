@@ -8,6 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from shoal.terminal import one_line
+
 
 def table_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Table:
     """Returns rows under column names; numbers are set to the right."""
@@ -17,7 +19,7 @@ def table_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Table:
         is_numeric = all(_is_numeric(row[place]) for row in cells)
         # Names and ids are what people copy: they are never cut.
         table.add_column(
-            Text(column),
+            Text(one_line(column)),
             justify="right" if cells and is_numeric else "left",
             no_wrap=place == 0,
             overflow="fold",
@@ -50,7 +52,7 @@ def format_cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.4g}"
-    return str(value)
+    return one_line(str(value))
 
 
 def _is_numeric(cell: str) -> bool:

@@ -1,0 +1,263 @@
+"""Types of the fields of events. Decides which lines of a run folder are believed.
+
+A run folder may have been damaged, or filled by somebody else. Everything that reads
+events relies on what is checked here, and needs no guards of its own. Fields and kinds
+that are not named here pass as they are: later versions may write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias, cast
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+Event: TypeAlias = dict[str, Any]
+"""One line: `v`, `kind`, `time` (Unix seconds), `t` (seconds since start), fields."""
+
+Whole: TypeAlias = Annotated[int, Field(ge=-(2**53), le=2**53)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53)]
+Rank: TypeAlias = Annotated[int, Field(ge=-1, le=2**31)]
+Pid: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
+Number: TypeAlias = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+
+_open = with_config(ConfigDict(extra="allow"))
+
+DEEPEST = 32
+"""Lists and objects in one another; tables and JSON are made by recursion."""
+
+MOST = 2**63
+LIMITS = {"loss": 1e308, "t": 1e11, "rank": 2**31}
+NUMERIC = (
+    "rank", "epoch", "samples", "steps", "version", "staleness", "compute_s", "data_s",
+    "wait_s", "exchange_s", "t", "loss",
+)  # fmt: skip
+"""Columns of exchanges that are computed with."""
+
+
+@_open
+class _Open(TypedDict, total=False):
+    """What every event may have; further fields pass."""
+
+    time: Seconds
+    t: Seconds
+    host: str
+    pid: Pid
+    id: str
+    name: str
+
+
+@_open
+class _Named(TypedDict, total=False):
+    name: str
+
+
+@_open
+class _Planned(_Open, total=False):
+    strategy: str | _Named
+    workers: Count
+    rows: Count
+    epochs: Count
+    initial_epoch: Count
+    samples_expected: Count
+    epoch_rows: list[Count]
+    is_higher_better: bool
+    monitor: str
+
+
+@_open
+class _RunStarted(_Planned, total=False):
+    plan: _Planned
+
+
+@_open
+class _Best(TypedDict):
+    metric: str
+    value: Finite
+    epoch: Count
+
+
+@_open
+class _Report(TypedDict, total=False):
+    samples_expected: Count
+    samples_committed: Count
+    exchanges: Count
+    reason: str
+    best: _Best
+    compute_share: Number
+    data_share: Number
+    wait_share: Number
+    exchange_share: Number
+
+
+@_open
+class _RunFinished(_Open, total=False):
+    status: Literal["finished", "failed", "interrupted"]
+    report: _Report
+
+
+@_open
+class _EpochEnded(_Open, total=False):
+    epoch: Count
+    samples: Count
+    metrics: dict[str, Any]
+    members: list[Any]
+
+
+@_open
+class _Exchanges(_Open, total=False):
+    columns: list[str]
+    rows: list[Any]
+
+
+@_open
+class _Rollback(_Open, total=False):
+    committed: dict[Whole, Count]
+
+
+@_open
+class _WorkerStarted(_Open, total=False):
+    rank: Rank
+    node: str
+
+
+@_open
+class _WorkerLeft(_Open, total=False):
+    rank: Rank
+    reason: str
+
+
+@_open
+class _Warning(_Open, total=False):
+    text: str
+
+
+@_open
+class _Interrupted(_Open, total=False):
+    samples: Count
+
+
+@_open
+class _Used(TypedDict, total=False):
+    number: Whole | str
+    name: str
+    percent: Number
+    watts: Number
+    celsius: Number
+    memory_mib: Number
+    total_mib: Number
+
+
+@_open
+class _NodeUsed(_Open, _Used, total=False):
+    node: str
+    gpus: list[_Used]
+
+
+_KINDS: dict[str, type] = {
+    "run_started": _RunStarted,
+    "run_resumed": _Planned,
+    "run_finished": _RunFinished,
+    "epoch_ended": _EpochEnded,
+    "epoch_scored": _EpochEnded,
+    "member_epoch_ended": _EpochEnded,
+    "exchanges": _Exchanges,
+    "rollback": _Rollback,
+    "worker_started": _WorkerStarted,
+    "worker_left": _WorkerLeft,
+    "worker_lost": _WorkerLeft,
+    "warning": _Warning,
+    "interrupted": _Interrupted,
+    "node_used": _NodeUsed,
+}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {}
+
+
+def check(event: Mapping[str, Any]) -> Event:
+    """Returns an event whose fields have their types; null counts as absent.
+
+    Args:
+        event: As JSON has it.
+
+    Raises:
+        ValueError: A field has another type or no possible value; says which.
+
+    Example:
+        >>> check({"kind": "warning", "t": 1, "text": None})
+        {'t': 1.0, 'kind': 'warning'}
+        >>> check({"kind": "run_started", "workers": []})
+        Traceback (most recent call last):
+        ValueError: 'workers' of 'run_started' is a list: Input should be a ...
+    """
+    kind = event.get("kind", "")
+    if not isinstance(kind, str):
+        raise ValueError(f"its kind is a {type(kind).__name__}")
+    is_packed = kind == "exchanges"
+    given = {
+        name: value if is_packed and name == "rows" else _plain(name, value)
+        for name, value in event.items()
+        if value is not None
+    }
+    if is_packed:
+        given = {"columns": [], "rows": [], **given}
+    report: Any = given.get("report")
+    if isinstance(report, dict):
+        fields = cast("dict[str, Any]", report).items()
+        given["report"] = {name: value for name, value in fields if value is not None}
+    try:
+        found: Event = _adapter(kind).validate_python(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        what = type(first["input"]).__name__
+        raise ValueError(f"{place!r} of {kind!r} is a {what}: {first['msg']}") from None
+    if kind == "worker_started" and "rank" not in found:
+        raise ValueError("'rank' of 'worker_started' is missing")
+    if kind == "exchanges":
+        _check_rows(found["columns"], found["rows"])
+    return found
+
+
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    """Made when it is first needed: commands that read no runs start sooner."""
+    known = kind if kind in _KINDS else ""
+    if known not in _ADAPTERS:
+        _ADAPTERS[known] = TypeAdapter(_KINDS.get(known, _Open))
+    return _ADAPTERS[known]
+
+
+def _plain(name: str, value: Any, depth: int = 1) -> Any:
+    """Values that can be shown; what is no number becomes null, as when written."""
+    if isinstance(value, float):
+        return value if -1e308 <= value <= 1e308 else None
+    if isinstance(value, int) and abs(value) >= MOST:
+        raise ValueError(f"{name!r} is a number of {value.bit_length()} bits")
+    if not isinstance(value, (list, dict)):
+        return value
+    if depth > DEEPEST:
+        raise ValueError(f"{name!r} is nested more than {DEEPEST} deep")
+    if isinstance(value, list):
+        return [_plain(name, item, depth + 1) for item in cast("list[Any]", value)]
+    fields = cast("dict[str, Any]", value)
+    return {key: _plain(name, item, depth + 1) for key, item in fields.items()}
+
+
+def _check_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Looks at whole columns at once: there may be a million rows."""
+    if not set(map(type, rows)) <= {list} or len(set(map(len, rows))) > 1:
+        raise ValueError("'rows' of 'exchanges' are not rows of one length")
+    for name, column in zip(columns, zip(*rows, strict=False), strict=False):
+        types = set(map(type, column)) - {type(None)}
+        if not types <= {int, float, bool} and (
+            name in NUMERIC or not types <= {int, float, bool, str}
+        ):
+            odd = sorted(kind.__name__ for kind in types - {int, float, bool})
+            raise ValueError(f"column {name!r} of 'exchanges' has a {odd[0]}")
+        if types <= {int, float, bool} and types:
+            known = [v for v in column if v is not None] if None in column else column
+            limit = LIMITS.get(name, 1e15 if name in NUMERIC else 1e308)
+            if max(known) >= limit or min(known) <= -limit:
+                raise ValueError(f"column {name!r} of 'exchanges' is out of range")
