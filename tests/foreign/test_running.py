@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import psutil
@@ -299,3 +300,65 @@ def test_files_of_hosts_are_on_the_node_as_long_as_it_runs(tmp_path: Path) -> No
     assert [said for _, said in lines] == list(files)
     for path, _ in lines:
         assert not Path(path).parent.exists()
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_chief_that_ends_at_once_ends_the_others_and_names_them(
+    tmp_path: Path, is_here: bool
+) -> None:
+    """Also workers that have not begun: they hear nothing, and say nothing."""
+    node = None if is_here else Node(name="b", address="127.0.0.1", slots=2)
+    shape = Shape(per_node=3, ps=1, has_chief=True)
+    code = (
+        "import os, time\n"
+        "part = os.environ['SHOAL_PART'] + os.environ['SHOAL_INDEX']\n"
+        "log = 'logs/worker-1.log'\n"
+        "if part == 'worker1': print('here', flush=True)\n"
+        "if part == 'chief0':\n"
+        "    while not (os.path.exists(log) and os.path.getsize(log)):\n"
+        "        time.sleep(0.01)\n"
+        "else: time.sleep(1000)\n"
+    )
+    notes: list[str] = []
+    of = job(shape, node)
+    settings = Settings(
+        folder=str(tmp_path), logs=tmp_path / "logs", grace_s=5.0,
+        ssh=() if is_here else SSH,
+    )  # fmt: skip
+    words = [sys.executable, "-u", "-c", code]
+    told = Lines()
+    Runner(of, words, lambda p: variables_of(of, p), settings, told, notes.append).run()
+    assert notes == [
+        "the chief has ended, and with it the job; worker-0, worker-1, ps-0 were ended."
+        " worker-0 had written nothing: perhaps the chief does not wait for it"
+    ]
+
+
+def test_an_error_names_those_that_were_ended(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(1000)\n"
+    )
+    with pytest.raises(WorkerFailed, match="the others were ended: worker-0, worker-2"):
+        run(job(Shape(per_node=3)), code, tmp_path)
+
+
+def test_a_line_without_end_is_passed_on_in_pieces(tmp_path: Path) -> None:
+    code = "import sys; sys.stdout.write('x' * (8 << 20))"
+    sizes: list[int] = []
+    of = job(Shape(per_node=1))
+    settings = Settings(folder=str(tmp_path), logs=tmp_path / "logs")
+    words = [sys.executable, "-c", code]
+    runner = Runner(
+        of, words, lambda p: variables_of(of, p), settings,
+        lambda _, line: sizes.append(len(line)),
+    )  # fmt: skip
+    tracemalloc.start()
+    try:
+        runner.run()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(sizes) == 8 << 20
+    assert (tmp_path / "logs" / "worker-0.log").stat().st_size == 8 << 20
+    assert most < 4 << 20

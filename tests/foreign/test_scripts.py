@@ -121,3 +121,34 @@ def living(mark: str) -> list[int]:
         if mark in words and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process.pid)
     return found
+
+
+ENDINGS = [
+    (
+        Shape(per_node=2, ps=1, has_chief=True),
+        "if os.environ['SHOAL_PART'] != 'chief': time.sleep(1000)\n",
+        0,
+        "all that decide have ended here; ended with it: worker-0 ps-0\n",
+    ),
+    (
+        Shape(per_node=3),
+        "sys.exit(5) if os.environ['RANK'] == '1' else time.sleep(1000)\n",
+        5,
+        "worker-1 ended with status 5; ended with it: worker-0 worker-2\n",
+    ),
+    (Shape(per_node=2), "", 0, ""),
+]
+
+
+@pytest.mark.parametrize(("shape", "code", "status", "said"), ENDINGS)
+def test_it_names_those_that_it_ends(
+    shape: Shape, code: str, status: int, said: str, tmp_path: Path
+) -> None:
+    """With a chief and servers as by the launcher: its workers never end themselves."""
+    words = [sys.executable, "-c", f"import os, sys, time\n{code}"]
+    path = written(shape, words, tmp_path)
+    done = subprocess.run(
+        ["sh", str(path)], capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (status, said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -282,6 +283,30 @@ def test_something_else_where_a_file_should_be(name: str, kind: str, root: str):
         path.write_bytes(b"\0\xff\n")
     else:
         path.symlink_to("nowhere" if kind == "link to nothing" else path.name)
+    check_all(root)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to nothing", "loop", "pipe", "file"])
+def test_something_else_where_the_lock_of_the_writer_should_be(kind: str, root: str):
+    with create(root, "x") as run:
+        run.event("run_started", strategy="adag", workers=1, rows=1, epochs=1)
+    damaged = Path(root) / "damaged"
+    Path(run.url).rename(damaged)
+    lock = damaged / "writer.lock"
+    lock.unlink(missing_ok=True)
+    if kind == "folder":
+        lock.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(lock)  # nobody writes into it
+    elif kind == "file":
+        lock.write_bytes(b"\0\xff\n")
+    else:
+        lock.symlink_to("nowhere" if kind == "link to nothing" else lock.name)
+    # Of another machine by its boot: the lock is asked.
+    segment = damaged / SEGMENT
+    segment.write_text(
+        re.sub(r'"(boot|namespace)":"[^"]*"', r'"\1":"x"', segment.read_text())
+    )
     check_all(root)
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -124,6 +125,8 @@ def launch(  # noqa: PLR0913 - one argument for each option
 
     For TensorFlow (TF_CONFIG), torch, Keras, JAX, MPI (a hostfile) and DMLC. What all
     write comes here, and into one log a process. The first that fails stops the rest.
+    With --chief and --ps the job ends with the chief; who still runs then is ended, and
+    named. The status is that of the process that fails, as 1, or 0.
     """
     _refuse_what_means_nothing(show, write is not None, only_check, as_json=as_json)
     shape = Shape(
@@ -152,7 +155,8 @@ def launch(  # noqa: PLR0913 - one argument for each option
             _show(job, shown, files_of(whole), as_json=as_json)
         else:
             say(f"{len(job.processes)} processes, logs in {kept}", err=True)
-            Runner(job, command, told, settings, _echo()).run()
+            note = partial(say, err=True)
+            Runner(job, command, told, settings, _echo(), note).run()
 
 
 def _refuse_what_means_nothing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -39,9 +39,49 @@ def course(job: Job, codes: Mapping[str, int], stopped: Collection[str]) -> Cour
     for process in job.processes:
         if codes.get(process.name, 0) and process.name not in stopped:
             return Course(failed=process)
-    chief = job.doing("chief") if job.doing("ps") else []
-    if any(each.name not in codes for each in chief or job.trainers):
+    if any(each.name not in codes for each in deciding(job)):
         return Course()
     running = [each for each in job.processes if each.name not in codes]
     unneeded = tuple(each for each in running if each.part != "evaluator")
     return Course(is_over=True, unneeded=unneeded)
+
+
+def deciding(job: Job) -> list[Process]:
+    """Those whose end is the end of the job."""
+    chief = job.doing("chief") if job.doing("ps") else []
+    return chief or job.trainers
+
+
+def farewell(job: Job, ended: Sequence[Process], silent: Collection[str]) -> str:
+    """What is said when processes are ended because the job is over; "" for none.
+
+    Args:
+        job: All processes.
+        ended: Those that ran, and are ended.
+        silent: Names of processes that have written nothing: they may not have begun.
+
+    Example:
+        >>> from shoal.foreign.hosts import HERE
+        >>> from shoal.foreign.job import Shape
+        >>> job = Job.of([HERE], Shape(per_node=2, ps=1, has_chief=True))
+        >>> farewell(job, job.processes[1:], {"worker-0"})
+        'the chief has ended, and with it the job; worker-0, ps-0 were ended. worker-0
+        had written nothing: perhaps the chief does not wait for it'
+    """
+    if not ended:
+        return ""
+    names = ", ".join(each.name for each in ended)
+    one = deciding(job)
+    is_alone = len(one) == 1 and one[0].part == "chief"
+    why = "the chief has ended" if is_alone else "all that train have ended"
+    text = f"{why}, and with {'it' if is_alone else 'them'} the job; {names} " + (
+        "was ended" if len(ended) == 1 else "were ended"
+    )
+    unheard = [each.name for each in ended if each.trains and each.name in silent]
+    if unheard:
+        it = "it" if len(unheard) == 1 else "them"
+        text += (
+            f". {', '.join(unheard)} had written nothing: perhaps the chief does not "
+            f"wait for {it}"
+        )
+    return text

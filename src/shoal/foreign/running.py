@@ -17,7 +17,7 @@ from typing import final
 
 from shoal.clusters.ssh import SSH
 from shoal.errors import ClusterError, WorkerFailed
-from shoal.foreign.course import course
+from shoal.foreign.course import course, farewell
 from shoal.foreign.job import Job, Process
 from shoal.foreign.words import BEAT_S, QUIET_S, guarded, reached
 from shoal.terminal import LONGEST_BYTES, Lines, Piece
@@ -75,6 +75,10 @@ class _Running:
                 self.popen.stdin.close()
 
 
+def _unheard(_: str) -> None:
+    """Nobody wants to know."""
+
+
 @final
 class Runner:
     """The processes of one job, from start to end.
@@ -85,6 +89,7 @@ class Runner:
         variables: Of each process.
         settings: How.
         echo: Is told the name of a process and a line it wrote, in threads.
+        note: Is told which processes are ended while they run, and why.
     """
 
     def __init__(
@@ -94,9 +99,11 @@ class Runner:
         variables: Callable[[Process], Mapping[str, str]],
         settings: Settings,
         echo: Callable[[str, str], None],
+        note: Callable[[str], None] = _unheard,
     ) -> None:
         self._job, self._command = job, command
         self._variables, self._settings, self._echo = variables, settings, echo
+        self._note = note
         self._running: dict[str, _Running] = {}
         self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
@@ -169,8 +176,12 @@ class Runner:
             try:
                 name = self._ended.get(timeout=min(BEAT_S, left_s))
             except queue.Empty:
-                if left_s <= 0:
-                    return  # the evaluator had its time
+                if left_s <= 0:  # the evaluator had its time
+                    self._note(
+                        "all others have ended, and the evaluator was ended: it had "
+                        f"{self._settings.evaluation_s:g} s more"
+                    )
+                    return
                 for running in self._running.values():
                     running.beat()
                 continue
@@ -178,13 +189,22 @@ class Runner:
             found = course(self._job, self._codes, self._stopped)
             if found.failed is not None:
                 raise self._failure(self._running[found.failed.name])
-            for process in found.unneeded:
+            unneeded = [p for p in found.unneeded if p.name not in self._stopped]
+            silent = {name for name, one in self._running.items() if not one.tail}
+            if said := farewell(self._job, unneeded, silent):
+                self._note(said)
+            for process in unneeded:
                 self._stop(process.name)
             if found.is_over and until == math.inf:
                 until = time.monotonic() + self._settings.evaluation_s
 
     def _failure(self, running: _Running) -> Exception:
         process, code = running.process, running.popen.returncode
+        left = [
+            name for name in self._running
+            if name not in self._codes and name not in self._stopped
+        ]  # fmt: skip
+        others = f"the others were ended: {', '.join(left) or 'none was left'}"
         said = "\n".join(running.tail)
         node = process.node
         if code == SSH_FAILED and not node.is_here:
@@ -192,10 +212,10 @@ class Runner:
                 f"{process.name} on {node.name}: the host could not be reached, or was "
                 f"lost. Expected {' '.join(self._settings.ssh)} {node.name} to work "
                 "without a password; its last lines are below. Try it by hand, or "
-                f"`shoal launch --check`. The others were stopped.\n{said}"
+                f"`shoal launch --check`; {others}.\n{said}"
             )
         return WorkerFailed(
-            f"{process.name} on {node.name} {_ended(code)}; the others were stopped. "
+            f"{process.name} on {node.name} {_ended(code)}; {others}. "
             "Expected every process to end with status 0. Mend what its last lines "
             f"say; all of them are in {running.log}.\n{said}",
             rank=process.rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
+from shoal.foreign.course import deciding
 from shoal.foreign.ending import ENDING, MARK
 from shoal.foreign.job import Job, Process
 from shoal.foreign.variables import (
@@ -26,6 +27,12 @@ told=$(mktemp -d) || exit 126
 """
 START = """
 started=
+left=" "
+ending() {
+    why=$1
+    set -- $left
+    [ $# = 0 ] || echo "$why; ended with it: $*" >&2
+}
 end_all() {
     trap '' INT TERM HUP
     [ -e /proc/self/environ ] || kill $started
@@ -35,15 +42,17 @@ end_all() {
     rm -rf "$told"
 }
 trap 'end_all >/dev/null 2>&1' EXIT
-trap 'exit 129' HUP
-trap 'exit 130' INT
-trap 'exit 143' TERM
+trap 'ending "told to end by SIGHUP"; exit 129' HUP
+trap 'ending "told to end by SIGINT"; exit 130' INT
+trap 'ending "told to end by SIGTERM"; exit 143' TERM
 mkfifo "$told/ends" || exit 126
 exec 3<>"$told/ends"
 start() {
     kind=$1
-    log=$2
-    shift 2
+    name=$2
+    log=$3
+    left="$left$name "
+    shift 3
     (
         trap - EXIT
         trap 'kill $child' TERM
@@ -54,7 +63,7 @@ start() {
             code=$?
             [ $code -gt 128 ] && kill -0 $child
         do :; done 2>/dev/null
-        echo "$code $kind" >&3
+        echo "$code $kind $name" >&3
     ) &
     started="$started $!"
 }
@@ -73,10 +82,12 @@ working={working}
 """
 TAIL = """
 while [ "$working" -gt 0 ]; do
-    read -r code kind <&3 || continue
-    [ "$code" = 0 ] || exit "$code"
+    read -r code kind name <&3 || continue
+    left="${left%% $name *} ${left#* $name }"
+    [ "$code" = 0 ] || { ending "$name ended with status $code"; exit "$code"; }
     [ "$kind" = serving ] || working=$((working - 1))
 done
+ending "all that decide have ended here"
 """
 
 
@@ -102,7 +113,8 @@ def script_of(
         grace_s: Seconds between SIGTERM and SIGKILL.
     """
     ours = [each for each in job.processes if each.node_rank == node_rank]
-    working = [each for each in ours if each.part not in ("ps", "scheduler")] or ours
+    ends = [*deciding(job), *job.doing("evaluator")]
+    working = [each for each in ours if each in ends] or ours
     head = HEAD.format(
         node=job.nodes[node_rank].name, folder=shlex.quote(folder),
         logs=shlex.quote(logs), grace=f"{grace_s:g}",
@@ -115,6 +127,6 @@ def script_of(
     for process in ours:
         kind = "working" if process in working else "serving"
         log = f"{logs}/{process.name}.log"
-        words = [kind, log, *assignments(variables(process)), *command]
+        words = [kind, process.name, log, *assignments(variables(process)), *command]
         parts.append(f"start {shlex.join(words)}\n")
     return "".join([*parts, TAIL])
