@@ -22,7 +22,7 @@ from shoal.runs.catalogue import find_run, list_runs, prune, read_summary, remov
 from shoal.runs.event_fields import check
 from shoal.runs.events import pack_exchanges, read_events
 from shoal.runs.folder import Folder
-from shoal.runs.standing import standings
+from shoal.runs.standing import helpers, standings
 from shoal.runs.store import create, open_run
 
 SEGMENT = "events/000000.jsonl"
@@ -55,6 +55,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "gpus": [{"number": 0, "name": "g", "percent": 1.0, "celsius": 2.0,
                   "memory_mib": 1.0, "total_mib": 2.0, "watts": 3.0}],
     },
+    "process_started": {"name": "server", "pid": 7, "host": "h"},
+    "process_ended": {"name": "server", "pid": 7},
     "add": {}, "x_": {"pid": 3},
 }  # fmt: skip
 ODD = [
@@ -171,6 +173,7 @@ def test_any_value_in_any_field_is_read_or_said(
     try:
         summary = read_summary(folder)
         standings(read_events(folder))
+        helpers(read_events(folder))
         summary.model_dump_json()
     except ShoalError:
         pass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import sys
 import tempfile
 import time
 import weakref
@@ -23,6 +22,7 @@ from shoal.data.generators import FedSource
 from shoal.data.spool import Place, Spool
 from shoal.errors import DataError
 from shoal.interruption import undisturbed
+from shoal.terminal import say
 
 PEEKED = 2
 """Batches that Keras reads of a generator before it trains, and keeps."""
@@ -182,9 +182,10 @@ def _shown(batches: Iterator[Any], packing: Packing) -> Iterator[ArrayChunk]:
         yield packing.chunk(batch, f"batch {number:,}")
         if time.monotonic() - told > TOLD_S:
             told = time.monotonic()
-            sys.stderr.write(
+            say(
                 f"reading the {packing.kind} to its end, as {packing.steps_name} is "
-                f"not given: {number + 1:,} batches so far\n"
+                f"not given: {number + 1:,} batches so far",
+                err=True,
             )
 
 
