@@ -24,6 +24,8 @@ class ModelFacts:
         name: Keras name of the model.
         parameters: Floats that are exchanged (trainable).
         statistics: Floats that ride beside them (batch-norm moments).
+        local_bytes: Of all other variables, frozen weights most of all: they travel
+            once, in the model, and afterwards only if they move.
         optimizer: Class name of the optimizer.
         reductions: Loss reductions in use, one for each loss.
         has_own_loss: `train_step` or `compute_loss` is the user's: what it does with
@@ -56,6 +58,7 @@ class ModelFacts:
     step_logs: tuple[str, ...] = ()
     lost_logs: tuple[str, ...] = ()
     refused_dtypes: tuple[str, ...] = ()
+    local_bytes: int = 0
     backend: str = "jax"
     needs_compiler: bool = False
     metrics: Mapping[str, str] = field(default_factory=dict[str, str])

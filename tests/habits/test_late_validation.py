@@ -17,6 +17,7 @@ from shoal.data.training import scored_source
 from shoal.errors import ConfigError, PlanError, WorkerFailed
 from shoal.models.travel import pack
 from shoal.training.evaluator import Evaluator
+from shoal.training.user_model import UserModel
 from shoal.training.validation import Validation
 from tests.habits.cases import data, make_model
 
@@ -112,8 +113,8 @@ def test_history_and_best_model_are_those_of_a_run_that_waits(tmp_path: Path) ->
 @pytest.mark.process
 def test_a_score_is_found_though_the_process_dies(evaluator: Evaluator) -> None:
     model = make_model()
-    first = model.get_weights()
-    second = [2 * weight for weight in first]
+    first = UserModel(model).moved()
+    second = {place: 2 * weight for place, weight in first.items()}
     evaluator.start()
     os.kill(evaluator.pid, signal.SIGKILL)
     found = evaluator.ask(0, first) + evaluator.ask(3, second)
@@ -121,7 +122,7 @@ def test_a_score_is_found_though_the_process_dies(evaluator: Evaluator) -> None:
     assert [score.epoch for score in found] == [0, 3]
     x, y = data(64)
     for score, weights in zip(found, (first, second), strict=True):
-        model.set_weights(weights)
+        UserModel(model).put(weights)
         wanted = model.evaluate(x, y, batch_size=32, verbose=0, return_dict=True)
         assert score.metrics == wanted
 
@@ -143,7 +144,7 @@ def test_an_error_of_the_users_code_is_shown() -> None:
     model.compile("sgd", "mse")
     evaluator = evaluator_of(model)
     try:
-        evaluator.ask(0, model.get_weights())
+        evaluator.ask(0, UserModel(model).moved())
         with pytest.raises(WorkerFailed, match="too far from home"):
             evaluator.drain()
     finally:

@@ -12,6 +12,7 @@ import pytest
 import shoal
 from shoal.engine import controller
 from shoal.models.inspection import prepare
+from shoal.training.evaluator import Evaluator
 from shoal.training.fitting import most_state
 from tests.habits.cases import data, weights_of
 
@@ -136,7 +137,7 @@ def test_validation_and_callbacks_see_it(tmp_path: Path, strategy: str) -> None:
     given: dict[str, Any] = {**COMMON, "epochs": EPOCHS, "validation_data": (x, y)}
 
     def callbacks() -> list[Any]:
-        # The accuracy "lowest" is the best: that of the first epoch.
+        # The highest loss is the best: that of the first epoch.
         best = keras.callbacks.EarlyStopping(
             "val_loss", mode="max", patience=9, restore_best_weights=True
         )
@@ -177,6 +178,77 @@ def test_a_large_frozen_part_stays_where_it_is(
     assert max(sizes) < 4 * trained + 4096
 
 
+class Stop(Exception):
+    """Ends a run."""
+
+
+class StopAfter(keras.callbacks.Callback):
+    """Breaks a run off."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            raise Stop
+
+
+def best() -> Any:
+    """Remembers the best weights, which are those of the first epoch."""
+    return keras.callbacks.EarlyStopping(
+        "loss", mode="max", patience=9, restore_best_weights=True
+    )
+
+
+@pytest.mark.process
+@pytest.mark.skipif(BACKEND != "jax", reason="all tests with processes are of JAX")
+def test_a_run_that_is_broken_off_goes_on_with_it(tmp_path: Path) -> None:
+    """Its checkpoints have nothing of the frozen part, nor has what callbacks hold."""
+    x, y = data(ROWS)
+    plain, model = net(FROZEN), net(FROZEN)
+    plain.fit(x, y, epochs=EPOCHS, callbacks=[best()], **COMMON)
+    with pytest.raises(Stop):
+        shoal.fit(
+            model, x, y, epochs=EPOCHS, workers=2, callbacks=[best(), StopAfter()],
+            run=str(tmp_path), checkpoint_every="1 samples", **COMMON,
+        )  # fmt: skip
+    [folder] = tmp_path.iterdir()
+    files = [path for path in (folder / "checkpoints").rglob("*") if path.is_file()]
+    trained = 4 * sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    assert files
+    assert sum(path.stat().st_size for path in files) < 20 * trained + 65536
+    history = shoal.resume(str(folder), callbacks=[best()], verbose=0)
+    assert history.epoch == list(range(EPOCHS))
+    assert_same(history.model, plain)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(BACKEND != "jax", reason="all tests with processes are of JAX")
+def test_an_evaluator_is_sent_what_moves(
+    kept: shoal.Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = list[int]()
+    ask = Evaluator.ask
+
+    def asking(self: Any, epoch: int, weights: Any) -> Any:
+        asked.append(sum(value.nbytes for value in weights.values()))
+        return ask(self, epoch, weights)
+
+    monkeypatch.setattr(Evaluator, "ask", asking)
+    x, y = data(ROWS)
+    plain, model = net(FROZEN), net(FROZEN)
+    given: dict[str, Any] = {**COMMON, "epochs": EPOCHS, "validation_data": (x, y)}
+    theirs = plain.fit(x, y, **given)
+    history = kept.fit(
+        model, x, y, workers=2, validation="async", run=str(tmp_path), **given
+    )
+    values = theirs.history["val_loss"]
+    np.testing.assert_allclose(history.history["val_loss"], values, rtol=1e-3)
+    trained = 4 * sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    assert len(asked) == EPOCHS
+    assert max(asked) < trained + 64
+    assert_same(model, plain)
+    kept_best = keras.models.load_model(next(tmp_path.rglob("best.keras")))
+    assert count(kept_best) == 3 * (int(np.argmin(values)) + 1)
+
+
 def seen(sizes: list[int], name: str) -> Any:
     """Reads as before, and keeps how long what it reads is."""
     read = getattr(controller, name)
@@ -186,6 +258,15 @@ def seen(sizes: list[int], name: str) -> Any:
         return read(head, body) if state is None else read(head, body, state)
 
     return reading
+
+
+def test_a_plan_says_what_travels_once() -> None:
+    x, y = data(ROWS)
+    found = shoal.plan(net(FROZEN), x, y)
+    assert f"; {4 * FROZEN / 1e6:,.1f} MB that are not trained travel once" in (
+        found.explain()
+    )
+    assert "travel once" not in shoal.plan(net(), x, y).explain()
 
 
 def test_a_server_takes_what_a_model_may_send() -> None:

@@ -18,6 +18,8 @@ from shoal.runs.checkpoints import CheckpointStore
 from shoal.runs.folder import Folder
 from shoal.training.callback_state import (
     CallbackStates,
+    Frozen,
+    checks_of,
     give_back,
     pack_callbacks,
     unpack_callbacks,
@@ -95,6 +97,27 @@ def test_other_callbacks_stay_as_they_are() -> None:
     give_back([other], CallbackStates(pytest.fail).take([Own()]))
     assert other.patience == 9
     assert not hasattr(other, "seen")
+
+
+def test_frozen_weights_that_a_callback_holds_are_named_and_not_written() -> None:
+    """Unless they were changed since the run began, or are not frozen at all."""
+    began = [np.zeros(3, "f4"), np.arange(50_000.0), np.arange(60_000.0)]
+    values = [value.copy() for value in began]
+    callback = Own()
+    callback.seen = [values[1].copy(), values[2] + 1, values[0].copy()]
+    frozen = Frozen(values, checks_of(began))
+    states = CallbackStates(pytest.fail)
+    blob = states.take([callback], frozen)
+    assert len(blob) < 60_000 * 8 + 4096
+    after = Own()
+    give_back([after], blob, Frozen(began, {}))
+    for mine, other in zip(after.seen, callback.seen, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert after.seen[0] is not began[1]
+    values[1] += 1  # by a callback: the run began with something else
+    callback.seen = [values[1].copy()]
+    give_back([after], states.take([callback], frozen), Frozen(began, {}))
+    np.testing.assert_array_equal(after.seen[0], values[1])
 
 
 def test_what_is_large_or_of_keras_is_left_out_and_told_of_once() -> None:

@@ -37,6 +37,7 @@ __all__ = ["Controller", "Job", "ServerGone"]
 POLL_S = 0.1
 SNAPSHOT_S = 5.0  # between snapshots of workers, each of the next in turn
 STATE_TIMEOUT_S = 20.0
+SLOW_BYTES_S = 10e6  # of a link that a worker's state may have to come over
 CENTER_TIMEOUT_S = 2.0
 RESCUE_S = 0.8  # for each question after Ctrl-C
 _EVENTS = {"left": "worker_left"}  # names in the records of a run, where they differ
@@ -350,7 +351,7 @@ class Controller:
             self._proceed(epoch + 1)
             self._halt()
             return
-        state = self._ask("state", "optimizer", STATE_TIMEOUT_S)
+        state = self._ask("state", "optimizer", STATE_TIMEOUT_S + self._slow_s)
         if state is None:
             text = "no worker sent its optimizer state; the model keeps an older one"
             self._observer.on_event("warning", text=text)
@@ -360,6 +361,13 @@ class Controller:
         # Once that is here this epoch is not trained again, whatever happens.
         self._checkpoint()
         self._epochs.ended(read_epoch(head, body, found))
+
+    @property
+    def _slow_s(self) -> float:
+        """Seconds that all of a worker's state takes on a slow link."""
+        if self._past is None:
+            return 0.0
+        return self._past.server.sizes.frame_bytes / SLOW_BYTES_S
 
     def _tell_learning_rate(self) -> None:
         """A learning rate set by a callback reaches workers with their next answer."""

@@ -58,7 +58,7 @@ class Pulse:
 
         Args:
             startup_s: From its start until then.
-            slot_bytes: Of the vectors it exchanges with one worker.
+            slot_bytes: Of what it exchanges with one worker.
             workers: How many there are.
         """
         now = time.monotonic()

@@ -54,6 +54,12 @@ class Restart:
     left_out: LeftOut = field(default_factory=LeftOut)
     snapshots: Mapping[int, Snapshot] = field(default_factory=dict[int, Snapshot])
 
+    @property
+    def newest_state(self) -> bytes | None:
+        """Of one worker: what the server had, or of the lowest rank; None for none."""
+        of_workers = [self.snapshots[rank].blob for rank in sorted(self.snapshots)]
+        return next((blob for blob in (self.blob, *of_workers) if blob), None)
+
     def at_least(self, lineage: int) -> Restart:
         """Returns this as if it were of a lineage, if it is of an older one."""
         newest = max(lineage, int(self.sequencer["lineage"]))

@@ -142,7 +142,9 @@ class Servers:
             self._standby_due = time.monotonic()
 
     def _begin_pulse(self, startup_s: float) -> None:
-        size = 0 if self._spec is None else self._spec.sizes.slot_bytes
+        spec, size = self._spec, 0
+        if spec is not None:  # the state of a worker is kept, packed and told on
+            size = spec.sizes.slot_bytes + spec.sizes.state
         self._pulse = Pulse.of(startup_s, size, self._workers)
 
     def _call(

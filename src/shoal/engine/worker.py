@@ -28,7 +28,9 @@ from shoal.strategies.base import Strategy
 
 __all__ = ["SAMPLE_ROWS", "WATCH", "Moment", "Watch", "WorkerSpec", "work"]
 
-MOST_TEXT = 1 << 16  # characters of an error that travel
+MOST_TEXT = (
+    1 << 15
+)  # characters of an error that travel: a head of JSON holds 12 bytes each
 
 Watch: TypeAlias = Callable[[Moment], None]
 WATCH: ContextVar[Watch | None] = ContextVar("shoal_watch", default=None)

@@ -23,7 +23,12 @@ from shoal.models.losses import (
 )
 from shoal.models.metrics import build_metrics, unmergeable
 from shoal.models.step_logs import read_step_logs
-from shoal.vectors import FLOATS, exchanged_variables, statistic_variables
+from shoal.vectors import (
+    FLOATS,
+    exchanged_variables,
+    local_variables,
+    statistic_variables,
+)
 
 SAMPLE_ROWS = 4
 
@@ -233,6 +238,7 @@ def read_model(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in trainable),
         statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
+        local_bytes=sum(np.asarray(v.numpy()).nbytes for v in local_variables(model)),
         optimizer=type(model.optimizer).__name__,
         reductions=reductions(model),
         has_own_loss=has_own_loss(model),

@@ -35,7 +35,7 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
     found = [
         ("backend", f"{plan.backend} on {_device(plan)}; {_exchanged(plan)}"),
         ("model", f"{model.name}: {model.parameters:,} trainable floats, "
-                  f"{model.statistics:,} statistics, {model.optimizer}"),
+                  f"{model.statistics:,} statistics, {model.optimizer}{_frozen(plan)}"),
         ("data", f"{plan.data_rows:,} samples, {data.size_bytes / 1e6:,.1f} MB "
                  f"of {data.kind}; {kept}"),
         ("step", f"{plan.worker_batch_size:,} samples of a worker, "
@@ -66,6 +66,14 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
             "exchanges every 10 steps and is faster, on a curve of its own",
         ))  # fmt: skip
     return found + [("note", text) for text in metric_notes(model)]
+
+
+def _frozen(plan: Plan) -> str:
+    """What is sent with the model and not again, where that is worth a word."""
+    size_mb = plan.model.local_bytes / 1e6
+    return (
+        f"; {size_mb:,.1f} MB that are not trained travel once" if size_mb > 1 else ""
+    )
 
 
 def _device(plan: Plan) -> str:

@@ -143,7 +143,8 @@ class Driver(Observer):
         self._user.learning_rate = diary.learning_rate
         self._best = diary.best
         self._epoch = _Epoch(number=diary.epoch)
-        give_back(self.callbacks.callbacks, diary.callbacks)
+        give_back(self.callbacks.callbacks, diary.callbacks, self._user.frozen)
+        self._restore_state(past.restart.newest_state)
         history = self._history
         history.history = {name: list(v) for name, v in diary.history.items()}
         history.epoch = list(diary.epochs)
@@ -305,7 +306,9 @@ class Driver(Observer):
             best=self._best,
             learning_rate=self.learning_rate,
             is_stopped=self.wants_stop,
-            callbacks=self._callback_states.take(self.callbacks.callbacks),
+            callbacks=self._callback_states.take(
+                self.callbacks.callbacks, self._user.frozen
+            ),
             unscored=[] if self.evaluator is None else self.evaluator.waiting,
         )
         self._habits.keep(Past(restart=found, diary=diary))
@@ -394,9 +397,7 @@ class Driver(Observer):
     def _validated(self, epoch: int) -> dict[str, Any]:
         """What a validation gives now; a late one is begun and gives nothing yet."""
         if self.evaluator is not None:
-            # Copied: a backend may lend what it goes on to change.
-            weights = [np.array(weight) for weight in self._model.get_weights()]
-            self._take(self.evaluator.ask(epoch, weights))
+            self._take(self.evaluator.ask(epoch, self._user.moved()))
         elif self._habits.validate is not None:
             found = self._habits.validate(callbacks=self.callbacks)
             return {f"val_{name}": value for name, value in found.items()}
@@ -416,12 +417,12 @@ class Driver(Observer):
 
     def _save_best_of(self, score: Score) -> None:
         """Saves weights of the past; the model has those of now again afterwards."""
-        now = [np.array(weight) for weight in self._model.get_weights()]
-        self._model.set_weights(score.weights)
+        now = self._user.moved()
+        self._user.put(score.weights)
         try:
             self._save_best()
         finally:
-            self._model.set_weights(now)
+            self._user.put(now)
 
     def _validates(self, epoch: int) -> bool:
         freq = self._habits.validation_freq

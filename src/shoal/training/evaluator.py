@@ -40,7 +40,7 @@ class Score:
 
     Args:
         epoch: Whose weights they were.
-        weights: As `model.get_weights` orders them.
+        weights: What training had moved by then.
         metrics: By name.
     """
 

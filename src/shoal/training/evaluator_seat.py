@@ -23,7 +23,8 @@ from shoal.models.pickling import loads
 from shoal.models.travel import unpack
 from shoal.training.validation import Validation
 
-Weights: TypeAlias = list[npt.NDArray[Any]]
+Weights: TypeAlias = dict[int, npt.NDArray[Any]]
+"""By place among `model.variables`: those that training moves. The rest came packed."""
 
 
 @final
@@ -58,7 +59,7 @@ class Ask:
     Args:
         desk: Of the run.
         epoch: Of the weights.
-        weights: As `model.get_weights` orders them.
+        weights: What training has moved.
     """
 
     desk: Desk
@@ -70,7 +71,9 @@ def score_epoch(ask: Ask) -> None:
     """Validates a model with the weights of an epoch, and leaves what that gave."""
     title("evaluator", ask.desk.run)
     model, validate = _sit(ask.desk)
-    model.set_weights(ask.weights)
+    variables = model.variables
+    for place, value in ask.weights.items():
+        variables[place].assign(value)
     found = {name: np.asarray(value).tolist() for name, value in validate().items()}
     line = json.dumps({"epoch": ask.epoch, "metrics": found}) + "\n"
     results = ask.desk.results

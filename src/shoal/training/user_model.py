@@ -10,7 +10,7 @@ not be rank 0; in a gang all workers' slots and counters are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -21,6 +21,7 @@ from shoal.models.inspection import (
     learning_rate_of,
     step_variable,
 )
+from shoal.training.callback_state import Frozen, checks_of
 from shoal.vectors import (
     Layout,
     Vector,
@@ -61,6 +62,7 @@ class UserModel:
         self._local = local_variables(model)
         self._came: dict[int, Any] = {}
         """What local variables were, of those that workers have moved."""
+        self._checks: dict[int, int] = {}
         self._began_at = 0
         self._known: Vector | None = None
 
@@ -68,6 +70,31 @@ class UserModel:
         """Puts a center into the model."""
         self._layout.scatter(vector, self._weights)
         self._statistics_layout.scatter(statistics, self._statistics)
+
+    @property
+    def frozen(self) -> Frozen:
+        """The large local variables, as the model came with them."""
+        return Frozen(_Values(self._local), self._checks)
+
+    def moved(self) -> dict[int, Any]:
+        """Copies of what training moves, by place among all variables.
+
+        That is all but what is as the model came: frozen weights, most often.
+        """
+        moving = {id(v) for v in (*self._weights, *self._statistics)}
+        moving |= {id(self._local[place]) for place in self._came}
+        # Copied: a backend may lend what it goes on to change.
+        return {
+            place: np.array(variable.numpy())
+            for place, variable in enumerate(self._model.variables)
+            if id(variable) in moving
+        }
+
+    def put(self, values: Mapping[int, Any]) -> None:
+        """Sets what `moved` returned; what has moved since stays."""
+        variables = self._model.variables
+        for place, value in values.items():
+            variables[place].assign(value)
 
     def remember(
         self, vector: Vector | None = None, statistics: Vector | None = None
@@ -80,6 +107,7 @@ class UserModel:
         """
         if vector is None or statistics is None:
             self._began_at = int(step_variable(self._model).numpy())
+            self._checks = checks_of(_Values(self._local))
         else:
             self.adopt(vector, statistics)
         # Narrow weights round: what comes back is not what was put in.
