@@ -64,7 +64,7 @@ class Own(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[int] = []
+        self.seen: list[Any] = []
         self.lock = threading.Lock()
 
     def on_train_begin(self, logs: Any = None) -> None:
