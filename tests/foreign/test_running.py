@@ -10,11 +10,13 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from shoal.errors import ClusterError, WorkerFailed
+from shoal.foreign import running
 from shoal.foreign.checks import check, duplicates
 from shoal.foreign.hosts import HERE, free_ports, parse_nodes, this_machine
 from shoal.foreign.job import Job, Node, Shape
@@ -362,3 +364,46 @@ def test_a_line_without_end_is_passed_on_in_pieces(tmp_path: Path) -> None:
     assert sum(sizes) == 8 << 20
     assert (tmp_path / "logs" / "worker-0.log").stat().st_size == 8 << 20
     assert most < 4 << 20
+
+
+def test_no_moment_of_ending_leaves_a_process(tmp_path: Path) -> None:
+    """A press while a job ends is heard when all of it has ended."""
+    mark = f"mark{os.urandom(4).hex()}"
+    code = f"'{mark}'; import time; time.sleep(600)"
+    ending = Runner._end_all
+    wanted, counted = [0], 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal counted
+        if frame.f_code.co_filename not in (running.__file__, subprocess.__file__):
+            return None
+        if event == "line":
+            counted += 1
+            if counted == wanted[0]:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    def traced(self: Runner) -> None:
+        sys.settrace(trace)
+        try:
+            ending(self)
+        finally:
+            sys.settrace(None)
+
+    class Press:
+        """The first press comes with the first line."""
+
+        def __call__(self, _name: str, _line: str) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    loud = code.replace("; import", "; print('up', flush=True); import")
+    settings = Settings(folder=str(tmp_path), logs=tmp_path / "logs", grace_s=5.0)
+    of = job(Shape(per_node=1))
+    command = [sys.executable, "-u", "-c", loud]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_end_all", traced)
+        for line in (1, 4, 9, 16, 25, 36):
+            wanted[0], counted = line, 0
+            with pytest.raises(KeyboardInterrupt):
+                Runner(of, command, lambda p: {}, settings, Press()).run()
+            assert living(mark) == []

@@ -20,8 +20,10 @@ from shoal.errors import ClusterError, WorkerFailed
 from shoal.foreign.course import course, farewell
 from shoal.foreign.job import Job, Process
 from shoal.foreign.words import BEAT_S, QUIET_S, guarded, reached
+from shoal.interruption import check, undisturbed
 from shoal.terminal import LONGEST_BYTES, Lines, Piece
 
+LOOK_S = 0.1  # between looks whether Ctrl-C was pressed
 TAIL, TAIL_WIDTH = 20, 2000  # lines that an error shows, and characters of each
 SSH_FAILED = 255
 LAST_SIGNAL = 128 + 64  # as a status of a shell
@@ -117,12 +119,13 @@ class Runner:
             WorkerFailed: A process ended with a status that is not zero.
             ClusterError: A node could not be reached.
         """
-        try:
-            for process in self._job.processes:
-                self._start(process)
-            self._watch()
-        finally:
-            self._end_all()
+        with undisturbed():  # a process that is lost sight of would not be ended
+            try:
+                for process in self._job.processes:
+                    self._start(process)
+                self._watch()
+            finally:
+                self._end_all()
 
     def _start(self, process: Process) -> None:
         settings = self._settings
@@ -170,11 +173,12 @@ class Runner:
             self._echo(running.process.name, piece.text)
 
     def _watch(self) -> None:
-        until = math.inf
+        until, beat = math.inf, time.monotonic() + BEAT_S
         while len(self._codes) < len(self._running):
+            check()
             left_s = max(0.0, until - time.monotonic())
             try:
-                name = self._ended.get(timeout=min(BEAT_S, left_s))
+                name = self._ended.get(timeout=min(LOOK_S, left_s))
             except queue.Empty:
                 if left_s <= 0:  # the evaluator had its time
                     self._note(
@@ -182,8 +186,10 @@ class Runner:
                         f"{self._settings.evaluation_s:g} s more"
                     )
                     return
-                for running in self._running.values():
-                    running.beat()
+                if time.monotonic() >= beat:
+                    beat = time.monotonic() + BEAT_S
+                    for running in self._running.values():
+                        running.beat()
                 continue
             self._codes[name] = self._running[name].popen.returncode
             found = course(self._job, self._codes, self._stopped)
