@@ -40,7 +40,7 @@ def new_model() -> Any:
 
 
 def fit(model: Any, **given: Any) -> Any:
-    arguments = {
+    arguments: dict[str, Any] = {
         "batch_size": 16, "epochs": 2, "workers": 2, "verbose": 0, "run": False,
         "cluster": "inline", "validation_data": (X, Y), "strategy": "aeasgd",
     }  # fmt: skip
