@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,23 +44,30 @@ def test_who_takes_it_later_has_it(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+FORK = """
+import os, signal, sys
+from pathlib import Path
+from shoal.host.locks import HeldLock, is_held
+lock = HeldLock.take(Path(sys.argv[1]))
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(write, b"x")
+    signal.pause()
+os.read(read, 1)
+found = [is_held(lock.path)]
+lock.close()
+found.append(is_held(lock.path))  # though the child lives
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+print(found)
+"""
+
+
 def test_a_forked_child_does_not_keep_it(tmp_path: Path) -> None:
-    lock = take(tmp_path / "lock")
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(write, b"x")
-        signal.pause()
-    try:
-        os.read(read, 1)
-        assert is_held(lock.path) is True
-        lock.close()
-        assert is_held(lock.path) is False  # though the child lives
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(read)
-        os.close(write)
+    words = [sys.executable, "-c", FORK, str(tmp_path / "lock")]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert found.stdout == "[True, False]\n"
 
 
 def test_a_file_system_without_locks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import threading
 import time
@@ -24,6 +25,7 @@ from shoal.foreign.ports import placed
 from shoal.foreign.running import Runner, Settings
 from shoal.foreign.scripts import script_of
 from shoal.foreign.variables import files_of, hostfile, once, variables_of, workers_file
+from shoal.host.private import make_private
 from shoal.paths import name_of, one_inside
 from shoal.plan import environment
 from shoal.terminal import say, say_output
@@ -241,7 +243,7 @@ def _show_check(job: Job, ssh: Sequence[str]) -> None:
 def _write(
     job: Job, command: list[str], folder: Path, told: _Told, settings: Settings
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     for rank, node in enumerate(job.nodes):
         name = name_of(node.name.replace("@", "-at-"))
         path = one_inside(folder, f"{rank}-{name}.sh")
@@ -249,8 +251,10 @@ def _write(
             job, rank, command, told, folder=settings.folder,
             logs=str(told.folder.resolve()), grace_s=settings.grace_s,
         )  # fmt: skip
-        path.write_text(text)
-        path.chmod(0o755)
+        # It may hold secrets: variables that the user gives to the processes.
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as f:
+            f.write(text)
         say(str(path))
 
 

@@ -166,7 +166,7 @@ class Ray(Cluster):
             if found and found not in ("auto", "local"):
                 return found
         with suppress(OSError, ClusterError):
-            found = LAST_RAY.read_text().strip()
+            found = _noted(LAST_RAY)
             reach(found)
             return found
         return None
@@ -391,3 +391,17 @@ def _carried(here: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str
     """What workers elsewhere are told of this process's environment."""
     own = {name: value for name, value in here.items() if name.startswith(CARRIED)}
     return {**own, **given}
+
+
+def _noted(path: Path) -> str:
+    """Reads where Ray runs, if this user or the administrator has noted that.
+
+    Others can write there as well, and who is joined is sent models and code.
+
+    Raises:
+        OSError: Nobody has, or somebody else.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+        if os.fstat(file.fileno()).st_uid not in (os.getuid(), 0):
+            raise PermissionError(f"{path} is somebody else's")
+        return file.read().strip()

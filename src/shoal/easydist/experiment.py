@@ -15,6 +15,7 @@ from typing import final
 from zipfile import ZipFile
 
 from shoal.errors import ConfigError
+from shoal.host.private import make_private
 from shoal.runs.store import ARCHIVE, LOGS, MODELS, WEIGHTS, StoredRun
 from shoal.training.progress import warn_aside
 
@@ -72,7 +73,8 @@ class Experiment:
     def _copy(self, saved: list[Path]) -> None:
         if not saved:
             return
-        self.models.mkdir(parents=True)
+        make_private(self.models.parent)
+        self.models.mkdir(mode=0o700)
         for path in saved:
             shutil.copyfile(path, self.models / path.name)
         archive = self.models / f"{BEST}.keras"
@@ -106,8 +108,8 @@ def begin_experiment(run: StoredRun, home: Path) -> Experiment:
         experiment = Experiment(number=_next_number(home), home=home, run=run)
         link = experiment.consoles
         try:
-            experiment.records.mkdir(parents=True, exist_ok=True)
-            link.parent.mkdir(parents=True, exist_ok=True)
+            make_private(experiment.records)
+            make_private(link.parent)
             target = folder / LOGS
             # A link that fails where anything is: two that begin together get two.
             link.symlink_to(os.path.relpath(target, link.parent) if inside else target)

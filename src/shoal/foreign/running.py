@@ -20,6 +20,7 @@ from shoal.errors import ClusterError, WorkerFailed
 from shoal.foreign.course import course, farewell
 from shoal.foreign.job import Job, Process
 from shoal.foreign.words import BEAT_S, QUIET_S, guarded, reached
+from shoal.host.private import alike, make_private
 from shoal.interruption import check, undisturbed
 from shoal.terminal import LONGEST_BYTES, Lines, Piece
 
@@ -137,7 +138,7 @@ class Runner:
             0 if process.node.is_here else QUIET_S,
             settings.files,
         )
-        settings.logs.mkdir(parents=True, exist_ok=True)
+        make_private(settings.logs)
         log = settings.logs / f"{process.name}.log"
         popen = subprocess.Popen(
             reached(process.node, words, settings.ssh),
@@ -157,7 +158,7 @@ class Runner:
         name, pipe = running.process.name, running.popen.stdout
         if pipe is None:
             raise RuntimeError("a process without a pipe")
-        with running.log.open("ab") as log, pipe:
+        with open(running.log, "ab", opener=alike) as log, pipe:
             lines = Lines()
             while data := pipe.read1(LONGEST_BYTES):  # pyright: ignore[reportAttributeAccessIssue]
                 log.write(data)

@@ -63,10 +63,14 @@ def make_inside(path: Path) -> None:
     Raises:
         FileExistsError: Something is there.
     """
-    around = path.parent.stat()
-    mode = shared_mode(around.st_mode)
     _make_new(path, OWN)
-    found = path.stat()
+    share(path)
+
+
+def share(path: Path) -> None:
+    """Lets the group use a new folder of this user as the one around it."""
+    around, found = path.parent.stat(), path.stat()
+    mode = shared_mode(around.st_mode)
     if mode == OWN or _has_acl(path.parent):
         return
     if found.st_gid != around.st_gid:
@@ -127,10 +131,15 @@ def alike(path: str, flags: int) -> int:
     return descriptor
 
 
-def protect(path: Path, folder: Path) -> None:
-    """Shares a file that a library made as the folder is that it belongs to."""
+def protect(file: Path | int, folder: Path) -> None:
+    """Shares a file that another call made as the folder is that it belongs to.
+
+    Args:
+        file: Path, or the descriptor of an open one.
+        folder: Where it is, or will be.
+    """
     if not _has_acl(folder):
-        _set_mode(path, _file_mode(folder))
+        _set_mode(file, _file_mode(folder))
 
 
 def is_own(path: Path) -> bool:

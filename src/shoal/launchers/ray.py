@@ -23,6 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from shoal.errors import ClusterError
+from shoal.host.private import alike
 from shoal.launchers.base import Exit, Launcher, Role
 from shoal.launchers.freight import Freight
 from shoal.launchers.porter import BEAT_S, Arrival, Memory, Report
@@ -168,7 +169,7 @@ class RayLauncher(Launcher):
         hand.log, hand.has_part = log, True
         if log is not None:
             with suppress(OSError):  # there, though nothing may be written
-                log.touch()
+                open(log, "ab", opener=alike).close()
         while hand.early:
             self._write(hand, hand.early.popleft())
         self._send(token, hand)
@@ -264,7 +265,7 @@ class RayLauncher(Launcher):
 
     def _write(self, hand: Hand, line: str) -> None:
         if hand.log is not None:
-            with suppress(OSError), hand.log.open("a") as log:
+            with suppress(OSError), open(hand.log, "a", opener=alike) as log:
                 log.write(f"{line}\n")
 
     def _over(self, token: str, gone: Exit) -> None:

@@ -153,7 +153,8 @@ class Folder:
         target = self._local_target(name)
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with open(partial, "wb", opener=private.alike) as file:
+            with partial.open("wb") as file:
+                private.protect(file.fileno(), target.parent)
                 file.write(content)
             partial.replace(target)
         finally:
@@ -166,7 +167,9 @@ class Folder:
             FileExistsError: It does.
         """
         if self.is_local:
-            with open(self._local_target(name), "xb", opener=private.alike) as file:
+            target = self._local_target(name)
+            with target.open("xb") as file:
+                private.protect(file.fileno(), target.parent)
                 file.write(content)
             return
         try:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+from shoal.host.private import protect
 from shoal.runs.events import segment_name, segment_numbers
 from shoal.runs.folder import Folder
 
@@ -105,6 +106,8 @@ class LocalSegments(Segments):
             # Opened for each line: a handle kept for hours would go on writing
             # into a folder that was removed, and would have to be guarded.
             with path.open("ab", buffering=0) as file:
+                if not self._size:
+                    protect(file.fileno(), path.parent)
                 written = file.write(content)
             if written < len(content):
                 raise OSError(f"only {written} of {len(content)} bytes were taken")

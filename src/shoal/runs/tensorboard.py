@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, final
 
+from shoal.host.private import protect
 from shoal.paths import name_of
 from shoal.runs.folder import Folder
 from shoal.runs.use import Use
@@ -158,6 +159,8 @@ class ScalarWriter:
             return
         path = self._folder.local_path(name)
         with path.open("ab") as file:
+            if not count:
+                protect(file.fileno(), path.parent)
             file.write(content if file.tell() else head + content)
 
 

@@ -25,6 +25,7 @@ from shoal.clusters.ray_jobs import RayJobs
 from shoal.clusters.states import ClusterStore
 from shoal.data import ArraySource
 from shoal.errors import ClusterError, ConfigError, PlanError
+from shoal.host.private import make_private, share
 from shoal.host.temporary import temporary_folder
 from shoal.paths import one_inside, unpack
 from shoal.plan import environment
@@ -109,7 +110,7 @@ class Sent:
             ClusterError: It cannot be had.
             DataError: What came could write outside of `root`, or is no archive.
         """
-        root.mkdir(parents=True, exist_ok=True)
+        make_private(root)
         with tempfile.TemporaryDirectory(dir=root, prefix=".") as folder:
             packed = Path(folder, "run.tar.gz")
             self.jobs.fetch(job, SENT_RUN, packed)
@@ -123,7 +124,9 @@ class Sent:
                     f"{SENT_RUN!r} from {self.jobs.head}. Try again: {self.hint}"
                 )
             if not place.exists():
+                made.chmod(0o700)  # whatever the archive says
                 made.rename(place)
+                share(place)
         return open_run(str(place.resolve()))
 
 

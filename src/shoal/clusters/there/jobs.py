@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tarfile
@@ -16,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.clusters.there.answering import Fields, Refused
-from shoal.clusters.there.nodes import ray_variables
+from shoal.clusters.there.nodes import check_own, make_own, ray_variables
 from shoal.clusters.there.processes import began, still_there, sweep
 
 GUARD = """
@@ -49,13 +48,7 @@ def jobs_folder(shared: str | None) -> Path:
         return Path.home() / ".shoal" / "jobs"
     base = Path(shared, f".shoal-{os.getuid()}")
     with suppress(FileNotFoundError):
-        found = base.lstat()
-        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-        if not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise Refused(
-                f"{base} is not a folder that only you can write to, and what lies "
-                f"there is run. Look who made it, and remove it or `chmod go-w {base}`"
-            )
+        check_own(base)
     return base / "jobs"
 
 
@@ -74,8 +67,10 @@ def submit(request: Fields) -> Fields:
     """Starts a job in a session of its own, so that it survives whoever asked."""
     base = jobs_folder(request["shared"])
     folder = job_folder(request)
+    if request["shared"]:
+        make_own(base.parent)  # others may have made it since it was looked at
     base.parent.mkdir(mode=0o700, exist_ok=True)
-    base.mkdir(exist_ok=True)
+    base.mkdir(mode=0o700, exist_ok=True)
     for new in (folder, folder / "files"):
         new.mkdir(mode=0o700)
     content = io.BytesIO(sys.stdin.buffer.read(request["size"]))

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import sys
 import time
 from contextlib import closing, suppress
@@ -34,10 +35,11 @@ def start(request: Fields) -> Fields:
         return {"port": port, "is_new": False}
     end(mark)
     folder = node_folder(mark)
-    folder.mkdir(parents=True, exist_ok=True)
+    for own in (*reversed(folder.parents[:2]), folder):
+        own.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
     # Ray opens its own folder to all users of a host: this one is around it.
-    Path(temp_of(mark)).mkdir(mode=0o700, exist_ok=True)
+    make_own(Path(temp_of(mark)))
     token = folder / "token"
     with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
         f.write(request["token"])
@@ -62,6 +64,42 @@ def start(request: Fields) -> Fields:
     pids = {str(pid): began(pid) for pid in processes_of(mark)}
     note(mark, record | {"pids": pids})
     return {"port": port, "is_new": True}
+
+
+def make_own(folder: Path) -> None:
+    """Makes a folder under a name that others can know, for this user alone.
+
+    Raises:
+        Refused: It was there, and others could put something into it.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        check_own(folder)
+        folder.chmod(0o700)
+
+
+def check_own(folder: Path) -> None:
+    """Makes sure that a folder is this user's, and that nobody else may write there.
+
+    Raises:
+        Refused: It is not, or it is a link or a file.
+        FileNotFoundError: Nothing is there.
+    """
+    found = folder.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Refused(
+            f"{folder} is not a folder that only you can write to, and what lies "
+            f"there is run. Look who made it, and remove it or `chmod go-w {folder}`"
+        )
+
+
+def remove_own(folder: Path) -> None:
+    """Removes a folder of this user's; what others put there under its name stays."""
+    with suppress(OSError, Refused):
+        check_own(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def ray_words(request: Fields, port: int) -> list[str]:
@@ -174,7 +212,7 @@ def stop(request: Fields) -> Fields:
     for mark in marks:
         ended += end(mark)
         for folder in (Path(temp_of(mark)), node_folder(mark)):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_own(folder)
     if request["environment"]:
         remove_environment(request["environment"])
     for folder in ("nodes", "environments", ""):

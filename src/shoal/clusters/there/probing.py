@@ -59,7 +59,10 @@ def _condition(request: Fields, own: Path | None) -> Fields:
     if own is not None:
         places["shared folder"] = str(own.parent)
         try:
-            own.write_text("here")
+            # A folder of others too: nothing that is there already is written to.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(own, flags, 0o600), "w") as file:
+                file.write("here")
         except OSError as error:
             complaint = str(error)
     free: dict[str, int] = {}
