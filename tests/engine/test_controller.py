@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.engine.changes import Changes
 from shoal.engine.controller import Controller, Job
 from shoal.engine.instructions import Rules
 from shoal.engine.recovery import RecoveryPolicy
@@ -57,7 +58,8 @@ class Heard:
 
     def __init__(self) -> None:
         self.ends: list[int] = []
-        self.wants_stop = False
+        self.wants_stop = self.is_in_step = False
+        self.changes = Changes()
 
     def on_epoch(self, end: Any) -> None:
         self.ends.append(end.epoch)

@@ -80,7 +80,7 @@ class Stand:
             self.says(
                 rank, "push", lineage=0, sequence=self.questions[rank], steps=1,
                 samples=float(piece.rows), pieces=[list(piece)], doubt=0, group=0,
-                times=[0.0] * 4,
+                times=[0.0] * 4, rows=piece.rows, own=[], assumed=[],
             )  # fmt: skip
             if self.answers[rank]["publish"]:
                 found.append(rank)

@@ -7,7 +7,7 @@ none of them is known outside this folder.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -79,6 +79,7 @@ class Backend(ABC):
         spec: How it is run.
     """
 
+    model: Any = None
     layout: Layout
     statistics_layout: Layout
     metrics_size: int
@@ -131,6 +132,20 @@ class Backend(ABC):
     @abstractmethod
     def take_metrics(self, out: npt.NDArray[np.float64], *, add: bool) -> None:
         """Writes (or adds) sums of metric state since the last call; starts again."""
+
+    @abstractmethod
+    def change(
+        self,
+        fixed: Mapping[int, npt.NDArray[Any]],
+        optimizer: Mapping[int, npt.NDArray[Any]],
+    ) -> None:
+        """Gives variables other values, as a callback did in the user's process.
+
+        Args:
+            fixed: By number among those of the model that are neither trained nor
+                statistics.
+            optimizer: By number among those of the optimizer.
+        """
 
     @abstractmethod
     def set_learning_rate(self, value: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -33,7 +33,7 @@ class JaxBackend(Backend):
     def __init__(self, model: keras.Model, spec: ComputeSpec) -> None:
         if not spec.is_alone:
             jax_random.install()
-        self._spec = spec
+        self._spec, self.model = spec, model
         self._parts = parts = Parts(model, spec)
         self._window, self._gradient = Window(parts), Gradient(parts)
         self._is_stepwise: bool | None = None  # not known before there is data
@@ -188,6 +188,21 @@ class JaxBackend(Backend):
         """Writes or adds the sums of metric state since the last call."""
         out[:] = out + self._sums if add else self._sums
         self._sums[:] = 0.0
+
+    def change(
+        self,
+        fixed: Mapping[int, npt.NDArray[Any]],
+        optimizer: Mapping[int, npt.NDArray[Any]],
+    ) -> None:
+        """Gives variables other values."""
+        # Copies: what a worker's program is given, it may overwrite.
+        for values, changed in (
+            (self.state.fixed, fixed),
+            (self.state.slots, optimizer),
+        ):
+            for place, value in changed.items():
+                old = values[place]
+                values[place] = jnp.array(value, old.dtype).reshape(old.shape)
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the optimizer's learning rate; no-op under a schedule."""

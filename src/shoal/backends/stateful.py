@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ class StatefulBackend(Backend):
     """See `Backend`. Subclass it with the three programs of a backend."""
 
     def __init__(self, model: Any, spec: ComputeSpec) -> None:
-        self._spec = spec
+        self._spec, self.model = spec, model
         self._parts = parts = ModelParts(model, spec)
         self.layout, self.statistics_layout = parts.layout, parts.statistics_layout
         self.metrics_size = parts.metrics_size
@@ -296,6 +296,20 @@ class StatefulBackend(Backend):
             at += array.nbytes
         if len(blob) > at:
             self._put(self._fixed.unpack(memoryview(blob)[at:]))
+
+    def change(
+        self,
+        fixed: Mapping[int, npt.NDArray[Any]],
+        optimizer: Mapping[int, npt.NDArray[Any]],
+    ) -> None:
+        """Gives variables other values."""
+        parts = self._parts
+        for variables, changed in (
+            (parts.fixed, fixed),
+            (parts.optimizer.variables, optimizer),
+        ):
+            for place, value in changed.items():
+                variables[place].assign(value.reshape(variables[place].shape))
 
     def keep(self) -> tuple[Any, ...]:
         """Copies all state."""

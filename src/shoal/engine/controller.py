@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.engine import finite, recovery
+from shoal.engine.changes import Changes
 from shoal.engine.lineage import Past
 from shoal.engine.machine import ServerSpec
 from shoal.engine.observer import EpochsInOrder, Observer, Rescue
@@ -84,6 +85,9 @@ class Controller:
     def __init__(self, job: Job, observer: Observer, stage: Stage) -> None:
         self._job, self._observer, self._stage = job, observer, stage
         self._learning_rate: float | None = None
+        self._changes = Changes()
+        self._version = -1  # of the newest exchange that was told; -1 for unknown
+        self._is_in_step = False
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
         self._staff = Staff(
             stage, job.policy, job.log, observer, self._tell_of_staff, job.spares
@@ -120,11 +124,13 @@ class Controller:
     ) -> None:
         """Sends everyone their part and connects to the server."""
         self._learning_rate = server.learning_rate
+        self._changes = Changes(dict(server.changes.found))
         self._past = Past(server, make_spec)
         self._begin(self._past)
 
     def _begin(self, past: Past) -> None:
-        self._servers.start(replace(past.part, learning_rate=self._learning_rate))
+        known = {"learning_rate": self._learning_rate, "changes": self._changes}
+        self._servers.start(replace(past.part, **known))
         self._staff.give(self._job.workers, past.worker, self._job.growth)
         self._servers.connect(self._staff.start_limit_s, self._watch)
 
@@ -208,6 +214,10 @@ class Controller:
             self._command("proceed", epoch=self._opened)
         self._halt()
         self._command("learning_rate", value=self._learning_rate)
+        if self._changes:
+            self._command("changes", self._changes.pack())
+        if self._is_in_step:
+            self._command("pace", after=self._version)
         if self._asked:
             self._command(self._asked)
         if self._wants_checkpoint:
@@ -271,12 +281,20 @@ class Controller:
         elif kind == "broken":
             raise ClusterError(head["reason"])
         elif kind not in ("center", "optimizer"):  # answers that came too late
-            if kind == "rollback" and self._past is not None:
-                self._past.keep_lineage(head["lineage"])
+            if kind == "rollback":
+                self._go_back_with_workers(head["lineage"])
             self._observer.on_event(_EVENTS.get(kind, kind), **fields(head))
             if kind == "left":
                 rank, reason = head["rank"], head["reason"]
                 self._staff.left(rank, reason, is_hung=head["is_hung"])
+
+    def _go_back_with_workers(self, lineage: int) -> None:
+        """Steps that were told of are not committed any more."""
+        self._version = -1  # they may be counted anew
+        if self._is_in_step:
+            self._command("pace", after=-1)
+        if self._past is not None:
+            self._past.keep_lineage(lineage)
 
     def _keep_restart(self, head: Head, body: memoryview) -> None:
         self._wants_checkpoint = False
@@ -292,9 +310,11 @@ class Controller:
 
     def _keep_records(self, head: Head, body: memoryview) -> None:
         records, sums = read_records(head, body)
+        self._version = max((record.version for record in records), default=-1)
         self._samples += sum(record.samples for record in records)
         self._observer.on_records(records, sums)
-        self._tell_learning_rate()
+        self._tell_settings()
+        self._pace()
         wants_stop = self._observer.wants_stop
         if wants_stop and not self._is_halted and not self._epochs.are_over:
             self._is_halted = True
@@ -336,7 +356,8 @@ class Controller:
 
     def _open(self, epoch: int) -> None:
         self._observer.on_epoch_begin(epoch)
-        self._tell_learning_rate()
+        self._tell_settings()
+        self._pace()
         self._proceed(epoch)
 
     def _proceed(self, epoch: int) -> None:
@@ -369,12 +390,37 @@ class Controller:
             return 0.0
         return self._past.server.sizes.frame_bytes / SLOW_BYTES_S
 
-    def _tell_learning_rate(self) -> None:
-        """A learning rate set by a callback reaches workers with their next answer."""
+    def _pace(self) -> None:
+        """Lets workers take one more step, where callbacks are to hear of each."""
+        before, self._is_in_step = self._is_in_step, self._observer.is_in_step
+        if self._is_in_step:
+            self._command("pace", after=self._version)
+        elif before:
+            self._command("pace", after=None)
+
+    def _tell_settings(self) -> None:
+        """What callbacks have set reaches workers with their next answer."""
+        changes = self._observer.changes
+        if changes.serial > self._changes.serial:
+            self._tell_changes(changes)
         value = self._observer.learning_rate
         if value is not None and value != self._learning_rate:
             self._learning_rate = value
             self._command("learning_rate", value=value)
+
+    def _tell_changes(self, changes: Changes) -> None:
+        """A callback has changed something in the model."""
+        body = changes.after(self._changes.serial).pack()
+        most = 0 if self._past is None else self._past.server.sizes.frame_bytes
+        self._changes = Changes(dict(changes.found))
+        if len(body) <= most:
+            self._command("changes", body)
+            return
+        text = (
+            f"callbacks changed {len(body):,} bytes of the model at once, and at most "
+            f"{most:,} travel; workers go on without. Change less in one hook"
+        )
+        self._observer.on_event("warning", text=text)
 
     def _tell_of_staff(self, kind: str, **values: Any) -> None:
         self._expected = values.get("workers", self._expected)
@@ -456,8 +502,8 @@ class Controller:
                 self._hear(head, body)
         self._stage.dismiss(self._staff.workers(), GRACE_S)
 
-    def _command(self, kind: str, **values: Any) -> None:
-        self._servers.command(kind, **values)
+    def _command(self, kind: str, body: bytes = b"", **values: Any) -> None:
+        self._servers.command(kind, body=body, **values)
 
     def close(self) -> None:
         """Ends every process; safe to repeat."""

@@ -68,7 +68,7 @@ class Gang(Loop):
     def _publish(self) -> None:
         """Sends the whole state: all of a gang have the same."""
         vector, statistics = self._backend.read()
-        self._member.publish(vector, statistics, self._backend.snapshot())
+        self._member.publish(vector, statistics, self._snapshot())
 
     def _turn(self) -> None:
         """One gradient, averaged over all workers, applied by each."""

@@ -44,29 +44,49 @@ class Grants:
         if self._places is not None:
             self._places.forget(rank)
 
-    def grant(self, ledger: Ledger, member: Member, workers: int) -> None:
-        """Leases what one worker may read ahead, and leaves the others their part."""
+    def grant(
+        self, ledger: Ledger, member: Member, workers: int, ahead: int | None = None
+    ) -> None:
+        """Leases what one worker may read ahead, and leaves the others their part.
+
+        Args:
+            ledger: Of all.
+            member: Who gets it.
+            workers: That share an epoch.
+            ahead: Steps that it may hold at most; None for windows, as ever.
+        """
+        most = AHEAD if ahead is None else ahead
         for epoch in ledger.active:
             while free := ledger.free(epoch):
                 rows = fair_rows(self._rules, free, workers)
-                if ledger.held_rows(member.rank) >= AHEAD * rows:
+                if ahead is not None:
+                    rows = min(rows, self._rules.batch)
+                if ledger.held_rows(member.rank) >= most * rows:
                     break
                 room = _room(self._rules, ledger, member.rank, epoch, workers)
                 if room < 1:
                     break
                 self._lease(ledger, member, epoch, min(rows, room), workers)
 
-    def deal(self, ledger: Ledger, members: Sequence[Member]) -> bool:
+    def deal(
+        self, ledger: Ledger, members: Sequence[Member], ahead: int | None = None
+    ) -> bool:
         """Leases rounds in rank order, so that a run repeats exactly.
+
+        Args:
+            ledger: Of all.
+            members: Who get them.
+            ahead: Rounds that they may hold at most, None for as many as ever.
 
         Returns:
             Whether anybody got anything.
         """
         rules, has_dealt = self._rules, False
+        most = AHEAD if ahead is None else min(AHEAD, ahead)
         for epoch in ledger.active:
             while self._together(ledger, epoch):
                 held = {m.rank: ledger.pieces_held(m.rank) for m in members}
-                needy = [m for m in members if held[m.rank] < AHEAD]
+                needy = [m for m in members if held[m.rank] < most]
                 # Shares of one step must be pushed in one round: whoever is new, or got
                 # no row of a short step, waits until the others have used up theirs.
                 if not needy or (rules.is_gang and len(set(held.values())) > 1):

@@ -256,7 +256,7 @@ class Leader(Listener):
 
     # ------------------------------------------------------------ controller
 
-    def _obey(self, _peer: Peer, head: Head, _body: memoryview) -> None:
+    def _obey(self, _peer: Peer, head: Head, body: memoryview) -> None:
         kind = head["kind"]
         if "heard" in head:
             self._mirror.note(whole(head["heard"]))
@@ -268,10 +268,10 @@ class Leader(Listener):
         elif kind == "alone":
             self._relief.give_up(whole(head["generation"]))
         else:
-            self._command(head)
+            self._command(head, body)
 
     @abstractmethod
-    def _command(self, head: Head) -> None:
+    def _command(self, head: Head, body: memoryview) -> None:
         """The controller says something that is for one kind of server."""
 
     def begin(self) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from shoal.backends.base import Clock
 from shoal.data.read_ahead import ReadAhead
 from shoal.data.sources import Source
+from shoal.engine.changes import STATISTICS, Changes, stamped, unstamped, write
 from shoal.engine.guard import Guard, Harmed
 from shoal.engine.ledger import Piece
 from shoal.engine.member import Member
@@ -73,6 +74,8 @@ class Loop(ABC):
         self._compiled: set[int] = set()
         self._paced: set[int] = set()
         self._rate: float | None = None
+        self._changes = Changes()
+        self._changed = 0  # serial number of the newest change that is taken in
         self._ahead = 0  # steps that were pushed, and not answered yet
         # The server's machine is looked at by the process that follows the run.
         self._far_host = member.far_host
@@ -123,6 +126,7 @@ class Loop(ABC):
         with contextlib.suppress(Harmed):
             while not member.progress.is_done:
                 if member.progress.wants_snapshot:
+                    self._take_changes()
                     self._publish()
                 elif member.progress.pieces:
                     self._turn()
@@ -190,8 +194,33 @@ class Loop(ABC):
 
     def _start_over(self, blob: bytes) -> None:
         self._backend.load(self._member.local, self._member.statistics)
-        if blob:
-            self._backend.restore(blob)
+        if not blob:
+            return
+        state, serial = unstamped(blob)
+        self._backend.restore(state)
+        # It may be older than changes of callbacks, or newer.
+        member = self._member
+        fresh, member.changes = member.changes, member.changes.only(STATISTICS)
+        self._changes.absorb(fresh.without(STATISTICS))
+        self._changed = max(serial, self._changes.serial)
+        write(self._backend, self._changes.since(serial))
+
+    def _snapshot(self) -> bytes:
+        """The state of the optimizer, and which changes of callbacks are in it."""
+        return stamped(self._backend.snapshot(), self._changed)
+
+    def _take_changes(self) -> None:
+        """Takes in what callbacks have changed, before the next step."""
+        member = self._member
+        fresh, member.changes = member.changes, Changes()
+        if not fresh:
+            return
+        self._changes.absorb(fresh.without(STATISTICS))
+        self._changed = max(self._changed, fresh.serial)
+        write(self._backend, fresh)
+        if fresh.only(STATISTICS):
+            fresh.write_statistics(member.statistics)
+            self._backend.set_statistics(member.statistics)
 
     # --------------------------------------------------------------- waiting
 
@@ -220,6 +249,7 @@ class Loop(ABC):
         if progress.learning_rate is not None and progress.learning_rate != self._rate:
             self._rate = progress.learning_rate
             self._backend.set_learning_rate(self._rate)
+        self._take_changes()
         return Clock(start=start, pace=pace)
 
     # ----------------------------------------------------------- for turns

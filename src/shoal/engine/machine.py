@@ -17,6 +17,7 @@ from typing import Any, Protocol, final
 
 from shoal.engine.bulk import Bulk, Sizes
 from shoal.engine.center import Center
+from shoal.engine.changes import STATISTICS, Changes
 from shoal.engine.instructions import (
     Answer,
     Apply,
@@ -65,6 +66,7 @@ class ServerSpec:
         statistics: Initial statistics.
         learning_rate: Where the driver's optimizer stands, None for a schedule.
         restart: What an earlier server left, None for the first.
+        changes: What callbacks have changed in the model since the run began.
         identity: For TLS, None for none.
         is_private: Nobody else has these vectors: the center is made of their memory.
         shards: Servers that share the vector, see `shards.py`.
@@ -80,6 +82,7 @@ class ServerSpec:
     statistics: Vector
     learning_rate: float | None = None
     restart: Restart | None = None
+    changes: Changes = field(default_factory=Changes)
     identity: Identity | None = None
     is_private: bool = False
     shards: int = 1
@@ -129,15 +132,20 @@ class Machine:
             start = (spec.vector.copy(), spec.statistics.copy())
         self.center = Center(spec.strategy, *start)
         self.learning_rate = spec.learning_rate
+        self.changes = Changes(dict(spec.changes.found))
         self._doubt = 0
         if restart is not None:
             restart.fill(self.center, self.teller.accounts)
+            # Others are in what it left, and workers may have moved them since.
+            fresh = self.changes.after(restart.changes)
+            fresh.write_statistics(self.center.statistics)
         self._wants = Wants(
             self.center,
             self.teller,
             self.state,
             version=self.sequencer.version,
             blob=b"" if restart is None else restart.blob,
+            changes=self.changes,
             is_gang=spec.rules.is_gang,
         )
         if restart is not None:
@@ -165,6 +173,7 @@ class Machine:
         """Everything that `spec` does not tell; `pack` it before the next event."""
         return {
             "plain": {name: getattr(self, name) for name in self._PLAIN},
+            "changes": self.changes.found,
             "center": self.center.freeze(),
             "teller": self.teller.freeze(),
             "wants": self._wants.freeze(),
@@ -179,6 +188,8 @@ class Machine:
         """
         for name, value in found["plain"].items():
             setattr(self, name, value)
+        self.changes.found.clear()
+        self.changes.found.update(found["changes"])
         self.center.thaw(found["center"])
         self.teller.thaw(found["teller"])
         self._wants.thaw(found["wants"])
@@ -205,7 +216,7 @@ class Machine:
         if name == "join":
             self._join(event)
         elif name == "command":
-            self._obey(event)
+            self._obey(event, blob)
         elif name == "flush":
             self.teller.flush()
         elif name == "overdue":
@@ -224,6 +235,7 @@ class Machine:
             token=event["known"]["token"],
             bulk=Bulk(self.spec.sizes, None),
             patience=Patience(more_s=self.spec.rules.group_s),
+            adopted=self.changes.serial,
         )
         self.posts[rank] = post
         post.patience.answered(time.monotonic())
@@ -258,6 +270,7 @@ class Machine:
             self.tell({"kind": "ready", "rank": rank, "incarnation": incarnation})
             self._carry_out(self.sequencer.ready(*who))
         elif name == "snapshot":
+            self._refresh(post)
             self._carry_out(self._wants.published(self.sequencer, post, bytes(blob)))
             self._say(post, {"kind": "stored"})
         else:
@@ -335,6 +348,7 @@ class Machine:
 
     def _apply(self, post: Post, facts: Facts) -> None:
         bulk = post.bulk
+        self._refresh(post)
         with self._strategy_at_work():
             self.center.apply(
                 post.rank, bulk.message, bulk.message_statistics, facts, bulk.reply
@@ -345,6 +359,8 @@ class Machine:
         self, facts: dict[int, Facts], later: list[Instruction], *, is_grouped: bool
     ) -> None:
         bulks = {rank: self.posts[rank].bulk for rank in facts}
+        for rank in facts:
+            self._refresh(self.posts[rank])
         targets = [
             self.posts[answer.rank].bulk
             for answer in later
@@ -366,8 +382,19 @@ class Machine:
         self._doubt = max(doubts, default=0)
         self._note(facts)
 
+    def _refresh(self, post: Post) -> None:
+        """What a callback changed after a worker began to compute is not put back."""
+        values = self.center.statistics
+        if not values.size:
+            return
+        for key, value in self.changes.after(post.told, post.adopted).of(STATISTICS):
+            part = slice(key.number, key.number + value.size)
+            post.bulk.message_statistics[part] = values[part]
+
     def _note(self, found: dict[int, Facts]) -> None:
         self.teller.note(self.posts, found, self.at, self.sequencer.version)
+        if self.sequencer.is_in_step:
+            self.teller.flush()  # the controller is waited for
 
     @contextmanager
     def _strategy_at_work(self) -> Generator[None]:
@@ -399,7 +426,19 @@ class Machine:
             if answer.body != "reply":
                 bulk.reply[:] = self.center.vector
             bulk.reply_statistics[:] = self.center.statistics
-        self._say(post, head, self.blob if answer.body == "snapshot" else b"")
+        blob = self.blob if answer.body == "snapshot" else b""
+        changes = b"" if answer.kind == "again" else self._untold(post)
+        if changes:
+            head["changes"] = len(changes)
+        self._say(post, head, blob + changes)
+
+    def _untold(self, post: Post) -> bytes:
+        """What callbacks changed, and this worker was not told yet."""
+        if self.spec.shard or post.told == self.changes.serial:
+            return b""
+        found = self.changes.after(post.told, post.adopted)
+        post.told = post.adopted = self.changes.serial
+        return found.pack()
 
     def _say(self, post: Post, head: Head, blob: bytes = b"") -> None:
         """Answers a worker; the next word is its own."""
@@ -416,11 +455,22 @@ class Machine:
             "clock": self.sequencer.clock,
             "workers": max(1, len(self.posts)),
             "lr": self.learning_rate,
+            "changed": self.changes.serial,
         }
 
     # ------------------------------------------------------------ controller
 
-    def _obey(self, command: Head) -> None:
+    def _set(self, command: Head, blob: bytes | memoryview) -> None:
+        """A callback has set something; shards only hear that one did."""
+        if command["kind"] == "learning_rate":
+            self.learning_rate = command["value"]
+            return
+        fresh = self.changes.absorb(Changes.read(blob))
+        if self.center.statistics.size:
+            fresh.write_statistics(self.center.statistics)
+            self._wants.change(fresh)
+
+    def _obey(self, command: Head, blob: bytes | memoryview) -> None:
         kind = command["kind"]
         if kind == "proceed":
             self._carry_out(self.sequencer.proceed(int(command["epoch"])))
@@ -428,8 +478,10 @@ class Machine:
             self._carry_out(self.sequencer.expect(int(command["workers"])))
         elif kind == "halt":
             self._carry_out(self.sequencer.halt())
-        elif kind == "learning_rate":
-            self.learning_rate = command["value"]
+        elif kind == "pace":
+            self._carry_out(self.sequencer.pace(command["after"]))
+        elif kind in ("learning_rate", "changes"):
+            self._set(command, blob)
         elif kind == "finish":
             self._carry_out(self.sequencer.finish())
         elif kind == "center":

@@ -16,6 +16,7 @@ import numpy as np
 
 from shoal.engine.bulk import aligned_bytes
 from shoal.engine.center import pull_into, push_into
+from shoal.engine.changes import STATISTICS, Changes
 from shoal.engine.conversation import Conversation, Fenced, Seat
 from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
@@ -101,6 +102,7 @@ class Member(Conversation):
     Attributes:
         metrics: Sums of metric state since the last push.
         optimizer: Another worker's optimizer state, empty where there was none.
+        changes: What callbacks changed, and this worker has not taken in yet.
         spread: How messages are written and replies taken in.
 
     Raises:
@@ -113,6 +115,7 @@ class Member(Conversation):
         super().__init__(seat, strategy)
         self.progress, self.times = Progress(), Times()
         self._sizes = seat.sizes
+        self.changes = Changes()
         self._sequence = 0
         head, vector, statistics, self.optimizer = self._join(
             {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
@@ -163,9 +166,13 @@ class Member(Conversation):
     def _take(self, head: Head, body: memoryview) -> tuple[Head, bytes]:
         """Keeps what an answer tells."""
         self._heed(head)
-        found = bytes(body) if head.get("body") == "snapshot" else b""
+        end = len(body) - int(head.get("changes", 0))
+        changes = Changes.read(bytes(body[end:])) if end < len(body) else Changes()
+        found = bytes(body[:end]) if head.get("body") == "snapshot" else b""
         if head.get("body", "none") != "none":
             self.statistics[:] = self.bulk.reply_statistics
+            changes = changes.without(STATISTICS)  # the reply has them
+        self.changes.absorb(changes)
         return head, found
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
+from shoal.engine.changes import Changes
 from shoal.engine.restart import Restart
 from shoal.vectors import Sums as Sums
 from shoal.vectors import Vector
@@ -55,6 +56,7 @@ class EpochEnd:
         vector: Weights.
         statistics: Their statistics.
         optimizer_state: Of one worker, about then; None where none could be had.
+        changes: Serial number of the newest change of a callback that is in here.
     """
 
     epoch: int
@@ -63,6 +65,7 @@ class EpochEnd:
     vector: Vector
     statistics: Vector
     optimizer_state: bytes | None = None
+    changes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,16 @@ class Observer(ABC):
     @abstractmethod
     def learning_rate(self) -> float | None:
         """The learning rate now; None under a schedule."""
+
+    @property
+    def changes(self) -> Changes:
+        """What callbacks have changed in the model, of each variable the newest."""
+        return Changes()
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether each step waits until callbacks have heard of the one before."""
+        return False
 
 
 @final

@@ -27,6 +27,8 @@ class Post:
         patience: How long it may be silent.
         staged: Number of the last message whose part is here, at a server that shares
             the vector and follows another one's order.
+        told: Serial number of the newest change of a callback that it was told of.
+        adopted: The same of statistics: a worker that joins gets the server's.
     """
 
     rank: int
@@ -38,6 +40,8 @@ class Post:
     answer: tuple[Head, bytes] | None = None
     patience: Patience = field(default_factory=Patience)
     staged: int = 0
+    told: int = 0
+    adopted: int = 0
 
     def freeze(self) -> dict[str, Any]:
         """Everything, as one value that does not change."""
@@ -50,6 +54,8 @@ class Post:
             "answer": self.answer,
             "patience": self.patience,
             "staged": self.staged,
+            "told": self.told,
+            "adopted": self.adopted,
             "up": bytes(self.bulk.up),
             "down": bytes(self.bulk.down),
         }

@@ -50,6 +50,7 @@ def read_epoch(head: Head, body: memoryview, state: bytes | None = None) -> Epoc
         vector=vector,
         statistics=statistics,
         optimizer_state=state,
+        changes=int(head.get("changed", 0)),
     )
 
 

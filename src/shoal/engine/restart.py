@@ -46,6 +46,7 @@ class Restart:
         left_out: Samples that did harm, of which the server knows nothing.
         snapshots: By rank, the newest there is; the server does not keep them. Empty
             where gradients are exchanged: all workers have the state in `blob`.
+        changes: Serial number of the newest change of a callback that is in here.
     """
 
     sequencer: dict[str, Any]
@@ -53,6 +54,7 @@ class Restart:
     blob: bytes = b""
     left_out: LeftOut = field(default_factory=LeftOut)
     snapshots: Mapping[int, Snapshot] = field(default_factory=dict[int, Snapshot])
+    changes: int = 0
 
     @property
     def newest_state(self) -> bytes | None:
@@ -106,4 +108,9 @@ def read_restart(head: Head, body: memoryview) -> Restart:
         # Copied: a part need not start where its numbers may.
         arrays[name] = np.frombuffer(bytes(body[at:end]), dtype)
         at = end
-    return Restart(sequencer=head["sequencer"], arrays=arrays, blob=bytes(body[at:]))
+    return Restart(
+        sequencer=head["sequencer"],
+        arrays=arrays,
+        blob=bytes(body[at:]),
+        changes=int(head.get("changes", 0)),
+    )

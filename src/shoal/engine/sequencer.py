@@ -74,6 +74,7 @@ class Sequencer:
         self.version = 0
         self.expected = rules.workers
         self.has_started = self.has_finished = False
+        self._limit: int | None = None
         self._round = Round(rules.quorum)
         self._grouping = Grouping(is_wanted=rules.has_groups)
 
@@ -215,6 +216,28 @@ class Sequencer:
         untold = self._epochs.proceed(epoch)
         return [*map(EpochDone, untold), *self._hand_out()]
 
+    def pace(self, after: int | None) -> list[Instruction]:
+        """Hands out one step after this version, and no more: the controller is asked.
+
+        Args:
+            after: What the controller has heard of; -1 for as it is now, None to hand
+                out as much as ever again.
+        """
+        self._limit = None
+        if after is not None:
+            self._limit = (self.version if after < 0 else after) + 1
+        return self._hand_out()
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether each step waits for the controller."""
+        return self._limit is not None
+
+    @property
+    def _ahead(self) -> int | None:
+        """Most steps that a worker may hold; None where it does not matter."""
+        return None if self._limit is None else max(0, self._limit - self.version)
+
     def halt(self) -> list[Instruction]:
         """Hands out no more: open epochs end with the samples that are held."""
         self._epochs.halt()
@@ -272,7 +295,7 @@ class Sequencer:
         self.version += 1
         member.version = self.version
         self._epochs.open_next()
-        self._grants.grant(self.ledger, member, self._sharers())
+        self._grant(member)
         answer = Answer(push.rank, "reply", "reply", member.tell())
         return [Apply(push.rank, facts), answer, *self._end_epochs(), *self._hand_out()]
 
@@ -485,12 +508,15 @@ class Sequencer:
         if not self.rules.is_rounds:
             for member in ready:
                 if member.is_parked:
-                    self._grants.grant(self.ledger, member, self._sharers())
+                    self._grant(member)
         elif not self._round.has_begun(ready, self.ledger):
             self._deal()
 
+    def _grant(self, member: Member) -> None:
+        self._grants.grant(self.ledger, member, self._sharers(), self._ahead)
+
     def _deal(self) -> None:
-        if self._grants.deal(self.ledger, self._roster.punctual()):
+        if self._grants.deal(self.ledger, self._roster.punctual(), self._ahead):
             self._round.dealt += 1
 
     def _sharers(self) -> int:

@@ -372,13 +372,13 @@ class Server(Leader):
 
     # ------------------------------------------------------------ controller
 
-    def _command(self, head: Head) -> None:
+    def _command(self, head: Head, body: memoryview) -> None:
         if head["kind"] == "gone":
             for post in list(self.machine.posts.values()):
                 if post.token == head["token"]:
                     self._forget(post)
         else:
-            self._do({**head, "event": "command"})
+            self._do({**head, "event": "command"}, None, body)
 
     def _forget(self, post: Post, reason: str = ENDED) -> None:
         """A worker that is not connected will not come back."""

@@ -176,14 +176,15 @@ class Servers:
 
     # -------------------------------------------------------------- speaking
 
-    def command(self, kind: str, **values: Any) -> None:
+    def command(self, kind: str, body: bytes = b"", **values: Any) -> None:
         """Tells the server something; that it is gone shows when it is heard next."""
         if self._link is not None:
-            self._send(self._link, {"kind": kind, "heard": self._heard, **values})
+            head = {"kind": kind, "heard": self._heard, **values}
+            self._send(self._link, head, body)
 
-    def _send(self, link: Link, head: Head) -> bool:
+    def _send(self, link: Link, head: Head, body: bytes = b"") -> bool:
         try:
-            link.send(head)
+            link.send(head, body)
         except OSError:
             return False
         return True

@@ -243,7 +243,7 @@ class Shard(Leader):
 
     # ------------------------------------------------------------ controller
 
-    def _command(self, head: Head) -> None:
+    def _command(self, head: Head, body: memoryview) -> None:
         if head["kind"] == "follow":
             address = head["order"]
             self._follow((str(address[0]), int(address[1])), FOLLOW_S)

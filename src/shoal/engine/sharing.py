@@ -92,9 +92,9 @@ class SharedServers:
 
     # -------------------------------------------------------------- speaking
 
-    def command(self, kind: str, **values: Any) -> None:
+    def command(self, kind: str, body: bytes = b"", **values: Any) -> None:
         """Tells number 0 something; of its end all are told."""
-        self._main.command(kind, **values)
+        self._main.command(kind, body, **values)
         if kind == "stop":
             for shard in self._shards:
                 shard.command(kind)

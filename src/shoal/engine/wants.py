@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from shoal.engine.center import Center
+from shoal.engine.changes import Changes
 from shoal.engine.instructions import Instruction
 from shoal.engine.post import Post
 from shoal.engine.restart import pack_restart
@@ -29,6 +30,7 @@ class Wants:
         state: What every answer of the machine tells.
         version: Of the center as it is now.
         blob: The optimizer's state that goes with it, empty for none.
+        changes: What callbacks changed in the model.
         is_gang: Nobody but workers has the weights, and what they published is kept.
     """
 
@@ -40,10 +42,11 @@ class Wants:
         *,
         version: int,
         blob: bytes,
+        changes: Changes,
         is_gang: bool,
     ) -> None:
         self._center, self._teller, self._state = center, teller, state
-        self.blob, self._is_gang = blob, is_gang
+        self.blob, self._changes, self._is_gang = blob, changes, is_gang
         self._saved: tuple[Vector, Vector] | None = None
         self._is_state_wanted = self._is_center_wanted = False
         self._is_whole_wanted = False
@@ -69,6 +72,11 @@ class Wants:
         if self._is_gang:
             center = self._center
             self._saved = (center.vector.copy(), center.statistics.copy())
+
+    def change(self, fresh: Changes) -> None:
+        """A callback has changed something; a gang that goes back keeps that."""
+        if self._saved is not None:
+            fresh.write_statistics(self._saved[1])
 
     def roll_back(self) -> None:
         """A gang is gone: center and sums are again what was published last."""
@@ -149,6 +157,7 @@ class Wants:
             self._is_whole_wanted = False
             accounts = self._teller.accounts
             head, body = pack_restart(sequencer, self._center, accounts, self.blob)
+            head["changes"] = self._changes.serial
             self._teller.tell(head, *body)
         if self._is_center_wanted:
             self._is_center_wanted = False

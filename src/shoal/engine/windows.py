@@ -103,7 +103,7 @@ class Windows(Loop):
 
     def _publish(self) -> None:
         """Sends the state of the optimizer; the weights are the server's."""
-        self._member.publish_optimizer(self._backend.snapshot())
+        self._member.publish_optimizer(self._snapshot())
 
 
 def next_batches(

@@ -6,7 +6,7 @@ engine start no framework and know every number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -112,6 +112,16 @@ class LinearBackend(Backend):
         """Hands the sums over and starts again."""
         out[:] = out + self._sums if add else self._sums
         self._sums[:] = 0.0
+
+    def change(
+        self,
+        fixed: Mapping[int, npt.NDArray[Any]],
+        optimizer: Mapping[int, npt.NDArray[Any]],
+    ) -> None:
+        """Takes an optimizer's only variable, the number of steps taken."""
+        del fixed
+        if 0 in optimizer:
+            self.steps = int(optimizer[0])
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the learning rate."""

@@ -18,6 +18,7 @@ from shoal.backends.base import Backend, Clock
 from shoal.data import Source
 from shoal.data.chunks import ChunkedSource, Shelf
 from shoal.engine.center import pull_into, push_into
+from shoal.engine.changes import Changes, write
 from shoal.engine.ledger import Piece
 from shoal.engine.loop import SAMPLE_ROWS
 from shoal.engine.opening import OpenBackend
@@ -61,6 +62,7 @@ class Mate:
     window: list[list[Piece]] = field(default_factory=list[list[Piece]])
     clock: float = 0.0
     rate: float | None = None
+    changed: int = 0
     sequence: int = 0
 
     @property
@@ -96,6 +98,7 @@ class Crew:
         self._shelf = Shelf(source) if isinstance(source, ChunkedSource) else None
         self.mates: list[Mate] = []
         self.learning_rate: float | None = None
+        self._changes = Changes()
 
     @property
     def metrics_size(self) -> int:
@@ -134,6 +137,14 @@ class Crew:
         state = self._backend.snapshot()
         self.mates[0].state = self._backend.swap(before)
         return state
+
+    def change(self, fresh: Changes) -> None:
+        """Takes in what callbacks have changed; each worker has a state of its own."""
+        self._changes.absorb(fresh)
+        for mate in self.mates:
+            fresh.write_statistics(mate.statistics)
+        if self._plan.is_gang:
+            write(self._backend, fresh)
 
     # ------------------------------------------------------------- one turn
 
@@ -181,6 +192,9 @@ class Crew:
         if self.learning_rate is not None and self.learning_rate != mate.rate:
             mate.rate = self.learning_rate
             backend.set_learning_rate(mate.rate)
+        if mate.changed < self._changes.serial:
+            write(backend, self._changes.after(mate.changed))
+            mate.changed = self._changes.serial
         clock = Clock(start=mate.clock, pace=float(len(self.mates)))
         anchor = mate.local if mate.anchor is None else mate.anchor
         for batches in mate.window:

@@ -15,6 +15,7 @@ from typing import Any, final
 
 import numpy as np
 
+from shoal.engine.changes import Changes, unstamped
 from shoal.engine.observer import EpochEnd, Observer, Record, Rescue, Sums
 from shoal.engine.restart import Restart
 from shoal.models.inspection import learning_rate_of
@@ -25,9 +26,11 @@ from shoal.plan.often import Often
 from shoal.runs.base import Run
 from shoal.training.callback_list import open_list
 from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
+from shoal.training.changes import WEIGHTS, ModelChanges
 from shoal.training.copies import Copies
 from shoal.training.evaluator import Evaluator, Score
 from shoal.training.hooks import BatchHooks, steps_of
+from shoal.training.in_step import InStep
 from shoal.training.past import Diary, Past
 from shoal.training.progress import Progress
 from shoal.training.user_model import UserModel
@@ -65,6 +68,16 @@ class Habits:
     past: Past | None = None
 
 
+FETCH_S = 0.1
+"""Between two looks at the center for batch hooks."""
+
+
+def can_wait(plan: Plan) -> bool:
+    """Whether workers can wait for batch hooks after each step of the user's."""
+    is_plain = plan.is_gang or "plain" in plan.strategy.promises
+    return is_plain and plan.epoch_barrier and plan.cluster != "inline"
+
+
 @dataclass
 class _Epoch:
     """What is known of the epoch that is under way."""
@@ -98,7 +111,7 @@ class Driver(Observer):
         self._later: list[Record] = []
         self._sums: dict[int, Sums] = {}
         self._best: float | None = None
-        self._is_warned = False
+        self._watch = ModelChanges(model, self._warn, self._user.keep_came)
         self.fetch_center: Callable[[], tuple[Vector, Vector] | None] = lambda: None
         self.evaluator: Evaluator | None = None
         """What validates beside the training, if anything does."""
@@ -116,6 +129,15 @@ class Driver(Observer):
         )
         every = int(getattr(model, "steps_per_execution", 1) or 1)
         self._hooks = BatchHooks(self.callbacks, plan.batch_size, every)
+        self._in_step = InStep(
+            self._hooks,
+            self._watch,
+            can_wait=can_wait(plan),
+            name=plan.strategy.name,
+            rate=lambda: self.learning_rate,
+            warn=self._watch.tell,
+        )
+        self._fetched = -math.inf
         # Twice: the best weights of `EarlyStopping` are a model, and then some.
         most_bytes = max(MOST_BYTES, 2 * plan.message_bytes)
         self._callback_states = CallbackStates(self._warn, most_bytes)
@@ -133,6 +155,7 @@ class Driver(Observer):
         self._model.stop_training = False
         self.callbacks.on_train_begin()
         self._user.remember()
+        self._watch.begin()
         if self._habits.past is not None:
             self._go_on(self._habits.past)
 
@@ -144,7 +167,10 @@ class Driver(Observer):
         self._best = diary.best
         self._epoch = _Epoch(number=diary.epoch)
         give_back(self.callbacks.callbacks, diary.callbacks, self._user.frozen)
-        self._restore_state(past.restart.newest_state)
+        state = past.restart.newest_state
+        self._restore_state(state)
+        _, known = unstamped(state or b"")
+        self._watch.restore(Changes.read(diary.changes), known)
         history = self._history
         history.history = {name: list(v) for name, v in diary.history.items()}
         history.epoch = list(diary.epochs)
@@ -309,6 +335,7 @@ class Driver(Observer):
             callbacks=self._callback_states.take(
                 self.callbacks.callbacks, self._user.frozen
             ),
+            changes=self.changes.pack(),
             unscored=[] if self.evaluator is None else self.evaluator.waiting,
         )
         self._habits.keep(Past(restart=found, diary=diary))
@@ -319,8 +346,11 @@ class Driver(Observer):
         self._run.event("epoch_started", epoch=epoch)
         self._progress.epoch_begin(epoch)
         self._hooks.begin_epoch(self._order.rows_of(epoch))
-        self.callbacks.on_epoch_begin(epoch)
+        with self._watch.watching():
+            self.callbacks.on_epoch_begin(epoch)
         self._warn_of_changes()
+        self._in_step.begin()
+        self._watch.collect()
         # Without a barrier exchanges of this epoch have come before it was its turn.
         waiting = [r for r in self._later if r.epoch == epoch]
         self._later = [r for r in self._later if r.epoch > epoch]
@@ -348,14 +378,27 @@ class Driver(Observer):
     def _follow(self, records: list[Record]) -> None:
         """Shows exchanges of the current epoch to callbacks and user."""
         if self._hooks.are_wanted:
-            if self._hooks.read_weights:
-                center = self.fetch_center()
-                if center is not None:
-                    self.adopt(*center)
+            self._fetch()
             before = self._ticks_before(self._epoch.number)
-            self._hooks.call(records, self._logs_of, lambda s: self._reach(before + s))
+            with self._in_step.hearing():
+                self._hooks.call(
+                    records, self._logs_of, lambda s: self._reach(before + s)
+                )
+            if not self.wants_stop:
+                self._in_step.begin()
+            self._watch.collect()
         self._epoch.newest = records[-1]
         self._progress.update(records, self._logs)
+
+    def _fetch(self) -> None:
+        """Puts the newest center into the model, where a batch hook may look at it."""
+        is_new = time.monotonic() - self._fetched > FETCH_S
+        if not self._hooks.read_weights or not is_new:
+            return
+        center = self.fetch_center()
+        if center is not None:
+            self.adopt(*center)
+        self._fetched = time.monotonic()
 
     def _reach(self, ticks: int) -> bool:
         """Sets the step count that a hook will see; False once training is to stop."""
@@ -380,6 +423,7 @@ class Driver(Observer):
         """Validates, ends the epoch for callbacks, and keeps the best model."""
         self._user.remember(end.vector, end.statistics)
         self._restore_state(end.optimizer_state)
+        self._watch.write_later(end.changes)
         self._user.count_steps(self._ticks())
         logs = self._states.results(self._model, end.metrics)
         if self._validates(end.epoch):
@@ -387,7 +431,8 @@ class Driver(Observer):
         self._epoch.logs, self._epoch.is_over = logs, True
         numbers = {k: float(v) for k, v in logs.items() if np.ndim(v) == 0}
         self._progress.epoch_end(end.rows, numbers)
-        self.callbacks.on_epoch_end(end.epoch, logs)
+        with self._watch.watching():
+            self.callbacks.on_epoch_end(end.epoch, logs)
         self._run.event(
             "epoch_ended", epoch=end.epoch, metrics=numbers, samples=end.rows
         )
@@ -432,13 +477,8 @@ class Driver(Observer):
 
     def _warn_of_changes(self) -> None:
         """Weights that a callback set are not what workers go on with: says so."""
-        if not self._is_warned and self._user.is_changed():
-            self._is_warned = True
-            text = (
-                "a callback changed the model's weights while it trains; workers go on "
-                "with their own, and the next center replaces the change"
-            )
-            self._warn(text)
+        if self._user.is_changed():
+            self._watch.tell(WEIGHTS)
 
     def _warn(self, text: str) -> None:
         self.on_event("warning", text=text)
@@ -462,6 +502,16 @@ class Driver(Observer):
     def wants_stop(self) -> bool:
         """Whether a callback has set `model.stop_training`."""
         return bool(self._model.stop_training)
+
+    @property
+    def changes(self) -> Changes:
+        """What callbacks have changed in the model beside its trainable weights."""
+        return self._watch.collect()
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether workers wait for batch hooks after each step."""
+        return self._in_step.is_on
 
     @property
     def learning_rate(self) -> float | None:

@@ -16,6 +16,7 @@ from shoal.backends.fixed import most_bytes, size_bytes
 from shoal.data import ArraySource, Source
 from shoal.engine.bulk import Sizes
 from shoal.engine.calling import Addresses
+from shoal.engine.changes import Changes
 from shoal.engine.controller import Controller, Job
 from shoal.engine.conversation import Seat
 from shoal.engine.finite import reaction_to
@@ -155,7 +156,7 @@ def train(
             write_data(work.source, stage.blob)
         stage.share()
         check()
-        _give(controller, plan, work, stage, habits.past)
+        _give(controller, plan, work, stage, habits.past, driver.changes)
         driver.rehearse()
         check()
         with work.source.serving():
@@ -361,7 +362,12 @@ def _shards(plan: Plan, stage: Stage) -> tuple[Addresses, ...]:
 
 
 def _give(
-    controller: Controller, plan: Plan, work: Work, stage: Stage, past: Past | None
+    controller: Controller,
+    plan: Plan,
+    work: Work,
+    stage: Stage,
+    past: Past | None,
+    changes: Changes,
 ) -> None:
     """Sends everyone their part."""
     model = work.model
@@ -388,6 +394,7 @@ def _give(
         statistics=beside.gather(statistics),
         learning_rate=learning_rate_of(model),
         restart=None if past is None else past.restart,
+        changes=changes,
         identity=identity,
         shards=plan.servers,
     )

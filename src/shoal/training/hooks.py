@@ -1,5 +1,8 @@
 """Keras' batch hooks for exchanges: which callbacks want them, and their indices.
 
+In step with the workers, where each step waits for the hooks, they are called as Keras
+calls them: `on_train_batch_begin` before the step that it is of.
+
 This file decides what a batch is to a callback. Keras under `steps_per_execution`
 calls `on_train_batch_begin` with the first step of an execution and
 `on_train_batch_end` with its last one; here an exchange is such an execution, and
@@ -52,12 +55,22 @@ class BatchHooks:
         """Whether any callback has a batch hook."""
         self.read_weights = any(_reads_weights(c) for c in wanting)
         """Whether a batch hook may look at the weights."""
+        self.may_set = any(not _is_blind(c) for c in wanting)
+        """Whether a batch hook may change anything."""
         self._steps = self._next = self._samples = 0
+        self._has_begun = False
 
     def begin_epoch(self, rows: int) -> None:
         """Starts to count again, for an epoch of so many samples."""
         self._steps = steps_of(rows, self._batch_size)
         self._next = self._samples = 0
+        self._has_begun = False
+
+    def begin_step(self) -> None:
+        """Calls the hook before the next step, if there is one."""
+        if not self._has_begun and self._next < self._steps:
+            self._has_begun = True
+            self._callbacks.on_train_batch_begin(self._next)
 
     def call(
         self,
@@ -84,7 +97,9 @@ class BatchHooks:
             self._next = last + 1
             if not prepare(self._next):
                 return
-            self._callbacks.on_train_batch_begin(first)
+            if not self._has_begun:
+                self._callbacks.on_train_batch_begin(first)
+            self._has_begun = False
             # Keras names the last step of an execution even where the epoch ends
             # before it.
             last = max(last, first + self._every - 1)
@@ -111,6 +126,12 @@ def _has_batch_hook(callback: Any) -> bool:
 
 def _reads_weights(callback: Any) -> bool:
     """Whether a batch hook may look at the weights: yes, unless it is known not to."""
+    return not _is_blind(callback) or isinstance(
+        getattr(callback, "save_freq", None), int
+    )
+
+
+def _is_blind(callback: Any) -> bool:
+    """Whether it is one of Keras' own that change nothing, and look at no weight."""
     kind = type(callback)
-    is_known = kind.__name__ in BLIND and kind.__module__.startswith("keras.")
-    return not is_known or isinstance(getattr(callback, "save_freq", None), int)
+    return kind.__name__ in BLIND and kind.__module__.startswith("keras.")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.center import Center
+from shoal.engine.changes import Changes
 from shoal.engine.observer import EpochEnd, EpochsInOrder, Observer, Record, Rescue
 from shoal.engine.sequencer import (
     Answer,
@@ -129,6 +130,7 @@ class InlineCluster:
         self._now, self._samples = 0.0, 0
         self._began = self._flushed = time.monotonic()
         self._is_halted = False
+        self._changes = Changes()
 
     def copy_center(self) -> tuple[Vector, Vector]:
         """Weights and statistics as they are; a backend may keep views of them."""
@@ -198,8 +200,16 @@ class InlineCluster:
 
     def _open(self, epoch: int) -> None:
         self._observer.on_epoch_begin(epoch)
-        self._crew.learning_rate = self._observer.learning_rate
+        self._take_settings()
         self._carry_out(self._sequencer.proceed(epoch))
+
+    def _take_settings(self) -> None:
+        """What callbacks have set: the learning rate, and variables of the model."""
+        self._crew.learning_rate = self._observer.learning_rate
+        fresh = self._changes.absorb(self._observer.changes)
+        if fresh:
+            fresh.write_statistics(self._center.statistics)
+            self._crew.change(fresh)
 
     def _tell(self, *, is_forced: bool) -> None:
         """Tells of exchanges, every now and then as a server does."""
@@ -210,7 +220,7 @@ class InlineCluster:
         self._flushed = now
         sums = {epoch: sums.copy() for epoch, sums in self._metrics.items()}
         self._observer.on_records(records, sums)
-        self._crew.learning_rate = self._observer.learning_rate
+        self._take_settings()
         if self._observer.wants_stop and not self._is_halted:
             self._is_halted = True
             self._carry_out(self._sequencer.halt())
@@ -225,6 +235,7 @@ class InlineCluster:
             vector=vector,
             statistics=statistics,
             optimizer_state=self._crew.optimizer_state(),
+            changes=self._changes.serial,
         )
         self._epochs.ended(end)
 

@@ -12,7 +12,7 @@ from shoal.engine.left_out import LeftOut
 from shoal.engine.restart import Restart, Snapshot
 from shoal.runs.checkpoints import Checkpoint
 
-OPTIMIZER, CALLBACKS = "optimizer", "callbacks"
+OPTIMIZER, CALLBACKS, CHANGES = "optimizer", "callbacks", "changes"
 
 
 @final
@@ -29,6 +29,7 @@ class Diary:
         is_stopped: A callback wants the run to end with this epoch.
         callbacks: What `CallbackStates.take` returned.
         unscored: Epochs whose validation had not come yet.
+        changes: What callbacks had changed in the model, as `Changes.pack` gives it.
     """
 
     epoch: int
@@ -39,6 +40,7 @@ class Diary:
     is_stopped: bool
     callbacks: bytes
     unscored: Sequence[int] = ()
+    changes: bytes = b""
 
 
 @final
@@ -58,6 +60,7 @@ class Past:
             for name, values in self.diary.history.items()
         }
         blobs = {OPTIMIZER: restart.blob, CALLBACKS: diary.pop("callbacks")}
+        blobs[CHANGES] = diary.pop("changes")
         snapshots = restart.snapshots.items()
         blobs |= {_name(rank): snapshot.blob for rank, snapshot in snapshots}
         return Checkpoint(
@@ -67,6 +70,7 @@ class Past:
                 "left_out": restart.left_out.to_json(),
                 "snapshots": [[r, s.incarnation, s.sequence] for r, s in snapshots],
                 "diary": diary,
+                "changes": restart.changes,
             },
             arrays=restart.arrays,
             blobs=blobs,
@@ -79,6 +83,7 @@ class Past:
             sequencer=dict(checkpoint.document["sequencer"]),
             arrays=dict(checkpoint.arrays),
             blob=checkpoint.blobs[OPTIMIZER],
+            changes=int(checkpoint.document.get("changes", 0)),
             left_out=LeftOut.from_json(checkpoint.document["left_out"]),
             snapshots={
                 rank: Snapshot(incarnation, sequence, checkpoint.blobs[_name(rank)])
@@ -86,7 +91,9 @@ class Past:
             },
         )
         diary = Diary(
-            callbacks=checkpoint.blobs[CALLBACKS], **checkpoint.document["diary"]
+            callbacks=checkpoint.blobs[CALLBACKS],
+            changes=checkpoint.blobs.get(CHANGES, b""),
+            **checkpoint.document["diary"],
         )
         return cls(restart=restart, diary=diary)
 

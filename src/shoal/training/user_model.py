@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.backends.fixed import is_random_state, read_changes
+from shoal.engine.changes import unstamped
 from shoal.models.inspection import (
     inner_optimizer,
     learning_rate_of,
@@ -65,6 +66,11 @@ class UserModel:
         self._checks: dict[int, int] = {}
         self._began_at = 0
         self._known: Vector | None = None
+
+    def keep_came(self, place: int, value: Any) -> None:
+        """A callback has changed a local variable: what it was is what workers got."""
+        if value is not None:
+            self._came.setdefault(place, np.array(value))
 
     def adopt(self, vector: Vector, statistics: Vector) -> None:
         """Puts a center into the model."""
@@ -130,6 +136,7 @@ class UserModel:
         Returns:
             What is wrong with it, and nothing was taken; None when all is well.
         """
+        blob, _ = unstamped(blob)
         variables = self._model.optimizer.variables
         values = [np.asarray(variable.numpy()) for variable in variables]
         size = sum(value.nbytes for value in values)

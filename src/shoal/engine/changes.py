@@ -1,0 +1,242 @@
+"""What callbacks changed in the model beside its trainable weights. Pure.
+
+The driver counts changes with serial numbers, and keeps the newest of each variable.
+The server passes on to each worker what it was not told yet. Statistics are the
+server's own: it changes them at once, and a message that was computed before its
+sender heard of a change does not bring the old value back.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.backends.base import Backend
+from shoal.models.attributes import write_attributes
+from shoal.models.closed_over import write_closed_over
+from shoal.vectors import Vector
+
+STATISTICS, FIXED, OPTIMIZER = "statistics", "fixed", "optimizer"
+CLOSED_OVER, ATTRIBUTE = "closed_over", "attribute"
+"""Where a variable is found: by offset in the statistics, by number among the other
+variables of the model that are not trained, by number among those of the optimizer, by
+its path among those that code of the model closes over. An attribute is a plain value
+of an object of the model."""
+
+MARK = b"shoal: changes\0\0"
+STAMP = struct.Struct("<Q16s")
+WORDS = struct.Struct("<Q")
+
+
+class Key(NamedTuple):
+    """Names what was changed.
+
+    Args:
+        kind: One of the words above.
+        place: Number, or path.
+    """
+
+    kind: str
+    place: str
+
+    @property
+    def number(self) -> int:
+        """The place of a variable that is found by number."""
+        return int(self.place)
+
+
+class Change(NamedTuple):
+    """One variable's newest value.
+
+    Args:
+        serial: Of the change; later ones have higher numbers.
+        value: In the dtype of the variable; of an attribute, JSON text as bytes.
+    """
+
+    serial: int
+    value: npt.NDArray[Any]
+
+
+@final
+@dataclass
+class Changes:
+    """The newest change of each variable.
+
+    Args:
+        found: By what was changed.
+
+    Example:
+        >>> changes = Changes()
+        >>> changes.add({Key(FIXED, "2"): np.float32(0.5)})
+        >>> again = Changes.read(changes.pack())
+        >>> again.serial, again.found[Key(FIXED, "2")].value
+        (1, array(0.5, dtype=float32))
+        >>> list(again.after(1).found)
+        []
+    """
+
+    found: dict[Key, Change] = field(default_factory=dict[Key, Change])
+
+    @property
+    def serial(self) -> int:
+        """Of the newest change, 0 for none."""
+        return max((change.serial for change in self.found.values()), default=0)
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    def add(self, values: dict[Key, Any]) -> None:
+        """Takes in what was changed now, under the next serial number."""
+        serial = self.serial + 1
+        for key, value in values.items():
+            self.found[key] = Change(serial, np.array(value))
+
+    def absorb(self, others: Changes) -> Changes:
+        """Takes in changes that are newer than all that are here; returns those."""
+        fresh = others.after(self.serial)
+        self.found.update(fresh.found)
+        return fresh
+
+    def after(self, serial: int, statistics: int | None = None) -> Changes:
+        """Those of later numbers.
+
+        Args:
+            serial: The newest that is known.
+            statistics: The same of statistics, None for `serial`.
+        """
+        least = serial if statistics is None else statistics
+        return Changes(
+            {
+                key: change
+                for key, change in self.found.items()
+                if change.serial > (least if key.kind == STATISTICS else serial)
+            }
+        )
+
+    def since(self, serial: int) -> Changes:
+        """Those that a worker's state lacks, which holds others up to this number.
+
+        What code closes over is no part of a state.
+        """
+        beside = (CLOSED_OVER, ATTRIBUTE)
+        return Changes(
+            {
+                key: change
+                for key, change in self.found.items()
+                if change.serial > serial or key.kind in beside
+            }
+        )
+
+    def without(self, kind: str) -> Changes:
+        """All but those of one kind."""
+        return Changes({k: c for k, c in self.found.items() if k.kind != kind})
+
+    def only(self, kind: str) -> Changes:
+        """Those of one kind."""
+        return Changes({k: c for k, c in self.found.items() if k.kind == kind})
+
+    def by_number(self, kind: str) -> dict[int, npt.NDArray[Any]]:
+        """The values of a kind that is found by number."""
+        return {key.number: value for key, value in self.of(kind)}
+
+    def of(self, kind: str) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
+        """What was changed of a kind, with the values."""
+        return ((k, c.value) for k, c in self.found.items() if k.kind == kind)
+
+    def write_statistics(self, out: Vector) -> None:
+        """Puts the values of statistics into a vector of them."""
+        for key, value in self.of(STATISTICS):
+            out[key.number : key.number + value.size] = value.reshape(-1)
+
+    # ---------------------------------------------------------------- as bytes
+
+    def pack(self) -> bytes:
+        """These as bytes, a table first; empty for none."""
+        if not self.found:
+            return b""
+        arrays = [np.ascontiguousarray(change.value) for change in self.found.values()]
+        table = [
+            [*key, change.serial, str(array.dtype), list(change.value.shape)]
+            for (key, change), array in zip(self.found.items(), arrays, strict=True)
+        ]
+        head = json.dumps(table).encode()
+        return b"".join(
+            [WORDS.pack(len(head)), head, *(array.tobytes() for array in arrays)]
+        )
+
+    @classmethod
+    def read(cls, data: bytes | memoryview) -> Changes:
+        """The inverse of `pack`.
+
+        Raises:
+            ValueError: It was not made by `pack`.
+        """
+        if not len(data):
+            return cls()
+        view = memoryview(data)
+        (size,) = WORDS.unpack_from(view)
+        at = WORDS.size + size
+        found: dict[Key, Change] = {}
+        for kind, place, serial, dtype, shape in json.loads(
+            bytes(view[WORDS.size : at])
+        ):
+            kept = _dtype(dtype)
+            count = int(np.prod(shape, dtype=np.int64))
+            end = at + count * kept.itemsize
+            array = np.frombuffer(bytes(view[at:end]), kept).reshape(shape)
+            found[Key(str(kind), str(place))] = Change(int(serial), array)
+            at = end
+        if at != len(view):
+            raise ValueError(f"changes of {at:,} bytes in {len(view):,}")
+        return cls(found)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    """A dtype by name; NumPy knows some only once a library has told it of them."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def write(backend: Backend, changes: Changes) -> None:
+    """Gives variables of a worker's model, and of its code, other values.
+
+    Statistics are left out: they are loaded with the weights.
+    """
+    backend.change(changes.by_number(FIXED), changes.by_number(OPTIMIZER))
+    closed_over = {key.place: value for key, value in changes.of(CLOSED_OVER)}
+    if closed_over:
+        write_closed_over(backend.model, closed_over)
+    attributes = {key.place: value for key, value in changes.of(ATTRIBUTE)}
+    if attributes:
+        write_attributes(backend.model, attributes)
+
+
+# ---------------------------------------------------------- a worker's own state
+
+
+def stamped(blob: bytes, serial: int) -> bytes:
+    """A worker's state, with the newest change that is in it; 0 leaves no mark.
+
+    Example:
+        >>> unstamped(stamped(b"state", 3)), unstamped(b"state")
+        ((b'state', 3), (b'state', 0))
+    """
+    return blob + STAMP.pack(serial, MARK) if serial and blob else blob
+
+
+def unstamped(blob: bytes) -> tuple[bytes, int]:
+    """The inverse of `stamped`."""
+    if not blob.endswith(MARK):
+        return blob, 0
+    serial, _ = STAMP.unpack(blob[-STAMP.size :])
+    return blob[: -STAMP.size], int(serial)

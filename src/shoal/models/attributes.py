@@ -1,0 +1,83 @@
+"""Plain attributes of a model's parts: what a callback may set without a variable.
+
+This file decides which attributes count: numbers, truth values, texts and None, of the
+model, its layers, its losses and its optimizer, but what Keras keeps for itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Plain: TypeAlias = bool | int | float | str | None
+PLAIN = (bool, int, float, str, type(None))
+OF_KERAS = frozenset({"stop_training", "built", "compiled", "steps_per_execution"})
+"""What Keras sets while a model trains."""
+
+TRAINABLE = "_trainable"
+
+
+def plain_attributes(model: Any) -> dict[str, Plain]:
+    """The plain attributes of a model's parts, by path.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
+        >>> plain_attributes(model)["layer 1/rate"]
+        0.5
+    """
+    found: dict[str, Plain] = {}
+    for path, part in _parts(model):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, PLAIN) and _counts(name):
+                found[f"{path}/{name}"] = value
+    return found
+
+
+def packed(value: Plain) -> npt.NDArray[np.uint8]:
+    """An attribute's value as bytes."""
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def write_attributes(model: Any, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Sets attributes to values that `packed` made; what is not there is left out."""
+    parts = dict(_parts(model))
+    for path, value in values.items():
+        place, _, name = path.rpartition("/")
+        if place in parts:
+            setattr(parts[place], name, json.loads(value.tobytes()))
+
+
+def called(model: Any, path: str) -> str:
+    """An attribute as its owner would write it."""
+    place, _, name = path.rpartition("/")
+    part = dict(_parts(model)).get(place)
+    owner = place
+    if place.startswith("layer "):
+        owner = f"{type(part).__name__} {getattr(part, 'name', '')!r}"
+    elif place != "model":
+        owner = f"the {place.partition(' ')[0]}"
+    name = "trainable" if name == TRAINABLE else name
+    return f"{name!r} of {owner}"
+
+
+def _counts(name: str) -> bool:
+    is_private = name.startswith("_") and name != TRAINABLE
+    return not is_private and name not in OF_KERAS
+
+
+def _parts(model: Any) -> Iterator[tuple[str, Any]]:
+    for number, layer in enumerate(model._flatten_layers()):
+        yield ("model" if layer is model else f"layer {number}"), layer
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        yield "optimizer", getattr(optimizer, "inner_optimizer", optimizer)
+    loss = getattr(getattr(model, "_compile_loss", None), "_user_loss", None)
+    losses = loss if isinstance(loss, (list, tuple)) else [loss]
+    for number, one in enumerate(losses):
+        if hasattr(one, "__dict__"):
+            yield f"loss {number}", one

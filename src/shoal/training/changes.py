@@ -1,0 +1,341 @@
+"""What callbacks change in the model while it trains, found by comparing.
+
+This file decides what counts as a change: what differs after the hooks of callbacks
+from what was there before them. Nothing else that happens to the model in this process
+counts, so a worker's state is never put back to what this process knows of it. What
+cannot be carried to workers is told once.
+
+A large variable is not copied to be compared. On JAX another value is another array;
+torch counts what is written to a tensor; TensorFlow's variables are watched while
+callbacks run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple, final
+
+import numpy as np
+
+from shoal.backends.fixed import is_random_state
+from shoal.engine.changes import (
+    ATTRIBUTE,
+    CLOSED_OVER,
+    FIXED,
+    OPTIMIZER,
+    STATISTICS,
+    Changes,
+    Key,
+)
+from shoal.models.attributes import TRAINABLE, called, packed, plain_attributes
+from shoal.models.closed_over import closed_over
+from shoal.models.inspection import inner_optimizer, step_variable
+from shoal.models.state import optimizer_variables
+from shoal.vectors import Layout, local_variables, statistic_variables
+
+WEIGHT = "weight"
+SMALL_BYTES = 1 << 16  # of a variable that is copied to be compared
+
+WEIGHTS = (
+    "a callback changed the model's weights while it trains; workers go on "
+    "with their own, and the next center replaces the change"
+)
+
+
+class Mark(NamedTuple):
+    """How a variable is told apart from what it becomes.
+
+    Args:
+        token: Another one where it may have changed; None where that shows otherwise.
+        value: A copy, None of a large one.
+    """
+
+    token: Any
+    value: Any
+
+    @property
+    def is_told(self) -> bool:
+        """Whether this is enough to tell."""
+        return self.token is not None or self.value is not None
+
+
+@final
+@dataclass(eq=False)
+class Watched:
+    """A variable that callbacks may change.
+
+    Args:
+        key: As workers find it.
+        variable: Of Keras.
+        label: As users know it.
+    """
+
+    key: Key
+    variable: Any
+    label: str
+
+    @property
+    def value(self) -> Any:
+        """Its value as an array."""
+        return np.array(import_module("keras").ops.convert_to_numpy(self.variable))
+
+
+@final
+class ModelChanges:
+    """Finds what callbacks change in a model.
+
+    Args:
+        model: Built and compiled, its optimizer built.
+        warn: Told of what cannot be carried.
+        keep_came: Told the number and the old value of a local variable that changes.
+
+    Attributes:
+        changes: The newest of each variable, since the run began.
+        has_set: Whether hooks have changed anything since this was set to False.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        warn: Callable[[str], None],
+        keep_came: Callable[[int, Any], None] = lambda *_: None,
+    ) -> None:
+        keras = import_module("keras")
+        self._model, self._warn, self._keep_came = model, warn, keep_came
+        self._backend = str(keras.config.backend())
+        self._told = set[str]()
+        self._before: dict[Watched, Mark] = {}
+        self.changes = Changes()
+        self.has_set = False
+        self._watched = self._find()
+        self._weights = [
+            Watched(Key(WEIGHT, str(i)), v, str(v.path))
+            for i, v in enumerate(model.trainable_variables)
+        ]
+
+    def _find(self) -> list[Watched]:
+        """All variables that workers can be told of."""
+        model = self._model
+        statistics = statistic_variables(model)
+        offsets = Layout.of(statistics).offsets
+        found = [
+            Watched(Key(STATISTICS, str(at)), v, str(v.path))
+            for at, v in zip(offsets, statistics, strict=True)
+        ]
+        found += [
+            Watched(Key(FIXED, str(i)), v, str(v.path))
+            for i, v in enumerate(local_variables(model))
+        ]
+        # These have ways of their own.
+        own = {id(inner_optimizer(model)._learning_rate), id(step_variable(model))}
+        found += [
+            Watched(Key(OPTIMIZER, str(i)), v, str(v.path))
+            for i, v in enumerate(optimizer_variables(model))
+            if id(v) not in own
+        ]
+        found += [
+            Watched(Key(CLOSED_OVER, path), v, path)
+            for path, v in closed_over(model).items()
+        ]
+        return found
+
+    def begin(self) -> None:
+        """Workers get the model as it is now."""
+        self._before = {}
+        self._watched = self._find()  # code of the model may close over others now
+
+    # ---------------------------------------------------------------- watching
+
+    @contextmanager
+    def watching(self, *, is_batch: bool = False) -> Generator[None]:
+        """Around hooks of callbacks.
+
+        Args:
+            is_batch: They are those of batches. Then plain attributes are not compared,
+                and weights are: what is done to them between epochs is found there.
+        """
+        written = set[int]()
+        every = [*self._watched, *(self._weights if is_batch else ())]
+        marks = [self._mark(one) for one in every]
+        before = {} if is_batch else plain_attributes(self._model)
+        with ExitStack() as stack:
+            if self._backend == "tensorflow":
+                large = [o for o, m in zip(every, marks, strict=True) if not m.is_told]
+                stack.enter_context(_noting(large, written))
+            yield
+        for one, mark in zip(every, marks, strict=True):
+            if self._is_other(one, mark, written):
+                self._note(one, mark)
+        if not is_batch:
+            self._compare(before)
+
+    def _note(self, one: Watched, mark: Mark) -> None:
+        if one.key.kind == WEIGHT:
+            self.tell(WEIGHTS)
+        else:
+            self.has_set = True
+            self._before.setdefault(one, mark)
+            if one.key.kind == FIXED:
+                old = mark.token if self._backend == "jax" else mark.value
+                self._keep_came(one.key.number, old)
+
+    def _mark(self, one: Watched) -> Mark:
+        variable = one.variable
+        value = getattr(variable, "_value", None)
+        if self._backend == "jax":
+            return Mark(value, None)
+        size = int(np.prod(tuple(variable.shape), dtype=np.int64))
+        if self._backend == "torch":
+            token = id(value), getattr(value, "_version", None)
+            return Mark(token, one.value if 8 * size <= SMALL_BYTES else None)
+        return Mark(None, one.value if 8 * size <= SMALL_BYTES else None)
+
+    def _is_other(self, one: Watched, mark: Mark, written: set[int]) -> bool:
+        """Whether a variable differs from what a mark says."""
+        if self._backend == "jax":
+            now = getattr(one.variable, "_value", None)
+            return now is not mark.token and not _is_same(
+                np.asarray(now), np.asarray(mark.token)
+            )
+        if mark.value is not None:
+            return not _is_same(one.value, mark.value)
+        if self._backend == "torch":
+            return self._mark(one).token != mark.token
+        return id(one.variable) in written
+
+    # --------------------------------------------------------------- collecting
+
+    def collect(self) -> Changes:
+        """Takes in what hooks have changed since the last time; returns all changes.
+
+        What was changed and put back between is no change.
+        """
+        before, self._before = self._before, {}
+        values = {
+            one.key: one.value
+            for one, mark in before.items()
+            if self._is_other(one, mark, {id(one.variable)}) and self._can_carry(one)
+        }
+        if values:
+            self.changes.add(values)
+        return self.changes
+
+    def restore(self, changes: Changes, known: int) -> None:
+        """Gives variables the values that callbacks of an earlier process gave them.
+
+        Args:
+            changes: Of that process.
+            known: Serial number of the newest that the model has already.
+        """
+        self.changes.absorb(changes)
+        later = changes.since(known)
+        for one in self._watched:
+            change = later.found.get(one.key)
+            if change is not None and one.key.kind in (FIXED, CLOSED_OVER):
+                one.variable.assign(np.reshape(change.value, one.variable.shape))
+
+    def write_later(self, serial: int) -> None:
+        """Puts changes back that came too late for what workers just sent.
+
+        Args:
+            serial: Of the newest change that they knew.
+        """
+        later = self.collect().after(serial)
+        for one in self._watched:
+            if one.key in later.found:
+                value = later.found[one.key].value
+                one.variable.assign(np.reshape(value, one.variable.shape))
+
+    def _can_carry(self, one: Watched) -> bool:
+        if one.key.kind == FIXED and is_random_state(one.variable):
+            self.tell(
+                f"a callback changed {one.label!r}, random state of the model; workers "
+                "go on with their own. Call keras.utils.set_random_seed before fit"
+            )
+            return False
+        if one.key.kind == CLOSED_OVER and self._backend == "jax":
+            name = one.label.rpartition("/")[2]
+            self.tell(
+                f"a callback changed the variable {name!r}, which code of the model "
+                "closes over; JAX compiles its value into the step, in Keras as well, "
+                "so that workers go on with the value of before. Let the model or a "
+                "layer hold it: self.add_weight(shape=(), trainable=False)"
+            )
+            return False
+        return True
+
+    def _compare(self, before: dict[str, Any]) -> None:
+        """Plain attributes: code that is compiled does not look at them again."""
+        now = plain_attributes(self._model)
+        changed = {k: v for k, v in now.items() if k not in before or before[k] != v}
+        if not changed:
+            return
+        frozen = [path for path in changed if path.endswith(f"/{TRAINABLE}")]
+        if frozen:
+            self.tell(
+                f"a callback set {called(self._model, frozen[0])}; workers go on with "
+                "what the model was compiled with. Call compile again, and fit for the "
+                "epochs that are left"
+            )
+        carried = {k: v for k, v in changed.items() if k not in frozen}
+        if carried and self._is_eager:
+            found = {Key(ATTRIBUTE, k): packed(v) for k, v in carried.items()}
+            self.changes.add(found)
+        elif carried:
+            names = ", ".join(called(self._model, path) for path in list(carried)[:3])
+            self.tell(
+                f"a callback set {names}; the step is compiled, and workers go on with "
+                "the value of before (so does Keras, once its first step is compiled). "
+                "Keep what changes in a variable: self.add_weight(shape=(), "
+                "trainable=False) in a layer, and variable.assign(...) in the callback"
+            )
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether a step runs the model's Python code each time."""
+        model = self._model
+        if self._backend == "torch":
+            return not model.jit_compile
+        return self._backend == "tensorflow" and bool(model.run_eagerly)
+
+    def tell(self, text: str) -> None:
+        """Says something once."""
+        if text not in self._told:
+            self._told.add(text)
+            self._warn(text)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    return one.dtype == other.dtype and bool(
+        np.array_equal(one.view(np.uint8), other.view(np.uint8))
+        if one.ndim and one.flags.c_contiguous and other.flags.c_contiguous
+        else one.tobytes() == other.tobytes()
+    )
+
+
+@contextmanager
+def _noting(large: Sequence[Watched], written: set[int]) -> Generator[None]:
+    """Notes which of TensorFlow's variables are assigned to, by identity."""
+    variables = [one.variable for one in large]
+
+    def noted(variable: Any, assign: Callable[[Any], None]) -> Callable[[Any], None]:
+        def note(value: Any) -> None:
+            written.add(id(variable))
+            assign(value)
+
+        return note
+
+    for variable in variables:
+        object.__setattr__(
+            variable, "_direct_assign", noted(variable, variable._direct_assign)
+        )
+    try:
+        yield
+    finally:
+        for variable in variables:
+            object.__delattr__(variable, "_direct_assign")

@@ -1,0 +1,251 @@
+"""Changes of callbacks on their way: told once, to everybody, and never put back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.engine.changes import (
+    ATTRIBUTE,
+    FIXED,
+    OPTIMIZER,
+    STATISTICS,
+    Change,
+    Changes,
+    Key,
+    stamped,
+    unstamped,
+)
+from shoal.engine.machine import Machine
+from shoal.engine.restart import read_restart
+from shoal.engine.sequencer import Push, Rules, Sequencer
+from shoal.strategies import get
+from shoal.testing.faults import leave
+from shoal.testing.inline import Cluster, Setup
+from shoal.testing.problems import LeastSquares
+from tests.engine.cases import setup
+from tests.engine.test_snapshots import Stand
+from tests.engine.test_standby import kill
+
+LEVEL = Key(STATISTICS, "0")
+COUNT = Key(OPTIMIZER, "0")
+
+
+def changed(**fields: float) -> Changes:
+    changes = Changes()
+    changes.add({LEVEL: np.array([fields["level"]], np.float32)})
+    return changes
+
+
+def told(stand: Stand, rank: int) -> Changes:
+    """What came with the last answer to a worker."""
+    answer = stand.machine.posts[rank].answer
+    assert answer is not None
+    head, blob = answer
+    return Changes.read(blob[len(blob) - head.get("changes", 0) :])
+
+
+def says_statistics(stand: Stand, value: float) -> None:
+    for post in stand.machine.posts.values():
+        post.bulk.message_statistics[:] = value
+
+
+@pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
+def test_a_message_of_before_does_not_bring_the_old_value_back(name: str) -> None:
+    stand = Stand(name, workers=2)
+    says_statistics(stand, 1.0)
+    stand.happens("command", changed(level=5.0).pack(), kind="changes")
+    assert list(stand.machine.center.statistics) == [5.0]
+    stand.asked()
+    assert list(stand.machine.center.statistics) == [5.0]
+    for rank in (0, 1):
+        post = stand.machine.posts[rank]
+        assert list(post.bulk.reply_statistics) == [5.0]
+        assert told(stand, rank).found[LEVEL].value == 5.0
+    # From then on it is a worker's to move again.
+    says_statistics(stand, 7.0)
+    stand.asked()
+    assert list(stand.machine.center.statistics) != [5.0]
+    assert not told(stand, 0)
+
+
+def test_a_gang_that_goes_back_keeps_what_a_callback_set() -> None:
+    stand = Stand("all_reduce", workers=2)
+    stand.asked()
+    stand.command("checkpoint")
+    stand.asked()
+    [rank] = [r for r in (0, 1) if stand.answers[r]["publish"]]
+    says_statistics(stand, 1.0)
+    stand.happens("command", changed(level=5.0).pack(), kind="changes")
+    stand.says(rank, "snapshot", b"state")  # of before: it had not heard
+    assert list(stand.machine.center.statistics) == [5.0]
+    for gone in (0, 1):
+        stand.says(gone, "leave", reason="killed", is_hung=False)
+    assert stand.told("rollback")
+    assert list(stand.machine.center.statistics) == [5.0]
+
+
+def test_one_that_joins_hears_of_all_but_statistics_which_it_gets() -> None:
+    stand = Stand("aeasgd", workers=1)
+    changes = changed(level=5.0)
+    changes.add({Key(FIXED, "3"): np.float32(2.0)})
+    stand.happens("command", changes.pack(), kind="changes")
+    stand.machine.center.statistics[:] = 6.0  # as it was trained since
+    known = {"token": "t1", "node": "here", "pid": 1}
+    stand.questions[1] = 0
+    stand.happens("join", hint=1, known=known)
+    stand.says(1, "ready")
+    assert list(told(stand, 1).found) == [Key(FIXED, "3")]
+    assert list(stand.machine.center.statistics) == [6.0]
+
+
+def test_a_checkpoint_says_which_changes_it_holds() -> None:
+    """A server that begins with it applies the others, and no older one again."""
+    stand = Stand("aeasgd", workers=1)
+    changes = changed(level=5.0)
+    stand.happens("command", changes.pack(), kind="changes")
+    stand.machine.center.statistics[:] = 6.0
+    stand.command("checkpoint")
+    [(head, body)] = stand.told("restart")
+    restart = read_restart(head, memoryview(body))
+    assert restart.changes == 1
+    for known, wanted in ((restart, 6.0), (replace(restart, changes=0), 5.0)):
+        spec = replace(stand.machine.spec, changes=changes, restart=known)
+        assert list(Machine(spec, stand).center.statistics) == [wanted]
+
+
+def test_a_standby_knows_what_was_changed() -> None:
+    stand = Stand("aeasgd", workers=1)
+    stand.happens("command", changed(level=5.0).pack(), kind="changes")
+    other = Machine(stand.machine.spec, stand)
+    other.thaw(stand.machine.freeze())
+    assert other.changes == stand.machine.changes
+    assert other.posts[0].told == stand.machine.posts[0].told
+
+
+# ------------------------------------------------------------ on real connections
+
+
+@pytest.mark.parametrize("name", ["aeasgd", "all_reduce", "local_sgd"])
+@pytest.mark.parametrize("loss", ["none", "worker", "server"])
+def test_every_worker_takes_a_change_in_whoever_is_lost(name: str, loss: str) -> None:
+    """The optimizer's only variable here counts steps."""
+    changes = Changes()
+    changes.add({COUNT: np.int64(1000), LEVEL: np.array([0.5], np.float32)})
+    watch = leave(rank=1, step=2) if loss == "worker" else None
+    fields: dict[str, Any] = {"watch": watch, "has_standby": loss == "server"}
+    with Cluster(setup(name, **fields)) as cluster:
+        cluster._link.send({"kind": "changes", "heard": 0}, changes.pack())
+        if loss == "server":
+            kill(cluster.server, 12, "after")
+        outcome = cluster.run()
+    state, serial = unstamped(outcome.optimizer_state)
+    assert serial == 1
+    assert 1000 < int.from_bytes(state, "little") < 1100
+
+
+def test_the_vector_shared_by_servers_does_not_mind() -> None:
+    changes = Changes()
+    changes.add({COUNT: np.int64(1000), LEVEL: np.array([0.5], np.float32)})
+    problem = LeastSquares.seeded(rows=64, size=150)
+    given = Setup.linear(problem, get("all_reduce"), workers=2, epochs=2, servers=2)
+    with Cluster(given) as cluster:
+        cluster._link.send({"kind": "changes", "heard": 0}, changes.pack())
+        outcome = cluster.run()
+    assert unstamped(outcome.optimizer_state)[1] == 1
+
+
+# ------------------------------------------------------------------- one by one
+
+
+def rules(**fields: Any) -> Rules:
+    full: dict[str, Any] = {
+        "epoch_rows": (12,), "first_epoch": 0, "epochs": 1, "workers": 2, "batch": 4,
+        "window": 5, "is_rounds": True, "is_gang": True, "is_elastic": False, **fields,
+    }  # fmt: skip
+    return Rules(**full)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_step_waits_until_it_is_let(workers: int) -> None:
+    is_gang = workers > 1
+    sequencer = Sequencer(rules(workers=workers, is_gang=is_gang, is_rounds=is_gang))
+    members = [sequencer.join(rank) for rank in range(workers)]
+    sequencer.pace(-1)
+    sequencer.proceed(0)
+    for member in members:
+        sequencer.ready(member.rank, member.incarnation)
+    for step in range(3):
+        ledger = sequencer.ledger
+        held = [ledger.held(member.rank) for member in members]
+        assert sum(piece.rows for pieces in held for piece in pieces) == 4
+        for member, pieces in zip(members, held, strict=True):
+            who = member.rank, member.incarnation
+            sequencer.push(Push(*who, 0, step + 1, tuple(pieces), 1, 4.0 / workers))
+        for member in members:
+            assert not ledger.held(member.rank)
+            answers = sequencer.need(member.rank, member.incarnation)
+            assert step == 2 or not answers
+        sequencer.pace(step + 1)
+    assert sequencer.ledger.committed(0) == 12
+
+
+def test_a_pace_that_is_given_up_deals_as_before() -> None:
+    sequencer = Sequencer(
+        rules(epoch_rows=(40,), workers=1, is_gang=False, is_rounds=False)
+    )
+    member = sequencer.join()
+    sequencer.pace(-1)
+    sequencer.proceed(0)
+    sequencer.ready(member.rank, member.incarnation)
+    assert sequencer.ledger.held_rows(0) == 4
+    assert sequencer.is_in_step
+    sequencer.pace(None)
+    sequencer.need(member.rank, member.incarnation)
+    assert sequencer.ledger.held_rows(0) > 4
+    assert not sequencer.is_in_step
+
+
+# --------------------------------------------------------------------- as bytes
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from([STATISTICS, FIXED]), st.integers(0, 9).map(str)),
+        st.tuples(st.integers(1, 5), st.sampled_from(["<f4", "<i8", "|b1", "<f2"])),
+        max_size=5,
+    )
+)
+def test_changes_come_back_from_bytes(made: dict[tuple[str, str], Any]) -> None:
+    changes = Changes(
+        {
+            Key(*key): Change(serial, np.ones((2, serial), dtype))
+            for key, (serial, dtype) in made.items()
+        }
+    )
+    again = Changes.read(changes.pack())
+    assert list(again.found) == list(changes.found)
+    for key, change in changes.found.items():
+        assert again.found[key].serial == change.serial
+        assert again.found[key].value.dtype == change.value.dtype
+        np.testing.assert_array_equal(again.found[key].value, change.value)
+
+
+def test_bytes_that_are_cut_off_are_refused() -> None:
+    data = changed(level=5.0).pack()
+    with pytest.raises(ValueError, match=r"buffer|changes"):
+        Changes.read(data[:-1])
+
+
+def test_a_state_takes_changes_that_it_lacks_and_those_beside_it() -> None:
+    changes = changed(level=1.0)
+    changes.add({Key(FIXED, "1"): 2.0})
+    changes.add({Key(ATTRIBUTE, "model/rate"): 3.0})
+    changes.add({Key(FIXED, "2"): 4.0})
+    assert [k.place for k in changes.since(3).found] == ["model/rate", "2"]
+    assert unstamped(stamped(b"", 4)) == (b"", 0)
