@@ -112,8 +112,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         echo: Also print what workers print, each line after its worker's name; it is
             in their logs anyway.
         callbacks: Keras callbacks; they run in this process, on the common weights.
-            Hooks of batches are called once an exchange and up to a tenth of a second
-            after it: what they set or stop comes that much later, what hooks of epochs
+            What they change in the model travels to workers, all but trainable
+            weights. Hooks of batches are called once an exchange and up to a tenth of
+            a second after it; those that set something are called between two steps
+            by "all_reduce" and "single", and come late by others. What hooks of epochs
             do comes at once. Under "ensemble" each member gets deep copies of them.
         validation_split: Share of the rows, from the end, to validate on.
         validation_data: `(x, y)` or `(x, y, sample_weight)`.

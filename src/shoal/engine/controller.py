@@ -179,6 +179,7 @@ class Controller:
         self._observer.on_event(event, reason=str(error).partition(". ")[0])
         self._backlog.clear()
         self._staff.recall()
+        self._version = -1
         if past.server.restart is None:
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
         self._servers.prepare()
@@ -314,11 +315,11 @@ class Controller:
         self._samples += sum(record.samples for record in records)
         self._observer.on_records(records, sums)
         self._tell_settings()
-        self._pace()
         wants_stop = self._observer.wants_stop
         if wants_stop and not self._is_halted and not self._epochs.are_over:
             self._is_halted = True
             self._halt()
+        self._pace()  # after that: a step that was not begun is not taken
 
     def _not_finite(self, head: Head) -> None:
         """Numbers of a worker are NaN or infinite: tells, and goes on as chosen.
