@@ -310,8 +310,11 @@ class Channel:
         return head, body
 
     def _read_header(self, data: memoryview) -> int:
-        """Bytes of the head. Who has not said what it is has little to say."""
-        if self._is_admitted:
+        """Bytes of the head. Who has not said what it is has little to say.
+
+        But for a controller, whose first commands may come with its greeting.
+        """
+        if self._is_admitted or self.is_commander:
             sizes = unpack_header(data, self._limit)
         else:
             sizes = unpack_header(data, 0, STRANGER_HEAD_BYTES)
