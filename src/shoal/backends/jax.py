@@ -195,11 +195,10 @@ class JaxBackend(Backend):
         optimizer: Mapping[int, npt.NDArray[Any]],
     ) -> None:
         """Gives variables other values."""
+        values_of = list(self.state.fixed), list(self.state.slots)
+        self.state = self.state._replace(fixed=values_of[0], slots=values_of[1])
         # Copies: what a worker's program is given, it may overwrite.
-        for values, changed in (
-            (self.state.fixed, fixed),
-            (self.state.slots, optimizer),
-        ):
+        for values, changed in zip(values_of, (fixed, optimizer), strict=True):
             for place, value in changed.items():
                 old = values[place]
                 values[place] = jnp.array(value, old.dtype).reshape(old.shape)

@@ -143,8 +143,12 @@ class Crew:
         self._changes.absorb(fresh)
         for mate in self.mates:
             fresh.write_statistics(mate.statistics)
-        if self._plan.is_gang:
+        if not self._plan.is_gang:
+            return
+        for mate in self.mates:
+            self._backend.set_local(mate.state)
             write(self._backend, fresh)
+            mate.state = self._backend.local()
 
     # ------------------------------------------------------------- one turn
 

@@ -69,7 +69,7 @@ class Habits:
 
 
 FETCH_S = 0.1
-"""Between two looks at the center for batch hooks."""
+"""Between two looks at the center for batch hooks that workers wait for."""
 
 
 def can_wait(plan: Plan) -> bool:
@@ -392,7 +392,8 @@ class Driver(Observer):
 
     def _fetch(self) -> None:
         """Puts the newest center into the model, where a batch hook may look at it."""
-        is_new = time.monotonic() - self._fetched > FETCH_S
+        # In step with workers it would be asked for after each step.
+        is_new = not self.is_in_step or time.monotonic() - self._fetched > FETCH_S
         if not self._hooks.read_weights or not is_new:
             return
         center = self.fetch_center()
