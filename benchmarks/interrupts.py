@@ -39,7 +39,8 @@ LIMIT_S = 5.0
 
 HANGS_S = 60.0
 LATEST_S = 0.4  # between presses, and from a moment until the first of them
-START_S = 2.5  # the start takes longer: imports, processes, compilation
+DELAYS_S = {"start": 2.5, "closing": 0.1}
+"""Where they are others: the start takes long, and the end does not."""
 
 PROGRAM = """
 import json, os, signal, sys
@@ -133,7 +134,7 @@ class Press:
         return cls(
             moment=moment,
             strategy=dice.choice(STRATEGIES),
-            delay_s=dice.uniform(0.0, START_S if moment == "start" else LATEST_S),
+            delay_s=dice.uniform(0.0, DELAYS_S.get(moment, LATEST_S)),
             gaps_s=tuple(dice.uniform(0.0, LATEST_S) for _ in range(dice.randrange(3))),
             is_stopped=dice.random() < 1 / 3,
         )
