@@ -74,6 +74,7 @@ class Chunking:
         mixing: "rows": rows of several chunks are mixed; "chunks": chunks change their
             places and keep their rows in order; "nothing".
         group_rows: Rows that are mixed with each other, unless one chunk has more.
+        are_batches: Each chunk is a batch: a step takes no rows of two.
         later_rows: Samples of every epoch after the first; None for all.
         has_lanes: Every batch takes from all chunks of a group, for workers that share
             each batch.
@@ -86,6 +87,7 @@ class Chunking:
     rows: tuple[int, ...]
     mixing: Literal["rows", "chunks", "nothing"] = "rows"
     group_rows: int = 1 << 20
+    are_batches: bool = False
     later_rows: int | None = None
     has_lanes: bool = False
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.engine.sequencer import Rules, Sequencer
+from shoal.engine.sequencer import Push, Rules, Sequencer
 
 
 def shared(
@@ -51,3 +53,58 @@ def test_a_window_longer_than_the_epoch_leaves_the_second_worker_its_half() -> N
 
 def test_a_long_epoch_is_leased_two_windows_ahead() -> None:
     assert shared(1000, 2, 5, 3, is_rounds=False) == [20, 20, 20]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=60),
+    window=st.integers(1, 6),
+    workers=st.integers(1, 4),
+    kind=st.sampled_from(["asynchronous", "rounds", "gang"]),
+    is_spread=st.booleans(),
+    is_one_lost=st.booleans(),
+)
+def test_leases_end_where_a_batch_of_the_data_does(
+    sizes: list[int],
+    window: int,
+    workers: int,
+    kind: str,
+    is_spread: bool,
+    is_one_lost: bool,
+) -> None:
+    starts = (0, *accumulate(sizes[:-1]))
+    rows = sum(sizes)
+    is_gang = kind == "gang"
+    rules = Rules(
+        epoch_rows=(rows,), first_epoch=0, epochs=1, workers=workers, batch=8,
+        window=1 if is_gang else window, is_rounds=kind != "asynchronous",
+        is_gang=is_gang, is_elastic=False, starts=lambda epoch: starts,
+        borders=(lambda epoch: starts) if is_spread and not is_gang else None,
+    )  # fmt: skip
+    sequencer = Sequencer(rules)
+    members = [sequencer.join(rank) for rank in range(workers)]
+    sequencer.proceed(0)
+    for member in members:
+        sequencer.ready(member.rank, member.incarnation)
+    if is_one_lost and workers > 1 and not is_gang:
+        lost = members.pop(0)
+        sequencer.leave(lost.rank, lost.incarnation)
+    number, edges, done = 0, {*starts, rows}, 0
+    while done < rows:
+        number += 1
+        for member in members:
+            held = sequencer.ledger.held(member.rank)
+            for piece in held:
+                inside = max(at for at in starts if at <= piece.start)
+                assert is_gang or {piece.start, piece.stop} <= edges
+                assert not is_gang or piece.stop <= min(e for e in edges if e > inside)
+            if not held:
+                sequencer.need(member.rank, member.incarnation)
+                continue
+            push = Push(
+                member.rank, member.incarnation, 0, number, tuple(held[:1]),
+                steps=1, samples=1.0,
+            )  # fmt: skip
+            sequencer.push(push)
+        assert sequencer.ledger.committed(0) > done
+        done = sequencer.ledger.committed(0)
+    assert sequencer.clock == len(sizes)

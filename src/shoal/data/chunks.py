@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from shoal.data import trees
 from shoal.data.sources import Batch, Source
+from shoal.errors import DataError
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Mixing: TypeAlias = Literal["rows", "chunks", "nothing"]
@@ -30,6 +31,10 @@ back the allocator keeps for the next one."""
 
 GROUP_BYTES = MEMORY_BYTES // 8
 """Of chunks whose rows are mixed with each other: beside them the next are read."""
+
+
+class ShapesDiffer(DataError):
+    """Rows that were asked for together are not of one shape."""
 
 
 class Chunk(Protocol):
@@ -90,6 +95,8 @@ class ChunkedSource(Source):
     """Rows of a batch, where the data comes in batches already; None: any."""
     differs_by_epoch: bool = True
     """Whether a chunk may have other samples in another epoch."""
+    are_batches: bool = False
+    """Whether each chunk is a batch, which is trained as one step as it is."""
     later_rows: int | None = None
     """Samples of every epoch after the first, the first ones; None: all."""
     notes: tuple[str, ...] = ()
@@ -131,6 +138,18 @@ class ChunkedSource(Source):
         if isinstance(indices, slice):
             indices = np.arange(*indices.indices(len(self)))
         return Shelf(self).take(np.asarray(indices, np.int64), epoch=0)
+
+
+def first_rows(source: Source, count: int) -> Batch:
+    """Returns the first rows of a source: of one shape, and perhaps fewer.
+
+    Args:
+        source: Of the rows.
+        count: At most so many.
+    """
+    if isinstance(source, ChunkedSource) and source.are_batches:
+        count = min(count, source.chunk_rows[0])
+    return source.take(slice(0, count))
 
 
 @final
@@ -207,6 +226,36 @@ class Shelf:
 def _joined(parts: Sequence[Batch], places: Sequence[Offsets]) -> Batch:
     """Parts of a batch in one, each row where it was asked for."""
     back = np.argsort(np.concatenate(places), kind="stable")
+    return concatenated(parts, back)
+
+
+def concatenated(parts: Sequence[Batch], back: Offsets | None = None) -> Batch:
+    """Rows of some batches in one.
+
+    Args:
+        parts: At least one.
+        back: Puts rows in another order; default None means as they come.
+
+    Raises:
+        ShapesDiffer: Their rows are not of one kind.
+    """
+    if len({kind_of(part) for part in parts}) > 1:
+        shapes = " and ".join(sorted({str(kind_of(part)) for part in parts})[:2])
+        raise ShapesDiffer(
+            f"rows of {shapes} were asked for as one batch. Expected rows of one shape "
+            "and dtype. Give batches of one shape, or pad the rows"
+        )
     leaves = zip(*map(trees.leaves, parts), strict=True)
-    whole = iter([np.concatenate(arrays)[back] for arrays in leaves])
+    joined = (np.concatenate(arrays) for arrays in leaves)
+    whole = iter([rows if back is None else rows[back] for rows in joined])
     return trees.map_leaves(lambda _: next(whole), parts[0])
+
+
+def kind_of(rows: Batch) -> tuple[Any, ...]:
+    """Shapes and dtypes of single rows: what programs are compiled for.
+
+    Example:
+        >>> kind_of((np.zeros((4, 7), "f4"), np.zeros(4, "i4")))
+        (((7,), 'float32'), ((), 'int32'))
+    """
+    return tuple((leaf.shape[1:], str(leaf.dtype)) for leaf in trees.leaves(rows))

@@ -49,6 +49,7 @@ class DrawnBatches(ChunkedSource):
     """
 
     mixing: Mixing = "nothing"
+    are_batches: bool = True
 
     def __init__(
         self, draws: Draws, fetch: Fetch, packing: Packing, *, is_batched: bool = True
@@ -68,6 +69,7 @@ class DrawnBatches(ChunkedSource):
         self._bytes_per_row = bytes_per_row(first)
         if is_batched:
             self._chunk_rows = tuple(len(draw) for draw in found)
+            self.batch_size = max(self._chunk_rows)
         else:
             last = len(trees.leaves(self._packed(found[-1], 0, None).rows)[0])
             self._chunk_rows = (*(self.batch_size,) * (len(found) - 1), last)

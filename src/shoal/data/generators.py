@@ -42,6 +42,7 @@ class FedSource(ChunkedSource):
     """
 
     mixing: Mixing = "nothing"
+    are_batches: bool = True
     travels_alone: bool = False
 
     def __init__(
@@ -53,7 +54,7 @@ class FedSource(ChunkedSource):
         epochs: range,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.kind, self.batch_size = packing.kind, chunk_rows[0]
+        self.kind, self.batch_size = packing.kind, max(chunk_rows)
         self.notes, self.ahead_bytes = notes, AHEAD_BYTES
         self._passes: _Passes | None = passes
         self._packing, self._epochs = packing, epochs

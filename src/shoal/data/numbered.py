@@ -43,6 +43,8 @@ class NumberedBatches(ChunkedSource):
         (6, 2, [[0], [1]])
     """
 
+    are_batches: bool = True
+
     def __init__(
         self,
         read_batch: ReadBatch,

@@ -8,6 +8,7 @@ All processes compute the same answers, so that nobody sends indices.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from typing import Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -135,6 +136,12 @@ class Order:
         self.steps_per_epoch = steps_per_epoch
         self.first_epoch = first_epoch
         self.later_rows = None if chunking is None else chunking.later_rows
+        self._first_rows = rows
+        self.has_batches = chunking is not None and chunking.are_batches
+        if chunking is not None and chunking.are_batches:
+            self._first_rows = chunking.rows[0]
+            self.has_batches = set(chunking.rows) != {batch_size}
+        self._starts: dict[int, tuple[int, ...] | None] = {}
         self._kept: dict[int, npt.NDArray[np.int64]] = {}
         self._chunks: ChunkOrder | None = None
         if chunking is not None:
@@ -199,6 +206,44 @@ class Order:
         span = self.span(epoch)
         found = self._chunks.borders(span.turn) - span.start
         return tuple(found[(found >= 0) & (found < span.rows)].tolist())
+
+    def batch_starts(self, epoch: int) -> tuple[int, ...] | None:
+        """Returns the positions of an epoch where the data's own batches begin.
+
+        None where batches are cut from the samples, all of one size but the last.
+
+        Args:
+            epoch: Number of the epoch.
+        """
+        if not self.has_batches:
+            return None
+        if epoch not in self._starts:
+            span = self.span(epoch)
+            found = [at for at in self.borders(epoch) if at > 0]
+            starts = (0, *found)
+            usual = tuple(range(0, span.rows, self.batch_size))
+            kept = dict(list(self._starts.items())[-_KEPT_PERMUTATIONS + 1 :])
+            self._starts = {**kept, epoch: None if starts == usual else starts}
+        return self._starts[epoch]
+
+    def steps_within(self, epoch: int, rows: int) -> int:
+        """Counts the steps that so many samples of an epoch make, its first ones.
+
+        Example:
+            >>> own = Chunking(rows=(4, 2, 4, 1), mixing="nothing", are_batches=True)
+            >>> order = Order(rows=11, batch_size=4, chunking=own)
+            >>> order.batch_starts(0), order.steps_within(0, 11)
+            ((0, 4, 6, 10), 4)
+        """
+        starts = self.batch_starts(epoch)
+        if starts is None:
+            return steps(rows, self.batch_size)
+        return bisect_left(starts, rows)
+
+    @property
+    def sample_rows(self) -> int:
+        """First rows of the data that are of one shape, as far as is known."""
+        return self._first_rows
 
     @property
     def can_be_spread(self) -> bool:

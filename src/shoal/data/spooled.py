@@ -50,6 +50,7 @@ class SpooledSource(ChunkedSource):
     """
 
     mixing: Mixing = "nothing"
+    are_batches: bool = True
     travels_alone: bool = False
     differs_by_epoch: bool = False
 

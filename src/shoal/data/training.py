@@ -11,7 +11,7 @@ from shoal.data import trees
 from shoal.data.adapting import source_of
 from shoal.data.arrays import FIT, Column, check_lengths, named_columns
 from shoal.data.batches import as_arrays
-from shoal.data.chunks import GROUP_BYTES, ChunkedSource
+from shoal.data.chunks import GROUP_BYTES, ChunkedSource, ShapesDiffer
 from shoal.data.generators import FedSource
 from shoal.data.located import FileArguments, is_location, open_located
 from shoal.data.reading import Reading
@@ -163,7 +163,12 @@ def scored_source(
         if isinstance(chunked, FedSource) and not is_served:
             return SpooledSource.of_source(chunked)
         return chunked
-    rows = unpack_batch(chunked.take(slice(None)))
+    try:
+        rows = unpack_batch(chunked.take(slice(None)))
+    except ShapesDiffer:  # its batches are scored one by one
+        if isinstance(chunked, FedSource) and not is_served:
+            return SpooledSource.of_source(chunked)
+        return chunked
     return ArraySource(*rows, floatx=reading.floatx, where=reading.where)
 
 

@@ -48,6 +48,7 @@ class ClassWeighted(ChunkedSource):
         self.travels_alone = source.travels_alone
         self.differs_by_epoch = source.differs_by_epoch
         self.later_rows = source.later_rows
+        self.are_batches = source.are_batches
         self._source, self._weights = source, class_weight
         self._floatx = floatx or default_floatx()
         sample = source.take(np.zeros(1, np.int64))

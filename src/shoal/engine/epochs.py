@@ -6,6 +6,7 @@ between are the ledger's.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -71,7 +72,10 @@ class Epochs:
         return self._past_steps + sum(map(self._steps, self.ledger.active))
 
     def _steps(self, epoch: int) -> int:
-        return -(-self.ledger.committed(epoch) // self._rules.batch)
+        rows, starts = self.ledger.committed(epoch), self._rules.starts_of(epoch)
+        if starts is not None:
+            return bisect_left(starts, rows)
+        return -(-rows // self._rules.batch)
 
     def end(self) -> list[int]:
         """Closes the epochs that are complete now, and returns them."""

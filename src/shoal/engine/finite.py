@@ -6,7 +6,7 @@ worker does about them lies in `guard.py`, what a run does in the controller.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -108,6 +108,24 @@ def suspects(data: Any, indices: npt.NDArray[np.int64]) -> Suspects:
         return Suspects()
     named = tuple(int(row) for row in indices[places[:MOST_ROWS]])
     return Suspects(int(places[0]), int(places.size), named)
+
+
+def joined(parts: Iterable[tuple[Suspects, int]]) -> Suspects:
+    """What was found in parts of some rows, that follow one another.
+
+    Args:
+        parts: What was found, and the rows of the part.
+
+    Example:
+        >>> joined([(Suspects(), 4), (Suspects(first=1, total=1, rows=(5,)), 2)])
+        Suspects(first=5, total=1, rows=(5,))
+    """
+    first, total, rows, before = -1, 0, tuple[int, ...](), 0
+    for found, count in parts:
+        if first < 0 <= found.first:
+            first = before + found.first
+        total, rows, before = total + found.total, rows + found.rows, before + count
+    return Suspects(first, total, rows[:MOST_ROWS]) if total else Suspects()
 
 
 def report(

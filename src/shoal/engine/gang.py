@@ -108,10 +108,10 @@ class Gang(Loop):
 
     def _learn(self, piece: Piece) -> Part:
         """Computes this worker's part of a step."""
-        self._expect(piece.rows)
         began = time.perf_counter()
         data = self._reader.pieces([piece])
         self._member.times.data_s += time.perf_counter() - began
+        self._expect(piece.rows, data)
         self.steps += 1
         if self._compute.is_summed:
             self._data = data
@@ -129,7 +129,7 @@ class Gang(Loop):
     def _computed(self, piece: Piece, data: Any, gang_rows: int, out: Vector) -> Part:
         """A part of a step of so many rows."""
         member, began = self._member, time.perf_counter()
-        with self._pacing(piece.rows):
+        with self._pacing(piece.rows, data):
             mass = self._backend.gradient(data, gang_rows, out)
             self._backend.take_metrics(member.metrics, add=False)
         statistics = self._backend.statistics()

@@ -6,6 +6,7 @@ together, and the workers of a gang always hold shares of the same steps.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import final
 
@@ -37,7 +38,7 @@ class Grants:
         self._rules = rules
         self._places: Places | None = None
         if rules.borders is not None and not rules.is_gang:
-            self._places = Places(rules.borders, rules.batch)
+            self._places = Places(rules.borders, rules.batch, rules.starts_of)
 
     def forget(self, rank: int) -> None:
         """A worker is gone."""
@@ -119,6 +120,8 @@ class Grants:
         places, rank, start = self._places, member.rank, None
         if places is not None:
             start = places.next(rank, epoch, ledger, workers)
+        first = ledger.first(epoch) if start is None else start
+        rows = whole_batches(self._rules, epoch, first, rows)
         piece = ledger.lease(rank, epoch, rows, start)
         if piece is None:
             raise AssertionError(f"nothing of epoch {epoch} is free at {start}")
@@ -143,10 +146,36 @@ def _counts(
     rules: Rules, ledger: Ledger, epoch: int, run: int, ranks: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Rows of each rank; a small gap that a dead worker left is shared as well."""
+    first, starts = ledger.first(epoch), rules.starts_of(epoch)
     if rules.is_gang:
-        sizes = shares(min(rules.batch, run), len(ranks))
+        size = min(rules.batch, run)
+        if starts is not None:
+            size = min(size, _next_start(starts, first + 1) - first)
+        sizes = shares(size, len(ranks))
         return list(zip(ranks, sizes, strict=True))
     fair = fair_rows(rules, ledger.free(epoch), len(ranks))
     even = shares(steps(run, rules.batch), len(ranks))
     pairs = zip(ranks, even, strict=True)
-    return [(rank, min(fair, part * rules.batch)) for rank, part in pairs]
+    counts = [(rank, min(fair, part * rules.batch)) for rank, part in pairs]
+    if starts is None:
+        return counts
+    found: list[tuple[int, int]] = []
+    for rank, rows in counts:
+        rows = whole_batches(rules, epoch, first, rows)
+        found.append((rank, rows))
+        first += rows
+    return found
+
+
+def whole_batches(rules: Rules, epoch: int, first: int, rows: int) -> int:
+    """Rows from a position on, and those to the end of a batch that they end in."""
+    starts = rules.starts_of(epoch)
+    if starts is None or not rows:
+        return rows
+    return min(_next_start(starts, first + rows), rules.rows_of(epoch)) - first
+
+
+def _next_start(starts: Sequence[int], position: int) -> int:
+    """The first start of a batch at a position or behind it; far away behind all."""
+    place = bisect_left(starts, position)
+    return starts[place] if place < len(starts) else 1 << 62

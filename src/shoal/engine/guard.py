@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock
 from shoal.engine.complaints import LOSS, NUMBERS, SURE, VOID
-from shoal.engine.finite import Reaction, is_finite, report, suspects
+from shoal.engine.finite import Reaction, is_finite, joined, report, suspects
 from shoal.engine.ledger import Piece
 from shoal.engine.member import Member
 from shoal.engine.reading import Reader
@@ -193,7 +193,11 @@ class Guard:
             turned: The first of them whose loss was not finite, None for unknown.
             is_lost: The weights were not finite before: there is nothing to go back to.
         """
-        found = suspects(self._reader.pieces(pieces), self._reader.indices(pieces))
+        runs = self._reader.runs(pieces, self._batch_size)
+        found = joined(
+            (suspects(data, self._reader.indices(part)), sum(p.rows for p in part))
+            for part, data in runs
+        )
         # A row may harm the weights, and only the loss of the step that follows.
         known = [] if turned is None else [turned]
         rows, size = sum(piece.rows for piece in pieces), self._batch_size

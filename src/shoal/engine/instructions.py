@@ -35,6 +35,8 @@ class Rules:
         borders: Where chunks begin in an epoch, in order: workers then go on where
             they are, and open few chunks twice. None where every sample is as near as
             any other, and for gangs, which share each step. It must be picklable.
+        starts: Where the data's own batches begin in an epoch, each of them a step;
+            None, or None of an epoch, where steps are cut from the samples.
         has_groups: Workers of a gang may average a step among themselves.
         group_s: Seconds for which they may wait for each other without a word.
 
@@ -55,6 +57,7 @@ class Rules:
     has_barrier: bool = True
     quorum: int = 0
     borders: Callable[[int], Sequence[int]] | None = None
+    starts: Callable[[int], Sequence[int] | None] | None = None
     has_groups: bool = False
     group_s: float = 0.0
 
@@ -68,6 +71,10 @@ class Rules:
     def rows_of(self, epoch: int) -> int:
         """Samples of an epoch."""
         return self.epoch_rows[epoch % len(self.epoch_rows)]
+
+    def starts_of(self, epoch: int) -> Sequence[int] | None:
+        """Where steps begin in an epoch; None where they are cut from the samples."""
+        return None if self.starts is None else self.starts(epoch)
 
 
 class Push(NamedTuple):

@@ -143,6 +143,10 @@ class Ledger:
         """Samples of an epoch that nobody holds and nobody has done."""
         return len(self._books[epoch].free)
 
+    def first(self, epoch: int) -> int:
+        """The first free position of an epoch, which has one."""
+        return self._books[epoch].free.bounds[0]
+
     def run(self, epoch: int) -> int:
         """Free samples of an epoch that lie together at its first gap."""
         return self._books[epoch].free.run

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shoal.backends.base import Clock
+from shoal.data.chunks import kind_of
 from shoal.data.read_ahead import ReadAhead
 from shoal.data.sources import Source
 from shoal.engine.changes import STATISTICS, Changes, stamped, unstamped, write
@@ -66,13 +67,13 @@ class Loop(ABC):
         if isinstance(source, ReadAhead):
             source.on_wait = lambda: member.tell("reading")
         self._reader = Reader(source, spec.order, spec.retry, member.tell)
-        sample = self._reader.first(np.arange(SAMPLE_ROWS) % spec.order.rows)
+        sample = self._reader.first(np.arange(SAMPLE_ROWS) % spec.order.sample_rows)
         self._backend = spec.open_backend(compute, sample)
         self._check_layout()
         self._compute = compute
         self._pairs: InPairs | None = None
-        self._compiled: set[int] = set()
-        self._paced: set[int] = set()
+        self._compiled: set[tuple[int, Any]] = set()
+        self._paced: set[tuple[int, Any]] = set()
         self._rate: float | None = None
         self._changes = Changes()
         self._changed = 0  # serial number of the newest change that is taken in
@@ -172,24 +173,27 @@ class Loop(ABC):
     def _warm_up(self) -> None:
         compute, order = self._compute, self._spec.order
         rows = compute.batch_size * (1 if self.is_gang else compute.window)
-        count = min(rows, order.rows_of(0))
+        count = min(rows, order.rows_of(order.first_epoch))
         if count > compute.batch_size:
             count -= count % compute.batch_size
-        data = self._reader.first(np.arange(count))
-        self._compiled = {min(count, compute.batch_size)}
+        # Of one shape: more rows than the first batch has are those of it again.
+        data = self._reader.first(np.arange(count) % order.sample_rows)
+        self._compiled = {(min(count, compute.batch_size), kind_of(data))}
         self._backend.warm_up(data, is_gradient=self.is_gang)
 
-    def _expect(self, rows: int) -> None:
-        """Says so when a step of so many rows has to be compiled first."""
-        if rows not in self._compiled:
-            self._compiled.add(rows)
+    def _expect(self, rows: int, data: Any) -> None:
+        """Says so when a step of so many such rows has to be compiled first."""
+        key = rows, kind_of(data)
+        if key not in self._compiled:
+            self._compiled.add(key)
             self._member.tell("compiling")
 
-    def _pacing(self, rows: int) -> AbstractContextManager[None]:
-        """Around steps of so many rows: nobody knows how long the first take."""
-        if rows in self._paced:
+    def _pacing(self, rows: int, data: Any) -> AbstractContextManager[None]:
+        """Around steps of so many such rows: nobody knows how long the first take."""
+        key = rows, kind_of(data)
+        if key in self._paced:
             return contextlib.nullcontext()
-        self._paced.add(rows)
+        self._paced.add(key)
         return self._member.busy()
 
     def _start_over(self, blob: bytes) -> None:

@@ -27,6 +27,7 @@ class Places:
     Args:
         borders: Where chunks begin.
         batch: Rows of a step; a worker begins at a multiple of it.
+        starts: Where the data's own batches begin in an epoch, None where it has none.
 
     Example:
         >>> ledger, places = Ledger(), Places(lambda epoch: (0, 40, 70), batch=4)
@@ -39,8 +40,13 @@ class Places:
           Piece(epoch=0, start=8, stop=16, gang=0)], 40)
     """
 
-    def __init__(self, borders: Borders, batch: int) -> None:
-        self._borders, self._batch = borders, batch
+    def __init__(
+        self,
+        borders: Borders,
+        batch: int,
+        starts: Callable[[int], Sequence[int] | None] = lambda epoch: None,
+    ) -> None:
+        self._borders, self._batch, self._starts = borders, batch, starts
         self._last: dict[int, tuple[int, int]] = {}
 
     def next(self, rank: int, epoch: int, ledger: Ledger, workers: int) -> int:
@@ -72,6 +78,13 @@ class Places:
 
     def _begin(self, epoch: int, start: int, stop: int, wish: int) -> int:
         """A position of a stretch near to a wished one: where chunks begin, if any."""
+        own = self._starts(epoch)
+        if own is not None:  # the data's own batches: a step is one of them
+            near = bisect_left(own, wish)
+            inside = [
+                at for at in own[max(0, near - 1) : near + 1] if start < at < stop
+            ]
+            return min(inside, key=lambda place: abs(place - wish), default=start)
         borders = self._borders(epoch)
         near = bisect_left(borders, wish)
         # A step does not begin within another's: the next whole one behind the border.

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from shoal.data.chunks import ShapesDiffer, concatenated, kind_of
 from shoal.data.order import Order
 from shoal.data.read_ahead import ReadAhead, TooSlow
 from shoal.engine.fields import MOST_PARTS
@@ -79,6 +80,7 @@ class Reader:
     ) -> None:
         self._source, self._order = source, order
         self._retry, self._tell = retry, tell
+        self._is_ragged = False
         self._turn = -1  # the last one whose state was told
 
     def indices(self, pieces: Sequence[Piece]) -> Indices:
@@ -101,6 +103,25 @@ class Reader:
             )
             self._source.expect(self._order.turn(last.epoch), upcoming)
         return self._ask(self.indices(pieces), pieces)
+
+    def runs(
+        self, pieces: Sequence[Piece], batch_size: int
+    ) -> list[tuple[list[Piece], Any]]:
+        """Reads the rows of pieces, in order; of one shape at a time.
+
+        Args:
+            pieces: Whole batches, or one short batch.
+            batch_size: Rows of a full one.
+
+        Returns:
+            Pieces and their rows: all in one, unless shapes change from batch to batch.
+        """
+        if not self._is_ragged:
+            try:
+                return [(list(pieces), self.pieces(pieces))]
+            except ShapesDiffer:
+                self._is_ragged = True
+        return uniform_runs(self.pieces, pieces, batch_size)
 
     def _tell_state(self, pieces: Sequence[Piece]) -> None:
         """Says once a pass what the user's code made of this copy of the data."""
@@ -130,6 +151,8 @@ class Reader:
             try:
                 self._tell_state(pieces)
                 return self._source.take(indices)
+            except ShapesDiffer:
+                raise
             except Exception as error:
                 name = f"{type(error).__name__}: {error}"[:MOST_ERROR]
                 if wait_s is None or isinstance(error, TooSlow):
@@ -152,6 +175,49 @@ class Reader:
             "See that every worker can read all of the data, and that these rows are "
             "whole"
         )
+
+
+def uniform_runs(
+    read: Callable[[list[Piece]], Any], pieces: Sequence[Piece], batch_size: int
+) -> list[tuple[list[Piece], Any]]:
+    """Reads batch by batch, and joins those that follow each other and are of a shape.
+
+    Args:
+        read: Reads the rows of pieces.
+        pieces: Whole batches, or one short batch.
+        batch_size: Rows of a full one.
+    """
+    found: list[tuple[list[Piece], list[Any]]] = []
+    for batch in batches_of(pieces, batch_size):
+        rows = read(batch)
+        if found and kind_of(found[-1][1][0]) == kind_of(rows):
+            found[-1][0].extend(batch)
+            found[-1][1].append(rows)
+        else:
+            found.append((batch, [rows]))
+    return [(batch, concatenated(parts)) for batch, parts in found]
+
+
+def batches_of(pieces: Sequence[Piece], batch_size: int) -> list[list[Piece]]:
+    """Cuts pieces into batches.
+
+    Example:
+        >>> cut = batches_of([Piece(0, 0, 6), Piece(0, 9, 11)], 4)
+        >>> [[(piece.start, piece.stop) for piece in batch] for batch in cut]
+        [[(0, 4)], [(4, 6), (9, 11)]]
+    """
+    found: list[list[Piece]] = []
+    room = 0
+    for piece in pieces:
+        while piece.rows:
+            if not room:
+                found.append([])
+                room = batch_size
+            stop = min(piece.stop, piece.start + room)
+            found[-1].append(piece._replace(stop=stop))
+            room -= stop - piece.start
+            piece = piece._replace(start=stop)
+    return found
 
 
 def chunk_of(pieces: Sequence[Piece], indices: Indices) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, final
 
+from shoal.backends.base import Clock
 from shoal.engine.ledger import Piece
 from shoal.engine.loop import Loop
 
@@ -60,38 +62,60 @@ class Windows(Loop):
 
     def _compute_window(self) -> Window:
         """Takes the steps of a window."""
-        member, backend, times = self._member, self._backend, self._member.times
+        member = self._member
         clock, size, steps = self._clock(), self._compute.batch_size, 0
         pieces, taught = list[Piece](), list[Piece]()
         turned: int | None = None
         member.metrics[:] = 0.0
         while steps < self._compute.window and member.progress.pieces:
             most = self._compute.window - steps
-            batches = next_batches(member.progress.pieces, size, most, pieces)
+            starts = self._starts()
+            batches = next_batches(member.progress.pieces, size, most, pieces, starts)
             if not batches:
                 break
             rows = sum(p.rows for p in batches)
             count = max(1, rows // size)
             start = clock.start + steps * clock.pace
             if not self._is_void(batches):
-                self._expect(min(rows, size))
-                began = time.perf_counter()
-                data = self._reader.pieces(batches)
-                read = time.perf_counter()
-                with self._pacing(rows):
-                    found = backend.run(data, count, replace(clock, start=start))
-                    backend.take_metrics(member.metrics, add=True)
+                found = self._take_steps(batches, replace(clock, start=start))
                 if turned is None and found is not None:
                     turned = self.steps + found + 1
-                times.data_s += read - began
-                times.compute_s += time.perf_counter() - read
                 taught += batches
             pieces += batches
             steps += count
             self.steps += count
-            if rows % size:
+            if rows % size and starts is None:
                 break  # the short batch ends the window, as it ends the epoch
         return Window(pieces, taught, steps, turned)
+
+    def _starts(self) -> Sequence[int] | None:
+        """Where the data's own batches begin in the epoch that comes next."""
+        return self._spec.order.batch_starts(self._member.progress.pieces[0].epoch)
+
+    def _take_steps(self, batches: list[Piece], clock: Clock) -> int | None:
+        """Takes the steps of some batches; returns the first whose loss is not finite.
+
+        As one call, or where shapes change from batch to batch as one for each shape.
+        """
+        times, size, steps = self._member.times, self._compute.batch_size, 0
+        turned: int | None = None
+        began = time.perf_counter()
+        runs = self._reader.runs(batches, size)
+        times.data_s += time.perf_counter() - began
+        began = time.perf_counter()
+        for part, data in runs:
+            rows = sum(piece.rows for piece in part)
+            count = max(1, rows // size)
+            self._expect(min(rows, size), data)
+            at = replace(clock, start=clock.start + steps * clock.pace)
+            with self._pacing(rows, data):
+                found = self._backend.run(data, count, at)
+                self._backend.take_metrics(self._member.metrics, add=True)
+            if turned is None and found is not None:
+                turned = steps + found
+            steps += count
+        times.compute_s += time.perf_counter() - began
+        return turned
 
     def _catch_up(self) -> bool:
         """Takes the answer that was not waited for."""
@@ -107,7 +131,11 @@ class Windows(Loop):
 
 
 def next_batches(
-    pieces: deque[Piece], size: int, most: int, before: Sequence[Piece]
+    pieces: deque[Piece],
+    size: int,
+    most: int,
+    before: Sequence[Piece],
+    starts: Sequence[int] | None = None,
 ) -> list[Piece]:
     """Takes whole batches, or one short batch, of one epoch from the leases.
 
@@ -116,8 +144,11 @@ def next_batches(
         size: Rows of a batch.
         most: Batches to take at most.
         before: What the window has taken already; it stays within an epoch.
+        starts: Where the data's own batches begin, of which one is taken then.
     """
     epoch = before[0].epoch if before else pieces[0].epoch
+    if starts is not None:
+        return _own_batch(pieces, size, epoch, starts)
     total = 0
     for piece in pieces:
         if piece.epoch != epoch:
@@ -133,4 +164,24 @@ def next_batches(
             pieces.appendleft(rest)
         taken.append(piece)
         wanted -= piece.rows
+    return taken
+
+
+def _own_batch(
+    pieces: deque[Piece], size: int, epoch: int, starts: Sequence[int]
+) -> list[Piece]:
+    """Takes one of the data's own batches, or what there is of it."""
+    first = pieces[0].start
+    place = bisect_right(starts, first)
+    stop = min([first + size, *starts[place : place + 1]])
+    taken: list[Piece] = []
+    while pieces and (pieces[0].epoch, pieces[0].start) == (epoch, first):
+        piece = pieces.popleft()
+        if piece.stop > stop:
+            pieces.appendleft(piece._replace(start=stop))
+            piece = piece._replace(stop=stop)
+        taken.append(piece)
+        first = piece.stop
+        if first == stop:
+            break
     return taken

@@ -19,7 +19,7 @@ from shoal.clusters.base import Cluster
 from shoal.clusters.finding import NAMES, find_cluster, name_of
 from shoal.clusters.yarn import Yarn
 from shoal.data import Source, training_data
-from shoal.data.chunks import GROUP_BYTES, ChunkedSource
+from shoal.data.chunks import GROUP_BYTES, ChunkedSource, first_rows
 from shoal.data.files import FileSource
 from shoal.data.located import FileArguments
 from shoal.data.order import Shuffle
@@ -191,7 +191,7 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
     )
     natural = source.batch_size if isinstance(source, ChunkedSource) else None
     check_batch_size(arguments.batch_size, natural)
-    sample = source.take(slice(0, SAMPLE_ROWS))
+    sample = first_rows(source, SAMPLE_ROWS)
     prepare(model, sample)
     data = DataFacts(
         rows=len(source),
@@ -297,6 +297,7 @@ def _chunk_facts(source: Source) -> dict[str, Any]:
         rows=tuple(source.chunk_rows),
         mixing=source.mixing,
         group_rows=max(1, GROUP_BYTES // row_bytes),
+        are_batches=source.are_batches,
         later_rows=source.later_rows,
     )
     return {

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock
 from shoal.data import Source
-from shoal.data.chunks import ChunkedSource, Shelf
+from shoal.data.chunks import ChunkedSource, ShapesDiffer, Shelf
 from shoal.engine.center import pull_into, push_into
 from shoal.engine.changes import Changes, write
 from shoal.engine.ledger import Piece
 from shoal.engine.loop import SAMPLE_ROWS
 from shoal.engine.opening import OpenBackend
+from shoal.engine.reading import uniform_runs
 from shoal.engine.windows import next_batches
 from shoal.plan import Plan
 from shoal.training.fitting import compute_spec
@@ -92,7 +93,7 @@ class Crew:
     ) -> None:
         self._plan, self._source, self._began = plan, source, clock_start
         self._order, self._spec = plan.order(), compute_spec(plan)
-        sample = source.take(np.arange(SAMPLE_ROWS) % self._order.rows)
+        sample = source.take(np.arange(SAMPLE_ROWS) % self._order.sample_rows)
         open_backend = OpenBackend(name=plan.backend, model=packed)
         self._backend: Backend = open_backend(self._spec, sample)
         self._shelf = Shelf(source) if isinstance(source, ChunkedSource) else None
@@ -167,13 +168,14 @@ class Crew:
         window: list[list[Piece]] = []
         while left > 0 and mate.leases:
             before = window[0] if window else []
-            batches = next_batches(mate.leases, size, left, before)
+            starts = self._order.batch_starts(mate.leases[0].epoch)
+            batches = next_batches(mate.leases, size, left, before, starts)
             if not batches:
                 break
             window.append(batches)
             rows = sum(piece.rows for piece in batches)
             left -= max(1, rows // size)
-            if rows % size:
+            if rows % size and starts is None:
                 break
         return window
 
@@ -188,6 +190,13 @@ class Crew:
             return self._shelf.take(rows, self._order.turn(pieces[0].epoch))
         return self._source.take(rows)
 
+    def _runs(self, pieces: list[Piece]) -> list[tuple[list[Piece], Any]]:
+        """Rows of pieces, of one shape at a time."""
+        try:
+            return [(pieces, self._rows(pieces))]
+        except ShapesDiffer:
+            return uniform_runs(self._rows, pieces, self._spec.batch_size)
+
     def _steps(self, mate: Mate) -> tuple[int, float]:
         """Local steps of one worker."""
         backend, size, steps = self._backend, self._spec.batch_size, 0
@@ -201,10 +210,11 @@ class Crew:
             mate.changed = self._changes.serial
         clock = Clock(start=mate.clock, pace=float(len(self.mates)))
         anchor = mate.local if mate.anchor is None else mate.anchor
-        for batches in mate.window:
-            count = max(1, sum(p.rows for p in batches) // size)
+        runs = [run for batches in mate.window for run in self._runs(batches)]
+        for part, data in runs:
+            count = max(1, sum(p.rows for p in part) // size)
             start = clock.start + steps * clock.pace
-            backend.run(self._rows(batches), count, replace(clock, start=start))
+            backend.run(data, count, replace(clock, start=start))
             backend.take_metrics(mate.metrics, add=steps > 0)
             steps += count
         mate.local, statistics = backend.read()

@@ -29,7 +29,7 @@ from shoal.training.callback_state import MOST_BYTES, CallbackStates, give_back
 from shoal.training.changes import WEIGHTS, ModelChanges
 from shoal.training.copies import Copies
 from shoal.training.evaluator import Evaluator, Score
-from shoal.training.hooks import BatchHooks, steps_of
+from shoal.training.hooks import BatchHooks
 from shoal.training.in_step import InStep
 from shoal.training.past import Diary, Past
 from shoal.training.progress import Progress
@@ -125,7 +125,7 @@ class Driver(Observer):
             model=model,
             verbose=habits.verbose,
             epochs=plan.epochs,
-            steps=steps_of(rows, plan.batch_size),
+            steps=self._order.steps_within(plan.initial_epoch, rows),
         )
         every = int(getattr(model, "steps_per_execution", 1) or 1)
         self._hooks = BatchHooks(self.callbacks, plan.batch_size, every)
@@ -289,9 +289,11 @@ class Driver(Observer):
         return self._ticks_before(self._epoch.number + 1)
 
     def _ticks_before(self, epoch: int) -> int:
-        batch, models = self._plan.batch_size, self._plan.models
-        earlier = [rows for e, rows in self._committed.items() if e < epoch]
-        return sum(steps_of(rows // models, batch) for rows in earlier)
+        order, models = self._order, self._plan.models
+        committed = self._committed.items()
+        return sum(
+            order.steps_within(e, n // models) for e, n in committed if e < epoch
+        )
 
     def echo(self, name: str, line: str) -> None:
         """Shows what a process wrote."""
@@ -345,7 +347,10 @@ class Driver(Observer):
         self._epoch = _Epoch(number=epoch)
         self._run.event("epoch_started", epoch=epoch)
         self._progress.epoch_begin(epoch)
-        self._hooks.begin_epoch(self._order.rows_of(epoch))
+        order = self._order
+        self._hooks.begin_epoch(
+            order.rows_of(epoch), lambda rows: order.steps_within(epoch, rows)
+        )
         with self._watch.watching():
             self.callbacks.on_epoch_begin(epoch)
         self._warn_of_changes()

@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from shoal.data.chunks import first_rows
 from shoal.engine.worker import WATCH, Moment, Watch
 from shoal.errors import ConfigError
 from shoal.facts import Monitor
@@ -125,7 +126,7 @@ def _works(ready: Ready) -> list[Work]:
     same weights (they may be pretrained) and differ in order and random state.
     """
     work, found = ready.work, list[Work]()
-    sample = work.source.take(slice(0, SAMPLE_ROWS))
+    sample = first_rows(work.source, SAMPLE_ROWS)
     for member in range(ready.plan.models):
         if work.factory is not None and member:
             model = work.factory()

@@ -14,6 +14,7 @@ from typing import Any
 from shoal.backends.base import ComputeSpec
 from shoal.backends.fixed import most_bytes, size_bytes
 from shoal.data import ArraySource, Source
+from shoal.data.chunks import first_rows
 from shoal.engine.bulk import Sizes
 from shoal.engine.calling import Addresses
 from shoal.engine.changes import Changes
@@ -99,7 +100,7 @@ class Work:
         custom, factory = self.custom_objects, self.factory
         sample = self.sample
         if sample is None:
-            sample = self.source.take(slice(0, SAMPLE_ROWS))
+            sample = first_rows(self.source, SAMPLE_ROWS)
         packed = pack(self.model, custom_objects=custom, factory=factory, sample=sample)
         return replace(self, packed=packed)
 
@@ -302,6 +303,7 @@ def rules(plan: Plan) -> Rules:
         has_barrier=plan.epoch_barrier,
         quorum=plan.quorum,
         borders=order.borders if order.can_be_spread else None,
+        starts=order.batch_starts if order.has_batches else None,
         has_groups=plan.collective != "server",
         group_s=GROUP_S if plan.collective == "native" else 0.0,
     )

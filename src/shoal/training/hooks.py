@@ -59,10 +59,18 @@ class BatchHooks:
         """Whether a batch hook may change anything."""
         self._steps = self._next = self._samples = 0
         self._has_begun = False
+        self._count: Callable[[int], int] = lambda rows: 0
 
-    def begin_epoch(self, rows: int) -> None:
-        """Starts to count again, for an epoch of so many samples."""
-        self._steps = steps_of(rows, self._batch_size)
+    def begin_epoch(self, rows: int, count: Callable[[int], int] | None = None) -> None:
+        """Starts to count again.
+
+        Args:
+            rows: Samples of the epoch.
+            count: From samples of the epoch to the steps that they make, where the
+                data has batches of its own.
+        """
+        self._count = count or (lambda rows: steps_of(rows, self._batch_size))
+        self._steps = self._count(rows)
         self._next = self._samples = 0
         self._has_begun = False
 
@@ -90,7 +98,7 @@ class BatchHooks:
             messages = list(group)
             self._samples += sum(record.samples for record in messages)
             first = max(0, min(self._next, self._steps - 1))
-            last = min(steps_of(self._samples, self._batch_size), self._steps) - 1
+            last = min(self._count(self._samples), self._steps) - 1
             last = max(first, last)
             if last + 1 - first < self._every and last + 1 < self._steps:
                 continue  # an execution goes on

@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.data import ArraySource, Source, trees
+from shoal.data.chunks import first_rows
 from shoal.data.digests import digest
 
 SOME_BYTES = 16 << 20
@@ -56,7 +57,7 @@ class Likeness:
         """
         count = min(FIRST_ROWS, len(source))
         if sample is None:
-            sample = source.take(slice(0, count))
+            sample = first_rows(source, count)
         # A sample may go on with rows that are there a second time.
         sample = trees.map_leaves(lambda leaf: leaf[:count], sample)
         some = ""
@@ -77,7 +78,7 @@ class Likeness:
         """What of a source is not as it was, "" for nothing that could be seen."""
         if len(source) != self.rows:
             return f"it has {len(source):,} samples, and there were {self.rows:,}"
-        sample = source.take(slice(0, self.first_rows))
+        sample = first_rows(source, self.first_rows)
         other = Likeness.of(source, sample)
         if other.columns != self.columns:
             return f"its columns are {other.columns}, and were {self.columns}"

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from shoal.data import Source, training_data
-from shoal.data.chunks import ChunkedSource
+from shoal.data.chunks import ChunkedSource, first_rows
 from shoal.data.training import held_out
 from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.interruption import check, interruptible
@@ -266,7 +266,7 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
     if source is None:
         raise CheckpointError("the run has no samples. Pass them to resume.")
     model = unpack(inputs.packed)
-    prepare(model, source.take(slice(0, SAMPLE_ROWS)))
+    prepare(model, first_rows(source, SAMPLE_ROWS))
     before = inputs.plan
     # Told "auto", the machine of today might give another number.
     workers = call.workers

@@ -11,7 +11,7 @@ import fcntl
 import mmap
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,6 +23,8 @@ import numpy as np
 from shoal.data import trees
 from shoal.data.arrays import Column
 from shoal.data.blob import blob_size, write_blob
+from shoal.data.chunks import ShapesDiffer
+from shoal.data.read_ahead import ReadAhead
 from shoal.data.sources import Source
 from shoal.launchers.titles import title
 from shoal.models.metrics import MetricStates
@@ -86,13 +88,27 @@ def score(task: ScoreTask) -> None:
         with _claimed(task.board, chunk) as is_ours:
             if is_ours and board[chunk] != DONE:
                 found = [
-                    task.compute(model, take_forwards(source, *part), task.batch_size)
+                    task.compute(model, rows, task.batch_size)
                     for part in task.parts(chunk)
+                    for rows in _of_one_shape(source, *part)
                 ]
                 _leave(task.join(found), task.results[chunk])
                 board[chunk] = DONE
     source.close()
     sys.exit(0)
+
+
+def _of_one_shape(source: Source, start: int, stop: int) -> Iterator[Any]:
+    """Rows of a part in one; or batch by batch, where their shapes differ."""
+    try:
+        yield take_forwards(source, start, stop)
+    except ShapesDiffer:
+        if not isinstance(source, ReadAhead):
+            raise
+        starts = source.starts_from(start).tolist()
+        inner = [row for row in starts if start < row < stop]
+        for part in pairwise([start, *inner, stop]):
+            yield take_forwards(source, *part)
 
 
 def evaluate_chunk(model: Any, rows: Any, batch_size: int) -> trees.Tree:

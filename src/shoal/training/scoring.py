@@ -20,7 +20,7 @@ from shoal.clusters.local import read_machine
 from shoal.data import ArraySource, trees
 from shoal.data.arrays import Column
 from shoal.data.blob import read_blob
-from shoal.data.chunks import ChunkedSource
+from shoal.data.chunks import ChunkedSource, first_rows
 from shoal.engine.opening import OpenChunks, OpenMapped
 from shoal.errors import WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
@@ -55,7 +55,7 @@ from shoal.training.score_chunks import (
     predict_chunk,
 )
 from shoal.training.staging import place_variables, preload_for
-from shoal.training.streaming import batches
+from shoal.training.streaming import batches, edges, rows_of_steps
 from shoal.training.validation import Validation
 
 POLL_S = 0.02
@@ -133,7 +133,7 @@ def _evaluate(
 ) -> dict[str, float]:
     """The same, of rows that can be read."""
     with interruptible():
-        sample = source.take(slice(0, SAMPLE_ROWS))
+        sample = first_rows(source, SAMPLE_ROWS)
         prepare(model, sample)
     job = _job(model, source, asked, sample)
     targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
@@ -143,7 +143,7 @@ def _evaluate(
         results = states.results(model, states.merge(found))
         bar.end(results)
         return results
-    steps = -(-job.rows // job.batch_size)
+    steps = len(edges(source, job.rows, job.batch_size)) - 1
     here = Validation(source=source, batch_size=job.batch_size, steps=steps)
     return here.of(model, job.verbose)()
 
@@ -168,7 +168,7 @@ def _predict(
 ) -> trees.Tree:
     """The same, from rows that can be read."""
     with interruptible():
-        sample = source.take(slice(0, SAMPLE_ROWS))
+        sample = first_rows(source, SAMPLE_ROWS)
         build(model, sample)
         check_inputs(model, sample)
     job = _job(model, source, asked, sample)
@@ -201,7 +201,7 @@ def _job(
     natural = source.batch_size if isinstance(source, ChunkedSource) else None
     check_batch_size(batch_size, natural)
     batch_size = batch_size or natural or BATCH_SIZE
-    rows = min(len(source), (steps or len(source)) * batch_size)
+    rows = rows_of_steps(source, steps, batch_size)
     machine = read_machine(import_module("keras").config.backend())
     workers = worker_count(
         asked.workers if asked.workers != "auto" else environment().workers or "auto",
@@ -306,14 +306,15 @@ def _bounds(job: _Job) -> tuple[tuple[int, int], ...]:
     Of data that is not in memory they are more, so that nobody waits long for the last.
     """
     rows, batch_size = job.rows, job.batch_size
-    steps = -(-rows // batch_size)
+    starts = edges(job.source, rows, batch_size)
+    steps = len(starts) - 1
     wanted = job.workers * CHUNKS_PER_WORKER
     if isinstance(job.source, ChunkedSource):
         size_bytes = job.source.size_bytes * rows // len(job.source)
         wanted = max(wanted, min(MOST_CHUNKS, -(-size_bytes // PART_BYTES)))
     chunks = min(steps, wanted)
-    edges = [batch_size * (steps * i // chunks) for i in range(chunks)] + [rows]
-    return tuple(pairwise(edges))
+    bounds = [starts[steps * i // chunks] for i in range(chunks)] + [rows]
+    return tuple(pairwise(bounds))
 
 
 def _part_rows(job: _Job) -> int:

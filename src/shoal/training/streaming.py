@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import accumulate
 from typing import Any
 
 from shoal.data.chunks import ChunkedSource
@@ -20,6 +21,29 @@ def take_forwards(source: Source, start: int, stop: int) -> Batch:
     if isinstance(source, ReadAhead):
         source.expect(0, source.starts_from(stop)[:AHEAD])
     return source.take(slice(start, stop))
+
+
+def edges(source: Source, rows: int, batch_size: int) -> list[int]:
+    """Where batches begin, and the end of the last one.
+
+    Args:
+        source: Of the rows. Batches of its own stay as they are.
+        rows: The first ones, so many.
+        batch_size: Rows of each batch but perhaps the last, elsewhere.
+    """
+    if isinstance(source, ChunkedSource) and source.are_batches:
+        ends = accumulate(source.chunk_rows)
+        return [0, *(end for end in ends if end < rows), rows]
+    return [*range(0, rows, batch_size), rows]
+
+
+def rows_of_steps(source: Source, steps: int | None, batch_size: int) -> int:
+    """Counts the rows of so many batches, None for all."""
+    if steps is None:
+        return len(source)
+    if isinstance(source, ChunkedSource) and source.are_batches:
+        return sum(source.chunk_rows[:steps])
+    return min(len(source), steps * batch_size)
 
 
 @contextmanager
@@ -35,15 +59,14 @@ def batches(
         is_input: Give x alone, as for `model.predict`.
     """
     keras: Any = import_module("keras")
-    reader = ReadAhead(source)
+    reader, bounds = ReadAhead(source), edges(source, rows, batch_size)
 
     class Batches(keras.utils.PyDataset):
         def __len__(self) -> int:
-            return -(-rows // batch_size)
+            return len(bounds) - 1
 
         def __getitem__(self, index: int) -> Batch:
-            start = index * batch_size
-            found = take_forwards(reader, start, min(rows, start + batch_size))
+            found = take_forwards(reader, bounds[index], bounds[index + 1])
             if is_input:
                 return keras.utils.unpack_x_y_sample_weight(found)[0]
             return found if isinstance(found, tuple) else (found,)

@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import Any, final
 
 from shoal.data import ArraySource, Source
-from shoal.data.chunks import ChunkedSource
+from shoal.data.chunks import ChunkedSource, first_rows
 from shoal.data.training import VALIDATION
 from shoal.errors import PlanError
 from shoal.models.inspection import SAMPLE_ROWS, check_rows
 from shoal.plan.request import require_whole
 from shoal.training.callback_list import safe_points, whole
-from shoal.training.streaming import batches
+from shoal.training.streaming import batches, rows_of_steps
 
 
 @final
@@ -53,7 +53,7 @@ class Validation:
         self, model: Any, source: ChunkedSource, verbose: int | str
     ) -> Callable[..., dict[str, float]]:
         """The same, of what is read in chunks, anew each time."""
-        rows = min(len(source), (self.steps or len(source)) * self.batch_size)
+        rows = rows_of_steps(source, self.steps, self.batch_size)
 
         def validate(callbacks: Any = None) -> dict[str, float]:
             with batches(source, rows, self.batch_size) as found:
@@ -137,7 +137,7 @@ def read_validation(
         return None
     natural = held.batch_size if isinstance(held, ChunkedSource) else None
     usual_batch_size = natural or usual_batch_size
-    check_rows(model, held.take(slice(0, SAMPLE_ROWS)), VALIDATION)
+    check_rows(model, first_rows(held, SAMPLE_ROWS), VALIDATION)
     return Validation(
         source=held, batch_size=batch_size or usual_batch_size, steps=steps
     )
