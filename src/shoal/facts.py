@@ -31,6 +31,11 @@ class ModelFacts:
         has_own_loss: `train_step` or `compute_loss` is the user's: what it does with
             a loss that is not reduced is its own affair.
         has_masks: Outputs carry masks, so that a loss leaves entries out.
+        masks: Different masks that the losses see, of which none at all is one; 0 where
+            there are no masks, or it cannot be seen.
+        summed: Places among the losses that layers add of those that are sums over the
+            batch.
+        odd_losses: Which losses are of a whole batch, and neither sums nor means.
         weight_arrays: Different arrays of sample weights, 0 without weights.
         unmergeable_metrics: Names of metrics whose states cannot be summed.
         step_logs: What a `train_step` of the user's logs beyond its metrics.
@@ -53,6 +58,9 @@ class ModelFacts:
     reductions: tuple[str, ...] = ("sum_over_batch_size",)
     has_own_loss: bool = False
     has_masks: bool = False
+    masks: int = 0
+    summed: tuple[int, ...] = ()
+    odd_losses: tuple[str, ...] = ()
     weight_arrays: int = 0
     unmergeable_metrics: tuple[str, ...] = ()
     step_logs: tuple[str, ...] = ()

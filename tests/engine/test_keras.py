@@ -9,9 +9,12 @@ import keras
 import numpy as np
 import pytest
 
+from shoal.backends.torch_group import open_group
 from shoal.data import ArraySource
 from shoal.data.order import Order, shares
+from shoal.engine.lane import LaneSpec
 from shoal.engine.opening import OpenBackend
+from shoal.engine.shared_lane import SharedLaneSpec
 from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import pack
@@ -188,3 +191,38 @@ def test_statistics_weigh_by_rows_where_gradients_weigh_by_sample_weights() -> N
     plain(judge, arrays)
     mean = judge.layers[0].moving_mean.numpy()
     np.testing.assert_allclose(outcome.epochs[-1].statistics[:5], mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("lane", ["server", "shared", "native", "two servers"])
+def test_masks_weigh_by_what_they_leave_on_every_way(lane: str, tmp_path: Any) -> None:
+    """Halves of a batch have one and five steps a row."""
+    words = np.random.default_rng(2).integers(1, 9, (ROWS, 5))
+    lengths = np.where(np.arange(ROWS) % BATCH < BATCH // 2, 1, 5)
+    words[np.arange(5) >= lengths[:, None]] = 0
+    arrays = words.astype("i4"), (words % 2).astype("f4")[..., None], None
+
+    def reader() -> Any:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.Input((5,), dtype="int32"),
+                keras.layers.Embedding(9, 3, mask_zero=True),
+                keras.layers.Dense(1, activation="sigmoid"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1.0), "binary_crossentropy")
+        return model
+
+    lanes: dict[str, Any] = {
+        "shared": {"lane": SharedLaneSpec(folder=tmp_path)},
+        "native": {
+            "lane": LaneSpec(open_group=open_group, folder=tmp_path, library="gloo")
+        },
+        "two servers": {"servers": 2},
+    }
+    given = {"compute": {"mass": "entries"}, **lanes.get(lane, {})}
+    outcome = engine(reader(), get("all_reduce"), 2, arrays, **given)
+    judge = reader()
+    plain(judge, arrays)
+    weights = Layout.of(exchanged_variables(judge)).gather(exchanged_variables(judge))
+    np.testing.assert_allclose(outcome.vector, weights, rtol=1e-3, atol=1e-5)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from shoal.vectors import Layout, Vector
 
+Mass: TypeAlias = Literal["rows", "weights", "entries", "entry weights"]
 Data: TypeAlias = Any
 """A pytree `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays, rows first."""
 
@@ -28,9 +29,11 @@ class ComputeSpec:
         window: Most steps of one call of `run`.
         batch_size: Rows of one full step of this worker.
         local_momentum: mu of the look-ahead Nesterov step, 0 for none.
-        mass: What a gradient weighs in a mean: its rows, or its sample weights. The
-            loss that is shown weighs a worker's loss by its rows in either case.
-        is_summed: The loss sums over the batch instead of averaging.
+        mass: What a gradient weighs in a mean: its rows, or its sample weights; or the
+            "entries" that the mask of its outputs leaves, or "entry weights", their
+            sample weights. Metrics weigh a worker's loss by its rows in any case.
+        is_summed: The losses of `compile` sum over the batch instead of averaging.
+        summed: Places of losses that layers add and that do so.
         loss_at: Places of the loss among the sums of metrics.
         logs: What `train_step` logs beyond the model's metrics. Its sums over rows,
             and the rows, follow the metric states.
@@ -46,14 +49,25 @@ class ComputeSpec:
     window: int
     batch_size: int
     local_momentum: float = 0.0
-    mass: Literal["rows", "weights"] = "rows"
+    mass: Mass = "rows"
     is_summed: bool = False
+    summed: tuple[int, ...] = ()
     loss_at: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
     rank_seed: int = 0
     memory_share: float = 1.0
     is_alone: bool = True
     has_one_thread: bool = False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a part of the loss is scaled to the rows of the whole step."""
+        return self.is_summed or bool(self.summed)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a gradient weighs what the mask of the outputs leaves."""
+        return self.mass.startswith("entr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +128,7 @@ class Backend(ABC):
     def undo(self) -> None:
         """Takes random and counted state back to before the last `gradient`.
 
-        It is computed anew then. Nobody asks for it but where a loss `is_summed`.
+        It is computed anew then. Nobody asks for it but where a loss `is_scaled`.
         """
 
     @abstractmethod

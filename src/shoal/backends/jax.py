@@ -123,7 +123,7 @@ class JaxBackend(Backend):
         self._look(data, 1)
         self.state = self._gradient.unfold(self.state)
         fixed, is_measured = self.state.fixed, self._fixed.is_measured
-        if self._spec.is_summed:
+        if self._spec.is_scaled:
             self._undone = self._fixed.before_step(fixed)
         before = [] if is_measured else self._fixed.settled(fixed)
         kept, given = self._parted()

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from shoal.backends.base import Data
@@ -20,6 +21,7 @@ from shoal.backends.jax_parts import (
     join,
     like,
 )
+from shoal.backends.loss import mass_of, scaled_loss
 from shoal.backends.parts import wide
 from shoal.errors import PlanError
 
@@ -87,8 +89,10 @@ class Gradient:
         parts, state = self._parts, kept.merged(given)
         metrics = parts.no_metrics()
         others = parts.whole(state.statistics, state.fixed)
-        before = (self._narrow(state), others, state.slots, metrics)
-        with _caught(parts.optimizer) as caught, self._scaled_loss(scale):
+        weights = self._narrow(state)
+        before = (weights, others, state.slots, metrics)
+        scaled = scaled_loss(parts.model, parts.spec, scale)
+        with _caught(parts.optimizer) as caught, scaled:
             logs, after = parts.model.train_step(before, data)
         if not parts.trainable and not caught:  # all is frozen: Keras takes no step
             caught.append([])
@@ -103,29 +107,25 @@ class Gradient:
         statistics, fixed = parts.split(like(after[1], others))
         grown = parts.grown(like(after[3], metrics), parts.shown(logs, data))
         after_state = state._replace(statistics=statistics, fixed=fixed)
-        return after_state.moving(parts.is_still), (gradients, self._mass(data), grown)
+        mass = self._mass(data, weights, others)
+        return after_state.moving(parts.is_still), (gradients, mass, grown)
 
-    def _mass(self, data: Data) -> Array:
+    def _mass(self, data: Data, weights: Arrays, others: Arrays) -> Array:
         """What a gradient weighs in the mean of all workers."""
+        parts = self._parts
+        if parts.spec.has_masks:
+            # Computed apart, as nothing but the loss leaves Keras' own gradient. XLA
+            # drops all of it that masks do not depend on.
+            x = keras.utils.unpack_x_y_sample_weight(data)[0]
+            model: Any = parts.model
+            given = {"training": True} if model._call_has_training_arg else {}
+            outputs, _ = model.stateless_call(weights, others, x, **given)
+            return mass_of(model, parts.spec, data, outputs).astype(jnp.float32)
         is_weighted = self._parts.spec.mass == "weights"
         if is_weighted and isinstance(data, tuple) and len(data) > 2:
             return jnp.sum(jax.tree.leaves(data[2])[0]).astype(jnp.float32)
         rows = jax.tree.leaves(data)[0].shape[0]
         return jnp.asarray(float(rows), jnp.float32)
-
-    @contextmanager
-    def _scaled_loss(self, scale: Array) -> Generator[None]:
-        """For losses that sum over the batch: the mean over ranks becomes a sum."""
-        loss = self._parts.model._compile_loss
-        if not self._parts.spec.is_summed or loss is None:
-            yield
-            return
-        call = loss.call
-        loss.call = lambda *a, **k: call(*a, **k) * scale
-        try:
-            yield
-        finally:
-            del loss.call
 
 
 @contextmanager

@@ -52,11 +52,13 @@ class Gradients(NamedTuple):
         arrays: One gradient a variable, the mean over the batch.
         statistics: `(count,)`.
         grown: As in `Taken`.
+        mass: What its loss is divided by, where masks leave entries out; else 0.
     """
 
     arrays: Sequence[npt.NDArray[Any]]
     statistics: Vector
     grown: npt.NDArray[Any]
+    mass: float = 0.0
 
 
 class _State(NamedTuple):
@@ -186,7 +188,7 @@ class StatefulBackend(Backend):
         """Writes the sum of gradients of one step; returns its mass."""
         self._unfold()
         is_measured, fixed = self._fixed.is_measured, self._parts.fixed
-        if self._spec.is_summed:
+        if self._spec.is_scaled:
             self._undone = self._fixed.before_step(_views(fixed))
         before = [] if is_measured else self._fixed.settled(_views(fixed))
         rows = _rows(data)
@@ -196,7 +198,8 @@ class StatefulBackend(Backend):
         self._last = data
         self._statistics = found.statistics
         self._sums += found.grown
-        mass = np.float32(self._mass(data, rows))
+        is_masked = self._spec.has_masks
+        mass = np.float32(found.mass if is_masked else self._mass(data, rows))
         with np.errstate(over="ignore", invalid="ignore"):
             for start, array in zip(self.layout.offsets, found.arrays, strict=True):
                 part = out[start : start + array.size]
@@ -434,21 +437,6 @@ def caught_gradients(parts: ModelParts) -> Generator[list[list[Any]]]:
             "optimizer.apply. Choose a strategy that exchanges weights, "
             "for example 'local_sgd'."
         )
-
-
-@contextmanager
-def scaled_loss(parts: ModelParts, scale: Any) -> Generator[None]:
-    """For losses that sum over the batch: the mean over ranks becomes a sum."""
-    loss = parts.model._compile_loss
-    if not parts.spec.is_summed or loss is None:
-        yield
-        return
-    call = loss.call
-    loss.call = lambda *a, **k: call(*a, **k) * scale
-    try:
-        yield
-    finally:
-        del loss.call
 
 
 def _leaves(data: Data) -> list[Any]:

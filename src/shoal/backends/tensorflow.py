@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from shoal.backends.base import ComputeSpec, Data
+from shoal.backends.loss import scaled_loss
 from shoal.backends.stateful import (
     Gradients,
     StatefulBackend,
     Taken,
     caught_gradients,
-    scaled_loss,
 )
 from shoal.vectors import Layout, Vector
 
@@ -75,8 +75,8 @@ class TensorFlowBackend(StatefulBackend):
 
     def _gradients(self, statistics: Vector, data: Data, scale: float) -> Gradients:
         arrays, *rest = self._gradient_program(statistics, data, np.float32(scale))
-        after, grown = (t.numpy() for t in rest)
-        return Gradients([a.numpy() for a in arrays], after, grown)
+        after, grown, mass = (t.numpy() for t in rest)
+        return Gradients([a.numpy() for a in arrays], after, grown, float(mass))
 
     def _update(self, gradient: Vector) -> None:
         self._update_program(gradient)
@@ -136,7 +136,8 @@ class TensorFlowBackend(StatefulBackend):
         parts = self._parts
         _write(parts.beside, statistics, parts.statistics_layout)
         metrics = self._reset_metrics()
-        with caught_gradients(parts) as caught, scaled_loss(parts, scale):
+        scaled = scaled_loss(parts.model, self._spec, scale)
+        with caught_gradients(parts) as caught, scaled as masses:
             logs = parts.model.train_step(data)
         pairs = zip(caught[0], parts.trainable, strict=True)
         arrays = [
@@ -145,7 +146,8 @@ class TensorFlowBackend(StatefulBackend):
             for g, v in pairs
         ]  # fmt: skip
         shown = self._shown(logs, data)
-        return arrays, _joined(parts.beside), self._grown(metrics, shown)
+        mass = masses[0] if masses else tf.constant(0.0)
+        return arrays, _joined(parts.beside), self._grown(metrics, shown), mass
 
     def _trace_update(self, gradient: Tensor) -> None:
         parts = self._parts

@@ -12,13 +12,13 @@ import torch
 
 from shoal.backends.base import ComputeSpec, Data
 from shoal.backends.fixed import is_random_state, word_of
+from shoal.backends.loss import scaled_loss
 from shoal.backends.parts import numpy_of
 from shoal.backends.stateful import (
     Gradients,
     StatefulBackend,
     Taken,
     caught_gradients,
-    scaled_loss,
 )
 from shoal.vectors import Layout, Vector
 
@@ -80,7 +80,7 @@ class TorchBackend(StatefulBackend):
         with (
             self._own_random_numbers() as seed,
             caught_gradients(parts) as caught,
-            scaled_loss(parts, scale),
+            scaled_loss(parts.model, self._spec, scale) as masses,
         ):
             seed(0)
             logs = parts.model.train_step(tensors)
@@ -91,7 +91,8 @@ class TorchBackend(StatefulBackend):
         ]  # fmt: skip
         shown = self._shown(logs, len(_leaves(tensors)[0]))
         after = parts.statistics_layout.gather(parts.beside)
-        return Gradients(arrays, after, self._grown(metrics, shown))
+        mass = float(masses[0]) if masses else 0.0
+        return Gradients(arrays, after, self._grown(metrics, shown), mass)
 
     def _update(self, gradient: Vector) -> None:
         parts = self._parts

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 
 from shoal.engine.post import Post
+from shoal.strategies.base import Facts
 from shoal.vectors import Sums
 
 SMALL_METRICS = 16  # numbers of metric state that ride with every record
@@ -18,10 +20,11 @@ class Accounts:
 
     Args:
         size: Numbers of metric state.
+        losses: Places among them of losses times the rows they were computed for.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, losses: Sequence[int] = ()) -> None:
+        self._size, self._losses = size, list(losses)
         self._sums: dict[int, Sums] = {}
         self._saved: dict[int, Sums] = {}
         self._records: list[list[Any]] = []
@@ -31,7 +34,9 @@ class Accounts:
         """Whether `take_records` would give some."""
         return bool(self._records)
 
-    def note(self, post: Post, at: float, version: int, staleness: int) -> None:
+    def note(
+        self, post: Post, at: float, version: int, staleness: int, share: float = 1.0
+    ) -> None:
         """Enters a worker's last push and its metric states.
 
         Args:
@@ -39,11 +44,12 @@ class Accounts:
             at: Seconds of the run.
             version: Of the center, after it.
             staleness: As the strategy was told.
+            share: See `share_of_loss`.
         """
         head = post.push
         epoch = int(head["pieces"][0][0])
         sums = self._sums.setdefault(epoch, np.zeros(self._size))
-        sums += post.bulk.metrics
+        sums += weighed(post.bulk.metrics, self._losses, share)
         rows = sum(int(piece[2]) - int(piece[1]) for piece in head["pieces"])
         small = sums.tolist() if sums.size <= SMALL_METRICS else None
         self._records.append(
@@ -78,3 +84,36 @@ class Accounts:
     def restore(self) -> None:
         """Goes back to the sums that were kept."""
         self._sums = {epoch: sums.copy() for epoch, sums in self._saved.items()}
+
+
+def weighed(metrics: Sums, losses: Sequence[int], share: float) -> Sums:
+    """Sums of metric states of which losses weigh by more than their rows."""
+    if share == 1.0 or not losses:
+        return metrics
+    found = metrics.copy()
+    found[list(losses)] *= share
+    return found
+
+
+def share_of_loss(rank: int, facts: Mapping[int, Facts]) -> float:
+    """By what a worker's loss weighs more in a step than its rows say.
+
+    Workers count a loss by rows. One that is divided by something else, such as what
+    masks leave, has its part of a step by that.
+
+    Args:
+        rank: Of the worker.
+        facts: Of all messages of the step.
+
+    Example:
+        >>> facts = {0: Facts(samples=9, rows=2), 1: Facts(samples=3, rows=4)}
+        >>> share_of_loss(0, facts), share_of_loss(1, facts)
+        (2.25, 0.375)
+    """
+    if all(f.rows is None for f in facts.values()):
+        return 1.0
+    rows = {r: f.samples if f.rows is None else f.rows for r, f in facts.items()}
+    mass = sum(f.samples for f in facts.values())
+    if not rows[rank] or not mass:
+        return 1.0
+    return facts[rank].samples / mass * sum(rows.values()) / rows[rank]

@@ -113,7 +113,7 @@ class Gang(Loop):
         self._member.times.data_s += time.perf_counter() - began
         self._expect(piece.rows, data)
         self.steps += 1
-        if self._compute.is_summed:
+        if self._compute.is_scaled:
             self._data = data
         return self._computed(piece, data, piece.gang, self._room)
 
@@ -139,7 +139,7 @@ class Gang(Loop):
             statistics = self._guard.cleaned(statistics)
         rows = float(piece.rows)
         weight = Weight(mass, rows)
-        if self._compute.is_summed:
+        if self._compute.is_scaled:
             weight = weight._replace(own=(rows,), assumed=(float(gang_rows),))
         return Part(piece, out, statistics, weight, doubt)
 

@@ -72,6 +72,7 @@ class ServerSpec:
         shards: Servers that share the vector, see `shards.py`.
         shard: Which of them this one is.
         order: Address of number 0, for any other.
+        losses: Places among the sums of metrics of losses times rows.
     """
 
     secret: bytes = field(repr=False)
@@ -88,6 +89,7 @@ class ServerSpec:
     shards: int = 1
     shard: int = 0
     order: tuple[str, int] | None = None
+    losses: tuple[int, ...] = ()
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -119,7 +121,7 @@ class Machine:
         self.posts: dict[int, Post] = {}
         self.at = 0.0
         """Seconds of the run at the last event."""
-        self.teller = Teller(spec.sizes, outlet)
+        self.teller = Teller(spec.sizes, outlet, spec.losses)
         self.orders = Orders(spec.others)
         restart = spec.restart
         self.sequencer = (

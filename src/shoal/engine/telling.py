@@ -6,10 +6,10 @@ happened before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
-from shoal.engine.accounts import Accounts
+from shoal.engine.accounts import Accounts, share_of_loss
 from shoal.engine.bulk import Sizes
 from shoal.engine.center import Center
 from shoal.engine.post import Post
@@ -32,11 +32,14 @@ class Teller:
     Args:
         sizes: Of the vectors.
         outlet: Where reports go.
+        losses: See `Accounts`.
     """
 
-    def __init__(self, sizes: Sizes, outlet: ReportOutlet) -> None:
+    def __init__(
+        self, sizes: Sizes, outlet: ReportOutlet, losses: Sequence[int] = ()
+    ) -> None:
         self.outlet = outlet
-        self.accounts = Accounts(sizes.metrics)
+        self.accounts = Accounts(sizes.metrics, losses)
         self._sizes, self._told, self._has_worked = sizes, 0, False
 
     def freeze(self) -> tuple[Any, ...]:
@@ -68,7 +71,8 @@ class Teller:
             version: Of the center, after it.
         """
         for rank, facts in found.items():
-            self.accounts.note(posts[rank], at, version, facts.staleness)
+            share = share_of_loss(rank, found)
+            self.accounts.note(posts[rank], at, version, facts.staleness, share)
         if not self._has_worked:
             self._has_worked = True
             self.flush()

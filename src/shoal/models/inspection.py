@@ -14,13 +14,8 @@ from shoal.errors import ConfigError, DataError
 from shoal.facts import ModelFacts
 from shoal.models.directions import metric_directions
 from shoal.models.fresh import plain_constants
-from shoal.models.losses import (
-    has_masks,
-    has_own_loss,
-    reductions,
-    symbols,
-    weight_arrays,
-)
+from shoal.models.loss_kinds import read_losses
+from shoal.models.losses import has_masks, own_loss_of, symbols, weight_arrays
 from shoal.models.metrics import build_metrics, unmergeable
 from shoal.models.step_logs import read_step_logs
 from shoal.vectors import (
@@ -233,15 +228,18 @@ def read_model(
     keras = import_module("keras")
     trainable = exchanged_variables(model)
     x, y, weighted = keras.utils.unpack_x_y_sample_weight(sample)
-    logs = read_step_logs(model, sample)
+    logs, losses = read_step_logs(model, sample), read_losses(model, sample)
     return ModelFacts(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in trainable),
         statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
         local_bytes=sum(np.asarray(v.numpy()).nbytes for v in local_variables(model)),
         optimizer=type(model.optimizer).__name__,
-        reductions=reductions(model),
-        has_own_loss=has_own_loss(model),
+        reductions=losses.reductions,
+        summed=losses.summed,
+        odd_losses=losses.odd,
+        masks=losses.masks,
+        has_own_loss=bool(own_loss_of(model)),
         has_masks=has_masks(model, x),
         weight_arrays=weight_arrays(weights) or int(weighted is not None),
         unmergeable_metrics=() if y is None else unmergeable(model, y, x=x),

@@ -8,29 +8,45 @@ from typing import Any
 USUAL = "sum_over_batch_size"
 
 
-def reductions(model: Any) -> tuple[str, ...]:
-    """How each loss of a compiled model reduces over the batch, each way once.
-
-    Example:
-        >>> import keras, numpy as np
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", keras.losses.MeanSquaredError(reduction=None))
-        >>> model._symbolic_build(data_batch=(np.ones((3, 2)), np.ones((3, 1))))
-        >>> reductions(model)
-        ('none',)
-    """
-    compiled: Any = model._compile_loss
-    losses = getattr(compiled, "_flat_losses", None) or []
-    found = [getattr(entry.loss, "reduction", USUAL) for entry in losses]
-    known = {"mean": USUAL, "auto": USUAL}
-    return tuple(sorted({known.get(r, r) or "none" for r in found}))
-
-
-def has_own_loss(model: Any) -> bool:
-    """Whether the user's code stands between the losses and the gradient."""
+def own_loss_of(model: Any) -> str:
+    """Which code of the user's stands between the losses and the gradient, or ""."""
     kind = import_module("keras").Model
     names = ("train_step", "compute_loss")
-    return any(getattr(type(model), n) is not getattr(kind, n) for n in names)
+    own = [n for n in names if getattr(type(model), n) is not getattr(kind, n)]
+    return own[0] if own else ""
+
+
+def is_plain(model: Any) -> bool:
+    """Whether all that adds to a model's loss is Keras' own and weighs as it says.
+
+    Then there is nothing to find out: no mask, no loss of one number for the batch, and
+    none that a layer adds.
+    """
+    if own_loss_of(model) or not _is_of_keras(type(model)):
+        return False
+    compiled: Any = model._compile_loss
+    losses = [entry.loss for entry in getattr(compiled, "_flat_losses", None) or []]
+    layers = [layer for layer in model._flatten_layers() if layer is not model]
+    return all(map(_is_usual_loss, losses)) and not any(
+        makes_masks(layer) or not _is_of_keras(type(layer)) or _adds_losses(layer)
+        for layer in layers
+    )
+
+
+def _is_of_keras(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).partition(".")[0] == "keras"
+
+
+def _is_usual_loss(loss: Any) -> bool:
+    function = getattr(loss, "fn", None)
+    is_whole = getattr(function, "__name__", "") in ("dice", "tversky")
+    is_known = function is None or _is_of_keras(function)
+    return _is_of_keras(type(loss)) and is_known and not is_whole
+
+
+def _adds_losses(layer: Any) -> bool:
+    is_regular = getattr(layer, "activity_regularizer", None) is not None
+    return is_regular or type(layer).__name__ == "ActivityRegularization"
 
 
 def has_masks(model: Any, x: Any) -> bool:
@@ -43,7 +59,7 @@ def has_masks(model: Any, x: Any) -> bool:
         model: Built.
         x: A few rows of input.
     """
-    if not any(_makes_masks(layer) for layer in model._flatten_layers()):
+    if not any(makes_masks(layer) for layer in model._flatten_layers()):
         return False
     keras = import_module("keras")
     backend = import_module("keras.src.backend")
@@ -62,7 +78,7 @@ def has_masks(model: Any, x: Any) -> bool:
     return any(found)
 
 
-def _makes_masks(layer: Any) -> bool:
+def makes_masks(layer: Any) -> bool:
     """Whether a layer makes masks, or might: others of Keras' only hand them on."""
     keras = import_module("keras")
     is_own = type(layer).__module__.partition(".")[0] == "keras"

@@ -202,6 +202,27 @@ class MetricStates:
         return dict(zip(self.logs, means, strict=True))
 
 
+def loss_totals(model: Any) -> tuple[int, ...]:
+    """Places among the sums of metrics of losses that were multiplied by rows.
+
+    Those are of Keras' own trackers, of the loss and of the loss of each output.
+
+    Args:
+        model: Its metrics are built.
+    """
+    compiled: Any = model._compile_loss
+    trackers = [model._loss_tracker, *(compiled.metrics if compiled else ())]
+    ours = {id(tracker) for tracker in trackers}
+    found: list[int] = []
+    start = 0
+    for metric in model.metrics:
+        for variable in metric.variables:
+            if id(metric) in ours and variable.name == "total":
+                found.append(start)
+            start += int(np.prod(variable.shape))
+    return tuple(found)
+
+
 def build_metrics(model: Any, *, x: Any, y: Any, sample_weight: Any = None) -> None:
     """Creates the state variables of loss and metrics, which Keras delays to `fit`.
 

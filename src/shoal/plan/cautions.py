@@ -80,17 +80,25 @@ def gang_warnings(model: ModelFacts, strategy: str) -> list[str]:
         strategy: Name of the strategy that exchanges gradients.
     """
     found: list[str] = []
-    is_weighted = "mean_with_sample_weight" in model.reductions
-    if model.has_masks and model.reductions != ("sum",):
-        found.append(
-            f"{model.name} masks entries: Keras divides a loss by the entries that are "
-            f"left, {strategy} weighs each worker by its "
-            f"{'sample weights' if is_weighted else 'rows'}; steps differ a little "
-            "where shares have more or fewer of them."
-        )
-    if is_weighted and model.weight_arrays:
-        found.append(
-            "the loss shown is the mean of the workers' losses by their rows; Keras' "
-            "divides a whole batch by its sample weights. Steps are not concerned."
-        )
+    is_unknown = model.has_own_loss or not model.masks
+    if model.has_masks and is_unknown and model.reductions != ("sum",):
+        found.append(_of_own(model, strategy))
+    found += [
+        f"the loss {which} of {model.name} is one number for a whole batch, and no "
+        "sum or mean over its samples as far as a few rows tell: under "
+        f"{strategy} it is computed for each worker's part of a batch, and the mean "
+        "taken, so that steps differ from Keras'. Let it give one number for each "
+        "sample, or choose a strategy that exchanges weights, for example 'local_sgd'."
+        for which in model.odd_losses
+    ]
     return found
+
+
+def _of_own(model: ModelFacts, strategy: str) -> str:
+    is_weighted = "mean_with_sample_weight" in model.reductions
+    return (
+        f"{model.name} masks entries, and its loss is of its own making: Keras' losses "
+        f"are divided by the entries that are left, {strategy} weighs each worker by "
+        f"its {'sample weights' if is_weighted else 'rows'}; steps differ a little "
+        "where shares have more or fewer of them."
+    )

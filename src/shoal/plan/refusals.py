@@ -127,6 +127,25 @@ def _refuse_losses(strategy: Strategy, model: ModelFacts) -> None:
             f"{strategy.name} divides all gradients by one number. Give all losses the "
             "same reduction, or choose a strategy that exchanges weights."
         )
+    is_masked = model.masks > 0 and not model.has_own_loss and mixed != ["sum"]
+    if is_masked and model.masks > 1:
+        raise PlanError(
+            f"the losses of {model.name} see {model.masks} different masks, of which "
+            "no mask is one, and Keras divides each loss by the entries that its mask "
+            f"leaves. Expected one mask for all outputs, because {strategy.name} "
+            "divides all gradients by one number. Choose a strategy that exchanges "
+            "weights, for example 'local_sgd', or losses with reduction='sum'."
+        )
+    uneven = is_masked or mixed == ["mean_with_sample_weight"]
+    if uneven and model.summed:
+        raise PlanError(
+            f"a layer of {model.name} adds a loss that is a sum over the batch, beside "
+            "losses that are divided by "
+            f"{'the entries that masks leave' if is_masked else 'sample weights'}. "
+            f"Expected one number, because {strategy.name} divides all gradients by "
+            "it. Let the layer add a mean over the batch, or choose a strategy that "
+            "exchanges weights, for example 'local_sgd'."
+        )
     if mixed == ["mean_with_sample_weight"] and model.weight_arrays > 1:
         raise PlanError(
             f"the losses of {model.name} are each divided by sample weights of their "

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.backends.base import ComputeSpec
+from shoal.backends.base import ComputeSpec, Mass
 from shoal.backends.fixed import most_bytes, size_bytes
 from shoal.data import ArraySource, Source
 from shoal.data.chunks import first_rows
@@ -45,7 +45,7 @@ from shoal.interruption import check, interruptible, undisturbed
 from shoal.launchers.cores import shares_of_cores
 from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, learning_rate_of, step_variable
-from shoal.models.metrics import MetricStates
+from shoal.models.metrics import MetricStates, loss_totals
 from shoal.models.pickling import dumps
 from shoal.models.state import optimizer_variables
 from shoal.models.travel import pack
@@ -311,13 +311,19 @@ def rules(plan: Plan) -> Rules:
 
 def compute_spec(plan: Plan) -> ComputeSpec:
     """The backend's part of a plan."""
-    is_weighted = "mean_with_sample_weight" in plan.model.reductions
+    model = plan.model
+    is_weighted = "mean_with_sample_weight" in model.reductions
+    masses: tuple[tuple[Mass, Mass], ...]
+    masses = ("rows", "weights"), ("entries", "entry weights")
+    is_masked = model.masks == 1 and not model.has_own_loss
+    is_masked = is_masked and "sum" not in model.reductions
     return ComputeSpec(
         window=plan.strategy.period,
         batch_size=plan.worker_batch_size,
         local_momentum=plan.strategy.local_momentum,
-        mass="weights" if is_weighted else "rows",
-        is_summed="sum" in plan.model.reductions,
+        mass=masses[is_masked][is_weighted],
+        is_summed="sum" in model.reductions,
+        summed=model.summed,
         logs=plan.model.step_logs,
         is_alone=plan.most_workers == 1,
         has_one_thread=plan.threads == 1,
@@ -399,6 +405,7 @@ def _give(
         changes=changes,
         identity=identity,
         shards=plan.servers,
+        losses=loss_totals(model),
     )
     compute = compute_spec(plan)
     # Cores of other machines have other numbers, and other users.

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
+from shoal.engine.accounts import share_of_loss, weighed
 from shoal.engine.center import Center
 from shoal.engine.changes import Changes
 from shoal.engine.observer import EpochEnd, EpochsInOrder, Observer, Record, Rescue
@@ -31,6 +32,7 @@ from shoal.engine.sequencer import (
 )
 from shoal.interruption import check
 from shoal.models.inspection import step_variable
+from shoal.models.metrics import loss_totals
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.strategies.base import Facts
@@ -109,6 +111,7 @@ class InlineCluster:
         self._plan, self._observer, self._speeds = plan, observer, speeds
         self._random = np.random.default_rng([plan.seed, plan.workers])
         began = float(int(step_variable(model).numpy()))
+        self._losses = loss_totals(model)
         self._center = Center(
             plan.strategy,
             Layout.of(weights).gather(weights),
@@ -183,6 +186,7 @@ class InlineCluster:
             pieces=tuple(mate.pieces),
             steps=steps,
             samples=samples,
+            rows=float(mate.rows) if self._plan.is_gang else None,
         )
         self._carry_out(sequencer.push(push))
 
@@ -276,7 +280,8 @@ class InlineCluster:
             write,
         )
         for rank, mate in mates.items():
-            self._record(mate, facts[rank])
+            share = share_of_loss(rank, facts) if self._plan.is_gang else 1.0
+            self._record(mate, facts[rank], share)
         if self._plan.is_gang:
             for mate in self._crew.mates:
                 if mate.rank not in facts:
@@ -304,11 +309,11 @@ class InlineCluster:
         self._center.vector[:] = self._crew.read()
         self._carry_out(self._sequencer.published(mate.rank, mate.incarnation))
 
-    def _record(self, mate: Mate, facts: Facts) -> None:
+    def _record(self, mate: Mate, facts: Facts, share: float = 1.0) -> None:
         """Adds a push to the epoch's sums and to what the observer will hear."""
         epoch, rows = mate.pieces[0].epoch, mate.rows
         sums = self._metrics.setdefault(epoch, np.zeros(self._crew.metrics_size))
-        sums += mate.metrics
+        sums += weighed(mate.metrics, self._losses, share)
         self._samples += rows
         record: dict[str, Any] = {
             "t": time.monotonic() - self._began, "rank": mate.rank, "epoch": epoch,
