@@ -77,7 +77,8 @@ def entries(spec: ComputeSpec, y_pred: Any, sample_weight: Any) -> Any:
         return keras.ops.sum(keras.ops.cast(mask, "float32"))
     weights = sample_weight
     if weights is not None:
-        weights = keras.ops.convert_to_tensor(weights, dtype="float32")
+        # A new array: on torch Keras' `apply_mask` changes the one that it is given.
+        weights = keras.ops.convert_to_tensor(weights, dtype="float32") * 1.0
     kind = "mean_with_sample_weight"
     mask = keras.ops.convert_to_tensor(mask)
     return keras.ops.sum(apply_mask(weights, mask, dtype="float32", reduction=kind))
