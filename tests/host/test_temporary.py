@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -94,3 +96,43 @@ def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
         make_private(tmp_path / "file")
     with pytest.raises(NotADirectoryError):
         make_private(tmp_path / "file" / "inside")
+
+
+@pytest.mark.parametrize("limit", ["FSIZE", "NOFILE"])
+def test_a_model_that_a_disk_does_not_take_leaves_nothing(
+    tmp_path: Path, limit: str
+) -> None:
+    """Keras removes its folders last of all; the limits are those of a process."""
+    script = f"""
+import os, resource, tempfile
+tempfile.tempdir = {str(tmp_path)!r}
+import keras
+from shoal.host.temporary import keras_saving
+model = keras.Sequential([keras.Input((24,)), keras.layers.Dense(64)])
+model.save({str(tmp_path / "model.keras")!r})  # all it imports has been imported
+hard = resource.getrlimit(resource.RLIMIT_{limit})[1]
+if {limit == "FSIZE"}:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+else:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    opened = []
+    try:
+        while True:
+            opened.append(os.dup(0))
+    except OSError:
+        for _ in range(2):
+            os.close(opened.pop())
+try:
+    with keras_saving():
+        model.save({str(tmp_path / "model.keras")!r})
+except OSError:
+    for descriptor in opened if {limit == "NOFILE"} else ():
+        os.close(descriptor)
+    print(keras.config.is_traceback_filtering_enabled())
+    print(os.listdir(tempfile.tempdir))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    said = done.stdout.splitlines()[-2:]
+    assert said == ["True", "['model.keras']"], done.stderr

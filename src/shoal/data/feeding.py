@@ -7,6 +7,7 @@ what happens to an error in the user's code.
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any, final
 
 from shoal.data.batches import Packing
 from shoal.data.chunks import ArrayChunk
-from shoal.data.spool import Place, Spool
+from shoal.data.spool import NoRoom, Place, Spool
 from shoal.errors import DataError
 
 AHEAD_BYTES = 256 << 20
@@ -26,6 +27,9 @@ KEPT_BATCHES = 16
 
 LOOK_BATCHES = 32
 """Written between two looks at what workers do, while few lie there unread."""
+
+ROOM_S = 5.0
+"""How long a worker waits for a batch that the disk has no room for."""
 
 _POLL_S = 0.02
 _JOIN_S = 5.0
@@ -107,8 +111,29 @@ class Feed:
             if self._stop.is_set():
                 return False
             packed = next_chunk(batches, self._packing, place, self._rows, rows)
-            self._desk.write(place, packed)
+            if not self._write(place, packed):
+                return False
         return True
+
+    def _write(self, place: Place, packed: ArrayChunk) -> bool:
+        """Writes one batch, when there is room for it; returns whether to go on.
+
+        Raises:
+            NoRoom: A worker waits for it, and nothing makes room.
+        """
+        waited = time.monotonic()
+        while True:
+            try:
+                self._desk.write(place, packed)
+            except NoRoom:
+                if self._desk.make_room() or not self._desk.is_wanted(place):
+                    waited = time.monotonic()
+                elif time.monotonic() - waited > ROOM_S:
+                    raise
+                if self._stop.wait(_POLL_S):
+                    return False
+            else:
+                return True
 
     def _fail(self, error: Exception) -> None:
         message = str(error)
@@ -190,10 +215,23 @@ class _Desk:
 
     def write(self, place: Place, chunk: ArrayChunk) -> None:
         """Writes a batch."""
-        size = self._sizes[place] = self._spool.write(place, chunk)
+        size = self._spool.write(place, chunk)
+        self._sizes[place] = size
         self._last = place
         self._ahead.append((place, size))
         self._ahead_bytes += size
+
+    def is_wanted(self, place: Place) -> bool:
+        """Whether a worker waits for a batch, as far as was seen."""
+        return place <= self._furthest
+
+    def make_room(self) -> bool:
+        """The disk is full: batches go that have been read; whether some did."""
+        before = len(self._sizes)
+        self.look()
+        for place in list(self._read)[:-KEPT_BATCHES]:
+            self._delete(place)
+        return len(self._sizes) < before
 
     def _note(self, place: Place) -> None:
         """A batch has been read; the ones read first make room."""

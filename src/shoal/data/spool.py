@@ -17,6 +17,7 @@ from typing import NamedTuple, final
 
 from shoal.data.chunks import ArrayChunk
 from shoal.errors import DataError
+from shoal.host.limits import within_limits
 from shoal.host.processes import Process, may_live
 from shoal.host.scratch import LOCK, Scratch, planned_scratch
 from shoal.interruption import undisturbed
@@ -25,8 +26,13 @@ WAIT_S = 600.0
 """How long a worker waits for one batch."""
 
 _MARKS, _FAILED = "marks", "failed"
+_FAILED_BYTES = 4096  # kept for what `fail` says
 _READ, _DELETED = ".read", ".deleted"
 _LOOK_S, _MARK_S = (0.002, 0.05), 1.0
+
+
+class NoRoom(DataError):
+    """A batch cannot be written as the disk is full, or another limit is met."""
 
 
 class Place(NamedTuple):
@@ -87,16 +93,25 @@ class Spool:
         return self.driver == Process.here()
 
     def write(self, place: Place, chunk: ArrayChunk) -> int:
-        """Writes a batch, all or nothing; returns its bytes."""
+        """Writes a batch, all or nothing; returns its bytes.
+
+        Raises:
+            NoRoom: There is no room for it.
+        """
         target = self.folder / place.file
         part = self.folder / f".{place.file}"
+        what = f"write batch {place.chunk:,} of the {self.kind} for workers"
         try:
-            with part.open("wb") as file:
-                pickle.dump(chunk, file, protocol=5)
-                size = file.tell()
-            part.replace(target)
+            with within_limits(what, NoRoom):
+                with part.open("wb") as file:
+                    pickle.dump(chunk, file, protocol=5)
+                    size = file.tell()
+                part.replace(target)
         except FileNotFoundError as error:
             raise self._removed() from error
+        except NoRoom:
+            part.unlink(missing_ok=True)
+            raise
         return size
 
     def delete(self, place: Place) -> None:
@@ -104,10 +119,17 @@ class Spool:
         (self.folder / place.file).unlink(missing_ok=True)
 
     def fail(self, message: str) -> None:
-        """Lets all who wait know why no more batches come."""
-        part = self.folder / f".{_FAILED}"
+        """Lets all who wait know why no more batches come.
+
+        That the disk is full may be the reason: there is a file of blanks for it.
+        """
+        said = message.encode(errors="replace")
         with suppress(FileNotFoundError):  # who waits sees that the folder is gone
-            part.write_text(message)
+            part = self.folder / f".{_FAILED}"
+            with part.open("r+b") as file:
+                file.write(said[:_FAILED_BYTES])
+            with suppress(OSError), part.open("ab") as file:
+                file.write(said[_FAILED_BYTES:])
             part.replace(self.folder / _FAILED)
 
     def refuse(self, place: Place) -> None:
@@ -159,7 +181,8 @@ class Spool:
 
     def _mark(self, place: Place, suffix: str = "") -> None:
         try:
-            (self.folder / _MARKS / f"{place.file}{suffix}").touch()
+            with within_limits(f"ask for a batch of the {self.kind}", DataError):
+                (self.folder / _MARKS / f"{place.file}{suffix}").touch()
         except FileNotFoundError as error:
             raise self._removed() from error
 
@@ -167,7 +190,7 @@ class Spool:
         """Raises if waiting is of no use."""
         failed = self.folder / _FAILED
         if failed.exists():
-            raise DataError(failed.read_text())
+            raise DataError(failed.read_text(errors="replace").strip())
         if not self.folder.exists():
             raise self._removed()
         if not may_live(self.driver, self.folder / LOCK):
@@ -205,8 +228,15 @@ class _OpenSpool:
 
     def __enter__(self) -> None:
         with undisturbed():
-            self._scratch = Scratch(self._folder)
-            (self._folder / _MARKS).mkdir(mode=0o700)
+            try:
+                self._scratch = Scratch(self._folder)
+                with within_limits("make a folder for batches", DataError):
+                    (self._folder / _MARKS).mkdir(mode=0o700)
+                    reserve = self._folder / f".{_FAILED}"
+                    reserve.write_bytes(b" " * _FAILED_BYTES)
+            except BaseException:
+                self.__exit__()
+                raise
 
     def __exit__(self, *error: object) -> None:
         if self._scratch is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import final
 
 from shoal.forks import blank, gives_up
+from shoal.host.limits import within_limits
 
 BACKLOG = 512  # connections that wait until the server accepts them
 
@@ -37,7 +38,8 @@ class Pair:
         gives_up(self)
 
     def _listen(self) -> socket.socket:
-        return socket.create_server((self._host, 0), backlog=BACKLOG)
+        with within_limits(f"open a socket for the {self.name} of the run"):
+            return socket.create_server((self._host, 0), backlog=BACKLOG)
 
     @property
     def listener(self) -> socket.socket:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import final
 
 from shoal.forks import blank, gives_up
+from shoal.host.limits import within_limits
 from shoal.host.locks import HeldLock
 from shoal.host.temporary import temporary_folder
 from shoal.interruption import ends_hard
@@ -64,13 +65,22 @@ class Scratch:
         ends_hard(self)
 
     def _make(self) -> Callable[[], object]:
-        self.path.mkdir(mode=0o700)
-        # systemd-tmpfiles leaves folders alone that somebody has locked.
-        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        self._folder = folder
-        with contextlib.suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        lock = HeldLock.take(self.path / LOCK)  # None: such a one is not swept
+        with within_limits("make a temporary folder of the run"):
+            self.path.mkdir(mode=0o700)
+            try:
+                # systemd-tmpfiles leaves folders alone that somebody has locked.
+                folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._folder = folder
+                with contextlib.suppress(OSError):
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:  # None: such a one is not swept
+                    lock = HeldLock.take(self.path / LOCK)
+                except BaseException:
+                    os.close(folder)
+                    raise
+            except BaseException:
+                shutil.rmtree(self.path, ignore_errors=True)
+                raise
         return weakref.finalize(self, _remove, self.path, lock, folder, os.getpid())
 
     def make_folder(self) -> Path:
@@ -79,7 +89,8 @@ class Scratch:
             self._remove()
             self.path = planned_scratch()
             self._remove = self._make()
-        return Path(tempfile.mkdtemp(dir=self.path))
+        with within_limits("make a temporary folder of the run"):
+            return Path(tempfile.mkdtemp(dir=self.path))
 
     def close(self) -> None:
         """Removes the folder; safe to repeat."""

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from shoal.host.private import make_private
 
 SYSTEM = frozenset({"/tmp", "/var/tmp", "/usr/tmp"})
 """Folders of all users, which are not this process' to make."""
+
+
+KERAS_SAVING = "keras.src.saving.saving_lib"
 
 
 class NoTemporaryFolder(OSError):
@@ -51,6 +59,45 @@ def temporary_folder() -> Path:
         "the run has ended."
     )
     return found
+
+
+@contextmanager
+def keras_saving() -> Generator[None]:
+    """Keras saves a model in here, for which it needs the temporary directory.
+
+    Keras removes its folders there after the last write, so not where one fails: each
+    model that a full disk does not take would leave one. They are removed here.
+
+    Raises:
+        NoTemporaryFolder: See `temporary_folder`.
+    """
+    temporary_folder()
+    config = import_module("keras").config
+    is_filtered = config.is_traceback_filtering_enabled()
+    config.disable_traceback_filtering()  # the error tells where they are
+    try:
+        yield
+    except Exception as error:
+        _remove_left(error)
+        raise
+    finally:
+        if is_filtered:
+            config.enable_traceback_filtering()
+
+
+def _remove_left(error: BaseException) -> None:
+    """Removes folders that calls of Keras' saving have made and did not come to."""
+    if error.__context__ is not None:  # closing the file failed as well
+        _remove_left(error.__context__)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") != KERAS_SAVING:
+            continue
+        found = frame.f_locals
+        owners = [found.get(name) for name in ("self", "asset_store")]
+        folders = [found.get("temp_dir"), *(getattr(o, "tmp_dir", "") for o in owners)]
+        for folder in folders:
+            if folder and Path(folder).parent == Path(tempfile.gettempdir()):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _again(folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
-import io
 import os
 import pickle
 import queue
@@ -20,6 +19,7 @@ from importlib.util import LazyLoader
 from types import ModuleType
 from typing import IO, Any
 
+from shoal.launchers.output import keep_what_has_room
 from shoal.launchers.parent import Watch
 from shoal.launchers.titles import title
 
@@ -39,7 +39,7 @@ def main(numbers: Mapping[int, int]) -> None:
     pipe = os.fdopen(os.dup(0), "rb")
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    _buffer_lines()
+    keep_what_has_room()
     home = os.dup(1)  # where output goes that is to be kept nowhere
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, messages), daemon=True).start()
@@ -65,13 +65,6 @@ def _renumber(numbers: Mapping[int, int]) -> None:
         if wanted != found:
             os.dup2(found, wanted)
             os.close(found)
-
-
-def _buffer_lines() -> None:
-    """Whole lines reach the log at once: what a process that is killed said, too."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
 
 
 def _redirect(log: str | None, home: int) -> None:

@@ -26,6 +26,7 @@ import cloudpickle
 
 import shoal
 from shoal.forks import blank, gives_up
+from shoal.host.limits import within_limits
 from shoal.host.private import alike
 from shoal.host.temporary import temporary_folder
 from shoal.interruption import Patience, check, ends_hard
@@ -85,7 +86,15 @@ class ProcessLauncher(Launcher):
         ends_hard(self)
 
     def start(self, role: Role) -> str:
-        """Starts a clean interpreter on this machine; returns its token."""
+        """Starts a clean interpreter on this machine; returns its token.
+
+        Raises:
+            ClusterError: A limit of this machine or process forbids it.
+        """
+        with within_limits(f"start the process {role.name}"):
+            return self._start(role)
+
+    def _start(self, role: Role) -> str:
         token = secrets.token_hex(8)
         log = _open_log(role.log)
         environment = {**os.environ, **_settings(role.threads)}
@@ -327,7 +336,8 @@ def _move_log(child: _Child, log: IO[bytes]) -> None:
         child.log.close()
     child.log = log
     child.told, child.lines = log.seek(0, io.SEEK_END), Lines()
-    log.write(said)
+    with contextlib.suppress(OSError):  # its disk is full
+        os.write(log.fileno(), said)
     log.flush()
 
 

@@ -8,6 +8,7 @@ import tempfile
 from typing import final
 
 from shoal.forks import blank, gives_up
+from shoal.host.limits import within_limits
 from shoal.host.temporary import temporary_folder
 
 
@@ -19,14 +20,8 @@ class SharedBlob:
     """
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self.descriptor = os.memfd_create("shoal-data")
-        else:  # macOS: a file that loses its name at once
-            handle, path = tempfile.mkstemp(
-                prefix="shoal-data-", dir=temporary_folder()
-            )
-            os.unlink(path)
-            self.descriptor = handle
+        with within_limits("make memory that processes share"):
+            self.descriptor = _make()
         self._is_open = True
         gives_up(self)
 
@@ -34,10 +29,14 @@ class SharedBlob:
         """Gives the blob at least this size and returns it, writable.
 
         It never shrinks: whoever still reads what was there before would be killed.
+
+        Raises:
+            ClusterError: There is no memory for it, or a limit forbids it.
         """
-        if size > os.fstat(self.descriptor).st_size:
-            os.ftruncate(self.descriptor, size)
-        return mmap.mmap(self.descriptor, size)
+        with within_limits(f"share {size:,} bytes with the processes of a run"):
+            if size > os.fstat(self.descriptor).st_size:
+                os.ftruncate(self.descriptor, size)
+            return mmap.mmap(self.descriptor, size)
 
     def give_up(self) -> None:
         """A fork would keep the memory."""
@@ -50,7 +49,18 @@ class SharedBlob:
         os.close(self.descriptor)
 
 
+def _make() -> int:
+    """Opens memory without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("shoal-data")
+    # macOS: a file that loses its name at once
+    handle, path = tempfile.mkstemp(prefix="shoal-data-", dir=temporary_folder())
+    os.unlink(path)
+    return handle
+
+
 def map_inherited(descriptor: int) -> mmap.mmap:
     """Maps, read-only, a blob whose descriptor was inherited."""
     size = os.fstat(descriptor).st_size
-    return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    with within_limits(f"map {size:,} bytes that the driver shares"):
+        return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)

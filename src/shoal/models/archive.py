@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast, final
 
-from shoal.host.temporary import temporary_folder
+from shoal.host.temporary import (
+    KERAS_SAVING,
+    keras_saving,
+    temporary_folder,
+)
 from shoal.models.fresh import all_zero
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.state import ModelState
@@ -158,10 +162,9 @@ def _has_other_state(model: Any) -> bool:
 def _zip(model: Any) -> bytes:
     """Saves a real archive; it holds the optimizer too, which is not read."""
     file = io.BytesIO()
-    temporary_folder()  # Keras packs there, though it may be removed
-    with warnings.catch_warnings(), no_tensorflow():
+    with warnings.catch_warnings(), no_tensorflow(), keras_saving():
         warnings.simplefilter("ignore")
-        import_module("keras.src.saving.saving_lib").save_model(model, file)
+        import_module(KERAS_SAVING).save_model(model, file)
     return file.getvalue()
 
 

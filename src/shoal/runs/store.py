@@ -18,7 +18,11 @@ from shoal.facts import DEFAULT_ROOT
 from shoal.forks import gives_up
 from shoal.host.locks import HeldLock
 from shoal.host.processes import Process
-from shoal.host.temporary import NoTemporaryFolder, temporary_folder
+from shoal.host.temporary import (
+    NoTemporaryFolder,
+    keras_saving,
+    temporary_folder,
+)
 from shoal.interruption import ends_hard
 from shoal.runs.base import Run as Run
 from shoal.runs.base import Which
@@ -251,7 +255,8 @@ class StoredRun(Run):
         """Saves the archive, or the weights of a model that no archive can hold."""
         suffix, found = ARCHIVE, partial.with_name(partial.name + ARCHIVE)
         try:
-            model.save(found)
+            with keras_saving():
+                model.save(found)
         except Exception as error:  # whatever code of the user the model runs
             if is_of_storage(error):
                 raise

@@ -1,0 +1,74 @@
+"""What a process of a run prints, where that is kept on a disk that may fill up.
+
+This file decides that output which cannot be kept is left out: a full disk costs a part
+of a log, and no worker.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING, Any, final
+
+from shoal.host.limits import is_limit
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+@final
+class Output(io.FileIO):
+    """A descriptor that takes all that is written, and keeps what there is room for.
+
+    Args:
+        descriptor: Of an open file. Its owner closes it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryFile() as file:
+        ...     Output(file.fileno()).write(b"word")
+        4
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._lost_bytes = 0
+
+    def write(self, b: ReadableBuffer, /) -> int:
+        """Writes bytes, and before them how many could not be kept until now.
+
+        Raises:
+            OSError: For another reason than that there is no room.
+        """
+        size = memoryview(b).nbytes
+        try:
+            if self._lost_bytes:
+                text = f"\n[{self._lost_bytes:,} bytes of output had no room]\n"
+                super().write(text.encode())
+                self._lost_bytes = 0
+            return super().write(b) or 0
+        except OSError as error:
+            if not is_limit(error):
+                raise
+            self._lost_bytes += size
+            return size
+
+
+def keep_what_has_room() -> None:
+    """Lets `print` of this process go on where there is no room; whole lines at once.
+
+    A line reaches the log when it ends: what a process that is killed said, too.
+    """
+    for name in ("stdout", "stderr"):
+        before: Any = getattr(sys, name)
+        if not isinstance(before, io.TextIOWrapper):
+            continue
+        before.flush()
+        after = io.TextIOWrapper(
+            io.BufferedWriter(Output(before.fileno())),
+            encoding=before.encoding,
+            errors=before.errors,
+            line_buffering=True,
+        )
+        setattr(sys, name, after)
+        setattr(sys, f"__{name}__", after)
