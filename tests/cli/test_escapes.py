@@ -249,3 +249,15 @@ def test_warnings_and_errors_of_python(capsys: pytest.CaptureFixture[str]):
             warn_aside(HOSTILE)
     assert odd_in(str(caught[0].message)) == set()
     assert odd_in(str(ConfigError(HOSTILE))) == set()
+
+
+def test_one_damaged_cluster_hides_no_others(shoal: Shoal, lab: Path, tmp_path: Path):
+    (tmp_path / "clusters" / "broken.json").write_text(HOSTILE)
+    done = shoal("cluster", "list")
+    assert done.exit_code == 0
+    assert "lab" in done.stdout
+    assert "broken: what is known of the cluster broken cannot be read" in done.stderr
+    assert odd_in(done.output) == set()
+    assert [
+        one["name"] for one in json.loads(shoal("cluster", "list", "--json").stdout)
+    ]

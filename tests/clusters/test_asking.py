@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.clusters.asking import PART_BYTES, PARTS, ask, text_for
+from shoal.clusters.asking import PART_BYTES, PARTS, answer_in, ask, text_for
 from shoal.clusters.hosts import HostCluster
 from shoal.clusters.hosts_file import HostsFile, parse_hosts
 from shoal.clusters.pins import Pins, differences, pins_here
@@ -220,3 +220,12 @@ def test_nothing_is_left_of_a_name_that_nobody_knows(tmp_path: Path) -> None:
     known = tmp_path / "known"
     assert HostCluster("nix", ClusterStore(str(known))).down().failed == {}
     assert not known.exists() or list(known.iterdir()) == []
+
+
+ODD = [b"[1]", b"{", b"7", b"\xff", b"[" * 200_000, b""]
+
+
+@pytest.mark.parametrize("said", ODD, ids=range(len(ODD)))
+def test_an_answer_that_is_none(said: bytes) -> None:
+    with pytest.raises(ClusterError, match="none of Shoal's"):
+        answer_in(b"SHOAL: " + said + b"\n", 0, b"", [])

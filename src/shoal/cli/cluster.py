@@ -21,7 +21,8 @@ from shoal.clusters.health import CHECKS, NodeHealth
 from shoal.clusters.hosts import HostCluster
 from shoal.clusters.hosts_file import HostsFile, read_hosts_file
 from shoal.clusters.pins import needs_of_shoal, pins_here
-from shoal.clusters.states import ClusterStore
+from shoal.clusters.states import ClusterState, ClusterStore
+from shoal.errors import ShoalError
 from shoal.plan import environment
 from shoal.terminal import say
 
@@ -70,7 +71,12 @@ def up(
 def show_clusters(as_json: AsJson = False) -> None:
     """Lists the clusters that this machine knows of; asks none of them."""
     known = store()
-    states = [known.get(name) for name in known.names()]
+    states: list[ClusterState] = []
+    for name in known.names():
+        try:
+            states.append(known.get(name))
+        except ShoalError as error:  # one damaged file hides no others
+            say(f"{name}: {error}", err=True)
     if as_json:
         show_json(
             [

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from shoal.clusters.away import Tell, unheard
 from shoal.clusters.ssh import Way, over
@@ -139,9 +139,15 @@ def answer_in(
     """
     found = re.findall(rb"^SHOAL: (.*)$", said, re.MULTILINE)
     if found:
-        answer = json.loads(found[-1])
+        try:
+            answer: Any = json.loads(found[-1])
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise ClusterError("its answer is none of Shoal's")
+        answer = cast("dict[str, Any]", answer)
         if "refused" in answer:
-            raise ClusterError(answer["refused"])
+            raise ClusterError(str(answer["refused"]))
         return answer
     raise failure(code, complaint, pythons)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self, final
+from typing import IO, Self, final
 
 from shoal.clusters.ssh import Way, over
 from shoal.errors import ClusterError
@@ -22,8 +22,14 @@ from shoal.terminal import relay
 
 FORWARD_LIMIT_S = 20.0
 END_LIMIT_S = 10.0
+WORDS_LIMIT_S = 5.0  # for the last words of a program that has ended
 SSH_FAILED = 255
 LONGEST_FOLDER = 60  # characters: a socket's path has some hundred, ssh adds to it
+
+
+def _relay(pipe: IO[bytes]) -> None:
+    with pipe:
+        relay(pipe, err=True)
 
 
 @final
@@ -69,7 +75,7 @@ class Tunnel:
         self._beats = threading.Thread(target=self._beat, args=(beat_s,), daemon=True)
         self._beats.start()
         self._words = threading.Thread(
-            target=relay, args=(self._popen.stderr,), kwargs={"err": True}, daemon=True
+            target=_relay, args=(self._popen.stderr,), daemon=True
         )
         self._words.start()
 
@@ -110,7 +116,7 @@ class Tunnel:
             code = self._popen.wait()
         finally:
             is_late.cancel()
-        self._words.join(END_LIMIT_S)
+        self._words.join(WORDS_LIMIT_S)
         how = f"in {limit_s:g} s" if code < 0 else f"before it ended with status {code}"
         raise ClusterError(
             f"the program on {self._way.address} did not say {how} where it can be "
@@ -176,8 +182,7 @@ class Tunnel:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        self._words.join(END_LIMIT_S)
-        for pipe in (self._popen.stdout, self._popen.stderr):
-            if pipe is not None and not self._words.is_alive():
-                pipe.close()
+        self._words.join(WORDS_LIMIT_S)  # what it has started may hold the pipe
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)
