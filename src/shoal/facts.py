@@ -40,6 +40,12 @@ class ModelFacts:
         unmergeable_metrics: Names of metrics whose states cannot be summed.
         step_logs: What a `train_step` of the user's logs beyond its metrics.
         lost_logs: What it logs that is no single number, and so is not shown.
+        applies: Optimizers that such a `train_step` applies, one entry a call; None
+            where the step is Keras' own, or nobody could tell.
+        applied: How often it applies each optimizer that the model holds.
+        unseen_optimizers: Of those in `applies`, the ones that the model does not hold.
+        changed_beside: Paths of variables that it changes by itself after an
+            optimizer's step.
         refused_dtypes: "path: dtype" of trainable variables Shoal cannot carry.
         backend: keras.backend.backend().
         needs_compiler: A window of its steps is compiled by a C++ compiler.
@@ -65,6 +71,10 @@ class ModelFacts:
     unmergeable_metrics: tuple[str, ...] = ()
     step_logs: tuple[str, ...] = ()
     lost_logs: tuple[str, ...] = ()
+    applies: tuple[str, ...] | None = None
+    applied: tuple[int, ...] = ()
+    unseen_optimizers: tuple[str, ...] = ()
+    changed_beside: tuple[str, ...] = ()
     refused_dtypes: tuple[str, ...] = ()
     local_bytes: int = 0
     backend: str = "jax"

@@ -2,7 +2,7 @@
 
 This file decides which variables of a model are exchanged, in which order they
 lie in the vector, and how both ends make sure that they mean the same.
-It reads variables by their public Keras attributes only, so it needs no Keras.
+It reads variables by their public Keras attributes only, and imports no Keras.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import PlanError
+from shoal.optimizers import optimizer_variables, optimizers_of, variables_of
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 """One contiguous 1-D float32 array."""
@@ -119,9 +120,11 @@ def statistic_variables(model: Any) -> list[Any]:
     """Returns float variables that trainable layers keep but do not train.
 
     Batch-norm moments are the usual case. Frozen layers, random state, integer
-    state and metrics are left out: they stay local or travel once, in the model.
+    state, metrics and what optimizers keep are left out: they stay local or travel
+    once, in the model.
     """
-    metrics = {id(v) for v in model.metrics_variables}
+    others = {id(v) for v in model.metrics_variables}
+    others |= {id(v) for o in optimizers_of(model) for v in variables_of(o)}
     owned = {
         id(v)
         for layer in model._flatten_layers()
@@ -132,7 +135,7 @@ def statistic_variables(model: Any) -> list[Any]:
     return [
         v
         for v in model.non_trainable_variables
-        if id(v) in owned and id(v) not in metrics
+        if id(v) in owned and id(v) not in others
     ]
 
 
@@ -142,5 +145,5 @@ def local_variables(model: Any) -> list[Any]:
     Frozen weights, integers, booleans, random state: each worker has its own, and they
     travel only where they differ from what the model came with.
     """
-    kept = {id(v) for v in statistic_variables(model)}
+    kept = {id(v) for v in (*statistic_variables(model), *optimizer_variables(model))}
     return [v for v in model.non_trainable_variables if id(v) not in kept]

@@ -11,7 +11,8 @@ import pytest
 
 import shoal
 from shoal.models.inspection import prepare
-from shoal.models.step_logs import StepLogs, read_step_logs
+from shoal.models.step_logs import StepLogs
+from shoal.models.trial import try_step
 
 ROWS = 100
 rng = np.random.default_rng(0)
@@ -70,7 +71,7 @@ def test_logs_beyond_metrics_are_found_without_computing() -> None:
         model = make(kind)
         prepare(model, (X[:4], Y[:4]))
         before = jax.tree.map(np.asarray, [v.value for v in model.variables])
-        assert read_step_logs(model, (X[:4], Y[:4])) == names
+        assert try_step(model, (X[:4], Y[:4])).logs == names
         for old, variable in zip(before, model.variables, strict=True):
             np.testing.assert_array_equal(old, variable.numpy())
 

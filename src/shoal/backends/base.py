@@ -35,6 +35,8 @@ class ComputeSpec:
         is_summed: The losses of `compile` sum over the batch instead of averaging.
         summed: Places of losses that layers add and that do so.
         loss_at: Places of the loss among the sums of metrics.
+        applied: How often a training step applies each optimizer of the model, in the
+            order of `optimizers_of`; empty for the first one, once.
         logs: What `train_step` logs beyond the model's metrics. Its sums over rows,
             and the rows, follow the metric states.
         rank_seed: Mixed into random state, so that dropout differs by rank.
@@ -53,6 +55,7 @@ class ComputeSpec:
     is_summed: bool = False
     summed: tuple[int, ...] = ()
     loss_at: tuple[int, ...] = ()
+    applied: tuple[int, ...] = ()
     logs: tuple[str, ...] = ()
     rank_seed: int = 0
     memory_share: float = 1.0

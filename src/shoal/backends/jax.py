@@ -57,7 +57,7 @@ class JaxBackend(Backend):
             weights=self.layout.gather(parts.trainable),
             statistics=self.statistics_layout.gather(parts.beside),
             fixed=self._own(self._fixed.seeded(rank_seed)),
-            slots=[v.value for v in parts.optimizer.variables],
+            slots=[v.value for v in parts.slots],
             velocity=jnp.zeros(momentum, jnp.float32),
         )
 
@@ -89,7 +89,7 @@ class JaxBackend(Backend):
         staged, (kept, given) = self._staged(data, steps), self._parted()
         with _ours(self._spec):
             after, grown, fine = self._window.run(
-                kept, given, staged, np.int32(steps), _clock(clock)
+                kept, given, staged, np.int32(steps), self._now(clock)
             )
         self.state = kept.filling(after)
         self._count(grown)
@@ -104,7 +104,9 @@ class JaxBackend(Backend):
             at = replace(clock, start=clock.start + step * clock.pace)
             kept, given = self._parted()
             with _ours(self._spec):
-                after, grown, fine = self._window.step(kept, given, staged, _clock(at))
+                after, grown, fine = self._window.step(
+                    kept, given, staged, self._now(at)
+                )
             self.state = kept.filling(after)
             self._count(grown)
             if turned is None and not int(fine):
@@ -168,12 +170,15 @@ class JaxBackend(Backend):
         self.state = self._gradient.unfold(self.state)
         kept, given = self._parted()
         with _ours(self._spec):
-            after = self._gradient.apply(kept, given, mean, _clock(clock))
+            after = self._gradient.apply(kept, given, mean, self._now(clock))
         self.state = kept.filling(after)
         jax.block_until_ready(self.state.weights)
 
     def _count(self, grown: Array) -> None:
         self._sums += np.asarray(grown)
+
+    def _now(self, clock: Clock) -> npt.NDArray[np.float32]:
+        return self._parts.clock_vector(clock)
 
     def statistics(self) -> Vector:
         """Returns the statistics alone."""
@@ -211,15 +216,15 @@ class JaxBackend(Backend):
             self.state.slots[at] = jnp.asarray(value, old.dtype)
 
     def snapshot(self) -> bytes:
-        """Returns the optimizer's variables as raw bytes, in its own order, and more.
+        """Returns the optimizers' variables as raw bytes, in their order, and more.
 
-        The driver's model has the same optimizer, and reads no further.
+        The driver's model has the same optimizers, and reads no further.
         """
         slots = b"".join(np.asarray(v).tobytes() for v in self.state.slots)
         return slots + self._fixed.pack(self.state.fixed)
 
     def restore(self, blob: bytes) -> None:
-        """Sets the optimizer's variables from a snapshot."""
+        """Sets the optimizers' variables from a snapshot."""
         at = 0
         for place, value in enumerate(self.state.slots):
             count = int(np.prod(value.shape, dtype=np.int64))
@@ -293,7 +298,7 @@ class JaxBackend(Backend):
         parted = self._parted(programs.unfold(self.state))
         _compile(
             programs.of.lower(*parted, data, np.float32(1)),
-            programs.apply.lower(*parted, mean, _clock(Clock())),
+            programs.apply.lower(*parted, mean, self._now(Clock())),
         )
 
     def _compile_window(self, data: Data) -> None:
@@ -305,7 +310,7 @@ class JaxBackend(Backend):
 
     def _lowered(self, data: Data, steps: int) -> jax.stages.Lowered:
         """Decides which program is run, and returns it."""
-        staged, clock = self._staged(data, steps), _clock(Clock())
+        staged, clock = self._staged(data, steps), self._now(Clock())
         program = self._window.run.lower(*self._parted(), staged, np.int32(1), clock)
         self._is_stepwise = self._window.is_slow(program)
         if not self._is_stepwise:
@@ -380,7 +385,3 @@ def _stage(array: Any, steps: int, size: int, limit: int) -> Any:
     padded = np.zeros((limit, *shaped.shape[1:]), shaped.dtype)
     padded[:steps] = shaped
     return padded
-
-
-def _clock(clock: Clock) -> npt.NDArray[np.float32]:
-    return np.array([clock.start, clock.pace], np.float32)

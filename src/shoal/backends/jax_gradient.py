@@ -22,8 +22,7 @@ from shoal.backends.jax_parts import (
     like,
 )
 from shoal.backends.loss import mass_of, scaled_loss
-from shoal.backends.parts import wide
-from shoal.errors import PlanError
+from shoal.backends.parts import place, wide, wrong_count
 
 
 @final
@@ -65,17 +64,34 @@ class Gradient:
         parts, state = self._parts, kept.merged(given)
         weights = self._narrow(state)
         with parts.at(clock, state.slots):
-            after, slots = parts.optimizer.stateless_apply(
-                state.slots, cut(mean, parts.layout), weights
-            )
+            after, slots = self._applied(state.slots, cut(mean, parts.layout), weights)
         after = like(after, weights)
         if parts.is_narrow:  # the masters take only what the step added
             after = [
                 master + (new.astype(jnp.float32) - old.astype(jnp.float32))
                 for master, new, old in zip(state.weights, after, weights, strict=True)
             ]
-        after_state = state._replace(weights=after, slots=list(slots))
+        after_state = state._replace(weights=after, slots=slots)
         return after_state.moving(parts.is_still)
+
+    def _applied(
+        self, slots: Arrays, gradients: Arrays, weights: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        """What a step of the optimizer that `train_step` applies makes of both."""
+        parts = self._parts
+        ours = [place(parts.slots, v) for v in parts.optimizer.variables]
+        gone = [at for at, _ in parts.updated]
+        found, grown = parts.optimizer.stateless_apply(
+            [slots[at] for at in ours],
+            [gradients[at] for at in gone],
+            [weights[at] for at in gone],
+        )
+        weights, slots = list(weights), list(slots)
+        for at, value in zip(gone, found, strict=True):
+            weights[at] = value
+        for at, value in zip(ours, grown, strict=True):
+            slots[at] = value
+        return weights, slots
 
     def _narrow(self, state: State) -> Arrays:
         """The weights in the variables' own dtypes."""
@@ -88,23 +104,21 @@ class Gradient:
         """The gradients of one step, their mass, and the growth of metrics."""
         parts, state = self._parts, kept.merged(given)
         metrics = parts.no_metrics()
-        others = parts.whole(state.statistics, state.fixed)
+        others = parts.whole(state.statistics, state.fixed, state.slots)
         weights = self._narrow(state)
-        before = (weights, others, state.slots, metrics)
+        before = (weights, others, parts.own(state.slots), metrics)
         scaled = scaled_loss(parts.model, parts.spec, scale)
-        with _caught(parts.optimizer) as caught, scaled:
+        with _caught(parts) as caught, scaled:
             logs, after = parts.model.train_step(before, data)
         if not parts.trainable and not caught:  # all is frozen: Keras takes no step
             caught.append([])
         if len(caught) != 1:
-            raise PlanError(
-                f"train_step of {parts.model.name!r} applied gradients {len(caught)} "
-                "times in one step. Gradient exchange expects exactly one "
-                "optimizer.stateless_apply. Choose a strategy that exchanges weights, "
-                "for example 'local_sgd'."
-            )
-        gradients = [g.astype(jnp.float32) for g in caught[0]]
-        statistics, fixed = parts.split(like(after[1], others))
+            raise wrong_count(parts.model, len(caught), "optimizer.stateless_apply")
+        gradients = [
+            jnp.zeros(e.shape, jnp.float32) if g is None else g.astype(jnp.float32)
+            for g, e in zip(caught[0], parts.layout.entries, strict=True)
+        ]
+        statistics, fixed, _ = parts.split(like(after[1], others), ())
         grown = parts.grown(like(after[3], metrics), parts.shown(logs, data))
         after_state = state._replace(statistics=statistics, fixed=fixed)
         mass = self._mass(data, weights, others)
@@ -129,19 +143,25 @@ class Gradient:
 
 
 @contextmanager
-def _caught(optimizer: Any) -> Generator[list[Arrays]]:
-    """Keeps the gradients that a train_step hands to its optimizer."""
+def _caught(parts: Parts) -> Generator[list[Arrays]]:
+    """Keeps the gradients that a train_step hands to an optimizer."""
     caught: list[Arrays] = []
 
-    def keep(
-        slots: Arrays, gradients: Arrays, weights: Arrays
-    ) -> tuple[Arrays, Arrays]:
-        caught.append(list(gradients))
-        return weights, slots
+    def keeping(optimizer: Any) -> Any:
+        def keep(
+            optimizer_variables: Arrays, grads: Arrays, trainable_variables: Arrays
+        ) -> tuple[Arrays, Arrays]:
+            known = optimizer._trainable_variables
+            caught.append(parts.take_note(optimizer, known, list(grads)))
+            return trainable_variables, optimizer_variables
 
-    # Not by assignment: Keras tracks what is assigned to an optimizer.
-    object.__setattr__(optimizer, "stateless_apply", keep)
+        return keep
+
+    for optimizer in parts.optimizers:
+        # Not by assignment: Keras tracks what is assigned to an optimizer.
+        object.__setattr__(optimizer, "stateless_apply", keeping(optimizer))
     try:
         yield caught
     finally:
-        object.__delattr__(optimizer, "stateless_apply")
+        for optimizer in parts.optimizers:
+            object.__delattr__(optimizer, "stateless_apply")

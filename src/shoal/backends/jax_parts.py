@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
-from shoal.backends.base import ComputeSpec, Data
+from shoal.backends.base import Clock, ComputeSpec, Data
 from shoal.backends.fixed import size_bytes
 from shoal.backends.parts import ModelParts, place
 from shoal.vectors import Layout
@@ -34,7 +36,7 @@ class State(NamedTuple):
         statistics: `(count,)` float32.
         fixed: All other non-trainable variables, random state among them. What a
             program returns lacks those that a step leaves as they are.
-        slots: Variables of the optimizer.
+        slots: Variables of optimizers; see `optimizer_variables`.
         velocity: Of the look-ahead momentum, `(size,)`, or empty.
     """
 
@@ -93,8 +95,14 @@ class Parts(ModelParts):
 
     def __init__(self, model: Any, spec: ComputeSpec) -> None:
         super().__init__(model, spec)
-        self._step_at = place(self.optimizer.variables, self.step)
-        self.rate_at = place(self.optimizer.variables, self.rate)
+        own = model.optimizer.variables
+        self._own = len(own)
+        """Of the slots, those that Keras hands to `train_step` as the optimizer's."""
+        others = model.non_trainable_variables
+        # Another optimizer's slots are handed over as variables of the model.
+        self._slots_at = [place(self.slots[self._own :], v) for v in others]
+        self._steps_at = [place(self.slots, s.step) for s in self.schedules]
+        self.rate_at = place(self.slots, self.rate)
         self.is_still = [False] * len(self.fixed)
         """Which fixed variables a step leaves as they are, once `look` was called."""
         self._has_looked = False
@@ -116,17 +124,18 @@ class Parts(ModelParts):
             return
 
         def step(fixed: Arrays, others: State, rows: Data, clock: Array) -> Arrays:
-            beside = self.whole(others.statistics, fixed)
-            before = (others.weights, beside, others.slots, self.no_metrics())
+            beside = self.whole(others.statistics, fixed, others.slots)
+            own = self.own(others.slots)
+            before = (others.weights, beside, own, self.no_metrics())
             with self.at(clock, others.slots):
                 _, after = self.model.train_step(before, rows)
-            return self.split(after[1])[1]
+            return self.split(after[1], ())[1]
 
         weights = cut(state.weights, self.layout) if state.is_flat else state.weights
         entries = zip(weights, self.layout.entries, strict=True)
         narrow = [w.astype(e.dtype) for w, e in entries]
         others = state._replace(weights=narrow, fixed=[])
-        clock = jnp.zeros(2, jnp.float32)
+        clock = jnp.asarray(self.clock_vector(Clock()))
         traced = jax.make_jaxpr(step)(state.fixed, others, rows, clock).jaxpr
         given = traced.invars[: len(self.fixed)]
         pairs = zip(given, traced.outvars, strict=True)
@@ -160,22 +169,43 @@ class Parts(ModelParts):
             found &= jnp.isfinite(sums[state].reshape(-1)[places]).all()
         return found
 
-    def whole(self, statistics: Array, fixed: Arrays) -> Arrays:
+    def own(self, slots: Arrays) -> Arrays:
+        """Those that `train_step` is given as the optimizer's."""
+        return slots[: self._own]
+
+    def whole(self, statistics: Array, fixed: Arrays, slots: Arrays) -> Arrays:
         """Non-trainable variables in the model's order."""
         ours = iter(cut(statistics, self.statistics_layout))
-        rest = iter(fixed)
-        return [next(ours) if beside else next(rest) for beside in self.is_beside]
+        rest, others = iter(fixed), slots[self._own :]
+        return [
+            others[at] if at >= 0 else next(ours) if beside else next(rest)
+            for at, beside in zip(self._slots_at, self.is_beside, strict=True)
+        ]
 
-    def split(self, values: Sequence[Array]) -> tuple[Array, Arrays]:
-        """The inverse of `whole`."""
-        pairs = list(zip(values, self.is_beside, strict=True))
-        return join([v for v, own in pairs if own]), [v for v, own in pairs if not own]
+    def split(
+        self, values: Sequence[Array], own: Sequence[Array]
+    ) -> tuple[Array, Arrays, Arrays]:
+        """The inverse of `whole`, with the slots of the model's own optimizer."""
+        entries = list(zip(values, self._slots_at, self.is_beside, strict=True))
+        others = {at: value for value, at, _ in entries if at >= 0}
+        return (
+            join([v for v, at, beside in entries if at < 0 and beside]),
+            [v for v, at, beside in entries if at < 0 and not beside],
+            [*own, *(others[at] for at in range(len(others)))],
+        )
+
+    def clock_vector(self, clock: Clock) -> npt.NDArray[np.float32]:
+        """The run clock as programs are given it: its pace, and each schedule's."""
+        return np.array([clock.pace, *self.starts(clock)], np.float32)
 
     def moving(self, values: Sequence[Array]) -> Arrays:
         """What `whole` gave, without what a step leaves as it is."""
         is_still = iter(self.is_still)
-        pairs = zip(values, self.is_beside, strict=True)
-        return [v if own or not next(is_still) else None for v, own in pairs]
+        entries = zip(values, self._slots_at, self.is_beside, strict=True)
+        return [
+            v if at >= 0 or beside or not next(is_still) else None
+            for v, at, beside in entries
+        ]
 
     @staticmethod
     def filled(moving: Sequence[Array], values: Sequence[Array]) -> Arrays:
@@ -185,15 +215,15 @@ class Parts(ModelParts):
 
     @contextmanager
     def at(self, clock: Array, slots: Arrays) -> Generator[None]:
-        """Gives the schedule the traced run clock while a program is traced."""
-        if self.clock is not None:
-            began = slots[self._step_at].astype("float32")
-            self.clock.now = (clock[0], clock[1], began)
+        """Gives schedules the traced run clock while a program is traced."""
+        for number, schedule in enumerate(self.schedules):
+            began = slots[self._steps_at[number]].astype("float32")
+            schedule.clock.now = (clock[1 + number], clock[0], began)
         try:
             yield
         finally:
-            if self.clock is not None:
-                self.clock.now = None
+            for schedule in self.schedules:
+                schedule.clock.now = None
 
 
 def cut(vector: Array, layout: Layout) -> Arrays:

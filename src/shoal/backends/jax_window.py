@@ -78,17 +78,17 @@ class Window:
             after[1] = parts.moving(after[1])
             return (*after, speeds, shown, fine)
 
-        beside = parts.whole(state.statistics, state.fixed)
-        moving = parts.moving(beside)
+        beside = parts.whole(state.statistics, state.fixed, state.slots)
+        moving, own = parts.moving(beside), parts.own(state.slots)
         metrics, shown = parts.no_metrics(), parts.nothing_shown()
-        carry = (start, moving, state.slots, metrics, speeds, shown, jnp.int32(0))
+        carry = (start, moving, own, metrics, speeds, shown, jnp.int32(0))
         with parts.at(clock, state.slots):
             weights, moving, slots, metrics, speeds, shown, fine = (
                 body(jnp.int32(0), carry)
                 if steps is None
                 else lax.fori_loop(0, steps, body, carry)
             )
-        statistics, fixed = parts.split(moving)
+        statistics, fixed, slots = parts.split(moving, slots)
         velocity = join(speeds) if mu else state.velocity
         vector = join(weights)
         if parts.is_narrow:  # the master takes only what the steps added

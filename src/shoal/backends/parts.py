@@ -7,14 +7,23 @@ what the sums of metrics begin from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
-from shoal.backends.base import ComputeSpec
+from shoal.backends.base import Clock, ComputeSpec
 from shoal.backends.fixed import is_random_state
+from shoal.errors import PlanError
+from shoal.optimizers import (
+    has_own_step,
+    leaves,
+    optimizer_variables,
+    optimizers_of,
+    rate_variable,
+    step_of,
+)
 from shoal.vectors import (
     Entry,
     Layout,
@@ -53,11 +62,37 @@ class RunClock(keras.optimizers.schedules.LearningRateSchedule):
         return self.schedule.get_config()
 
 
+@final
+class Scheduled:
+    """A schedule of one optimizer, and where the run clock stands for it.
+
+    An optimizer that is applied twice in a step of training has a clock that goes
+    twice as fast.
+
+    Args:
+        clock: In place of the schedule.
+        step: The optimizer's count of steps.
+        times: How often a step of training applies it.
+    """
+
+    def __init__(self, clock: RunClock, step: Any, times: int) -> None:
+        self.clock, self.step, self._times = clock, step, times
+        self.begin()
+
+    def begin(self) -> None:
+        """Takes the count of steps that a run begins with."""
+        self._base = float(numpy_of(self.step))
+
+    def start(self, ticks: float) -> float:
+        """Returns its clock after so many steps of training."""
+        return self._base + ticks * self._times
+
+
 class ModelParts:
     """One model, taken apart.
 
     Args:
-        model: Built and compiled; its optimizer is built.
+        model: Built and compiled; its optimizers are built.
         spec: How it is run.
     """
 
@@ -68,13 +103,21 @@ class ModelParts:
         self.layout = Layout.of(self.trainable)
         self.statistics_layout = Layout.of(self.beside)
         kept = {id(v) for v in self.beside}
+        self.slots = optimizer_variables(model)
         self.is_beside = [id(v) in kept for v in model.non_trainable_variables]
         self.fixed = local_variables(model)
         self.is_random = [is_random_state(v) for v in self.fixed]
-        self.optimizer: Any = model.optimizer
-        inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        self.step, self.rate = inner._iterations, inner._learning_rate
-        self.clock = _wrap_schedule(inner)
+        self.optimizers = optimizers_of(model)
+        applied = spec.applied or (1,)
+        self.optimizer: Any = self.optimizers[applied.index(1) if 1 in applied else 0]
+        """Where gradients are exchanged, the one that is given the mean."""
+        self.updated = [(place, True) for place in range(len(self.trainable))]
+        """What a step gives it: places of variables, and whether they have gradients.
+        Keras leaves one without as it is: no weight decay, no momentum."""
+        self.rate = rate_variable(self.optimizers[0])
+        self.steps = [step_of(optimizer) for optimizer in self.optimizers]
+        self.schedules = self._wrap_schedules(applied)
+        self._began = float(numpy_of(self.steps[0]))
         self.zero = [numpy_of(v) for v in _reset_metrics(model)]
         self.shown_size = len(spec.logs) + 1 if spec.logs else 0
         self.metrics_size = sum(z.size for z in self.zero) + self.shown_size
@@ -85,11 +128,62 @@ class ModelParts:
 
         Args:
             model: Of the model, in its order.
-            optimizer: Of its optimizer.
+            optimizer: Of its optimizers.
         """
-        variables = [*self.model.variables, *self.optimizer.variables]
+        variables = [*self.model.variables, *self.slots]
         for variable, value in zip(variables, [*model, *optimizer], strict=True):
             variable.assign(value)
+        self._began = float(numpy_of(self.steps[0]))
+        for schedule in self.schedules:
+            schedule.begin()
+
+    def _wrap_schedules(self, applied: Sequence[int]) -> list[Scheduled]:
+        """Lets schedules read the run clock.
+
+        Where one worker takes steps of the user's own making, the optimizers' counts
+        are those of plain Keras, whatever a step applies and when.
+        """
+        if self.spec.is_alone and has_own_step(self.model):
+            return []
+        known = {id(v) for v in self.slots}
+        found: list[Scheduled] = []
+        for optimizer, times in zip(self.optimizers, applied, strict=False):
+            for leaf in leaves(optimizer) if times else []:
+                if id(leaf._iterations) in known and (clock := _wrap_schedule(leaf)):
+                    found.append(Scheduled(clock, leaf._iterations, times))
+        return found
+
+    def starts(self, clock: Clock) -> list[float]:
+        """Where the run clock stands for each schedule."""
+        return [s.start(clock.start - self._began) for s in self.schedules]
+
+    def take_note(
+        self, optimizer: Any, variables: Sequence[Any], gradients: Sequence[Any]
+    ) -> list[Any]:
+        """Remembers what a step of training gives its optimizer.
+
+        Returns:
+            Gradients in the order of the layout, None where a variable has none.
+        """
+        places = {id(v): place for place, v in enumerate(self.trainable)}
+        pairs = zip(variables, gradients, strict=True)
+        given = [(places[id(v)], g) for v, g in pairs if id(v) in places]
+        self.optimizer = optimizer
+        self.updated = [(place, g is not None) for place, g in given]
+        found = dict(given)
+        return [found.get(place) for place in range(len(self.trainable))]
+
+    def chosen(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The arguments of `apply` that a step of training would give it.
+
+        Args:
+            gradients: One a variable, in the order of the layout.
+        """
+        # `MultiOptimizer` wants all variables, those without a gradient as well.
+        is_whole = len(leaves(self.optimizer)) > 1
+        kept = [(p, has_one) for p, has_one in self.updated if has_one or is_whole]
+        arrays = [gradients[place] if has_one else None for place, has_one in kept]
+        return arrays, [self.trainable[place] for place, _ in kept]
 
     @property
     def loss_places(self) -> list[tuple[int, npt.NDArray[np.intp]]]:
@@ -114,6 +208,15 @@ def numpy_of(variable: Any) -> npt.NDArray[Any]:
     return np.array(keras.ops.convert_to_numpy(variable.value))
 
 
+def wrong_count(model: Any, count: int, call: str) -> PlanError:
+    """Says that gradients of a step cannot be exchanged."""
+    return PlanError(
+        f"train_step of {model.name!r} applied gradients {count} times in one step. "
+        f"Gradient exchange expects exactly one {call}. Choose a strategy that "
+        "exchanges weights, for example 'local_sgd'."
+    )
+
+
 def place(variables: Sequence[Any], wanted: Any) -> int:
     """Index of a variable by identity, -1 when it is not among them."""
     places = [i for i, v in enumerate(variables) if v is wanted]
@@ -130,13 +233,12 @@ def wide(layout: Layout) -> Layout:
 
 
 def _wrap_schedule(inner: Any) -> RunClock | None:
-    if not isinstance(
-        inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule
-    ):
+    rate = getattr(inner, "_learning_rate", None)
+    if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return None
     every = inner.gradient_accumulation_steps or 1
-    inner._learning_rate = RunClock(inner._learning_rate, every)
-    return inner._learning_rate
+    clock = inner._learning_rate = RunClock(rate, every)
+    return clock
 
 
 def _reset_metrics(model: Any) -> list[Any]:

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
 from shoal.backends.fixed import Fixed, is_same
-from shoal.backends.parts import ModelParts, numpy_of
-from shoal.errors import PlanError
+from shoal.backends.parts import ModelParts, numpy_of, wrong_count
 from shoal.vectors import Vector
 
 Values = list[npt.NDArray[Any]]
@@ -258,19 +257,20 @@ class StatefulBackend(Backend):
     # ---------------------------------------------------- clock and metrics
 
     def _read_clock(self, clock: Clock) -> None:
-        """Lets the schedule read the run clock from here."""
-        if self._parts.clock is not None:
-            began = float(keras.ops.convert_to_numpy(self._parts.step.value))
-            self._set_clock(clock.start, clock.pace, began)
+        """Lets schedules read the run clock from here."""
+        schedules = self._parts.schedules
+        pairs = zip(schedules, self._parts.starts(clock), strict=True)
+        for number, (schedule, start) in enumerate(pairs):
+            began = float(numpy_of(schedule.step))
+            self._set_clock(number, (start, clock.pace, began))
 
-    def _set_clock(self, start: float, pace: float, began: float) -> None:
-        """Keeps the clock where programs read it; see `RunClock.now`."""
-        if self._parts.clock is not None:
-            self._parts.clock.now = (start, pace, began)
+    def _set_clock(self, number: int, now: tuple[float, float, float]) -> None:
+        """Keeps a clock where programs read it; see `RunClock.now`."""
+        self._parts.schedules[number].clock.now = now
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the optimizer's learning rate; no-op under a schedule."""
-        if self._parts.clock is None:
+        if self._parts.rate is not None:
             self._parts.rate.assign(value)
 
     def take_metrics(self, out: npt.NDArray[np.float64], *, add: bool) -> None:
@@ -281,17 +281,17 @@ class StatefulBackend(Backend):
     # ----------------------------------------------------------------- state
 
     def snapshot(self) -> bytes:
-        """Returns the optimizer's variables as raw bytes, in its own order, and more.
+        """Returns the optimizers' variables as raw bytes, in their order, and more.
 
-        The driver's model has the same optimizer, and reads no further.
+        The driver's model has the same optimizers, and reads no further.
         """
-        slots = b"".join(v.tobytes() for v in _values(self._parts.optimizer.variables))
+        slots = b"".join(v.tobytes() for v in _values(self._parts.slots))
         return slots + self._fixed.pack(_views(self._parts.fixed))
 
     def restore(self, blob: bytes) -> None:
-        """Sets the optimizer's variables from a snapshot."""
+        """Sets the optimizers' variables from a snapshot."""
         at = 0
-        for variable in self._parts.optimizer.variables:
+        for variable in self._parts.slots:
             value = numpy_of(variable)
             # A copy: bytes may not be written to, and torch warns of that.
             array = np.frombuffer(blob, value.dtype, value.size, at).copy()
@@ -361,7 +361,7 @@ class StatefulBackend(Backend):
             statistics=self._statistics.copy(),
             velocity=self._velocity.copy(),
             fixed=self._fixed.settled(_views(parts.fixed)),
-            slots=_values(parts.optimizer.variables),
+            slots=_values(parts.slots),
             sums=self._sums.copy(),
         )
 
@@ -372,7 +372,7 @@ class StatefulBackend(Backend):
         self._velocity = state.velocity.copy()
         self._sums = state.sums.copy()
         self._put(state.fixed)
-        _assign(parts.optimizer.variables, state.slots)
+        _assign(parts.slots, state.slots)
 
     def _put(self, values: Values) -> None:
         """Gives the fixed variables values; a frozen one has its own most often."""
@@ -405,38 +405,37 @@ class StatefulBackend(Backend):
 
 @contextmanager
 def caught_gradients(parts: ModelParts) -> Generator[list[list[Any]]]:
-    """Keeps the gradients that a `train_step` hands to its optimizer.
+    """Keeps the gradients that a `train_step` hands to an optimizer.
 
     Yields:
         A list with one entry a call: gradients in the order of the layout, None
         where a variable has none.
 
     Raises:
-        PlanError: Not one call was made.
+        PlanError: There was another number of calls than one.
     """
     caught: list[list[Any]] = []
-    optimizer = parts.optimizer
 
-    def keep(grads: Any, trainable_variables: Any = None) -> None:
-        variables = trainable_variables or optimizer._trainable_variables
-        found = {id(v): g for v, g in zip(variables, grads, strict=True)}
-        caught.append([found.get(id(v)) for v in parts.trainable])
+    def keeping(optimizer: Any) -> Any:
+        def keep(grads: Any, trainable_variables: Any = None) -> None:
+            given = trainable_variables
+            variables = optimizer._trainable_variables if given is None else given
+            caught.append(parts.take_note(optimizer, list(variables), list(grads)))
 
-    # Not by assignment: Keras tracks what is assigned to an optimizer.
-    object.__setattr__(optimizer, "apply", keep)
+        return keep
+
+    for optimizer in parts.optimizers:
+        # Not by assignment: Keras tracks what is assigned to an optimizer.
+        object.__setattr__(optimizer, "apply", keeping(optimizer))
     try:
         yield caught
     finally:
-        object.__delattr__(optimizer, "apply")
+        for optimizer in parts.optimizers:
+            object.__delattr__(optimizer, "apply")
     if not parts.trainable and not caught:  # all is frozen: Keras takes no step either
         caught.append([])
     if len(caught) != 1:
-        raise PlanError(
-            f"train_step of {parts.model.name!r} applied gradients {len(caught)} "
-            "times in one step. Gradient exchange expects exactly one "
-            "optimizer.apply. Choose a strategy that exchanges weights, "
-            "for example 'local_sgd'."
-        )
+        raise wrong_count(parts.model, len(caught), "optimizer.apply")
 
 
 def _leaves(data: Data) -> list[Any]:

@@ -28,15 +28,18 @@ class TensorFlowBackend(StatefulBackend):
 
     def __init__(self, model: keras.Model, spec: ComputeSpec) -> None:
         super().__init__(model, spec)
-        self._now = [tf.Variable(tf.constant(0.0), trainable=False) for _ in range(3)]
-        if self._parts.clock is not None:
-            self._parts.clock.now = (self._now[0], self._now[1], self._now[2])
+        for schedule in self._parts.schedules:
+            start, pace, began = (
+                tf.Variable(tf.constant(0.0), trainable=False) for _ in range(3)
+            )
+            schedule.clock.now = (start, pace, began)
         self._window_program = _program(model, self._trace_window)
         self._gradient_program = _program(model, self._trace_gradients)
         self._update_program = _program(model, self._trace_update)
 
-    def _set_clock(self, start: float, pace: float, began: float) -> None:
-        for variable, value in zip(self._now, (start, pace, began), strict=True):
+    def _set_clock(self, number: int, now: tuple[float, float, float]) -> None:
+        variables = self._parts.schedules[number].clock.now or ()
+        for variable, value in zip(variables, now, strict=True):
             variable.assign(value)
 
     # ----------------------------------------------- from arrays to programs
@@ -153,7 +156,7 @@ class TensorFlowBackend(StatefulBackend):
         parts = self._parts
         pairs = zip(_cut(gradient, parts.layout), parts.layout.entries, strict=True)
         narrow = [tf.cast(g, e.dtype) for g, e in pairs]
-        parts.optimizer.apply(narrow, parts.trainable)
+        parts.optimizer.apply(*parts.chosen(narrow))
 
     # --------------------------------------------------------------- metrics
 

@@ -99,14 +99,14 @@ class TorchBackend(StatefulBackend):
         pairs = zip(self._cut(gradient, parts.layout), parts.trainable, strict=True)
         narrow = [g.to(v.value.dtype) for g, v in pairs]
         with torch.no_grad():
-            parts.optimizer.apply(narrow, parts.trainable)
+            parts.optimizer.apply(*parts.chosen(narrow))
 
     @contextmanager
     def _own_random_numbers(self) -> Generator[Callable[[int], None]]:
         """Within this, torch's generator is this worker's own.
 
         Keras' dropout draws from it unless it was given a seed. It is set anew for each
-        step, from the worker's seeds and the optimizer's count: a run that goes on, or
+        step, from the worker's seeds and an optimizer's count: a run that goes on, or
         a worker that had no rows in a step, draws what it would have drawn.
 
         Yields:
@@ -115,7 +115,7 @@ class TorchBackend(StatefulBackend):
         parts = self._parts
         states = [numpy_of(v) for v in parts.fixed if is_random_state(v)]
         words = [word_of(state[0]) for state in states] or [self._rank_seed]
-        taken = int(numpy_of(parts.step))
+        taken = max(int(numpy_of(step)) for step in parts.steps)
         on_gpu = self._device.startswith("cuda")
         devices = [torch.cuda.current_device()] if on_gpu else []
         with torch.random.fork_rng(devices):

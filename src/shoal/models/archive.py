@@ -27,6 +27,7 @@ from shoal.host.temporary import (
 from shoal.models.fresh import all_zero
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.state import ModelState
+from shoal.optimizers import has_others
 
 
 @final
@@ -100,10 +101,11 @@ class Archive:
 def _says_how_to_remake(model: Any) -> bool:
     """True when each class is Keras' own or has its own `get_config`.
 
-    `compile` of the user's may set anything on the model, which no archive keeps.
+    `compile` of the user's may set anything on the model, which no archive keeps, nor
+    what optimizers beside the model's own remember.
     """
     trainer = import_module("keras.src.trainers.trainer").Trainer
-    if type(model).compile is not trainer.compile:
+    if type(model).compile is not trainer.compile or has_others(model):
         return False
     return all(
         _is_keras(type(layer).__module__) or _has_own_config(type(layer))

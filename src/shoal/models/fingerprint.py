@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from shoal.models.archive import Archive
 from shoal.models.pickling import CannotPickle, dumps, is_named_by_keras
-from shoal.models.state import optimizer_variables
+from shoal.optimizers import optimizer_variables
 
 
 def fingerprint(

@@ -17,7 +17,8 @@ from shoal.models.fresh import plain_constants
 from shoal.models.loss_kinds import read_losses
 from shoal.models.losses import has_masks, own_loss_of, symbols, weight_arrays
 from shoal.models.metrics import build_metrics, unmergeable
-from shoal.models.step_logs import read_step_logs
+from shoal.models.trial import try_step
+from shoal.optimizers import optimizers_of, rate_of, step_of
 from shoal.vectors import (
     FLOATS,
     exchanged_variables,
@@ -73,7 +74,7 @@ def prepare(model: Any, sample: Any) -> None:
         ConfigError: The model is not compiled, or with arguments that Keras refuses.
         DataError: The model does not take such rows.
     """
-    if not getattr(model, "compiled", False) or model.optimizer is None:
+    if not getattr(model, "compiled", False) or not _can_be_trained(model):
         raise ConfigError(
             f"the model {getattr(model, 'name', model)!r} is not compiled with an "
             "optimizer and a loss. Shoal trains with both, as Keras' fit does. "
@@ -98,9 +99,15 @@ def prepare(model: Any, sample: Any) -> None:
             "shapes that model.fit would take, compile with a loss and metrics that "
             f"take such y, or correct the code that raised.{_no_targets(y)}"
         ) from error
-    if not model.optimizer.built:
+    if model.optimizer is not None and not model.optimizer.built:
         with plain_constants():
             model.optimizer.build(model.trainable_variables)
+
+
+def _can_be_trained(model: Any) -> bool:
+    """Whether there is an optimizer; Keras on JAX trains with the model's own only."""
+    is_jax = import_module("keras").backend.backend() == "jax"
+    return model.optimizer is not None or (not is_jax and bool(optimizers_of(model)))
 
 
 def _no_targets(y: Any) -> str:
@@ -228,13 +235,14 @@ def read_model(
     keras = import_module("keras")
     trainable = exchanged_variables(model)
     x, y, weighted = keras.utils.unpack_x_y_sample_weight(sample)
-    logs, losses = read_step_logs(model, sample), read_losses(model, sample)
+    trial, losses = try_step(model, sample), read_losses(model, sample)
+    logs = trial.logs
     return ModelFacts(
         name=model.name,
         parameters=sum(int(np.prod(v.shape)) for v in trainable),
         statistics=sum(int(np.prod(v.shape)) for v in statistic_variables(model)),
         local_bytes=sum(np.asarray(v.numpy()).nbytes for v in local_variables(model)),
-        optimizer=type(model.optimizer).__name__,
+        optimizer=", ".join(type(o).__name__ for o in optimizers_of(model)),
         reductions=losses.reductions,
         summed=losses.summed,
         odd_losses=losses.odd,
@@ -245,6 +253,10 @@ def read_model(
         unmergeable_metrics=() if y is None else unmergeable(model, y, x=x),
         step_logs=logs.numbers,
         lost_logs=logs.others,
+        applies=trial.applies,
+        applied=trial.applied,
+        unseen_optimizers=trial.unseen,
+        changed_beside=trial.beside,
         refused_dtypes=tuple(
             f"{v.path}: {v.dtype}" for v in trainable if str(v.dtype) not in FLOATS
         ),
@@ -257,23 +269,13 @@ def read_model(
 
 
 def learning_rate_of(model: Any) -> float | None:
-    """The learning rate of a model's optimizer; None under a schedule."""
-    keras = import_module("keras")
-    inner = inner_optimizer(model)
-    rate = inner._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return None
-    return float(keras.ops.convert_to_numpy(inner.learning_rate))
+    """The learning rate of a model's first optimizer; None where there is no one."""
+    return rate_of(optimizers_of(model)[0])
 
 
 def step_variable(model: Any) -> Any:
-    """The optimizer's count of steps; `iterations` may be computed from it."""
-    return inner_optimizer(model)._iterations
-
-
-def inner_optimizer(model: Any) -> Any:
-    """The optimizer that holds the learning rate, inside any wrapper."""
-    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    """The first optimizer's count of steps; `iterations` may be computed from it."""
+    return step_of(optimizers_of(model)[0])
 
 
 def _told(error: Exception) -> str:

@@ -5,7 +5,7 @@ This file decides what each of the three holds and how it becomes a model again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias, final
@@ -22,9 +22,9 @@ from shoal.models.state import (
     ModelState,
     arrays_of,
     layout_digest,
-    optimizer_variables,
     other_layout,
 )
+from shoal.optimizers import optimizer_variables, optimizers_of, own_variables
 
 
 class Values(NamedTuple):
@@ -32,7 +32,7 @@ class Values(NamedTuple):
 
     Args:
         model: Of it.
-        optimizer: Of its optimizer.
+        optimizer: Of its optimizers.
     """
 
     model: list[Array]
@@ -99,7 +99,7 @@ class Compiled:
         arguments = loads(self.arguments or b"", anchors=_anchors(model))
         return Values(
             model=self.archive.state.values,
-            optimizer=arrays_of(arguments["optimizer"].variables),
+            optimizer=arrays_of(own_variables(arguments["optimizer"])),
         )
 
 
@@ -111,13 +111,16 @@ class Made:
     Args:
         make: Returns the model; one without an input layer it may leave unbuilt.
         state: Of the model once it was built.
-        optimizer: Values of its variables.
+        optimizer: Values of the variables of its optimizers.
+        trained: Of each optimizer, places of the variables it was built for; None where
+            it was not built.
         sample: Rows to build it with, as `train_step` gets them; None for none.
     """
 
     make: Callable[[], Any]
     state: ModelState
     optimizer: list[Array]
+    trained: tuple[tuple[int, ...] | None, ...] = ()
     sample: Any = None
 
     @classmethod
@@ -127,6 +130,7 @@ class Made:
             make=make,
             state=ModelState.of(model),
             optimizer=arrays_of(optimizer_variables(model)),
+            trained=tuple(_trained(model)),
             sample=None if sample is None else _zeros(sample),
         )
 
@@ -136,6 +140,10 @@ class Made:
         if self.sample is not None:
             build(model, self.sample)
         self.state.restore(model)
+        known = model.variables
+        for optimizer, places in zip(optimizers_of(model), self.trained, strict=False):
+            if places is not None and not optimizer.built:
+                optimizer.build([known[place] for place in places])
         if len(self.optimizer) > len(optimizer_variables(model)):
             model.optimizer.build(model.trainable_variables)
         variables = optimizer_variables(model)[: len(self.optimizer)]
@@ -181,6 +189,15 @@ class Parcel:
         if layout_digest(model) != self.digest:
             raise other_layout(model, self.variables)
         return model
+
+
+def _trained(model: Any) -> Iterator[tuple[int, ...] | None]:
+    """Of each optimizer, places of the variables that it was built for."""
+    places = {id(v): place for place, v in enumerate(model.variables)}
+    for optimizer in optimizers_of(model):
+        variables = optimizer._trainable_variables
+        known = tuple(places[id(v)] for v in variables if id(v) in places)
+        yield known if optimizer.built else None
 
 
 def _zeros(sample: Any) -> tuple[Any]:

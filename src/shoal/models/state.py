@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import PlanError
+from shoal.optimizers import optimizer_variables
 from shoal.vectors import Entry, Layout
 
 Array = npt.NDArray[Any]
@@ -75,14 +76,8 @@ def arrays_of(variables: Sequence[Any]) -> list[Array]:
     return [np.asarray(variable.numpy()) for variable in variables]
 
 
-def optimizer_variables(model: Any) -> list[Any]:
-    """Returns the variables of a model's optimizer, none without one."""
-    optimizer = getattr(model, "optimizer", None)
-    return [] if optimizer is None else list(optimizer.variables)
-
-
 def layout_digest(model: Any) -> str:
-    """Returns digests of what is exchanged, of all variables, of the optimizer's."""
+    """Returns digests of what is exchanged, of all variables, of optimizers'."""
 
     def digest(variables: Sequence[Any]) -> str:
         entries = (

@@ -7,19 +7,17 @@ back with the same layout before anything is started; what cannot travel is name
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-
-import numpy as np
 
 from shoal.errors import PlanError
 from shoal.models.archive import Archive
 from shoal.models.culprit import describe_culprit
 from shoal.models.parcel import Body, Compiled, Made, Parcel, Whole
 from shoal.models.pickling import CannotPickle, dumps, loads
+from shoal.models.randomness import random_state_kept
 from shoal.models.state import layout_digest
 
 _WAYS_OUT = (
@@ -177,7 +175,7 @@ def _pickle(model: Any, body: Body) -> bytes:
 def _comes_back(blob: bytes) -> Exception | None:
     """Opens a parcel here, leaving no trace; returns what went wrong."""
     try:
-        with _undisturbed():
+        with random_state_kept():
             unpack(blob)
     except Exception as error:  # the user's constructors may raise anything
         return error
@@ -198,26 +196,3 @@ def _refusal(what: str, error: CannotPickle, root: Any = None) -> PlanError:
         "Expected values, arrays, functions and classes only, no locks, open files, "
         f"connections or generators. {_WAYS_OUT}"
     )
-
-
-@contextmanager
-def _undisturbed() -> Generator[None]:
-    """Puts back the random state and name counters that building a model moves."""
-    state = import_module("keras.src.backend.common.global_state")
-    generator = state.get_global_attribute("global_seed_generator")
-    seed = None if generator is None else generator.state.numpy()
-    counters = state.get_global_attribute("object_name_uids")
-    names = dict(counters or {})
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if counters is not None:
-            counters.clear()
-            counters.update(names)
-        if generator is None:
-            state.set_global_attribute("global_seed_generator", None)
-        else:
-            generator.state.assign(seed)

@@ -15,6 +15,7 @@ from shoal.plan.cautions import (
     crowd_warnings,
     gang_warnings,
     metric_warnings,
+    optimizer_warnings,
     room_warnings,
 )
 from shoal.plan.collective import choose_collective
@@ -313,6 +314,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += room_warnings(plan.workers, plan.threads, plan.machine)
     found += gpu_warnings(plan.machine.gpus, plan.places)
     found += metric_warnings(plan.model)
+    found += optimizer_warnings(plan.model)
     if plan.is_gang and plan.workers > 1:
         found += gang_warnings(plan.model, plan.strategy.name)
     return found + plan.strategy.warnings(

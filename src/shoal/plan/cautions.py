@@ -22,6 +22,24 @@ def metric_warnings(model: ModelFacts) -> list[str]:
     return found
 
 
+def optimizer_warnings(model: ModelFacts) -> list[str]:
+    """Where the state of an optimizer does not come back.
+
+    Example:
+        >>> model = ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD",
+        ...     unseen_optimizers=("Adam 'adam'",))
+        >>> optimizer_warnings(model)[0].partition(",")[0]
+        "train_step of 'm' applies Adam 'adam'"
+    """
+    if not model.unseen_optimizers:
+        return []
+    return [
+        f"train_step of {model.name!r} applies {', '.join(model.unseen_optimizers)}, "
+        "which the model does not hold: each worker has a copy, and its state does not "
+        "come back. Assign it to an attribute of the model."
+    ]
+
+
 def crowd_warnings(workers: int, machine: MachineFacts) -> list[str]:
     """Where workers are more than there is to compute with.
 

@@ -44,8 +44,10 @@ def refuse(request: Request, model: ModelFacts, workers: int) -> None:
             f"workers={workers}. Expected fewer workers or another strategy. "
             f"Pass workers={limit}, or strategy='all_reduce'."
         )
-    if strategy.exchanges == "gradients" and workers > 1:
-        _refuse_losses(strategy, model)
+    if strategy.exchanges == "gradients":
+        _refuse_step(strategy, model)
+        if workers > 1:
+            _refuse_losses(strategy, model)
     if request.deterministic:
         _refuse_chance(request, workers)
 
@@ -113,6 +115,43 @@ def refuse_uncompiled(
             f"{model.backend} finds no C++ compiler. Expected g++ (on macOS clang++) "
             "on PATH, or what $CXX names. Install one, or call "
             "model.compile with jit_compile=False."
+        )
+
+
+def _refuse_step(strategy: Strategy, model: ModelFacts) -> None:
+    """Gradients leave a training step in one place, and come back when it is over."""
+    way_out = (
+        "Choose a strategy that exchanges weights, for example 'local_sgd', or "
+        "'single' for one worker"
+    )
+    # Where all is frozen, Keras takes no step either.
+    calls = model.applies if model.parameters else None
+    if calls is not None and len(calls) != 1:
+        names = f": {', '.join(calls)}" if calls else ""
+        several = "" if not calls else (
+            ", or, where all gradients come from one loss, apply one "
+            "keras.optimizers.MultiOptimizer in place of them"
+        )  # fmt: skip
+        raise PlanError(
+            f"train_step of {model.name!r} applies gradients {len(calls)} "
+            f"times in one step{names}. {strategy.name} expects one optimizer to be "
+            "applied once, because workers average their gradients once a step, and "
+            f"what is computed after a first update depends on it. {way_out}{several}."
+        )
+    if model.unseen_optimizers:
+        raise PlanError(
+            f"train_step of {model.name!r} applies an optimizer that the model does "
+            f"not hold: {', '.join(model.unseen_optimizers)}. {strategy.name} expects "
+            "one that is an attribute of the model, so that each worker finds its own. "
+            "Assign it to an attribute, as in self.second = optimizer."
+        )
+    if model.changed_beside:
+        raise PlanError(
+            f"train_step of {model.name!r} changes variables by itself, beside the "
+            f"optimizer's step: {', '.join(model.changed_beside)}. {strategy.name} "
+            "expects nothing to follow from updated weights within a step, because it "
+            "updates them when train_step is over, with the mean gradient of all "
+            f"workers. {way_out}."
         )
 
 

@@ -32,8 +32,13 @@ from shoal.engine.changes import (
 )
 from shoal.models.attributes import TRAINABLE, called, packed, plain_attributes
 from shoal.models.closed_over import closed_over
-from shoal.models.inspection import inner_optimizer, step_variable
-from shoal.models.state import optimizer_variables
+from shoal.optimizers import (
+    leaves,
+    optimizer_variables,
+    optimizers_of,
+    rate_variable,
+    step_of,
+)
 from shoal.vectors import Layout, local_variables, statistic_variables
 
 WEIGHT = "weight"
@@ -130,7 +135,9 @@ class ModelChanges:
             for i, v in enumerate(local_variables(model))
         ]
         # These have ways of their own.
-        own = {id(inner_optimizer(model)._learning_rate), id(step_variable(model))}
+        optimizers = optimizers_of(model)
+        steps = {id(leaf._iterations) for o in optimizers for leaf in leaves(o)}
+        own = {id(rate_variable(optimizers[0])), id(step_of(optimizers[0])), *steps}
         found += [
             Watched(Key(OPTIMIZER, str(i)), v, str(v.path))
             for i, v in enumerate(optimizer_variables(model))

@@ -101,8 +101,10 @@ class Driver(Observer):
 
     def __init__(self, model: Any, plan: Plan, run: Run, habits: Habits) -> None:
         self._model, self._run, self._habits = model, run, habits
-        self._user = UserModel(model)
         facts = plan.model
+        # Where epochs have no barrier, a worker's own state is of later steps.
+        is_alone = plan.most_workers == 1 and plan.epoch_barrier
+        self._user = UserModel(model, facts.applied, is_alone=is_alone)
         self._states = MetricStates.of(
             model, logs=facts.step_logs, unmergeable=facts.unmergeable_metrics
         )
@@ -430,7 +432,7 @@ class Driver(Observer):
         self._user.remember(end.vector, end.statistics)
         self._restore_state(end.optimizer_state)
         self._watch.write_later(end.changes)
-        self._user.count_steps(self._ticks())
+        self._user.settle_steps(self._ticks())
         logs = self._states.results(self._model, end.metrics)
         if self._validates(end.epoch):
             logs.update(self._validated(end.epoch))

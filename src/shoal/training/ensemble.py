@@ -27,6 +27,7 @@ from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, prepare
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.travel import unpack
+from shoal.optimizers import optimizer_variables
 from shoal.plan import Place, Plan
 from shoal.runs.base import Run
 from shoal.terminal import say
@@ -264,7 +265,7 @@ def _adopt(model: Any, other: Any) -> None:
     """Makes a model equal to another of the same make, optimizer included."""
     pairs = [
         *zip(model.variables, other.variables, strict=True),
-        *zip(model.optimizer.variables, other.optimizer.variables, strict=True),
+        *zip(optimizer_variables(model), optimizer_variables(other), strict=True),
     ]
     for ours, theirs in pairs:
         # A copy: JAX donates the buffers of whichever model trains first.

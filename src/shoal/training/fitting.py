@@ -47,8 +47,8 @@ from shoal.launchers.shared import SharedBlob
 from shoal.models.inspection import SAMPLE_ROWS, learning_rate_of, step_variable
 from shoal.models.metrics import MetricStates, loss_totals
 from shoal.models.pickling import dumps
-from shoal.models.state import optimizer_variables
 from shoal.models.travel import pack
+from shoal.optimizers import optimizer_variables
 from shoal.plan import Plan
 from shoal.plan.collective import library_of
 from shoal.runs.base import Run
@@ -324,6 +324,7 @@ def compute_spec(plan: Plan) -> ComputeSpec:
         mass=masses[is_masked][is_weighted],
         is_summed="sum" in model.reductions,
         summed=model.summed,
+        applied=model.applied,
         logs=plan.model.step_logs,
         is_alone=plan.most_workers == 1,
         has_one_thread=plan.threads == 1,

@@ -1,26 +1,34 @@
 """The user's model while workers train: what is put into it, and when.
 
 This file decides the state a model and its optimizer are in whenever a callback
-looks, and in which `fit` leaves them: weights and statistics of the center, slots and
-local state (integers, booleans, random state, frozen weights that move) of the worker
-that was asked, step count where plain Keras would stand, and the learning rate that
-was set last. The worker asked is the lowest-ranked one that waits for data, which need
-not be rank 0; in a gang all workers' slots and counters are the same.
+looks, and in which `fit` leaves them: weights and statistics of the center, slots of
+all optimizers and local state (integers, booleans, random state, frozen weights that
+move) of the worker that was asked, step counts where plain Keras would stand, and the
+learning rate that was set last. The worker asked is the lowest-ranked one that waits
+for data, which need not be rank 0; in a gang all workers' slots and counters are the
+same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, final
 
 import numpy as np
 
 from shoal.backends.fixed import is_random_state, read_changes
 from shoal.engine.changes import unstamped
-from shoal.models.inspection import (
-    inner_optimizer,
-    learning_rate_of,
-    step_variable,
+from shoal.models.inspection import learning_rate_of
+from shoal.optimizers import (
+    counted,
+    has_own_step,
+    leaves,
+    optimizer_variables,
+    optimizers_of,
+    rate_variable,
+    step_of,
 )
 from shoal.training.callback_state import Frozen, checks_of
 from shoal.vectors import (
@@ -51,11 +59,25 @@ class UserModel:
     """Writes the state of a run into a Keras model.
 
     Args:
-        model: Built and compiled, its optimizer built.
+        model: Built and compiled, its optimizers built.
+        applied: How often a step of training applies each optimizer; empty for the
+            first one, once.
+        is_alone: One worker trains: its counts of steps are those of plain Keras,
+            where the step is of the user's making.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(
+        self, model: Any, applied: Sequence[int] = (), *, is_alone: bool = False
+    ) -> None:
         self._model = model
+        self._optimizers = optimizers_of(model)
+        self._slots = optimizer_variables(model)
+        self._counts = _counts(self._optimizers, applied or (1,))
+        self._has_own_counts = is_alone and has_own_step(model)
+        self._is_exact = False
+        """Whether the counts of steps are a worker's own, which are right."""
+        self._own_rate = rate_variable(self._optimizers[0])
+        self._known_rates: dict[int, Any] = {}
         self._weights = exchanged_variables(model)
         self._statistics = statistic_variables(model)
         self._layout = Layout.of(self._weights)
@@ -64,7 +86,6 @@ class UserModel:
         self._came: dict[int, Any] = {}
         """What local variables were, of those that workers have moved."""
         self._checks: dict[int, int] = {}
-        self._began_at = 0
         self._known: Vector | None = None
 
     def keep_came(self, place: int, value: Any) -> None:
@@ -112,7 +133,9 @@ class UserModel:
             statistics: Their statistics.
         """
         if vector is None or statistics is None:
-            self._began_at = int(step_variable(self._model).numpy())
+            for count in self._counts:
+                count.began = int(count.step.numpy())
+            self._known_rates = {id(v): _number(v) for v in self._other_rates()}
             self._checks = checks_of(_Values(self._local))
         else:
             self.adopt(vector, statistics)
@@ -127,7 +150,7 @@ class UserModel:
         )
 
     def restore_state(self, blob: bytes) -> str | None:
-        """Takes a worker's optimizer and local state, all but the learning rate.
+        """Takes a worker's optimizers and local state, but rates that were set here.
 
         Args:
             blob: What `Backend.snapshot` returned; it names no variables, so that
@@ -137,7 +160,7 @@ class UserModel:
             What is wrong with it, and nothing was taken; None when all is well.
         """
         blob, _ = unstamped(blob)
-        variables = self._model.optimizer.variables
+        variables = self._slots
         values = [np.asarray(variable.numpy()) for variable in variables]
         size = sum(value.nbytes for value in values)
         is_good = len(blob) >= size
@@ -150,12 +173,16 @@ class UserModel:
             return f"a worker sent {len(blob):,} bytes of optimizer state, not {size:,}"
         at = 0
         # A callback may have set another one since the worker was told.
-        kept = self._optimizer._learning_rate
+        kept = {id(self._own_rate)}
+        known = self._known_rates
+        kept |= {id(v) for v in self._other_rates() if _number(v) != known.get(id(v))}
         for variable, value in zip(variables, values, strict=True):
             array = np.frombuffer(blob, value.dtype, value.size, at)
             at += array.nbytes
-            if variable is not kept:
+            if id(variable) not in kept:
                 variable.assign(array.reshape(value.shape))
+        known.update((id(v), _number(v)) for v in self._other_rates() if id(v) in known)
+        self._is_exact = self._has_own_counts
         return None
 
     def _restore_local(self, blob: memoryview) -> None:
@@ -172,6 +199,16 @@ class UserModel:
                 value = came + value  # the driver's seed is that of rank 0
             variable.assign(np.array(value, came.dtype))
 
+    def _other_rates(self) -> list[Any]:
+        """Variables with learning rates, but the one that workers are told of."""
+        kind = import_module("keras").Variable
+        rates = [
+            getattr(leaf, "_learning_rate", None)
+            for optimizer in self._optimizers
+            for leaf in leaves(optimizer)
+        ]
+        return [r for r in rates if isinstance(r, kind) and r is not self._own_rate]
+
     @property
     def learning_rate(self) -> float | None:
         """The optimizer's; None under a schedule. None sets nothing."""
@@ -180,11 +217,18 @@ class UserModel:
     @learning_rate.setter
     def learning_rate(self, value: float | None) -> None:
         if value is not None and self.learning_rate is not None:
-            self._optimizer.learning_rate = value
+            counted(self._optimizers[0]).learning_rate = value
 
     def count_steps(self, ticks: int) -> None:
-        """Sets the step count to where plain Keras would be after so many steps."""
-        step_variable(self._model).assign(self._began_at + ticks)
+        """Sets step counts to where plain Keras would be after so many steps."""
+        self._is_exact = False
+        for count in self._counts:
+            count.step.assign(count.began + ticks * count.times)
+
+    def settle_steps(self, ticks: int) -> None:
+        """The same where no worker has told its own counts since."""
+        if not self._is_exact:
+            self.count_steps(ticks)
 
     def finalize(self, ticks: int) -> None:
         """What Keras does when training is over, for better or worse.
@@ -193,9 +237,11 @@ class UserModel:
         that another `fit` draws other numbers: as a worker's did, or by one draw a step
         where no worker has told.
         """
-        self.count_steps(ticks)
-        self._model.optimizer.finalize_variable_values(self._model.trainable_weights)
-        if getattr(self._optimizer, "use_ema", False):
+        self.settle_steps(ticks)
+        own = self._model.optimizer
+        if own is not None:
+            own.finalize_variable_values(self._model.trainable_weights)
+        if own is not None and any(getattr(o, "use_ema", False) for o in leaves(own)):
             # Keras lets weights and averages share memory then, and its next fit on
             # JAX would give the same buffer away twice.
             for variable in self._model.trainable_weights:
@@ -206,6 +252,31 @@ class UserModel:
                 state[1] += state.dtype.type(ticks)
                 variable.assign(state)
 
-    @property
-    def _optimizer(self) -> Any:
-        return inner_optimizer(self._model)
+
+@dataclass(kw_only=True)
+class _Count:
+    """A count of steps of an optimizer.
+
+    Args:
+        step: Its variable.
+        times: That a step of training applies it.
+        began: Its value when the run began.
+    """
+
+    step: Any
+    times: int
+    began: int = 0
+
+
+def _counts(optimizers: Sequence[Any], applied: Sequence[int]) -> list[_Count]:
+    """Of all optimizers that a step of training applies, wrapped ones included."""
+    found: dict[int, _Count] = {}
+    for optimizer, times in zip(optimizers, applied, strict=False):
+        inner = [leaf._iterations for leaf in leaves(optimizer) if leaf.built]
+        for step in (step_of(optimizer), *inner):
+            found[id(step)] = _Count(step=step, times=times)
+    return list(found.values())
+
+
+def _number(variable: Any) -> float:
+    return float(np.asarray(variable.numpy()))

@@ -1,0 +1,124 @@
+"""Watches which optimizers a training step applies, in whatever place they are kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, NamedTuple
+
+Act = Callable[[Sequence[Any], Sequence[Any]], None]
+"""What is done with (gradients, variables) in place of an update."""
+
+
+class Application(NamedTuple):
+    """One call of `apply` or `stateless_apply`.
+
+    Args:
+        optimizer: That was called.
+        variables: It was to update.
+        found: What the call returned, None for `apply`.
+    """
+
+    optimizer: Any
+    variables: Sequence[Any]
+    found: Any = None
+
+
+@contextmanager
+def watched(act: Act | None = None) -> Generator[list[Application]]:
+    """Notes all calls of optimizers by this thread, in their order.
+
+    An optimizer that calls another one within counts once. One that is not built yet
+    is built first, as Keras would.
+
+    Args:
+        act: Takes the place of `apply`; None lets optimizers work.
+
+    Yields:
+        A list that grows.
+    """
+    base = import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
+    calls: list[Application] = []
+    watch = _Watch(calls, act)
+    changed = [
+        (kind, name, vars(kind)[name])
+        for kind in _kinds(base)
+        for name in ("apply", "stateless_apply")
+        if name in vars(kind)
+    ]
+    for kind, name, original in changed:
+        around = watch.apply if name == "apply" else watch.stateless_apply
+        setattr(kind, name, around(original))
+    try:
+        yield calls
+    finally:
+        for kind, name, original in changed:
+            setattr(kind, name, original)
+
+
+class _Watch:
+    """What stands in place of the methods of optimizers."""
+
+    def __init__(self, calls: list[Application], act: Act | None) -> None:
+        self._calls, self._act = calls, act
+        self._thread, self._depth = threading.get_ident(), 0
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether a call is not ours to see."""
+        return self._depth > 0 or threading.get_ident() != self._thread
+
+    @contextmanager
+    def _within(self) -> Generator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def apply(self, original: Any) -> Any:
+        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if self._is_idle:
+                return original(optimizer, grads, trainable_variables)
+            given = trainable_variables
+            given = optimizer._trainable_variables if given is None else given
+            variables, arrays = list(given), list(grads)
+            with self._within():
+                if not optimizer.built:
+                    _build(optimizer, variables)
+                self._calls.append(Application(optimizer, variables))
+                if self._act is None:
+                    return original(optimizer, arrays, variables)
+                return self._act(arrays, variables)
+
+        return apply
+
+    def stateless_apply(self, original: Any) -> Any:
+        def stateless_apply(optimizer: Any, *given: Any, **named: Any) -> Any:
+            if self._is_idle:
+                return original(optimizer, *given, **named)
+            with self._within():
+                found = original(optimizer, *given, **named)
+            known = list(optimizer._trainable_variables)
+            self._calls.append(Application(optimizer, known, found[0]))
+            return found
+
+        return stateless_apply
+
+
+def _build(optimizer: Any, variables: Sequence[Any]) -> None:
+    """As Keras does before the first update."""
+    scope = import_module("keras").name_scope
+    with scope(optimizer.name, caller=optimizer):
+        optimizer.build(list(variables))
+    optimizer.built = True
+
+
+def _kinds(base: type) -> list[type]:
+    """A class and all that are made of it, each once."""
+    found = {base: None}
+    for kind in base.__subclasses__():
+        found.update(dict.fromkeys(_kinds(kind)))
+    return list(found)

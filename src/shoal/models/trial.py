@@ -1,0 +1,222 @@
+"""Tries one training step of a model that overrides it; the model stays as it was.
+
+This file decides what is known beforehand of such a step: what it logs, which
+optimizers it applies and how often, and what it changes beside them. On JAX the step
+is traced and computes nothing. Other backends keep the state of a model in its
+variables: there the step is taken with all optimizers held back, and undone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.interruption import interruptible, undisturbed
+from shoal.models.applications import Act, Application, watched
+from shoal.models.losses import symbols
+from shoal.models.randomness import random_state_kept
+from shoal.models.step_logs import StepLogs, idle_metrics, step_logs
+from shoal.optimizers import described, has_own_step, optimizers_of, variables_of
+
+Array = npt.NDArray[Any]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one training step does.
+
+    Args:
+        logs: See `StepLogs`.
+        applies: The optimizers it applies, in its order, one entry a call; None for a
+            step that is Keras' own, or failed.
+        applied: How often it applies each of `optimizers_of`; empty where that is
+            not known.
+        unseen: Of those in `applies`, the ones that the model does not hold.
+        beside: Paths of variables that it changes on its own where they follow from
+            weights that an optimizer has just updated, or are such weights.
+    """
+
+    logs: StepLogs = field(default_factory=StepLogs)
+    applies: tuple[str, ...] | None = None
+    applied: tuple[int, ...] = ()
+    unseen: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+
+def try_step(model: Any, sample: Any) -> Trial:
+    """Tries a step of a model whose `train_step` is the user's.
+
+    Args:
+        model: Prepared.
+        sample: A few rows, as `train_step` gets them.
+    """
+    if not has_own_step(model):
+        return Trial()
+    keras = import_module("keras")
+    look = _traced if keras.backend.backend() == "jax" else _taken
+    try:
+        with undisturbed():  # what is tried is undone, whatever comes
+            logs, idle, calls, beside = look(model, sample)
+        known = set(model.get_metrics_result()) - idle
+    except Exception:  # a worker would raise it as well, and show where
+        return Trial()
+    held = optimizers_of(model)
+    times = Counter(id(call.optimizer) for call in calls)
+    ours = {id(optimizer) for optimizer in held}
+    unseen = [c.optimizer for c in calls if id(c.optimizer) not in ours]
+    return Trial(
+        logs=step_logs(logs, known),
+        applies=tuple(described(call.optimizer) for call in calls),
+        applied=tuple(times[id(optimizer)] for optimizer in held),
+        unseen=tuple(dict.fromkeys(described(optimizer) for optimizer in unseen)),
+        beside=tuple(beside),
+    )
+
+
+Found = tuple[dict[str, Any], set[str], list[Application], list[str]]
+
+
+def _traced(model: Any, sample: Any) -> Found:
+    """Of a step whose values are symbols."""
+    keras = import_module("keras")
+    spec_of = import_module("keras.src.backend").compute_output_spec
+    groups = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    state = tuple(symbols([v.value for v in group]) for group in groups)
+    idle: set[str] = set()
+    beside: list[str] = []
+
+    def step(state: Any, rows: Any) -> Any:
+        logs, after = model.train_step(state, rows)
+        idle.update(idle_metrics(model, state[3], after[3]))
+        updated = {id(v) for call in calls for v in call.found or ()}
+        known = updated | {id(v) for v in state[0]}
+        pairs = zip(groups[0], after[0], strict=True)
+        beside.extend(str(v.path) for v, value in pairs if id(value) not in known)
+        return {k: keras.tree.map_structure(keras.ops.convert_to_tensor, v)
+                for k, v in logs.items()}  # fmt: skip
+
+    with watched() as calls:
+        logs = spec_of(step, state, symbols(sample))
+    return logs, idle, calls, beside
+
+
+def _taken(model: Any, sample: Any) -> Found:
+    """Of steps that are taken and undone: optimizers are held back, or do anything.
+
+    What differs then follows from updated weights. What differs in two steps that are
+    the same is random, and tells nothing.
+    """
+    known = {id(v) for v in model.metrics_variables}
+    known |= {id(v) for o in optimizers_of(model) for v in variables_of(o)}
+    own = [v for v in model.variables if id(v) not in known]
+    left: dict[int, Array] = {}
+
+    def disturb(_: Sequence[Any], variables: Sequence[Any]) -> None:
+        for variable in variables:
+            variable.assign(variable * 2.0 + 3.0)
+            left[id(variable)] = _numpy_of(variable)
+
+    def hold_back(*_: Any) -> None:
+        return
+
+    with random_state_kept(), _put_back(model) as put_back:
+        before = [_numpy_of(v) for v in own]
+        logs, idle, calls = _step(model, sample, hold_back)
+        held = [_numpy_of(v) for v in own]
+        put_back()
+        with random_state_kept():
+            _step(model, sample, hold_back)
+        again = [_numpy_of(v) for v in own]
+        put_back()
+        with random_state_kept():
+            _step(model, sample, disturb)
+        free = [_numpy_of(v) for v in own]
+    beside: list[str] = []
+    for variable, *values in zip(own, before, held, again, free, strict=True):
+        old, one, two, other = values
+        if variable.trainable:
+            is_beside = not _is_same(old, one)
+            is_beside |= not _is_same(left.get(id(variable), one), other)
+        else:
+            is_beside = _is_same(one, two) and not _is_same(one, other)
+        if is_beside:
+            beside.append(str(variable.path))
+    return logs, idle, calls, beside
+
+
+def _step(
+    model: Any, sample: Any, act: Act
+) -> tuple[dict[str, Any], set[str], list[Application]]:
+    """Takes a step; returns its logs, metrics it does not update, and calls."""
+    keras = import_module("keras")
+    model.reset_metrics()
+
+    def to_tensor(array: Any) -> Any:
+        return None if array is None else keras.ops.convert_to_tensor(array)
+
+    def states(metric: Any) -> list[Array]:
+        return [_numpy_of(v) for v in metric.variables]
+
+    before = {metric.name: states(metric) for metric in model.metrics}
+    with watched(act) as calls, interruptible():
+        logs = model.train_step(keras.tree.map_structure(to_tensor, sample))
+    idle = {
+        m.name
+        for m in model.metrics
+        if m.variables and all(map(np.array_equal, states(m), before[m.name]))
+    }
+    return {n: np.asarray(_to_numpy(log)) for n, log in logs.items()}, idle, calls
+
+
+@contextmanager
+def _put_back(model: Any) -> Generator[Callable[[], None]]:
+    """Gives what puts a model back to what it is now; does so in the end."""
+    optimizers = [v for o in optimizers_of(model) for v in variables_of(o)]
+    held = [*model.variables, *optimizers, *model.metrics_variables]
+    kept = [_numpy_of(v) for v in held]
+    counts = [
+        (vars(layer), name, value)
+        for layer in model._flatten_layers()
+        for name, value in vars(layer).items()
+        if type(value) in (int, float) and not name.startswith("_")
+    ]
+
+    def put_back() -> None:
+        for variable, value in zip(held, kept, strict=True):
+            variable.assign(value)
+        for attributes, name, value in counts:
+            attributes[name] = value
+        if hasattr(model, "zero_grad"):  # of torch, which keeps gradients
+            model.zero_grad()
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+def _numpy_of(variable: Any) -> Array:
+    return np.array(import_module("keras").ops.convert_to_numpy(variable.value))
+
+
+def _to_numpy(log: Any) -> Any:
+    """A log as an array; nothing but its shape and kind is looked at."""
+    keras = import_module("keras")
+    return keras.ops.convert_to_numpy(log) if keras.ops.is_tensor(log) else log
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")

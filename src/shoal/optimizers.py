@@ -1,0 +1,173 @@
+"""Optimizers of a Keras model: which there are, and what each one holds.
+
+A `train_step` of the user's may apply optimizers beside the one that `compile` was
+given, as those of a GAN do. This file decides which optimizers count as state of the
+model, in which order, and where an optimizer that wraps others keeps its count of
+steps and its learning rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, cast
+
+DEEPEST = 4
+"""Containers within containers that are looked through."""
+
+
+def has_own_step(model: Any) -> bool:
+    """Whether the model's `train_step` is the user's."""
+    own = getattr(type(model), "train_step", None)
+    return own is not import_module("keras").Model.train_step
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns the optimizers that may train a model, its own first.
+
+    Those of others are attributes of the model or of its layers, or lie in lists and
+    dicts that are. Keras' own `train_step` applies none of them: then they do not
+    count. An optimizer within another one counts as part of that one.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> [optimizer.name for optimizer in optimizers_of(model)]
+        ['sgd']
+    """
+    own = getattr(model, "optimizer", None)
+    found = {} if own is None else {id(own): own}
+    if has_own_step(model):
+        for layer in model._flatten_layers():
+            for name, value in vars(layer).items():
+                # TensorFlow's books of what to save name what was replaced, too.
+                if not name.startswith("_self_"):
+                    found.update((id(o), o) for o in _search(value, DEEPEST))
+    inner = {id(part) for o in found.values() for part in _parts(o)}
+    return [o for key, o in found.items() if key not in inner]
+
+
+def has_others(model: Any) -> bool:
+    """Whether a model has optimizers beside its own."""
+    own = getattr(model, "optimizer", None)
+    return any(optimizer is not own for optimizer in optimizers_of(model))
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """Returns the variables of a model's optimizers, each once; none without one.
+
+    On JAX a `train_step` is given those of the model's own optimizer. Another one's
+    take part only as variables of the model.
+    """
+    own = getattr(model, "optimizer", None)
+    first = [] if own is None else own_variables(own)
+    others = [v for o in optimizers_of(model) if o is not own for v in variables_of(o)]
+    if _is_jax():
+        known = {id(v) for v in model.non_trainable_variables}
+        others = [v for v in others if id(v) in known]
+    return _each_once([*first, *others])
+
+
+def own_variables(optimizer: Any) -> list[Any]:
+    """Returns the variables of a model's own optimizer, as a backend carries them."""
+    return list(optimizer.variables) if _is_jax() else variables_of(optimizer)
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """Returns the variables of an optimizer, those of wrapped ones included."""
+    inner = [v for part in _parts(optimizer) for v in part.variables]
+    return _each_once([*optimizer.variables, *inner])
+
+
+def leaves(optimizer: Any) -> list[Any]:
+    """Returns the optimizers that update weights: the wrapped ones, or itself.
+
+    Example:
+        >>> import keras
+        >>> scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+        >>> [type(leaf).__name__ for leaf in leaves(scaled)]
+        ['SGD']
+    """
+    parts = _parts(optimizer)
+    return [p for p in parts if not _parts(p)] or [optimizer]
+
+
+def counted(optimizer: Any) -> Any:
+    """Returns the optimizer whose count of steps Keras shows, inside loss scaling."""
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
+
+
+def step_of(optimizer: Any) -> Any:
+    """The variable that counts steps; `iterations` may be computed from it."""
+    return counted(optimizer)._iterations
+
+
+def rate_variable(optimizer: Any) -> Any:
+    """The variable with the learning rate, None where there is no single one.
+
+    A schedule and a function have none, and `MultiOptimizer` has several.
+    """
+    holder = counted(optimizer)
+    keras = import_module("keras")
+    rate = getattr(holder, "_learning_rate", None)
+    is_shared = len(leaves(holder)) > 1
+    return rate if isinstance(rate, keras.Variable) and not is_shared else None
+
+
+def rate_of(optimizer: Any) -> float | None:
+    """The learning rate; None under a schedule, and where there are several.
+
+    Example:
+        >>> import keras
+        >>> rate_of(keras.optimizers.SGD(0.5))
+        0.5
+    """
+    keras, holder = import_module("keras"), counted(optimizer)
+    rate = getattr(holder, "_learning_rate", None)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return None
+    try:
+        return float(keras.ops.convert_to_numpy(holder.learning_rate))
+    except AttributeError:  # of MultiOptimizer: each of its optimizers has one
+        return None
+
+
+def described(optimizer: Any) -> str:
+    """An optimizer as messages name it."""
+    return f"{type(optimizer).__name__} {optimizer.name!r}"
+
+
+def _is_jax() -> bool:
+    return import_module("keras").backend.backend() == "jax"
+
+
+def _each_once(variables: Iterable[Any]) -> list[Any]:
+    return list({id(v): v for v in variables}.values())
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """Optimizers within an optimizer, at any depth, each once."""
+    found: dict[int, Any] = {}
+    for value in vars(optimizer).values():
+        for part in _search(value, DEEPEST):
+            if part is not optimizer:
+                found.update((id(o), o) for o in (part, *_parts(part)))
+    return list(found.values())
+
+
+def _search(value: Any, depth: int) -> Iterator[Any]:
+    """Optimizers among a value and what it contains."""
+    kind = import_module("keras").optimizers.Optimizer
+    if isinstance(value, kind):
+        yield value
+    elif depth == 0 or isinstance(value, (str, bytes)):
+        return
+    elif isinstance(value, Mapping):
+        for entry in cast("Mapping[Any, Any]", value).values():
+            yield from _search(entry, depth - 1)
+    elif isinstance(value, (Sequence, set, frozenset)):
+        for entry in cast("Sequence[Any]", value):
+            yield from _search(entry, depth - 1)
