@@ -140,7 +140,7 @@ class Listed(Two):
 
     def compile(self, first: Any, second: Any, **given: Any) -> None:  # pyright: ignore
         keras.Model.compile(self, optimizer=None, **given)
-        self.parts = [{"first": first}, [second]]
+        self.parts: Any = [{"first": first}, [second]]
 
     def _step(self, data: Any) -> Any:
         loss, found = self.gradients(data, self.first + self.rest)
@@ -193,6 +193,7 @@ class Adversaries(keras.Model):
 
     def train_step(self, data: Any) -> Any:  # pyright: ignore
         ops, x = keras.ops, data[0]
+        critic: Any = None
         for _ in range(2):
             made = self.maker(x)
             critic = self._moved(
@@ -271,6 +272,8 @@ def same(ours: Any, plain: Any) -> None:
 def test_one_worker_is_plain_keras_with_the_state_of_all(name: str) -> None:
     """Slots, counts of steps, schedules; a second fit goes on where the first ended."""
     plain, ours = MAKERS[name](), MAKERS[name]()
+    kept: Any = None
+    found: Any = None
     for _ in range(2):
         kept, found = fit(plain), fit(ours, strategy="single", workers=1)
         same(ours, plain)
@@ -447,8 +450,10 @@ def test_a_trial_leaves_everything_as_it_was() -> None:
     model.generator = generator
     model.fit(**data(), batch_size=BATCH_SIZE, verbose=0)
     held = [*model.variables, *optimizer_variables(model), *model.metrics_variables]
-    before, drawn = values(held), np.random.get_state()[1]
+    before, drawn = values(held), np.random.get_state(legacy=False)["state"]["key"]
     assert len(try_step(model, rows).applies or ()) == 2
     for variable, value in zip(held, before, strict=True):
         np.testing.assert_array_equal(values([variable])[0], value, variable.path)
-    np.testing.assert_array_equal(np.random.get_state()[1], drawn)
+    np.testing.assert_array_equal(
+        np.random.get_state(legacy=False)["state"]["key"], drawn
+    )
