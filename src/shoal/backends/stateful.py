@@ -309,7 +309,7 @@ class StatefulBackend(Backend):
         parts = self._parts
         for variables, changed in (
             (parts.fixed, fixed),
-            (parts.optimizer.variables, optimizer),
+            (parts.slots, optimizer),
         ):
             for place, value in changed.items():
                 variables[place].assign(value.reshape(variables[place].shape))

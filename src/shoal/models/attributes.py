@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shoal.optimizers import counted, optimizers_of
+
 Plain: TypeAlias = bool | int | float | str | None
 PLAIN = (bool, int, float, str, type(None))
 OF_KERAS = frozenset({"stop_training", "built", "compiled", "steps_per_execution"})
@@ -73,9 +75,8 @@ def _counts(name: str) -> bool:
 def _parts(model: Any) -> Iterator[tuple[str, Any]]:
     for number, layer in enumerate(model._flatten_layers()):
         yield ("model" if layer is model else f"layer {number}"), layer
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        yield "optimizer", getattr(optimizer, "inner_optimizer", optimizer)
+    for number, optimizer in enumerate(optimizers_of(model)):
+        yield f"optimizer {number}" if number else "optimizer", counted(optimizer)
     loss = getattr(getattr(model, "_compile_loss", None), "_user_loss", None)
     losses = loss if isinstance(loss, (list, tuple)) else [loss]
     for number, one in enumerate(losses):

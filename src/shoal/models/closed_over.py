@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from shoal.optimizers import optimizers_of, variables_of
+
 DEPTH = 8
 FOREIGN = ("keras", "tensorflow", "torch", "jax", "numpy", "shoal")
 """Libraries whose functions and classes close over nothing of the user's."""
@@ -39,8 +41,7 @@ def closed_over(model: Any) -> dict[str, Any]:
     """
     kind = import_module("keras").Variable
     held = {id(v) for v in [*model.variables, *model.metrics_variables]}
-    optimizer = getattr(model, "optimizer", None)
-    held |= {id(v) for v in ([] if optimizer is None else optimizer.variables)}
+    held |= {id(v) for o in optimizers_of(model) for v in variables_of(o)}
     found: dict[str, Any] = {}
     seen = set[int]()
     queue = [(path, part, 0) for path, part in _roots(model)]
