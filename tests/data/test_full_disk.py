@@ -104,12 +104,14 @@ print(json.dumps([read, told]))
 """
 
 
-def on_small_disk(folder: Path, kept: int) -> tuple[list[int], str]:
+def on_small_disk(
+    folder: Path, kept: int, entries: int = 1000
+) -> tuple[list[int], str]:
     """Reads 60 batches of 40 KB through a temporary folder of 1 MB."""
     inside = ["unshare", "--mount", "--propagation", "private"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system")
-    mount = f'mount -t tmpfs -o size=1m none {folder}; exec "$@"'
+    mount = f'mount -t tmpfs -o size=1m,nr_inodes={entries} none {folder}; exec "$@"'
     done = subprocess.run(
         [*inside, "sh", "-c", mount, "sh", sys.executable, "-c", SMALL, str(kept)],
         env={"TMPDIR": str(folder), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
@@ -122,6 +124,17 @@ def on_small_disk(folder: Path, kept: int) -> tuple[list[int], str]:
 @pytest.mark.process
 def test_batches_that_were_read_make_room_on_a_small_disk(tmp_path: Path) -> None:
     assert on_small_disk(tmp_path, kept=4) == ([*range(60)], "")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_batch_that_is_there_is_read_where_marks_have_no_room(
+    tmp_path: Path,
+) -> None:
+    read, told = on_small_disk(tmp_path, kept=60, entries=30)
+    assert read == [*range(len(read))]
+    assert read
+    assert "No space left on device" in told
 
 
 @pytest.mark.process

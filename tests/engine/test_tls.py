@@ -116,6 +116,16 @@ def test_many_frames_in_one_record_are_all_heard() -> None:
             assert link.receive(timeout_s=20)[0] == {"kind": f"{number:03}"}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems need a file")
+def test_a_server_starts_where_nothing_can_be_made_in_the_temporary_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full one, say, when a server is replaced; here one that takes no file."""
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
+    context = tls.server_context(tls.make_identity())
+    assert context.cert_store_stats()["x509"] == 0  # it trusts nobody, and has a key
+
+
 def test_another_certificate_is_refused() -> None:
     other = tls.make_identity().certificate
     with Cluster(setup()) as cluster:

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from shoal.data.batches import Packing
 from shoal.data.chunks import ArrayChunk
-from shoal.data.spool import NoRoom, Place, Spool
+from shoal.data.spool import ROOM_S, NoRoom, Place, Spool
 from shoal.errors import DataError
 
 AHEAD_BYTES = 256 << 20
@@ -27,9 +27,6 @@ KEPT_BATCHES = 16
 
 LOOK_BATCHES = 32
 """Written between two looks at what workers do, while few lie there unread."""
-
-ROOM_S = 5.0
-"""How long a worker waits for a batch that the disk has no room for."""
 
 _POLL_S = 0.02
 _JOIN_S = 5.0
@@ -226,12 +223,18 @@ class _Desk:
         return place <= self._furthest
 
     def make_room(self) -> bool:
-        """The disk is full: batches go that have been read; whether some did."""
-        before = len(self._sizes)
+        """The disk is full: batches go that were read long ago; whether some did.
+
+        Those near the first one that was not read stay: a worker may have read a batch
+        ahead that another one is given.
+        """
         self.look()
-        for place in list(self._read)[:-KEPT_BATCHES]:
+        places = list(self._sizes)  # in the order of training
+        unread = (n for n, place in enumerate(places) if place not in self._read)
+        most = next(unread, len(places)) - KEPT_BATCHES
+        for place in places[: max(0, most)]:
             self._delete(place)
-        return len(self._sizes) < before
+        return most > 0
 
     def _note(self, place: Place) -> None:
         """A batch has been read; the ones read first make room."""

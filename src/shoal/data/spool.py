@@ -25,6 +25,9 @@ from shoal.interruption import undisturbed
 WAIT_S = 600.0
 """How long a worker waits for one batch."""
 
+ROOM_S = 5.0
+"""How long a worker waits for a batch where the disk has no room."""
+
 _MARKS, _FAILED = "marks", "failed"
 _FAILED_BYTES = 4096  # kept for what `fail` says
 _READ, _DELETED = ".read", ".deleted"
@@ -134,7 +137,8 @@ class Spool:
 
     def refuse(self, place: Place) -> None:
         """Lets who wants a batch know that it was deleted."""
-        (self.folder / f"{place.file}{_DELETED}").touch()
+        with within_limits(f"refuse a batch of the {self.kind}", NoRoom):
+            (self.folder / f"{place.file}{_DELETED}").touch()
 
     def marks(self) -> tuple[list[Place], list[Place]]:
         """Takes the marks that workers left: for batches they want, and have read."""
@@ -157,18 +161,24 @@ class Spool:
             DataError: The driver's data ended or failed, the driver is gone, or
                 nothing came in time.
         """
-        deadline, pause = time.monotonic() + self.wait_s, _LOOK_S[0]
+        began, pause = time.monotonic(), _LOOK_S[0]
         marked = -_MARK_S
         while True:
             if time.monotonic() - marked >= _MARK_S:
                 # Again and again: it may be deleted after the driver saw a mark.
-                self._mark(place)
                 marked = time.monotonic()
+                try:
+                    self._mark(place)
+                except NoRoom:  # it may come all the same, and make room
+                    if marked - began > ROOM_S:
+                        raise
             chunk = self._found(place)
             if chunk is not None:
-                self._mark(place, _READ)
+                with suppress(NoRoom):
+                    self._mark(place, _READ)
                 return chunk
-            self._check(place, is_late=time.monotonic() > deadline)
+            is_late = time.monotonic() - began > self.wait_s
+            self._check(place, is_late=is_late)
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_S[1])
 
@@ -181,7 +191,7 @@ class Spool:
 
     def _mark(self, place: Place, suffix: str = "") -> None:
         try:
-            with within_limits(f"ask for a batch of the {self.kind}", DataError):
+            with within_limits(f"ask for a batch of the {self.kind}", NoRoom):
                 (self.folder / _MARKS / f"{place.file}{suffix}").touch()
         except FileNotFoundError as error:
             raise self._removed() from error

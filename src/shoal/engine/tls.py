@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import secrets
 import socket
 import ssl
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -136,15 +139,31 @@ def server_context(identity: Identity) -> ssl.SSLContext:
     # Tickets would be records that make a socket readable and carry nothing.
     context.num_tickets = 0
     certificate = ssl.DER_cert_to_PEM_cert(identity.certificate).encode()
-    # OpenSSL reads keys from files only; this one is encrypted and gone at once.
+    with _file_of(identity.key + certificate) as file:
+        context.load_cert_chain(file, password=identity.password)
+    return context
+
+
+@contextmanager
+def _file_of(content: bytes) -> Generator[Path]:
+    """OpenSSL reads keys from files only; this one is gone at once.
+
+    It is in memory where that is possible: a server may be started while the temporary
+    directory is full.
+    """
+    numbers = Path("/proc/self/fd")
+    if hasattr(os, "memfd_create") and numbers.is_dir():
+        with open(os.memfd_create("shoal-tls"), "wb", buffering=0) as file:
+            file.write(content)
+            yield numbers / str(file.fileno())
+        return
     with tempfile.TemporaryDirectory(
         prefix="shoal-tls-", dir=temporary_folder()
     ) as folder:
-        file = Path(folder, "identity.pem")
-        file.touch(0o600)
-        file.write_bytes(identity.key + certificate)
-        context.load_cert_chain(file, password=identity.password)
-    return context
+        path = Path(folder, "identity.pem")
+        path.touch(0o600)
+        path.write_bytes(content)
+        yield path
 
 
 def client_context(certificate: bytes) -> ssl.SSLContext:
