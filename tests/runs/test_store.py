@@ -249,6 +249,20 @@ def test_a_model_that_no_archive_holds_leaves_its_weights(root: str, tmp_path: P
     np.testing.assert_array_equal(other.get_weights()[0], [2.0, 3.0])
 
 
+def test_a_loss_without_source_code_is_no_failure_of_the_storage(root: str):
+    """`inspect` raises an OSError of it: typed into Python, or given by -c."""
+    import keras
+
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", eval("lambda y, p: keras.ops.sum(p, axis=-1)"))
+    said: list[str] = []
+    with create(root, "x", complain=said.append) as run:
+        url = run.folder.child("models/last.weights.h5").url
+        assert run.save_model(model, "last") == url
+    assert "source code" in said[0]
+    assert "load_weights" in said[0]
+
+
 def test_scalars_are_beside_the_events(root: str):
     with create(root, "x") as run:
         run.event("epoch_ended", epoch=0, metrics={"loss": 1.0, "val_loss": 2.0})

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -331,6 +332,9 @@ class StoredRun(Run):
 
 def is_of_storage(error: Exception) -> bool:
     """Whether it was the storage or the memory that failed, not the model's code."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and frames[-1].f_globals.get("__name__") == "inspect":
+        return False  # a function was typed in: its source code is nowhere
     is_full = "errno = 28" in str(error)  # as HDF5 says it, in errors of any kind
     return is_full or isinstance(error, (OSError, MemoryError))
 
