@@ -21,6 +21,8 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
+from fnmatch import fnmatchcase
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     listed = read_expected(EXPECTED, asked.strategy, asked.backend)
     print(report(rows, listed))
     if asked.json:
-        Path(asked.json).write_text(json.dumps(as_json(rows, asked), indent=1) + "\n")
+        add_to(Path(asked.json), as_json(rows, asked))
     return int(bool(surprises(rows, listed)))
 
 
@@ -158,7 +160,7 @@ def compare(plain: dict[str, Result], ours: dict[str, Result]) -> list[Row]:
 
 
 def read_expected(path: Path, strategy: str, backend: str) -> dict[str, str]:
-    """Returns the tests that are expected to fail -> why.
+    """Returns patterns of the tests that are expected to fail -> why.
 
     An entry may hold for some strategies and some backends only.
     """
@@ -170,9 +172,23 @@ def read_expected(path: Path, strategy: str, backend: str) -> dict[str, str]:
     return found
 
 
-def surprises(rows: list[Row], listed: dict[str, str]) -> list[Row]:
-    """Returns the tests whose result is not the expected one."""
-    return [r for r in rows if (r.ours.outcome != "passed") != (r.name in listed)]
+def why(name: str, listed: dict[str, str]) -> str:
+    """Returns why a test is expected to fail, "" where it is not."""
+    found = (text for pattern, text in listed.items() if fnmatchcase(name, pattern))
+    return next(found, "")
+
+
+def surprises(rows: list[Row], listed: dict[str, str]) -> list[str]:
+    """Returns tests that fail and are not listed, and patterns of which none fails."""
+    failed = [row.name for row in rows if row.ours.outcome != "passed"]
+    ran = [row.name for row in rows]
+    stale = [
+        pattern
+        for pattern in listed
+        if any(fnmatchcase(name, pattern) for name in ran)
+        and not any(fnmatchcase(name, pattern) for name in failed)
+    ]
+    return [*(name for name in failed if not why(name, listed)), *stale]
 
 
 def report(rows: list[Row], listed: dict[str, str]) -> str:
@@ -183,18 +199,27 @@ def report(rows: list[Row], listed: dict[str, str]) -> str:
         f"{len(rows) - len(failed)} passed, {len(failed)} failed",
     ]
     for row in failed:
-        mark = "expected" if row.name in listed else "NOT EXPECTED"
-        lines += [f"  {mark}: {row.name}", f"    {row.ours.reason}"]
-        if row.name in listed:
-            lines.append(f"    why: {listed[row.name]}")
-    wrong = [r for r in rows if r.ours.outcome == "passed" and r.name in listed]
-    lines += [f"  PASSES NOW, take it off the list: {r.name}" for r in wrong]
+        reason = why(row.name, listed)
+        mark = f"expected ({reason})" if reason else "NOT EXPECTED"
+        lines += [f"  {row.name}", f"    {mark}", f"    {row.ours.reason}"]
+    names = {row.name for row in rows}
+    stale = [s for s in surprises(rows, listed) if s not in names]
+    lines += [f"  PASSES NOW, take it off the list: {pattern}" for pattern in stale]
     return "\n".join(lines)
+
+
+def add_to(path: Path, run: dict[str, Any]) -> None:
+    """Puts a run where one of the same backend, strategy and workers was, or last."""
+    key = ("backend", "strategy", "workers")
+    runs = json.loads(path.read_text()) if path.exists() else []
+    others = [r for r in runs if any(r[k] != run[k] for k in key)]
+    path.write_text(json.dumps([*others, run], indent=1) + "\n")
 
 
 def as_json(rows: list[Row], asked: argparse.Namespace) -> dict[str, Any]:
     """Returns the results for the page of the docs."""
     return {
+        "keras": metadata.version("keras"),
         "strategy": asked.strategy,
         "workers": asked.workers,
         "backend": asked.backend,
@@ -218,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--strategy", default="all_reduce")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cluster", default="local", help='"local" or "inline"')
+    parser.add_argument("--cluster", default="inline", help='"local" or "inline"')
     parser.add_argument("--timeout", type=int, default=180, help="seconds a test")
     parser.add_argument("--json", help="file for the results")
     parser.add_argument("files", nargs="*", help="files of tests; default: all")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -61,6 +63,34 @@ def strategy_classes() -> str:
     names = [n for n in registry.names() if registry.source(n) == "shoal"]
     paths = [f"{c.__module__}.{c.__name__}" for c in map(registry.load, names)]
     return "\n" + "\n\n".join(f"::: {path}" for path in paths) + "\n\n"
+
+
+def keras_suite() -> str:
+    """Returns counts of Keras' own tests, and each failure that is expected with why.
+
+    From `docs/reference/keras-suite.json`, which `make keras-suite` writes, and
+    from `benchmarks/keras_suite_expected.toml`.
+    """
+    here = Path(__file__).parent
+    runs = json.loads((here / "reference" / "keras-suite.json").read_text())
+    rows = [
+        "",
+        "| Keras | Backend | Strategy | Workers | Tests | Pass | Fail |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        failed = sum(outcome != "passed" for outcome, _, _ in run["tests"].values())
+        tests = len(run["tests"])
+        rows.append(
+            f"| {run['keras']} | {run['backend']} | `{run['strategy']}` "
+            f"| {run['workers']} | {tests} | {tests - failed} | {failed} |"
+        )
+    listed = (here.parent / "benchmarks" / "keras_suite_expected.toml").read_text()
+    rows += ["", "Why tests fail:", "", "| Tests | Why |", "|---|---|"]
+    for entry in tomllib.loads(listed)["expected"]:
+        names = [test.rpartition("::")[2] for test in entry["tests"]]
+        rows.append(f"| {', '.join(f'`{n}`' for n in names)} | {entry['why']} |")
+    return "\n".join(rows) + "\n\n"
 
 
 def exception_tree() -> str:
