@@ -46,6 +46,8 @@ class ModelFacts:
         unseen_optimizers: Of those in `applies`, the ones that the model does not hold.
         changed_beside: Paths of variables that it changes by itself after an
             optimizer's step.
+        fixed_batch: Rows that each batch must have, 0 for any number.
+        is_stateful: Recurrent layers keep rows of a batch for the next one.
         refused_dtypes: "path: dtype" of trainable variables Shoal cannot carry.
         backend: keras.backend.backend().
         needs_compiler: A window of its steps is compiled by a C++ compiler.
@@ -77,6 +79,8 @@ class ModelFacts:
     changed_beside: tuple[str, ...] = ()
     refused_dtypes: tuple[str, ...] = ()
     local_bytes: int = 0
+    fixed_batch: int = 0
+    is_stateful: bool = False
     backend: str = "jax"
     needs_compiler: bool = False
     metrics: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -46,6 +46,7 @@ class ComputeSpec:
             a backend may have cheaper ones.
         has_one_thread: Its programs compute with one thread; a backend may have ways
             that are quicker then.
+        sample_rows: Rows that tell what the model makes of data.
     """
 
     window: int
@@ -61,6 +62,7 @@ class ComputeSpec:
     memory_share: float = 1.0
     is_alone: bool = True
     has_one_thread: bool = False
+    sample_rows: int = 4
 
     @property
     def is_scaled(self) -> bool:

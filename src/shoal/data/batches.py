@@ -37,8 +37,9 @@ def is_a(value: Any, package: str, *names: str) -> bool:
 def as_arrays(tree: trees.Tree) -> trees.Tree:
     """Puts tensors that NumPy cannot read into the host's memory; leaves the rest.
 
-    Tensors of torch come off their device and their graph, sparse ones of SciPy and
-    TensorFlow become dense, and bfloat16 of torch, which it gives to nobody, float32.
+    Tensors of torch come off their device and their graph, sparse ones of SciPy,
+    TensorFlow and JAX become dense, and bfloat16 of torch, which it gives to nobody,
+    float32.
 
     Example:
         >>> as_arrays({"a": np.ones(1), "b": [2, None]})
@@ -59,6 +60,8 @@ def _as_array(value: Any) -> Any:
         array = np.zeros(tuple(value.dense_shape.numpy()), value.dtype.as_numpy_dtype)
         array[tuple(value.indices.numpy().T)] = value.values.numpy()
         return array
+    if is_a(value, "jax", "BCOO", "BCSR"):
+        return np.asarray(value.todense())
     if is_a(value, "scipy", "_data_matrix", "sparray", "spmatrix"):
         return value.toarray()
     return value

@@ -29,6 +29,9 @@ PEEKED = 2
 TOLD_S = 10.0
 """Between two words of how far reading has come."""
 
+LEAST_BYTES = 4096
+"""A file takes on disk; many small ones fill it as well."""
+
 
 @final
 class SpooledSource(ChunkedSource):
@@ -71,7 +74,8 @@ class SpooledSource(ChunkedSource):
         with ExitStack() as stack:
             stack.enter_context(self._spool.open())
             for number, chunk in enumerate(chunks):
-                written += self._spool.write(Place(0, number), chunk)
+                size = self._spool.write(Place(0, number), chunk)
+                written += max(size, LEAST_BYTES)
                 rows.append(len(trees.leaves(chunk.rows)[0]))
                 sizes.append(chunk.size_bytes)
                 if most_bytes is not None and written > most_bytes:

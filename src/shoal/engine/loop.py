@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from shoal.clusters.use import UseSampler
     from shoal.engine.worker import WorkerSpec
 
-SAMPLE_ROWS = 4
-
 
 class Moment(NamedTuple):
     """Where a worker is: its steps are taken, and not told to anybody yet."""
@@ -67,7 +65,9 @@ class Loop(ABC):
         if isinstance(source, ReadAhead):
             source.on_wait = lambda: member.tell("reading")
         self._reader = Reader(source, spec.order, spec.retry, member.tell)
-        sample = self._reader.first(np.arange(SAMPLE_ROWS) % spec.order.sample_rows)
+        sample = self._reader.first(
+            np.arange(spec.compute.sample_rows) % spec.order.sample_rows
+        )
         self._backend = spec.open_backend(compute, sample)
         self._check_layout()
         self._compute = compute

@@ -17,7 +17,7 @@ from shoal.engine.finite import WARN, Reaction
 from shoal.engine.gang import Gang
 from shoal.engine.lane import LaneSpec
 from shoal.engine.left_out import LeftOut
-from shoal.engine.loop import SAMPLE_ROWS, Moment
+from shoal.engine.loop import Moment
 from shoal.engine.member import Member
 from shoal.engine.reading import Retry, Rows
 from shoal.engine.shared_lane import SharedLaneSpec
@@ -26,7 +26,7 @@ from shoal.errors import DataError, ShoalError
 from shoal.launchers.titles import title
 from shoal.strategies.base import Strategy
 
-__all__ = ["SAMPLE_ROWS", "WATCH", "Moment", "Watch", "WorkerSpec", "work"]
+__all__ = ["WATCH", "Moment", "Watch", "WorkerSpec", "work"]
 
 MOST_TEXT = (
     1 << 15

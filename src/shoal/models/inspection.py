@@ -27,6 +27,37 @@ from shoal.vectors import (
 )
 
 SAMPLE_ROWS = 4
+"""Rows that tell what a model makes of data, where the model does not say how many."""
+
+
+def fixed_batch(model: Any) -> int:
+    """The rows that every batch of a model must have; 0 where it takes any number.
+
+    Inputs say so (`keras.Input(batch_shape=...)`), and stateful recurrent layers, whose
+    states have a row for each row of a batch.
+
+    Example:
+        >>> import keras
+        >>> fixed_batch(keras.Sequential([keras.Input(batch_shape=(8, 2))]))
+        8
+    """
+    sizes: list[Any] = []
+    functional = getattr(model, "_functional", None) or model
+    for tensor in import_module("keras").tree.flatten(
+        getattr(functional, "_inputs", None) or []
+    ):
+        sizes.append(tensor.shape[0])
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) and layer.built:
+            sizes += [
+                v.shape[0] for v in getattr(layer, "states", None) or [] if v.shape
+            ]
+    return max((int(size) for size in sizes if size), default=0)
+
+
+def sample_rows(model: Any) -> int:
+    """How many rows are read to see what a model makes of data."""
+    return fixed_batch(model) or SAMPLE_ROWS
 
 
 def find_model(model: Any) -> tuple[Any, Callable[[], Any] | None]:
@@ -260,6 +291,8 @@ def read_model(
         refused_dtypes=tuple(
             f"{v.path}: {v.dtype}" for v in trainable if str(v.dtype) not in FLOATS
         ),
+        fixed_batch=fixed_batch(model),
+        is_stateful=any(getattr(x, "stateful", False) for x in model._flatten_layers()),
         backend=keras.backend.backend(),
         needs_compiler=keras.backend.backend() == "torch" and bool(model.jit_compile),
         metrics={**metric_directions(model), **dict.fromkeys(logs.numbers, "")}

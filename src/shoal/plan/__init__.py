@@ -17,6 +17,7 @@ from shoal.plan.cautions import (
     metric_warnings,
     optimizer_warnings,
     room_warnings,
+    state_warnings,
 )
 from shoal.plan.collective import choose_collective
 from shoal.plan.exchanging import choose_codec, choose_overlap, choose_servers
@@ -27,6 +28,7 @@ from shoal.plan.quorum import check_quorum, choose_quorum
 from shoal.plan.refusals import (
     is_repeatable,
     refuse,
+    refuse_fixed_batch,
     refuse_late,
     refuse_uncompiled,
 )
@@ -224,6 +226,9 @@ def resolve(
     refuse(request, model, workers)
     refuse_uncompiled(strategy, model, machine)
     refuse_late(request, data)
+    refuse_fixed_batch(
+        model, shares(min(batch, rows), workers) if is_gang else (batch,), rows, batch
+    )
     gang = min(batch, rows) if is_gang else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else gang)
     strategy = replace(strategy, period=strategy.period or steps_each)
@@ -314,6 +319,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += room_warnings(plan.workers, plan.threads, plan.machine)
     found += gpu_warnings(plan.machine.gpus, plan.places)
     found += metric_warnings(plan.model)
+    found += state_warnings(plan.model, plan.workers)
     found += optimizer_warnings(plan.model)
     if plan.is_gang and plan.workers > 1:
         found += gang_warnings(plan.model, plan.strategy.name)

@@ -90,6 +90,17 @@ def metric_notes(model: ModelFacts) -> list[str]:
     ]
 
 
+def state_warnings(model: ModelFacts, workers: int) -> list[str]:
+    """What recurrent layers keep from batch to batch, where several workers train."""
+    if not model.is_stateful or workers == 1:
+        return []
+    return [
+        f"{model.name} has stateful layers: each worker keeps the state of the batches "
+        "that it is given, which need not follow each other in the data. Train with "
+        "strategy='single' and shuffle=False where the order of batches matters."
+    ]
+
+
 def gang_warnings(model: ModelFacts, strategy: str) -> list[str]:
     """Where gradients of several workers are not quite those of plain Keras.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal.backends import BACKENDS
 from shoal.errors import PlanError
 from shoal.facts import DataFacts, MachineFacts, ModelFacts
@@ -50,6 +52,44 @@ def refuse(request: Request, model: ModelFacts, workers: int) -> None:
             _refuse_losses(strategy, model)
     if request.deterministic:
         _refuse_chance(request, workers)
+
+
+def refuse_fixed_batch(
+    model: ModelFacts, rows_each: Sequence[int], rows: int, batch: int
+) -> None:
+    """Raises PlanError where a step would have other rows than the model must have.
+
+    Args:
+        model: Its inputs may fix a batch size.
+        rows_each: Rows of a step of each worker, or of any of them.
+        rows: Samples of an epoch.
+        batch: Samples of a step as the user means it.
+    """
+    fixed = model.fixed_batch
+    odd = [each for each in rows_each if each != fixed]
+    if not fixed or (not odd and rows % batch == 0):
+        return
+    if odd and len(rows_each) > 1:
+        raise PlanError(
+            f"model {model.name!r} has a fixed batch size of {fixed}, a worker's share "
+            f"is {odd[0]}: batch_size={batch} is divided among {len(rows_each)} "
+            f"workers. Expected shares of {fixed}. Pass "
+            f"batch_size={fixed * len(rows_each)}, or a strategy whose workers have "
+            f"whole batches, such as 'local_sgd', with batch_size={fixed}."
+        )
+    if odd:
+        raise PlanError(
+            f"model {model.name!r} has a fixed batch size of {fixed}, and "
+            f"batch_size={batch}. Expected batches of {fixed}. Pass "
+            f"batch_size={fixed}, or build the model with keras.Input(shape), which "
+            "fixes none."
+        )
+    raise PlanError(
+        f"model {model.name!r} has a fixed batch size of {fixed}, and the last of "
+        f"{rows:,} samples make a batch of {rows % batch}. Expected whole batches, as "
+        f"the model takes no others. Pass {rows - rows % batch:,} samples, or "
+        f"steps_per_epoch={rows // batch}."
+    )
 
 
 def refuse_late(request: Request, data: DataFacts) -> None:

@@ -27,7 +27,7 @@ from shoal.data.reading import Reading
 from shoal.engine.worker import WATCH
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import Chunking, DataFacts
-from shoal.models.inspection import SAMPLE_ROWS, find_model, prepare, read_model
+from shoal.models.inspection import find_model, prepare, read_model, sample_rows
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often
 from shoal.plan.request import Workers
@@ -191,7 +191,7 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
     )
     natural = source.batch_size if isinstance(source, ChunkedSource) else None
     check_batch_size(arguments.batch_size, natural)
-    sample = first_rows(source, SAMPLE_ROWS)
+    sample = first_rows(source, sample_rows(model))
     prepare(model, sample)
     data = DataFacts(
         rows=len(source),

@@ -20,7 +20,6 @@ from shoal.data.chunks import ChunkedSource, ShapesDiffer, Shelf
 from shoal.engine.center import pull_into, push_into
 from shoal.engine.changes import Changes, write
 from shoal.engine.ledger import Piece
-from shoal.engine.loop import SAMPLE_ROWS
 from shoal.engine.opening import OpenBackend
 from shoal.engine.reading import uniform_runs
 from shoal.engine.windows import next_batches
@@ -93,7 +92,9 @@ class Crew:
     ) -> None:
         self._plan, self._source, self._began = plan, source, clock_start
         self._order, self._spec = plan.order(), compute_spec(plan)
-        sample = source.take(np.arange(SAMPLE_ROWS) % self._order.sample_rows)
+        sample = source.take(
+            np.arange(self._spec.sample_rows) % self._order.sample_rows
+        )
         open_backend = OpenBackend(name=plan.backend, model=packed)
         self._backend: Backend = open_backend(self._spec, sample)
         self._shelf = Shelf(source) if isinstance(source, ChunkedSource) else None

@@ -24,7 +24,7 @@ from shoal.errors import ConfigError
 from shoal.facts import Monitor
 from shoal.interruption import check
 from shoal.launchers.shared import SharedBlob
-from shoal.models.inspection import SAMPLE_ROWS, prepare
+from shoal.models.inspection import prepare, sample_rows
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.travel import unpack
 from shoal.optimizers import optimizer_variables
@@ -127,7 +127,7 @@ def _works(ready: Ready) -> list[Work]:
     same weights (they may be pretrained) and differ in order and random state.
     """
     work, found = ready.work, list[Work]()
-    sample = first_rows(work.source, SAMPLE_ROWS)
+    sample = first_rows(work.source, sample_rows(work.model))
     for member in range(ready.plan.models):
         if work.factory is not None and member:
             model = work.factory()

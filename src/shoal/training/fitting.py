@@ -44,7 +44,12 @@ from shoal.forks import Origin
 from shoal.interruption import check, interruptible, undisturbed
 from shoal.launchers.cores import shares_of_cores
 from shoal.launchers.shared import SharedBlob
-from shoal.models.inspection import SAMPLE_ROWS, learning_rate_of, step_variable
+from shoal.models.inspection import (
+    SAMPLE_ROWS,
+    learning_rate_of,
+    sample_rows,
+    step_variable,
+)
 from shoal.models.metrics import MetricStates, loss_totals
 from shoal.models.pickling import dumps
 from shoal.models.travel import pack
@@ -100,7 +105,7 @@ class Work:
         custom, factory = self.custom_objects, self.factory
         sample = self.sample
         if sample is None:
-            sample = first_rows(self.source, SAMPLE_ROWS)
+            sample = first_rows(self.source, sample_rows(self.model))
         packed = pack(self.model, custom_objects=custom, factory=factory, sample=sample)
         return replace(self, packed=packed)
 
@@ -325,6 +330,7 @@ def compute_spec(plan: Plan) -> ComputeSpec:
         is_summed="sum" in model.reductions,
         summed=model.summed,
         applied=model.applied,
+        sample_rows=model.fixed_batch or SAMPLE_ROWS,
         logs=plan.model.step_logs,
         is_alone=plan.most_workers == 1,
         has_one_thread=plan.threads == 1,

@@ -19,7 +19,7 @@ from shoal.data.chunks import ChunkedSource, first_rows
 from shoal.data.training import held_out
 from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.interruption import check, interruptible
-from shoal.models.inspection import SAMPLE_ROWS, prepare
+from shoal.models.inspection import prepare, sample_rows
 from shoal.models.travel import unpack
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often
@@ -266,7 +266,7 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
     if source is None:
         raise CheckpointError("the run has no samples. Pass them to resume.")
     model = unpack(inputs.packed)
-    prepare(model, first_rows(source, SAMPLE_ROWS))
+    prepare(model, first_rows(source, sample_rows(model)))
     before = inputs.plan
     # Told "auto", the machine of today might give another number.
     workers = call.workers

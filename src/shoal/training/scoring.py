@@ -28,7 +28,7 @@ from shoal.interruption import interruptible, pause, undisturbed
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob, map_inherited
-from shoal.models.inspection import SAMPLE_ROWS, build, check_inputs, prepare
+from shoal.models.inspection import build, check_inputs, prepare, sample_rows
 from shoal.models.metrics import MetricStates, unmergeable
 from shoal.models.pickling import dumps
 from shoal.models.travel import pack
@@ -133,7 +133,7 @@ def _evaluate(
 ) -> dict[str, float]:
     """The same, of rows that can be read."""
     with interruptible():
-        sample = first_rows(source, SAMPLE_ROWS)
+        sample = first_rows(source, sample_rows(model))
         prepare(model, sample)
     job = _job(model, source, asked, sample)
     targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
@@ -168,7 +168,7 @@ def _predict(
 ) -> trees.Tree:
     """The same, from rows that can be read."""
     with interruptible():
-        sample = first_rows(source, SAMPLE_ROWS)
+        sample = first_rows(source, sample_rows(model))
         build(model, sample)
         check_inputs(model, sample)
     job = _job(model, source, asked, sample)

@@ -11,7 +11,7 @@ from shoal.data import ArraySource, Source
 from shoal.data.chunks import ChunkedSource, first_rows
 from shoal.data.training import VALIDATION
 from shoal.errors import PlanError
-from shoal.models.inspection import SAMPLE_ROWS, check_rows
+from shoal.models.inspection import check_rows, sample_rows
 from shoal.plan.request import require_whole
 from shoal.training.callback_list import safe_points, whole
 from shoal.training.streaming import batches, rows_of_steps
@@ -137,7 +137,7 @@ def read_validation(
         return None
     natural = held.batch_size if isinstance(held, ChunkedSource) else None
     usual_batch_size = natural or usual_batch_size
-    check_rows(model, first_rows(held, SAMPLE_ROWS), VALIDATION)
+    check_rows(model, first_rows(held, sample_rows(model)), VALIDATION)
     return Validation(
         source=held, batch_size=batch_size or usual_batch_size, steps=steps
     )
