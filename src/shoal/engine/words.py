@@ -62,20 +62,23 @@ def push(head: Head) -> dict[str, Any]:
         ValueError: It is not what a worker of ours says.
     """
     compute_s, data_s, wait_s, exchange_s = map(float, head["times"])
-    samples, steps = float(head["samples"]), int(head["steps"])
+    samples, steps = float(head["samples"]), whole(head["steps"])
     group = whole(head.get("group", 0))
     if steps < 1 or not (math.isfinite(samples) and samples >= 0):
         raise ValueError(f"{steps} steps of {samples} samples")
+    times = compute_s, data_s, wait_s, exchange_s
+    if not all(map(math.isfinite, times)):  # they are recorded, and added up
+        raise ValueError(f"times of {times} s")
     return {
-        "lineage": int(head["lineage"]),
-        "sequence": int(head["sequence"]),
-        "pieces": [[*Piece(*map(int, piece))] for piece in head["pieces"]],
+        "lineage": whole(head["lineage"]),
+        "sequence": whole(head["sequence"]),
+        "pieces": [[*Piece(*map(whole, piece))] for piece in head["pieces"]],
         "steps": steps,
         "samples": samples,
         "group": group,
         **_sums(head),
         "doubt": read_doubt(head),
-        "times": [compute_s, data_s, wait_s, exchange_s],
+        "times": [*times],
     }
 
 
