@@ -58,6 +58,11 @@ class ClassWeighted(ChunkedSource):
         check_class_weight(class_weight, y, has_sample_weight=len(parts) == 3)
 
     @property
+    def inner(self) -> ChunkedSource:
+        """The source whose rows are weighted."""
+        return self._source
+
+    @property
     def chunk_rows(self) -> Sequence[int]:
         """Those of the other source."""
         return self._source.chunk_rows

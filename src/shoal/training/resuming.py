@@ -37,6 +37,7 @@ from shoal.training.likeness import difference
 from shoal.training.machines import look, opened, staged
 from shoal.training.past import Past
 from shoal.training.performing import follow, keeping, warner
+from shoal.training.same_files import check_files
 from shoal.training.sampling import sampling
 from shoal.training.validation import Validation, check_late, validating
 
@@ -78,6 +79,9 @@ def resume(call: Call) -> Any:
         _check_nothing_is_lost(record, inputs, past, call, warn)
         with interruptible():  # data of the user is read, and the model made
             inputs = _with_data(inputs, call, warn)
+            check_files("the data", inputs.source, warn)
+            if inputs.validation is not None:
+                check_files("the validation data", inputs.validation.source, warn)
             request, plan, work = _prepare(inputs, call)
             found_there = opened(_cluster(inputs), plan, request)
             plan, machines = stack.enter_context(found_there)

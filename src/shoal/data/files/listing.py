@@ -111,7 +111,7 @@ def _entries(url: str, store: Store) -> dict[str, FileEntry]:
         if is_file and not _is_hidden(name[len(root) :]):
             own = _url_of(system, name)
             files[own] = FileEntry(
-                url=own, size_bytes=int(info.get("size") or 0), mark=_mark(info)
+                url=own, size_bytes=int(info.get("size") or 0), mark=mark_of(info)
             )
     return files
 
@@ -166,7 +166,8 @@ def _url_of(system: Any, name: str) -> str:
     return name if url.startswith(("file:", "local:")) else url
 
 
-def _mark(info: Mapping[str, Any]) -> str:
+def mark_of(info: Mapping[str, Any]) -> str:
+    """What a store calls this version of a file, "" where it does not say."""
     for key in MARKS:
         if info.get(key) is not None:
             return str(info[key]).strip('"')

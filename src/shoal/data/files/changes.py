@@ -1,0 +1,119 @@
+"""Which files of a source are no longer what they were when it was opened.
+
+A run that goes on reads them again. Names, sizes and the marks that a store gives each
+version of a file are compared; contents are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, final
+
+from shoal.data.files.listing import mark_of
+from shoal.data.files.source import FileSource
+from shoal.data.files.store import FileEntry, Store
+from shoal.data.weighted import ClassWeighted
+
+LOCAL = frozenset({"file", "local", "memory"})
+
+
+class Changes(NamedTuple):
+    """Files that changed, each as "url: how".
+
+    Args:
+        certain: Gone, of another size, or of another version as the store says.
+        likely: Written to since, as the time of their last change says.
+    """
+
+    certain: tuple[str, ...] = ()
+    likely: tuple[str, ...] = ()
+
+
+def changes_of(source: Any) -> Changes:
+    r"""Compares the files of a source with those that are there now.
+
+    Args:
+        source: Of any kind; one that reads no files has no changes.
+
+    Example:
+        >>> import pathlib
+        >>> from shoal.data.files import open_files
+        >>> _ = pathlib.Path("c.csv").write_text("a,y\n1,2\n")
+        >>> source = open_files("c.csv", label="y")
+        >>> _ = pathlib.Path("c.csv").write_text("a,y\n1,2\n3,4\n")
+        >>> changes_of(source).certain
+        ('.../c.csv: 12 bytes, 8 before',)
+    """
+    if isinstance(source, ClassWeighted):
+        source = source.inner
+    if not isinstance(source, FileSource):
+        return Changes()
+    certain: list[str] = []
+    likely: list[str] = []
+    look = _Look(source.reader.store)
+    for file in _files_of(source):
+        how, is_certain = _difference(file, look)
+        if how:
+            (certain if is_certain else likely).append(f"{file.url}: {how}")
+    return Changes(tuple(certain), tuple(likely))
+
+
+def _files_of(source: FileSource) -> Iterable[FileEntry]:
+    parts = (part for portion in source.portions for part in portion.parts)
+    return {part.file.url: part.file for part in parts}.values()
+
+
+def _difference(file: FileEntry, look: _Look) -> tuple[str, bool]:
+    """What is another one now, and whether the contents must be; "" for nothing."""
+    try:
+        info = look(file)
+    except FileNotFoundError:
+        return "gone", True
+    except (OSError, NotImplementedError):  # it says so when the file is read
+        return "", False
+    size = info.get("size")
+    if size is not None and int(size) != file.size_bytes:
+        return f"{int(size):,} bytes, {file.size_bytes:,} before", True
+    mark = mark_of(info)
+    if not mark or not file.mark or mark == file.mark:
+        return "", False
+    return "written to since", not look.is_local(file)
+
+
+@final
+class _Look:
+    """What a store says of files; one request a folder where files are far away.
+
+    Args:
+        store: Of the files.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._folders: dict[str, dict[str, Any]] = {}
+
+    def is_local(self, file: FileEntry) -> bool:
+        """Whether it lies on this machine, where marks are times of changes."""
+        protocols = self._store.filesystem(file.url).protocol
+        names = (protocols,) if isinstance(protocols, str) else protocols
+        return not LOCAL.isdisjoint(names)
+
+    def __call__(self, file: FileEntry) -> Mapping[str, Any]:
+        """Returns what the listing of a file says.
+
+        Raises:
+            FileNotFoundError: It is gone.
+        """
+        system, path = self._store.filesystem(file.url), self._store.path(file.url)
+        if self.is_local(file):
+            return system.info(path)
+        folder, slash, _ = path.rpartition("/")
+        if not slash:
+            return system.info(path)
+        if folder not in self._folders:
+            found = system.ls(folder, detail=True)
+            self._folders[folder] = {str(info["name"]): info for info in found}
+        try:
+            return self._folders[folder][path]
+        except KeyError:
+            raise FileNotFoundError(path) from None
