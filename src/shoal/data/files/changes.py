@@ -48,9 +48,12 @@ def changes_of(source: Any) -> Changes:
         source = source.inner
     if not isinstance(source, FileSource):
         return Changes()
+    store: Store | None = getattr(source.reader, "store", None)
+    if store is None:
+        return Changes()
     certain: list[str] = []
     likely: list[str] = []
-    look = _Look(source.reader.store)
+    look = _Look(store)
     for file in _files_of(source):
         how, is_certain = _difference(file, look)
         if how:
