@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from shoal.clusters.ssh import SSH, Way
+from shoal.clusters.yaml_text import MOST_CHARACTERS, Lines, read_yaml
 from shoal.errors import ConfigError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
@@ -147,8 +148,9 @@ def read_hosts_file(path: Path) -> HostsFile:
         ConfigError: There is none, or it says what it cannot say; with the line.
     """
     try:
-        text = path.read_text()
-    except OSError as error:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the file of hosts cannot be read: {error}. Expected YAML, in the least "
             "`hosts: [10.0.0.1, 10.0.0.2]`, the head first. Name such a file."
@@ -204,44 +206,26 @@ def _wrong(where: str, what: str) -> ConfigError:
     )
 
 
-def _from_json(text: str, where: str) -> tuple[Any, dict[tuple[Any, ...], int]]:
+def _from_json(text: str, where: str) -> tuple[Any, Lines]:
     try:
         return json.loads(text), {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(where, f"it is no JSON: {error}") from error
 
 
-def _from_yaml(text: str, where: str) -> tuple[Any, dict[tuple[Any, ...], int]]:
+def _from_yaml(text: str, where: str) -> tuple[Any, Lines]:
     try:
-        import yaml
+        return read_yaml(text)
     except ImportError as error:
         raise ConfigError(
             f"{where} is YAML, and PyYAML is not installed. Expected it, or a file of "
             "JSON. Run: pip install 'shoal[cluster]'."
         ) from error
-    lines: dict[tuple[Any, ...], int] = {}
-
-    def note(node: Any, place: tuple[Any, ...]) -> None:
-        lines[place] = node.start_mark.line + 1
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                note(value, (*place, key.value))
-                lines[(*place, key.value)] = key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode):
-            for number, value in enumerate(node.value):
-                note(value, (*place, number))
-
-    try:
-        root = yaml.compose(text, yaml.SafeLoader)
-        if root is not None:
-            note(root, ())
-        return yaml.safe_load(text), lines
-    except yaml.YAMLError as error:
-        told = " ".join(str(error).split())
-        raise _wrong(where, f"it is no YAML: {told}") from error
+    except ValueError as error:
+        raise _wrong(where, str(error)) from error
 
 
-def _line_of(place: Sequence[Any], lines: dict[tuple[Any, ...], int]) -> str:
+def _line_of(place: Sequence[Any], lines: Lines) -> str:
     """The line of a field, or of what it is missing in."""
     for end in range(len(place), 0, -1):
         if tuple(place[:end]) in lines:

@@ -1,0 +1,95 @@
+"""Text of YAML as values, with the line of each; what could be a trap is refused.
+
+A short text may stand for a huge value, where aliases name nodes with aliases in them,
+or for an endless one, where a node contains itself. Keys that stand twice lose one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST_CHARACTERS = 1 << 20
+MOST_DEPTH = 50
+
+Lines = dict[tuple[Any, ...], int]
+"""Line of each value, by the keys and numbers that lead to it."""
+
+
+def read_yaml(text: str) -> tuple[Any, Lines]:
+    r"""Reads plain values: mappings, lists, texts, numbers, dates.
+
+    Args:
+        text: Of a file that somebody wrote by hand.
+
+    Returns:
+        The value, None for an empty text; and lines, which begin at 1.
+
+    Raises:
+        ImportError: PyYAML is not installed.
+        ValueError: It is no YAML, or nobody writes such; with the reason.
+
+    Example:
+        >>> read_yaml("a: [1, 2]")[0]
+        {'a': [1, 2]}
+    """
+    import yaml
+
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
+    try:
+        _check_nesting(yaml.parse(text, yaml.SafeLoader))
+        root = yaml.compose(text, yaml.SafeLoader)
+        lines: Lines = {}
+        if root is not None:
+            _note(root, (), lines)
+        return yaml.safe_load(text), lines
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is no YAML: {' '.join(str(error).split())}") from error
+
+
+def _check_nesting(events: Any) -> None:
+    """Refuses aliases in what an alias stands for, and deep nesting."""
+    import yaml
+
+    is_nested: dict[str, bool] = {}  # by anchor: whether there are aliases within
+    open_nodes: list[tuple[str | None, bool]] = []
+    for event in events:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            if is_nested.get(event.anchor, True):
+                raise ValueError(
+                    f"line {line}: the alias *{event.anchor} stands for a value that "
+                    "has aliases in it"
+                )
+            open_nodes = [(anchor, True) for anchor, _ in open_nodes]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, False))
+            if len(open_nodes) > MOST_DEPTH:
+                raise ValueError(f"line {line}: more than {MOST_DEPTH} values deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, has_aliases = open_nodes.pop()
+            if anchor is not None:
+                is_nested[anchor] = has_aliases
+        elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
+            is_nested[event.anchor] = False
+
+
+def _note(node: Any, place: tuple[Any, ...], lines: Lines) -> None:
+    """Takes note of the lines of a node and of all that is in it."""
+    import yaml
+
+    lines[place] = node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        seen = set[Any]()
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ValueError(f"line {line}: a key is no text")
+            if key.value in seen:
+                raise ValueError(f"line {line}: {key.value!r} stands there twice")
+            seen.add(key.value)
+            _note(value, (*place, key.value), lines)
+            lines[(*place, key.value)] = line
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            _note(value, (*place, number), lines)
