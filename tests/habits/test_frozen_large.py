@@ -92,7 +92,8 @@ def check(make: Any, sizes: list[int], *, is_exact: bool, **given: Any) -> None:
     usual["epochs"] = epochs = given.pop("epochs", EPOCHS)
     model = make()
     frozen = [v.numpy().copy() for v in model.non_trainable_variables]
-    history = shoal.fit(model, x, y, **{**usual, "workers": 2, "run": False, **given})
+    told: dict[str, Any] = {**usual, "workers": 2, "run": False, **given}
+    history = shoal.fit(model, x, y, **told)
     for variable, value in zip(model.non_trainable_variables, frozen, strict=True):
         if "seed" not in variable.path:
             np.testing.assert_array_equal(variable.numpy(), value)
