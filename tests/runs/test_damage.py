@@ -161,6 +161,11 @@ def test_events_as_they_are_written_are_read(kind: str, root: str):
 )  # fmt: skip
 @given(st.sampled_from(PLACES), JSON)
 @example(("run_finished", ("report", "best")), 3)
+@example(("epoch_ended", ("metrics", "loss")), {"\ud800": "\udfff"})
+@example(("node_used", ("gpus", 0, "name")), "\ud800")
+@example(("run_started", ("plan",)), {"strategy": {"\ud800": 1}})
+@example(("exchanges", ("rows", 0, 0)), "\ud800")
+@example(("exchanges", ("columns", 0)), "\ud800")
 @example(("exchanges", ("rows", 0)), [0, 1])
 @example(("exchanges", ("rows",)), [[0], [1, "x"]])
 def test_any_value_in_any_field_is_read_or_said(

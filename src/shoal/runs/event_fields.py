@@ -197,7 +197,7 @@ def check(event: Mapping[str, Any]) -> Event:
         raise ValueError(f"its kind is a {type(kind).__name__}")
     is_packed = kind == "exchanges"
     given = {
-        name: value if is_packed and name == "rows" else _plain(name, value)
+        _whole(name): value if is_packed and name == "rows" else _plain(name, value)
         for name, value in event.items()
         if value is not None
     }
@@ -231,6 +231,8 @@ def _adapter(kind: str) -> TypeAdapter[Any]:
 
 def _plain(name: str, value: Any, depth: int = 1) -> Any:
     """Values that can be shown; what is no number becomes null, as when written."""
+    if isinstance(value, str):
+        return _whole(value)
     if isinstance(value, float):
         return value if -1e308 <= value <= 1e308 else None
     if isinstance(value, int) and abs(value) >= MOST:
@@ -242,7 +244,12 @@ def _plain(name: str, value: Any, depth: int = 1) -> Any:
     if isinstance(value, list):
         return [_plain(name, item, depth + 1) for item in cast("list[Any]", value)]
     fields = cast("dict[str, Any]", value)
-    return {key: _plain(name, item, depth + 1) for key, item in fields.items()}
+    return {_whole(k): _plain(name, item, depth + 1) for k, item in fields.items()}
+
+
+def _whole(text: str) -> str:
+    """Text without halves of characters, which JSON can name and nothing can write."""
+    return text.encode(errors="replace").decode()
 
 
 def _check_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
