@@ -33,8 +33,8 @@ def optimizers_of(model: Any) -> list[Any]:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")
-        >>> [optimizer.name for optimizer in optimizers_of(model)]
-        ['sgd']
+        >>> [type(optimizer).__name__ for optimizer in optimizers_of(model)]
+        ['SGD']
     """
     own = getattr(model, "optimizer", None)
     found = {} if own is None else {id(own): own}

@@ -289,7 +289,7 @@ def test_what_cannot_travel_is_named() -> None:
             (X, Y[:3]),
             r"y has 3 rows but x has 22 \(batch 0 of the keras PyDataset, ",
         ),
-        ((np.array(["a", "b"]),), "x has dtype <U1"),
+        ((np.array(["a", "b"]),), "x has text, dtype <U1"),
         ({}, "has no arrays"),
         ((), "has 0 parts"),
         ((np.zeros((0, 2)),), "has no samples"),

@@ -31,7 +31,9 @@ def told(bad_row: int | None, turned: int | None, rows: int = SIZE * STEPS) -> A
     )
     backend: Any = SimpleNamespace(read=lambda: (fine * np.nan, fine))
     reader: Any = SimpleNamespace(
-        pieces=lambda pieces: (data,), indices=lambda pieces: np.arange(rows)
+        pieces=lambda pieces: (data,),
+        indices=lambda pieces: np.arange(rows),
+        runs=lambda pieces, size: [(pieces, (data,))],
     )
     guard = Guard(WARN, member, backend, reader, loss_at=(0,), batch_size=SIZE)
     span = FIRST, FIRST + STEPS - 1

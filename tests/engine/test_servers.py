@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class FakeStage:
 
     def __init__(self) -> None:
         self.server, self.standby, self.is_kept = "server", "", False
+        self.name, self.standby_name, self.run = "server", "standby", "a-run"
         self.listener, self.other_listener = (
             socket.create_server(("127.0.0.1", 0)) for _ in range(2)
         )
@@ -38,6 +40,9 @@ class FakeStage:
 
     def give(self, name: str, part: ServeInherited) -> None:
         self.parts.append(part)
+
+    def pid(self, name: str) -> int:
+        return os.getpid()
 
     def start_standby(self) -> None:
         self.standby = "standby"

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 
 from shoal.engine import channel as module
 from shoal.engine.channel import STRANGER_HEAD_BYTES, Channel
-from shoal.engine.greeting import ANSWER_BYTES, HELLO_BYTES, Caller
+from shoal.engine.greeting import ANSWER_BYTES, HELLO_BYTES, Caller, worker_secret
 from shoal.engine.wire import (
     AHEAD_BYTES,
     HEADER,
@@ -68,9 +68,9 @@ def pair(limit: int = LIMIT) -> Iterator[tuple[socket.socket, Channel]]:
     channel.close()
 
 
-def greet(caller: socket.socket, channel: Channel) -> None:
-    """Proves the secret as a worker does that has said what it is."""
-    talk = Caller(SECRET)
+def greet(caller: socket.socket, channel: Channel, secret: bytes = SECRET) -> None:
+    """Proves a secret as a peer does that has said what it is."""
+    talk = Caller(secret)
     caller.sendall(talk.hello)
     wait_readable(channel.socket)
     assert channel.read() == []
@@ -331,7 +331,8 @@ class TestFrames:
         self, sizes: tuple[int, int], is_taken: bool
     ) -> None:
         with pair() as (caller, channel):
-            greet(caller, channel)
+            # The controller, which knows the secret itself, may send more.
+            greet(caller, channel, worker_secret(SECRET))
             channel._is_admitted = False
             caller.sendall(HEADER.pack(MAGIC, *sizes))
             wait_readable(channel.socket)

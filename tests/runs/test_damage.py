@@ -168,6 +168,7 @@ def test_events_as_they_are_written_are_read(kind: str, root: str):
 @example(("exchanges", ("columns", 0)), "\ud800")
 @example(("exchanges", ("rows", 0)), [0, 1])
 @example(("exchanges", ("rows",)), [[0], [1, "x"]])
+@example(("run_created", ("name",)), "\udc80 and a whole one: \U0001f41f")
 def test_any_value_in_any_field_is_read_or_said(
     where: tuple[str, tuple[Any, ...]], value: Any
 ):

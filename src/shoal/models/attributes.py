@@ -29,7 +29,7 @@ def plain_attributes(model: Any) -> dict[str, Plain]:
     Example:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
-        >>> plain_attributes(model)["layer 1/rate"]
+        >>> plain_attributes(model)["layer 2/rate"]
         0.5
     """
     found: dict[str, Plain] = {}

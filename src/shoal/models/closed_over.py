@@ -34,6 +34,7 @@ def closed_over(model: Any) -> dict[str, Any]:
         >>> rate = keras.Variable(0.5, trainable=False)
         >>> def loss(y, p):
         ...     return rate * keras.ops.mean((y - p) ** 2)
+        >>> loss.__module__ = "__main__"  # as in a script, not in this package
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", loss)
         >>> list(closed_over(model)) == ["loss/loss/rate"]

@@ -38,7 +38,8 @@ def fixed_batch(model: Any) -> int:
 
     Example:
         >>> import keras
-        >>> fixed_batch(keras.Sequential([keras.Input(batch_shape=(8, 2))]))
+        >>> layers = [keras.Input(batch_shape=(8, 2)), keras.layers.Dense(1)]
+        >>> fixed_batch(keras.Sequential(layers))
         8
     """
     sizes: list[Any] = []

@@ -121,7 +121,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "a float": ((ONES, ONES, 3.0), r"train_size=3\.0 of type float"),
     "a bool": ((ONES[:1], ONES[:1], True), "train_size=True"),
-    "text": ((np.array(["a"] * 3), ONES, 3), "inputs has dtype <U1"),
+    "text": ((np.array(["a"] * 3), ONES, 3), "inputs has text, dtype <U1"),
     "no inputs": ((None, ONES, 3), "returned no inputs"),
     "no array": (("hello", ONES, 3), "inputs is a str"),
 }
