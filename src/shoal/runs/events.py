@@ -41,10 +41,6 @@ EXCHANGE_FIELDS = (
 """What is kept of one exchange, in the order of the columns."""
 
 
-HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Escapes of surrogates, of which two make a character."""
-
-
 def encode(event: Mapping[str, Any]) -> bytes:
     r"""Turns an event into one line; NaN and infinity become null.
 
@@ -69,21 +65,10 @@ def _lines(content: bytes) -> Iterator[tuple[int, Event]]:
     for number, line in enumerate(content.splitlines(), 1):
         try:
             event = json.loads(line, parse_constant=_no_number)
-            if HALVES.search(line):
-                event = json.loads(_without_halves(event))
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
             yield number, cast(Event, event)
-
-
-def _without_halves(event: Any) -> str:
-    """JSON whose texts have a question mark in place of half a character.
-
-    Such halves (lone surrogates) can be read from escapes and never be written again.
-    """
-    text = json.dumps(event, ensure_ascii=False)
-    return text.encode("utf-8", "replace").decode()
 
 
 def pack_exchanges(records: Sequence[Mapping[str, Any]]) -> Event:
