@@ -408,7 +408,7 @@ def test_two_updates_a_step_do_not_go_with_all_reduce(tmp_path: Path) -> None:
     model.compile("sgd", "mse")
     with pytest.raises((PlanError, WorkerFailed)) as caught:
         shoal.fit(model, X, Y, workers=2, verbose=0, run=False)
-    assert "applied gradients 2 times" in str(caught.value)
+    assert "applies gradients 2 times" in str(caught.value)
     assert "'local_sgd'" in str(caught.value)
 
 

@@ -158,9 +158,7 @@ def test_an_epoch_that_was_told_and_then_lost_is_trained_again(
     counts = dict.fromkeys(range(EPOCHS), 0)
     for event in read_events(Folder.at(history.run.url)):
         if event["kind"] == "rollback":
-            counts |= {
-                epoch: 0 for epoch in counts if str(epoch) not in event["committed"]
-            }
+            counts |= {epoch: 0 for epoch in counts if epoch not in event["committed"]}
         for record in unpack_exchanges(event) if event["kind"] == "exchanges" else ():
             counts[record["epoch"]] += record["samples"]
     assert set(counts.values()) == {ROWS}

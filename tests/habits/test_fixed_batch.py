@@ -118,6 +118,15 @@ def test_state_of_several_workers_is_warned_of() -> None:
         fit(stateful(), strategy="local_sgd", workers=2)
 
 
+def test_what_keras_noted_of_the_first_batch_fixes_nothing() -> None:
+    x, y = rows()
+    model: Any = keras.Sequential([layers.Flatten(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=4, verbose=0)
+    assert fixed_batch(model) == 0
+    fit(model, strategy="single", batch_size=32)
+
+
 @pytest.mark.parametrize("make", [stateful, reshaping])
 def test_scores_and_predictions(make: Any) -> None:
     x, y = rows()

@@ -38,8 +38,8 @@ def fixed_batch(model: Any) -> int:
 
     Example:
         >>> import keras
-        >>> layers = [keras.Input(batch_shape=(8, 2)), keras.layers.Dense(1)]
-        >>> fixed_batch(keras.Sequential(layers))
+        >>> inputs = keras.Input(batch_shape=(8, 5, 2))
+        >>> fixed_batch(keras.Sequential([inputs, keras.layers.LSTM(3, stateful=True)]))
         8
     """
     sizes: list[Any] = []
@@ -53,7 +53,29 @@ def fixed_batch(model: Any) -> int:
             sizes += [
                 v.shape[0] for v in getattr(layer, "states", None) or [] if v.shape
             ]
-    return max((int(size) for size in sizes if size), default=0)
+    size = max((int(size) for size in sizes if size), default=0)
+    return 0 if size and _takes_others(functional, size) else size
+
+
+def _takes_others(functional: Any, size: int) -> bool:
+    """Whether layers take batches of another size than inputs were declared with.
+
+    Keras puts the first batch it sees into the inputs of a Sequential, and holds no
+    batch to them.
+    """
+    keras = import_module("keras")
+    inputs = getattr(functional, "_inputs_struct", None)
+    if inputs is None:
+        return False
+    others = keras.tree.map_structure(
+        lambda t: keras.KerasTensor((size + 1, *t.shape[1:]), dtype=t.dtype), inputs
+    )
+    try:
+        spec_of = import_module("keras.src.backend").compute_output_spec
+        spec_of(functional, others, training=False)
+    except Exception:  # layers say it in their own ways
+        return False
+    return True
 
 
 def sample_rows(model: Any) -> int:

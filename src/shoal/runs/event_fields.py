@@ -144,10 +144,10 @@ class _Interrupted(_Open, total=False):
 class _Used(TypedDict, total=False):
     number: Whole | str
     name: str
-    percent: Number
-    watts: Number
-    celsius: Number
-    memory_mib: Number
+    percent: Number | None
+    watts: Number | None
+    celsius: Number | None
+    memory_mib: Number | None
     total_mib: Number
 
 

@@ -155,7 +155,9 @@ def _check_nothing_is_lost(
     ended = record.summary().epochs
     first = inputs.plan.initial_epoch
     lost = ended - (0 if past is None else past.diary.epoch - first)
-    if past is None and ended and not call.force:
+    # The checkpoint of an epoch's end is written while the next one begins: a run that
+    # was killed meanwhile has lost nothing that was ever kept.
+    if past is None and ended > 1 and not call.force:
         raise CheckpointError(
             f"run {record.id!r} has no checkpoint, though its events tell that {ended} "
             "epochs have ended. Expected at least one manifest in "
@@ -163,7 +165,8 @@ def _check_nothing_is_lost(
             "back; or pass force=True (--force) to train from the first epoch again."
         )
     if past is None and lost:
-        warn(f"there is no checkpoint: the {lost} epochs that ended are trained again")
+        epochs = "epoch that ended is" if lost == 1 else f"{lost} epochs that ended are"
+        warn(f"there is no checkpoint: the {epochs} trained again")
     elif lost > 1:
         warn(
             f"the newest checkpoint is older than the run's events: the last {lost} "
