@@ -142,7 +142,8 @@ def _no_leaks(
     if _is_kept(request.node):
         request.getfixturevalue("kept")
         # Each fit ends a server; a new one waits then, and a worker may be another.
-        changing = {"child processes": 3, "listening ports": 1}
+        # So does the folder that its processes meet in, made when one first needs it.
+        changing = {"child processes": 3, "listening ports": 1, "files": 1}
     looks: dict[str, Callable[[], set[str]]] = {
         "threads": _threads,
         "child processes": _processes,
