@@ -64,6 +64,7 @@ EVERYWHERE := tests/backends/test_every_backend.py tests/backends/test_window.py
 	tests/habits/test_local_state.py \
 	tests/backends/test_native.py tests/backends/test_shared.py \
 	tests/backends/test_compiled.py tests/backends/test_many_optimizers.py \
+	tests/backends/test_rate_scaling.py \
 	tests/models/test_step_logs.py
 
 # Tests that start processes wait for them half of the time, but they need more memory

@@ -22,6 +22,21 @@ Data: TypeAlias = Any
 
 
 @dataclass(frozen=True, kw_only=True)
+class RateScaling:
+    """A factor of the learning rate that grows linearly from 1 (arXiv:1706.02677, 2.2).
+
+    Args:
+        factor: Where it ends.
+        steps: Steps of the user's batch size until then; 0 begins with the factor.
+        began: The run clock at the first of them.
+    """
+
+    factor: float
+    steps: float
+    began: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComputeSpec:
     """How a worker computes.
 
@@ -47,6 +62,7 @@ class ComputeSpec:
         has_one_thread: Its programs compute with one thread; a backend may have ways
             that are quicker then.
         sample_rows: Rows that tell what the model makes of data.
+        scaling: Of the learning rate; None leaves it as it is.
     """
 
     window: int
@@ -63,6 +79,7 @@ class ComputeSpec:
     is_alone: bool = True
     has_one_thread: bool = False
     sample_rows: int = 4
+    scaling: RateScaling | None = None
 
     @property
     def is_scaled(self) -> bool:

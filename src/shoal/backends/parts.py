@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from shoal.backends.base import Clock, ComputeSpec
+from shoal.backends.base import Clock, ComputeSpec, RateScaling
 from shoal.backends.fixed import is_random_state
 from shoal.errors import PlanError
 from shoal.optimizers import (
@@ -37,25 +37,43 @@ class RunClock(keras.optimizers.schedules.LearningRateSchedule):
     """Reads a schedule at the run clock instead of at the local step count.
 
     Args:
-        schedule: The user's.
+        schedule: The user's; or the variable with the learning rate, which is scaled.
         every: Steps of gradients that the optimizer makes one step of.
+        scaling: Of the learning rate; None leaves it as it is.
     """
 
-    def __init__(self, schedule: Any, every: int = 1) -> None:
-        self.schedule, self._every = schedule, every
+    def __init__(
+        self, schedule: Any, every: int = 1, scaling: RateScaling | None = None
+    ) -> None:
+        self.schedule, self._every, self._scaling = schedule, every, scaling
         self.now: tuple[Any, Any, Any] | None = None
         """Start and pace of the clock, and the local step it was read at."""
 
     def __call__(self, step: Any) -> Any:
         """Returns the learning rate of a local step."""
         if self.now is None:
-            return self.schedule(step)
+            return self._rate(step)
         start, pace, began = self.now
         taken = keras.ops.cast(step, "float32") * self._every
         ticks = start + (taken - began) * pace
+        factor = self._factor(ticks)
         if self._every > 1:
             ticks = keras.ops.floor(ticks / self._every)
-        return self.schedule(ticks)
+        return self._rate(ticks) * factor
+
+    def _rate(self, step: Any) -> Any:
+        if isinstance(self.schedule, keras.Variable):
+            return self.schedule.value
+        return self.schedule(step)
+
+    def _factor(self, ticks: Any) -> Any:
+        scaling = self._scaling
+        if scaling is None:
+            return 1.0
+        if not scaling.steps:
+            return scaling.factor
+        part = keras.ops.clip((ticks - scaling.began) / scaling.steps, 0.0, 1.0)
+        return 1.0 + (scaling.factor - 1.0) * part
 
     def get_config(self) -> dict[str, Any]:
         """Returns the schedule's."""
@@ -149,7 +167,9 @@ class ModelParts:
         found: list[Scheduled] = []
         for optimizer, times in zip(self.optimizers, applied, strict=False):
             for leaf in leaves(optimizer) if times else []:
-                if id(leaf._iterations) in known and (clock := _wrap_schedule(leaf)):
+                if id(leaf._iterations) not in known:
+                    continue
+                if clock := _wrap_schedule(leaf, self.spec.scaling):
                     found.append(Scheduled(clock, leaf._iterations, times))
         return found
 
@@ -232,12 +252,13 @@ def wide(layout: Layout) -> Layout:
     )
 
 
-def _wrap_schedule(inner: Any) -> RunClock | None:
+def _wrap_schedule(inner: Any, scaling: RateScaling | None) -> RunClock | None:
     rate = getattr(inner, "_learning_rate", None)
-    if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    if not is_schedule and (scaling is None or not isinstance(rate, keras.Variable)):
         return None
     every = inner.gradient_accumulation_steps or 1
-    clock = inner._learning_rate = RunClock(rate, every)
+    clock = inner._learning_rate = RunClock(rate, every, scaling)
     return clock
 
 

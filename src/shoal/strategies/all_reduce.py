@@ -28,17 +28,19 @@ class AllReduce(RoundStrategy):
     The center is not touched; it is a snapshot one worker publishes.
 
     Args:
-        scale_learning_rate: Multiply the learning rate by the number of workers,
-            for runs that scale the batch with them; default False.
-        warmup_epochs: Epochs over which a scaled rate grows from the unscaled one,
-            at least 0, default 0. The paper uses 5.
+        scale_learning_rate: Multiply the learning rate, or what its schedule says,
+            by the number of workers the plan has, for runs whose batch grows with
+            them; default False. Callbacks and logs have the unscaled rate.
+        warmup_epochs: Epochs over which the scaled rate grows linearly, step by step,
+            from the unscaled one, at least 0, default 0. The paper uses 5.
         period: Always 1.
 
     Messages: gradients up, one mean down; each the model's size in bytes. Stable
     below a learning rate of 2 / L, for curvature L.
 
     Raises:
-        ConfigError: If `period` is not 1, or `warmup_epochs` is negative.
+        ConfigError: If `period` is not 1, if `warmup_epochs` is negative, or if it is
+            given without `scale_learning_rate`.
 
     Example:
         >>> import numpy as np
@@ -68,6 +70,19 @@ class AllReduce(RoundStrategy):
         super().__post_init__()
         self._require(self.period == 1, "period", "is 1: gradients are of one step")
         self._require(self.warmup_epochs >= 0, "warmup_epochs", "is at least 0")
+        is_used = self.scale_learning_rate or not self.warmup_epochs
+        self._require(is_used, "warmup_epochs", "needs scale_learning_rate=True")
+
+    def rate_scaling(self, workers: int) -> tuple[float, int]:
+        """Returns the factor of the learning rate, and the epochs until it is reached.
+
+        Example:
+            >>> AllReduce(scale_learning_rate=True, warmup_epochs=5).rate_scaling(8)
+            (8.0, 5)
+        """
+        if not self.scale_learning_rate:
+            return 1.0, 0
+        return float(workers), self.warmup_epochs
 
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
         """Returns the sum of gradients, as it came."""

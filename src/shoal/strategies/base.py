@@ -179,6 +179,17 @@ class Strategy(ABC):
         """
         return 1.0 / (max(1, self.period) * staleness * curvature)
 
+    def rate_scaling(self, workers: int) -> tuple[float, int]:
+        """Returns the factor of the learning rate, and the epochs until it is reached.
+
+        The rate grows linearly from the unscaled one, step by step.
+
+        Args:
+            workers: That train.
+        """
+        del workers
+        return 1.0, 0
+
     def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
         """Returns what `plan` should warn about; raises PlanError to refuse."""
         del workers

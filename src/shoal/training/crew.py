@@ -91,7 +91,7 @@ class Crew:
         self, plan: Plan, packed: bytes, source: Source, clock_start: float
     ) -> None:
         self._plan, self._source, self._began = plan, source, clock_start
-        self._order, self._spec = plan.order(), compute_spec(plan)
+        self._order, self._spec = plan.order(), compute_spec(plan, clock_start)
         sample = source.take(
             np.arange(self._spec.sample_rows) % self._order.sample_rows
         )

@@ -5,13 +5,14 @@ Processes import what they need while the data is written to memory they can map
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.backends.base import ComputeSpec, Mass
+from shoal.backends.base import ComputeSpec, Mass, RateScaling
 from shoal.backends.fixed import most_bytes, size_bytes
 from shoal.data import ArraySource, Source
 from shoal.data.chunks import first_rows
@@ -314,8 +315,13 @@ def rules(plan: Plan) -> Rules:
     )
 
 
-def compute_spec(plan: Plan) -> ComputeSpec:
-    """The backend's part of a plan."""
+def compute_spec(plan: Plan, began: float) -> ComputeSpec:
+    """The backend's part of a plan.
+
+    Args:
+        plan: Of the run.
+        began: Where the optimizer began, in steps of the user's batch size.
+    """
     model = plan.model
     is_weighted = "mean_with_sample_weight" in model.reductions
     masses: tuple[tuple[Mass, Mass], ...]
@@ -334,7 +340,16 @@ def compute_spec(plan: Plan) -> ComputeSpec:
         logs=plan.model.step_logs,
         is_alone=plan.most_workers == 1,
         has_one_thread=plan.threads == 1,
+        scaling=_scaling(plan, began),
     )
+
+
+def _scaling(plan: Plan, began: float) -> RateScaling | None:
+    factor, epochs = plan.strategy.rate_scaling(plan.workers)
+    if factor == 1:
+        return None
+    steps_per_epoch = math.ceil(plan.rows / plan.batch_size)
+    return RateScaling(factor=factor, steps=epochs * steps_per_epoch, began=began)
 
 
 def most_state(model: Any) -> int:
@@ -414,7 +429,6 @@ def _give(
         shards=plan.servers,
         losses=loss_totals(model),
     )
-    compute = compute_spec(plan)
     # Cores of other machines have other numbers, and other users.
     mine = () if plan.machine.nodes else None
     cores = shares_of_cores(plan.workers, plan.threads, mine)
@@ -422,6 +436,7 @@ def _give(
         name=plan.backend, model=work.packed, is_kept=stage.is_kept
     )
     began = float(int(step_variable(model).numpy()))
+    compute = compute_spec(plan, began)
     open_source = _opening(work.source, stage.blob)
     lane = _lane(plan, stage, tag_of(secret))
 
