@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import tracemalloc
 from collections.abc import Callable
@@ -377,6 +378,29 @@ def test_a_forged_manifest_leads_nowhere(
     said: list[str] = []
     assert_same(store.latest(said.append), taken(1))
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff", b"[]", b"[" * 200_000],
+    ids=["empty", "cut", "no UTF-8", "list", "deep"],
+)
+def test_a_document_that_is_no_object_is_damage(folder: Folder, content: bytes):
+    """Its size and its checksum are right."""
+    store = opened(folder)
+    store.save(taken(1))
+    store.save(taken(2))
+
+    def other(fields: dict[str, Any]) -> None:
+        document = fields["document"]
+        folder.write(document["name"], content)
+        checksum = hashlib.sha256(content).hexdigest()
+        document.update(size_bytes=len(content), sha256=checksum)
+
+    forge(folder, other)
+    said: list[str] = []
+    assert_same(store.latest(said.append), taken(1))
+    assert "document" in said[0]
 
 
 def test_another_format_is_no_damage(folder: Folder):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.engine.left_out import LeftOut
 from shoal.engine.restart import Restart, Snapshot
-from shoal.errors import ConfigError
+from shoal.errors import CheckpointError, ConfigError
 from shoal.plan.often import Often, read_often
-from shoal.runs.checkpoints import CheckpointStore
+from shoal.runs.checkpoints import Checkpoint, CheckpointStore
 from shoal.runs.folder import Folder
 from shoal.training.callback_state import (
     CallbackStates,
@@ -57,6 +61,50 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
     np.testing.assert_equal(past.diary.history, {"loss": [0.5, 0.25, float("nan")]})
     assert past.diary.epochs == [0, 1, 2]
     assert (past.diary.best, past.diary.learning_rate) == (-0.25, 0.1)
+
+
+WHOLE: dict[str, Any] = {
+    "sequencer": {"lineage": 2}, "left_out": {"ranges": [[0, 8, 16]], "rows": [3]},
+    "snapshots": [[0, 1, 12]], "changes": 0,
+    "diary": {"epoch": 3, "history": {"loss": [0.5]}, "epochs": [0], "best": None,
+              "learning_rate": 0.1, "is_stopped": False, "unscored": []},
+}  # fmt: skip
+BLOBS = {"optimizer": b"", "callbacks": b"", "optimizer-0": b""}
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize(
+    "path", [*((name,) for name in WHOLE), ("diary", "epoch"), ("diary", "history"),
+             ("left_out", "ranges"), ("left_out", "rows")],
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+@given(value=anything)
+def test_a_document_of_another_kind_is_an_error_that_says_so(
+    path: tuple[str, ...], value: Any
+) -> None:
+    """Its checksums are right: another version of Shoal may have written it."""
+    document = copy.deepcopy(WHOLE)
+    inner = document if len(path) == 1 else document[path[0]]
+    inner[path[-1]] = value
+    checkpoint = Checkpoint(number=4, document=document, arrays={}, blobs=BLOBS)
+    with suppress(CheckpointError):
+        assert Past.of(checkpoint).diary.epoch >= 0
+
+
+@pytest.mark.parametrize("name", sorted(set(WHOLE) - {"changes"}))
+def test_a_document_that_lacks_something_is_an_error_that_says_so(name: str) -> None:
+    document = {key: value for key, value in WHOLE.items() if key != name}
+    checkpoint = Checkpoint(number=4, document=document, arrays={}, blobs=BLOBS)
+    with pytest.raises(CheckpointError, match="checkpoint 4 does not hold"):
+        Past.of(checkpoint)
 
 
 class Own(keras.callbacks.Callback):

@@ -106,10 +106,9 @@ def unpack(folder: Folder, manifest: Manifest) -> Checkpoint:
         Damage: A part is missing or is not what was written.
         OSError: The storage is away.
     """
-    document = _read("document", folder, manifest.document)
     return Checkpoint(
         number=manifest.place.number,
-        document=json.loads(document.tobytes()),
+        document=_document(_read("document", folder, manifest.document)),
         arrays={
             name: _read(f"arrays[{name!r}]", folder, array.part)
             .view(array.dtype)
@@ -121,6 +120,16 @@ def unpack(folder: Folder, manifest: Manifest) -> Checkpoint:
             for name, part in manifest.blobs.items()
         },
     )
+
+
+def _document(content: Bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content.tobytes())
+    except (ValueError, RecursionError) as error:
+        raise Damage(f"document: it is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise Damage(f"document: a {type(found).__name__} stands where an object does")
+    return cast("dict[str, Any]", found)
 
 
 def _read(what: str, folder: Folder, part: Part) -> Bytes:

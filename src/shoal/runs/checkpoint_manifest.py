@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
@@ -21,6 +21,10 @@ PARTS = "parts"
 NUMBERS = "biufc"
 """NumPy's kinds whose bytes say everything: booleans, integers, floats, complex."""
 
+MOST = 1 << 62
+MOST_DIMENSIONS = 64  # of an array of NumPy's
+
+_DTYPE = re.compile(rf"[<>|][{NUMBERS}]\d{{1,2}}")
 _MANIFEST = re.compile(r"(\d{6,})-(\d{12,})\.manifest")
 _PART = re.compile(r"\.?(\d{6,})-(\d{12,})-[0-9a-f]+-\d+-\d+\.part(\.partial)?")
 _LEFTOVER = re.compile(r"\.(\d{6,})-(\d{12,})\.manifest\.partial")
@@ -119,24 +123,19 @@ def decode(content: bytes, place: Place) -> Manifest:
     body = content.partition(b"\n")[2].removesuffix(b"\n")
     if _seal(body) != content:
         raise Damage(f"{place.manifest} is cut off or was changed")
-    fields: dict[str, Any] = json.loads(body)
-    if fields["format"] != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {place.number} has another format: "
-            f"format={fields['format']!r} ({place.manifest}). "
-            f"Expected format={FORMAT}, the one this version of Shoal reads. "
-            "Resume with the version of Shoal that wrote it."
-        )
-    if Place(**fields["place"]) != place:
-        raise Damage(f"{place.manifest} is a copy of another manifest")
     try:
+        fields = _mapping(json.loads(body))
+        _check_format(fields["format"], place)
+        written = _mapping(fields["place"])
+        if Place(**{name: _whole(n) for name, n in written.items()}) != place:
+            raise Damage(f"{place.manifest} is a copy of another manifest")
         return Manifest(
             place=place,
             document=_part(fields["document"]),
-            arrays={name: _array(one) for name, one in fields["arrays"].items()},
-            blobs={name: _part(one) for name, one in fields["blobs"].items()},
+            arrays={name: _array(a) for name, a in _mapping(fields["arrays"]).items()},
+            blobs={name: _part(one) for name, one in _mapping(fields["blobs"]).items()},
         )
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise Damage(f"{place.manifest} is no manifest of Shoal's ({error})") from error
 
 
@@ -173,22 +172,60 @@ def _seal(body: bytes) -> bytes:
     return head + b"\n" + body + b"\n"
 
 
-def _part(fields: Mapping[str, Any]) -> Part:
-    part = Part(**fields)
+def _check_format(found: object, place: Place) -> None:
+    if _whole(found) != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {place.number} has another format: "
+            f"format={found!r} ({place.manifest}). "
+            f"Expected format={FORMAT}, the one this version of Shoal reads. "
+            "Resume with the version of Shoal that wrote it."
+        )
+
+
+def _mapping(found: object) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise TypeError(f"a {type(found).__name__} stands where an object belongs")
+    return cast("dict[str, Any]", found)
+
+
+def _whole(found: object) -> int:
+    """A number that counts something; JSON has booleans and fractions as well."""
+    if type(found) is not int or not 0 <= found < MOST:
+        raise TypeError(f"{found!r:.40} stands where a whole number belongs")
+    return found
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"a {type(found).__name__} stands where a text belongs")
+    return found
+
+
+def _part(found: object) -> Part:
+    fields = _mapping(found)
+    part = Part(
+        name=_text(fields["name"]),
+        size_bytes=_whole(fields["size_bytes"]),
+        sha256=_text(fields["sha256"]),
+    )
     # The folder may be anybody's: a manifest must not lead out of it.
     if place_of_part(part.name.removeprefix(f"{PARTS}/")) is None:
-        raise Damage(f"its manifest names a file that is no part: {part.name!r}")
+        raise Damage(f"its manifest names a file that is no part: {part.name!r:.200}")
     return part
 
 
-def _array(fields: Mapping[str, Any]) -> ArrayPart:
+def _array(found: object) -> ArrayPart:
+    fields = _mapping(found)
+    shape = fields["shape"]
+    if not isinstance(shape, list):
+        raise TypeError(f"a {type(shape).__name__} stands where a shape belongs")
+    sizes = tuple(map(_whole, cast("list[object]", shape)))
     array = ArrayPart(
-        part=_part(fields["part"]), dtype=fields["dtype"], shape=tuple(fields["shape"])
+        part=_part(fields["part"]), dtype=_text(fields["dtype"]), shape=sizes
     )
-    dtype = np.dtype(array.dtype)
-    size = math.prod(array.shape) * dtype.itemsize
     # Checked before anything is allocated, and never an array of Python objects.
-    is_sound = dtype.kind in NUMBERS and min(array.shape, default=0) >= 0
-    if not is_sound or size != array.part.size_bytes:
-        raise Damage(f"{array.part.name} does not hold {array.dtype}{array.shape}")
+    is_number = _DTYPE.fullmatch(array.dtype) is not None
+    size = math.prod(sizes) * np.dtype(array.dtype).itemsize if is_number else -1
+    if len(sizes) > MOST_DIMENSIONS or size != array.part.size_bytes:
+        raise Damage(f"{array.part.name} does not hold {array.dtype:.40}{sizes[:8]}")
     return array

@@ -10,9 +10,12 @@ import numpy as np
 
 from shoal.engine.left_out import LeftOut
 from shoal.engine.restart import Restart, Snapshot
+from shoal.errors import CheckpointError
 from shoal.runs.checkpoints import Checkpoint
 
 OPTIMIZER, CALLBACKS, CHANGES = "optimizer", "callbacks", "changes"
+WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What is raised where a document is of another kind."""
 
 
 @final
@@ -78,24 +81,48 @@ class Past:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Past:
-        """The inverse of `to_checkpoint`."""
-        restart = Restart(
-            sequencer=dict(checkpoint.document["sequencer"]),
-            arrays=dict(checkpoint.arrays),
-            blob=checkpoint.blobs[OPTIMIZER],
-            changes=int(checkpoint.document.get("changes", 0)),
-            left_out=LeftOut.from_json(checkpoint.document["left_out"]),
-            snapshots={
-                rank: Snapshot(incarnation, sequence, checkpoint.blobs[_name(rank)])
-                for rank, incarnation, sequence in checkpoint.document["snapshots"]
-            },
-        )
-        diary = Diary(
-            callbacks=checkpoint.blobs[CALLBACKS],
-            changes=checkpoint.blobs.get(CHANGES, b""),
-            **checkpoint.document["diary"],
-        )
-        return cls(restart=restart, diary=diary)
+        """The inverse of `to_checkpoint`.
+
+        Raises:
+            CheckpointError: It holds something else, whatever its checksums say.
+        """
+        try:
+            return cls(restart=_restart(checkpoint), diary=_diary(checkpoint))
+        except WRONG as error:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.number} does not hold what a run needs to go "
+                f"on ({type(error).__name__}: {error!s:.200}). Expected one that this "
+                "version of Shoal wrote. Resume with the version that wrote it, or "
+                "remove it to go on from the one before."
+            ) from error
+
+
+def _restart(checkpoint: Checkpoint) -> Restart:
+    document = checkpoint.document
+    return Restart(
+        sequencer=dict(document["sequencer"]),
+        arrays=dict(checkpoint.arrays),
+        blob=checkpoint.blobs[OPTIMIZER],
+        changes=int(document.get("changes", 0)),
+        left_out=LeftOut.from_json(document["left_out"]),
+        snapshots={
+            rank: Snapshot(incarnation, sequence, checkpoint.blobs[_name(rank)])
+            for rank, incarnation, sequence in document["snapshots"]
+        },
+    )
+
+
+def _diary(checkpoint: Checkpoint) -> Diary:
+    diary = Diary(
+        callbacks=checkpoint.blobs[CALLBACKS],
+        changes=checkpoint.blobs.get(CHANGES, b""),
+        **checkpoint.document["diary"],
+    )
+    # Counted with before anything is trained.
+    if not isinstance(diary.epoch, int) or diary.epoch < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"epoch={diary.epoch!r:.40}")
+    diary.history.items()
+    return diary
 
 
 def _name(rank: int) -> str:
