@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from shoal.backends import BACKENDS
 from shoal.cli.app import app
 from shoal.errors import DataError, ShoalError
 from shoal.runs.catalogue import find_run, list_runs, prune, read_summary, remove_run
@@ -373,6 +374,32 @@ def test_a_plan_that_is_damaged_is_said_on_resume(content: bytes, root: str):
     done = shoal("runs", "resume", "damaged", "--root", root)
     assert done.exit_code == 2
     assert "is damaged: plan.json" in done.stderr
+
+
+@settings(
+    max_examples=150, deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(JSON | st.fixed_dictionaries({"backend": JSON}))
+@example({"backend": 0})
+@example({"backend": None})
+@example({"backend": "\x1b[2J"})
+@example({"backend": "jax "})
+@example({"backend": {"jax": 1}})
+@example({"backend": "\ud800"})
+def test_any_plan_is_read_or_said_on_resume(root: str, plan: Any):
+    """Of a plan `resume` takes the name of the backend, and nothing else."""
+    a_run(root).write("plan.json", json.dumps(plan).encode())
+    done = shoal("runs", "resume", "damaged", "--root", root)
+    assert "not foreseen" not in done.output
+    assert done.exit_code == 2
+    if isinstance(plan, dict) and plan.get("backend", "") in ("", *BACKENDS):
+        assert "run .damaged. is running" in done.stderr.replace("'", ".")
+    elif isinstance(plan, dict) and isinstance(plan["backend"], str):
+        assert "no backend is called" in done.stderr
+        assert "\x1b" not in done.stderr
+    else:
+        assert "is damaged: plan.json" in done.stderr
 
 
 def test_a_plan_that_names_a_module_as_its_backend(root: str):

@@ -7,12 +7,13 @@ import tarfile
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
+import keras
 import pytest
 
 from shoal.clusters.away import SENT_RUN, Job, Tell, unheard
 from shoal.errors import ClusterError, DataError
 from shoal.runs.store import create
-from shoal.training.sending import Sent
+from shoal.training.sending import Sent, finish
 
 JOB = Job(id="2026-11-21-go-a3f", state="done", script="go_on.py")
 
@@ -93,3 +94,23 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path):
     with pytest.raises(ClusterError, match="is not its run"):
         Sent(jobs=Host(held.getvalue()), id=JOB.id).fetch(JOB, tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"{}", None])
+def test_a_model_that_did_not_come_whole_is_said(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with create(tmp_path / "there", "higgs") as run:
+        run.finish("finished")
+    if content is not None:
+        (Path(run.url) / "models").mkdir(exist_ok=True)
+        (Path(run.url) / "models" / "last.keras").write_bytes(content)
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz") as packed:
+        packed.add(run.url, SENT_RUN)
+    sent = Sent(jobs=Host(held.getvalue()), id=JOB.id)
+    monkeypatch.setenv("SHOAL_RUNS", str(tmp_path / "runs"))
+    with pytest.raises(ClusterError, match=r"last\.keras cannot be read"):
+        finish(sent, JOB, model)

@@ -238,9 +238,7 @@ def finish(sent: Sent, job: Job, model: Any = None) -> Any:
             f"the end; what it said is above. What it left is in {record.url}."
         )
     if model is not None:
-        # Its state is in the archive as well.
-        model.optimizer.build(model.trainable_variables)
-        model.load_weights(Path(record.folder.local_path(model_file(record.folder))))
+        _take_weights(model, record, f"job {sent.id} on {sent.jobs.name}")
     keras: Any = import_module("keras")
     history = keras.callbacks.History()
     metrics = record.summary().metrics
@@ -252,6 +250,25 @@ def finish(sent: Sent, job: Job, model: Any = None) -> Any:
     history.set_model(model)
     history.run = record
     return history
+
+
+def _take_weights(model: Any, record: StoredRun, job: str) -> None:
+    """Puts what the run has trained into a model.
+
+    Raises:
+        ClusterError: The file that came is none, or of another model.
+    """
+    found = Path(record.folder.local_path(model_file(record.folder)))
+    # The state of the optimizer is in the archive as well.
+    model.optimizer.build(model.trainable_variables)
+    try:
+        model.load_weights(found)
+    except Exception as error:  # whatever a reader of archives raises
+        raise ClusterError(
+            f"{job} has trained its model, and {found} cannot be read "
+            f"({type(error).__name__}: {error!s:.300}). Expected the file as it was "
+            f"written there. Remove {record.url} here, and attach to the job again."
+        ) from error
 
 
 def _say(text: str) -> None:
