@@ -21,12 +21,13 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from shoal.data import feeding, spooled
+from shoal.data import feeding, shards, spooled, unended
 from shoal.data.adapting import source_of
 from shoal.data.batches import Packing
 from shoal.data.feeding import Feed
 from shoal.data.generators import FedSource
 from shoal.data.reading import Reading
+from shoal.data.shards import ShardedSource
 from shoal.data.spool import Place, Spool
 from shoal.errors import DataError
 from tests.data.adapter_laws import check_laws, check_travels, reader
@@ -144,13 +145,58 @@ def test_a_generator_without_an_end_does_not_fill_the_disk(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     free = SimpleNamespace(free=9000)
     monkeypatch.setattr(spooled.shutil, "disk_usage", lambda _: free)
-    monkeypatch.setattr(spooled, "TOLD_S", 0.0)
+    monkeypatch.setattr(unended, "TOLD_S", 0.0)
     with pytest.raises(DataError, match=r"has not ended after \d+ .* steps_per_epoch"):
         source_of(counting())
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
-    assert "generator to its end, as steps_per_epoch is not given" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "the generator is read to its end, as steps_per_epoch is not given" in said
+    assert "has not ended. Where it has no end, stop this and pass steps_per" in said
+
+
+def test_much_data_without_an_end_is_told_of_once_and_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(unended, "TOLD_S", float("inf"))
+    monkeypatch.setattr(unended, "TOLD_BYTES", 1000)
+    told = unended.Unended(PACKING)
+    for _ in range(9):
+        told.note(400)
+    assert capsys.readouterr().err.count("it has given 3 batches (0.0 GB)") == 1
+
+
+class Stop(Exception):
+    """Somebody pressed Ctrl-C."""
+
+
+def until_told(capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """Batches without an end, until something was said of them."""
+    for batch in counting():
+        yield batch
+        if capsys.readouterr().err:
+            raise Stop
+
+
+def count_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    FedSource.of_passes(
+        lambda: until_told(capsys), packing=PACKING, steps_per_epoch=None,
+        epochs=range(1),
+    )  # fmt: skip
+
+
+def count_shards(capsys: pytest.CaptureFixture[str]) -> None:
+    ShardedSource(lambda _: until_told(capsys), shards=2, packing=PACKING)
+
+
+@pytest.mark.parametrize("count", [count_passes, count_shards])
+def test_what_is_counted_without_an_end_is_told_of(
+    count: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of it is kept: no disk fills, and it would be read for ever."""
+    monkeypatch.setattr(unended, "TOLD_S", 0.0)
+    monkeypatch.setattr(shards, "check_travels", lambda *_: None)
+    with pytest.raises(Stop):
+        count(capsys)
 
 
 def test_an_iterator_is_as_good() -> None:

@@ -17,6 +17,7 @@ from shoal.data.batches import Packing, bytes_per_row
 from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
 from shoal.data.feeding import AHEAD_BYTES, Feed, next_chunk
 from shoal.data.spool import Place, Spool
+from shoal.data.unended import Unended
 from shoal.errors import ConfigError, DataError
 
 MakePass: TypeAlias = Callable[[], Iterator[Any]]
@@ -314,7 +315,8 @@ def _counted(
 ) -> tuple[Sequence[int], tuple[str, ...]]:
     """Counts the rows of each batch by reading them all."""
     started = time.monotonic()
-    rows = [packing.rows_of(b, f"batch {n:,}") for n, b in enumerate(batches)]
+    told = Unended(packing).of(batches)
+    rows = [packing.rows_of(b, f"batch {n:,}") for n, b in enumerate(told)]
     took_s = time.monotonic() - started
     if took_s < SLOW_COUNT_S:
         return rows, ()

@@ -21,6 +21,7 @@ from shoal.data.draws import SEED
 from shoal.data.order import shares
 from shoal.data.sources import Batch
 from shoal.data.travelling import check_travels
+from shoal.data.unended import Unended
 from shoal.errors import ConfigError, DataError
 
 SHARDS_PER_WORKER = 4
@@ -198,7 +199,9 @@ class ShardedSource(ChunkedSource):
     def _counted(self, index: int) -> int:
         """Rows of a shard, by reading all of it."""
         name = f"batch of shard {index}"
-        found = sum(self._packing.rows_of(b, name) for b in self._open(index, 0))
+        unended = Unended(self._packing, f"shard {index} of {self._count}: ")
+        batches = unended.of(self._open(index, 0))
+        found = sum(self._packing.rows_of(batch, name) for batch in batches)
         if not found:
             raise self._empty(index)
         return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,14 +19,12 @@ from shoal.data.batches import Packing
 from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
 from shoal.data.generators import FedSource
 from shoal.data.spool import Place, Spool
+from shoal.data.unended import Unended
 from shoal.errors import DataError
 from shoal.interruption import undisturbed
-from shoal.terminal import say
 
 PEEKED = 2
 """Batches that Keras reads of a generator before it trains, and keeps."""
-TOLD_S = 10.0
-"""Between two words of how far reading has come."""
 
 LEAST_BYTES = 4096
 """A file takes on disk; many small ones fill it as well."""
@@ -182,16 +179,11 @@ class SpooledSource(ChunkedSource):
 
 def _shown(batches: Iterator[Any], packing: Packing) -> Iterator[ArrayChunk]:
     """Chunks of batches; says now and then how many there are."""
-    told = time.monotonic()
+    unended = Unended(packing)
     for number, batch in enumerate(batches):
-        yield packing.chunk(batch, f"batch {number:,}")
-        if time.monotonic() - told > TOLD_S:
-            told = time.monotonic()
-            say(
-                f"reading the {packing.kind} to its end, as {packing.steps_name} is "
-                f"not given: {number + 1:,} batches so far",
-                err=True,
-            )
+        chunk = packing.chunk(batch, f"batch {number:,}")
+        yield chunk
+        unended.note(chunk.size_bytes)
 
 
 def _too_long(kind: str, count: int, written: int) -> DataError:
