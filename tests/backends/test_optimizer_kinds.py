@@ -124,6 +124,8 @@ def fit(model: Any, **given: Any) -> Any:
     }  # fmt: skip
     y = x.sum(1, keepdims=True)
     if "strategy" not in given:
+        # Built within TensorFlow's compiled step, ScheduleFreeAdamW starts from zeros.
+        model.optimizer.build(model.trainable_variables)
         return model.fit(x, y, **usual)
     usual |= {"cluster": "inline", "run": False, "seed": 1}
     return shoal.fit(model, x, y, **{**usual, **given})
