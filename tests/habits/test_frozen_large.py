@@ -132,8 +132,9 @@ def test_with_other_servers(name: str, given: dict[str, Any], sizes: list[int]) 
 
 @pytest.mark.parametrize("name", ["all_reduce", "aeasgd"])
 def test_a_worker_is_killed_and_replaced(name: str, sizes: list[int]) -> None:
+    # Rows of the lost share are trained on in another step than Keras': not exact.
     with faults.kill(rank=1, step=3):
-        check(embedding, sizes, is_exact=name == "all_reduce", strategy=name)
+        check(embedding, sizes, is_exact=False, strategy=name)
 
 
 @pytest.mark.parametrize("standby", [0, 1])
