@@ -14,6 +14,9 @@ from typing import Any, Literal, NamedTuple, final
 DEFAULT_ROOT = "./shoal-runs"
 """Where runs are kept when neither an argument nor $SHOAL_RUNS says."""
 
+SAMPLE_ROWS = 4
+"""Rows that tell what a model makes of data, where the model does not say how many."""
+
 
 @final
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +143,40 @@ def local_variables(model: Any) -> list[Any]:
     """Returns variables that are neither trained nor averaged, in the model's order.
 
     Frozen weights, integers, booleans, random state: each worker has its own, and they
-    travel only where they differ from what the model came with.
+    travel only where they differ from what the model came with. So do the states of
+    stateful layers.
     """
     kept = {id(v) for v in (*statistic_variables(model), *optimizer_variables(model))}
-    return [v for v in model.non_trainable_variables if id(v) not in kept]
+    others = [v for v in model.non_trainable_variables if id(v) not in kept]
+    return others + recurrent_states(model)
+
+
+def recurrent_states(model: Any) -> list[Any]:
+    """Returns what stateful recurrent layers keep of a batch for the next one.
+
+    Keras does not count these among the variables of a model. On JAX there are none
+    to look after: training leaves them as they are, in Keras as well.
+    """
+    if hasattr(model, "jax_state_sync"):
+        return []
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            found |= {id(v): v for v in _flat(getattr(layer, "states", None))}
+    for variable in model.variables:
+        found.pop(id(variable), None)
+    return list(found.values())
+
+
+def all_variables(model: Any) -> list[Any]:
+    """Returns the variables of a model, and the states of its recurrent layers."""
+    return [*model.variables, *recurrent_states(model)]
+
+
+def _flat(states: Any) -> Iterator[Any]:
+    """The variables of nested lists."""
+    if isinstance(states, list | tuple):
+        for state in cast("Sequence[Any]", states):
+            yield from _flat(state)
+    elif states is not None:
+        yield states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import keras
@@ -10,10 +11,11 @@ import pytest
 
 import shoal
 from shoal.errors import PlanError, ShoalWarning
-from shoal.models.inspection import fixed_batch
+from shoal.models.fixed_batch import fixed_batch
 from tests.habits.cases import assert_close, weights_of
 
 layers: Any = keras.layers
+BACKEND = keras.backend.backend()
 FIXED, ROWS = 8, 64
 
 
@@ -52,7 +54,17 @@ def fit(model: Any, count: int = ROWS, **arguments: Any) -> Any:
     return shoal.fit(model, *rows(count), **given)
 
 
-@pytest.mark.parametrize("make", [stateful, reshaping])
+def states_of(model: Any) -> list[Any]:
+    return [keras.ops.convert_to_numpy(s.value) for s in model.layers[0].states]
+
+
+# Plain Keras on torch fails to train a stateful layer: it writes in place what autograd
+# still needs.
+TRAINED = [reshaping] if BACKEND == "torch" else [stateful, reshaping]
+trains_state = pytest.mark.skipif(BACKEND == "torch", reason="Keras does not either")
+
+
+@pytest.mark.parametrize("make", TRAINED)
 def test_one_worker_is_plain_keras(make: Any) -> None:
     assert fixed_batch(make()) == FIXED
     plain, ours = make(), make()
@@ -103,7 +115,30 @@ def test_workers_with_batches_of_their_own_train(strategy: str) -> None:
     [
         ({"strategy": "all_reduce", "workers": 2}, r"size of 8, a worker's share is 4"),
         ({"strategy": "single", "batch_size": 4}, r"and batch_size=4.*batch_size=8"),
-        ({"strategy": "single", "count": 60}, r"make a batch of 4.*Pass 56 samples"),
+        (
+            {"strategy": "single", "count": 60, "epochs": 1},
+            r"make a batch of 4.*Pass 56 samples, or steps_per_epoch=7",
+        ),
+        (  # the third epoch has what is left of a pass
+            {"strategy": "single", "count": 60, "steps_per_epoch": 3, "epochs": 3},
+            r"of 60 samples make a batch of 4.*Pass 56 samples\.",
+        ),
+        (
+            {"strategy": "all_reduce", "workers": (1, 2), "batch_size": 16},
+            r"among 1 to 2 workers.*Pass workers=2",
+        ),
+        (
+            {
+                "strategy": "single",
+                "validation_split": 0.25,
+                "validation_batch_size": 5,
+            },
+            r"makes a step of 5 rows.*Pass validation_batch_size=8",
+        ),
+        (
+            {"strategy": "single", "validation_data": rows(12)},
+            r"last of 12 rows of validation_data.*a step of 4.*validation_steps=1",
+        ),
     ],
 )
 def test_other_batches_are_refused_by_the_plan(
@@ -113,9 +148,56 @@ def test_other_batches_are_refused_by_the_plan(
         fit(reshaping(), **given)
 
 
+@trains_state
 def test_state_of_several_workers_is_warned_of() -> None:
     with pytest.warns(ShoalWarning, match="stateful layers: each worker keeps"):
         fit(stateful(), strategy="local_sgd", workers=2)
+
+
+def test_odd_batches_of_the_data_are_refused() -> None:
+    batches = (rows(count) for count in (8, 4, 12))  # 8 rows each, in the mean
+    with pytest.raises(PlanError, match=r"a batch of the data has 4\."):
+        shoal.fit(reshaping(), batches, strategy="single", cluster="inline")
+    gc.collect()  # frames of the error held what was read
+
+
+def test_steps_of_an_epoch_that_all_are_whole_train() -> None:
+    fit(reshaping(), 60, strategy="single", steps_per_epoch=3, epochs=2)
+
+
+def test_shares_are_validated_in_steps_of_the_fixed_size() -> None:
+    given: dict[str, Any] = {"workers": 2, "batch_size": 2 * FIXED}
+    history = fit(
+        reshaping(), strategy="all_reduce", validation_data=rows(3 * FIXED), **given
+    )
+    assert np.isfinite(history.history["val_loss"]).all()
+
+
+class Resets(keras.callbacks.Callback):
+    """Begins the second epoch with states of zero, as recurrent models often do."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 0:
+            self.model.layers[0].reset_state()
+
+
+@trains_state
+@pytest.mark.parametrize(
+    "cluster", ["inline", pytest.param("local", marks=pytest.mark.process)]
+)
+def test_states_come_back_and_go_on(cluster: str) -> None:
+    plain, ours = stateful(), stateful()
+    x, y = rows()
+    told: dict[str, Any] = {"validation_data": (x[:16], y[:16])}
+    for _ in range(2):  # the second run goes on from states of the first
+        plain.fit(
+            x, y, batch_size=FIXED, epochs=2, shuffle=False, verbose=0,
+            callbacks=[Resets()], **told,
+        )  # fmt: skip
+        fit(ours, strategy="single", cluster=cluster, callbacks=[Resets()], **told)
+        assert_close(states_of(ours), states_of(plain))
+        assert_close(weights_of(ours), weights_of(plain))
+    assert np.any(states_of(plain)[0]) == (BACKEND != "jax")
 
 
 def test_what_keras_noted_of_the_first_batch_fixes_nothing() -> None:
@@ -138,4 +220,19 @@ def test_scores_and_predictions(make: Any) -> None:
         shoal.predict(make(), x, workers=1, **told),
         make().predict(x, **told),
         rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("make", [stateful, reshaping])
+def test_scores_of_other_steps_are_refused(make: Any) -> None:
+    x, y = rows(60)
+    with pytest.raises(PlanError, match=r"x makes a step of 32 rows.*batch_size=8"):
+        shoal.evaluate(make(), x, y)
+    with pytest.raises(PlanError, match=r"a step of 4.*Pass 56 rows, or steps=7"):
+        shoal.predict(make(), x, batch_size=FIXED, workers=2)
+    plain, ours = make(), make()
+    told: dict[str, Any] = {"batch_size": FIXED, "steps": 7, "verbose": 0}
+    # Asked for two processes, the states of batches before still count.
+    assert shoal.evaluate(ours, x, y, workers=2, **told) == pytest.approx(
+        plain.evaluate(x, y, **told), rel=1e-5
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shoal.facts import SAMPLE_ROWS
 from shoal.vectors import Layout, Vector
 
 Mass: TypeAlias = Literal["rows", "weights", "entries", "entry weights"]
@@ -78,7 +79,7 @@ class ComputeSpec:
     memory_share: float = 1.0
     is_alone: bool = True
     has_one_thread: bool = False
-    sample_rows: int = 4
+    sample_rows: int = SAMPLE_ROWS
     scaling: RateScaling | None = None
 
     @property

@@ -27,6 +27,7 @@ from shoal.optimizers import (
 from shoal.vectors import (
     Entry,
     Layout,
+    all_variables,
     exchanged_variables,
     local_variables,
     statistic_variables,
@@ -148,7 +149,7 @@ class ModelParts:
             model: Of the model, in its order.
             optimizer: Of its optimizers.
         """
-        variables = [*self.model.variables, *self.slots]
+        variables = [*all_variables(self.model), *self.slots]
         for variable, value in zip(variables, [*model, *optimizer], strict=True):
             variable.assign(value)
         self._began = float(numpy_of(self.steps[0]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
@@ -225,6 +226,19 @@ class Order:
             kept = dict(list(self._starts.items())[-_KEPT_PERMUTATIONS + 1 :])
             self._starts = {**kept, epoch: None if starts == usual else starts}
         return self._starts[epoch]
+
+    def batch_rows(self, epoch: int) -> set[int]:
+        """Returns the sizes that batches of an epoch have.
+
+        Example:
+            >>> sorted(Order(rows=10, batch_size=4).batch_rows(0))
+            [2, 4]
+        """
+        rows, starts = self.rows_of(epoch), self.batch_starts(epoch)
+        if starts is None:
+            full, last = divmod(rows, self.batch_size)
+            return {*([self.batch_size] if full else []), *([last] if last else [])}
+        return {stop - start for start, stop in pairwise((*starts, rows))}
 
     def steps_within(self, epoch: int, rows: int) -> int:
         """Counts the steps that so many samples of an epoch make, its first ones.

@@ -13,6 +13,7 @@ import numpy as np
 from shoal.errors import ConfigError, DataError
 from shoal.facts import ModelFacts
 from shoal.models.directions import metric_directions
+from shoal.models.fixed_batch import fixed_batch
 from shoal.models.fresh import plain_constants
 from shoal.models.loss_kinds import read_losses
 from shoal.models.losses import has_masks, own_loss_of, symbols, weight_arrays
@@ -25,62 +26,6 @@ from shoal.vectors import (
     local_variables,
     statistic_variables,
 )
-
-SAMPLE_ROWS = 4
-"""Rows that tell what a model makes of data, where the model does not say how many."""
-
-
-def fixed_batch(model: Any) -> int:
-    """The rows that every batch of a model must have; 0 where it takes any number.
-
-    Inputs say so (`keras.Input(batch_shape=...)`), and stateful recurrent layers, whose
-    states have a row for each row of a batch.
-
-    Example:
-        >>> import keras
-        >>> inputs = keras.Input(batch_shape=(8, 5, 2))
-        >>> fixed_batch(keras.Sequential([inputs, keras.layers.LSTM(3, stateful=True)]))
-        8
-    """
-    sizes: list[Any] = []
-    functional = getattr(model, "_functional", None) or model
-    for tensor in import_module("keras").tree.flatten(
-        getattr(functional, "_inputs", None) or []
-    ):
-        sizes.append(tensor.shape[0])
-    for layer in model._flatten_layers():
-        if getattr(layer, "stateful", False) and layer.built:
-            sizes += [
-                v.shape[0] for v in getattr(layer, "states", None) or [] if v.shape
-            ]
-    size = max((int(size) for size in sizes if size), default=0)
-    return 0 if size and _takes_others(functional, size) else size
-
-
-def _takes_others(functional: Any, size: int) -> bool:
-    """Whether layers take batches of another size than inputs were declared with.
-
-    Keras puts the first batch it sees into the inputs of a Sequential, and holds no
-    batch to them.
-    """
-    keras = import_module("keras")
-    inputs = getattr(functional, "_inputs_struct", None)
-    if inputs is None:
-        return False
-    others = keras.tree.map_structure(
-        lambda t: keras.KerasTensor((size + 1, *t.shape[1:]), dtype=t.dtype), inputs
-    )
-    try:
-        spec_of = import_module("keras.src.backend").compute_output_spec
-        spec_of(functional, others, training=False)
-    except Exception:  # layers say it in their own ways
-        return False
-    return True
-
-
-def sample_rows(model: Any) -> int:
-    """How many rows are read to see what a model makes of data."""
-    return fixed_batch(model) or SAMPLE_ROWS
 
 
 def find_model(model: Any) -> tuple[Any, Callable[[], Any] | None]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from shoal.models.losses import USUAL, is_plain, own_loss_of, symbols
+from shoal.vectors import all_variables
 
 Kind: TypeAlias = Literal["sum", "mean", "neither"]
 Call: TypeAlias = Callable[[Any, Any, Any], Any]
@@ -311,7 +312,7 @@ def _tried_extras(model: Any, sample: Any, ways: Ways, added: int) -> list[Kind]
 @contextmanager
 def _kept(model: Any) -> Generator[None]:
     """Calls within it leave no trace in the model's variables."""
-    held = [*model.variables, *model.metrics_variables]
+    held = [*all_variables(model), *model.metrics_variables]
     before = [_arrays(v.value).copy() for v in held]
     try:
         yield

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shoal.errors import PlanError
 from shoal.optimizers import optimizer_variables
-from shoal.vectors import Entry, Layout
+from shoal.vectors import Entry, Layout, all_variables
 
 Array = npt.NDArray[Any]
 
@@ -41,7 +41,7 @@ class ModelState:
     @classmethod
     def of(cls, model: Any) -> ModelState:
         """Reads a built model."""
-        variables = model.variables
+        variables = all_variables(model)
         return cls(
             values=arrays_of(variables),
             paths=[str(v.path) for v in variables],
@@ -56,7 +56,7 @@ class ModelState:
             PlanError: The model has other layers or variables.
         """
         old = [(tuple(value.shape), str(value.dtype)) for value in self.values]
-        new = [(tuple(v.shape), str(v.dtype)) for v in model.variables]
+        new = [(tuple(v.shape), str(v.dtype)) for v in all_variables(model)]
         layers = list(model._flatten_layers())
         if old != new or len(layers) != len(self.layer_flags):
             raise other_layout(model, len(old))
@@ -64,7 +64,7 @@ class ModelState:
             if layer._trainable != flag:
                 layer._trainable = flag
         states = zip(self.values, self.paths, self.flags, strict=True)
-        for variable, state in zip(model.variables, states, strict=True):
+        for variable, state in zip(all_variables(model), states, strict=True):
             value, variable._path, flag = state
             variable.assign(value)
             if variable.trainable != flag:

@@ -24,6 +24,7 @@ from shoal.models.losses import symbols
 from shoal.models.randomness import random_state_kept
 from shoal.models.step_logs import StepLogs, idle_metrics, step_logs
 from shoal.optimizers import described, has_own_step, optimizers_of, variables_of
+from shoal.vectors import all_variables
 
 Array = npt.NDArray[Any]
 
@@ -185,7 +186,7 @@ def _step(
 def _put_back(model: Any) -> Generator[Callable[[], None]]:
     """Gives what puts a model back to what it is now; does so in the end."""
     optimizers = [v for o in optimizers_of(model) for v in variables_of(o)]
-    held = [*model.variables, *optimizers, *model.metrics_variables]
+    held = [*all_variables(model), *optimizers, *model.metrics_variables]
     kept = [_numpy_of(v) for v in held]
     counts = [
         (vars(layer), name, value)

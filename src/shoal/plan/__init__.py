@@ -226,9 +226,6 @@ def resolve(
     refuse(request, model, workers)
     refuse_uncompiled(strategy, model, machine)
     refuse_late(request, data)
-    refuse_fixed_batch(
-        model, shares(min(batch, rows), workers) if is_gang else (batch,), rows, batch
-    )
     gang = min(batch, rows) if is_gang else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else gang)
     strategy = replace(strategy, period=strategy.period or steps_each)
@@ -281,6 +278,12 @@ def resolve(
             may_be_new=request.has_callbacks,
             unmergeable=model.unmergeable_metrics,
         ),
+    )
+    refuse_fixed_batch(
+        model,
+        plan.order(),
+        range(plan.initial_epoch, plan.epochs),
+        range(plan.min_workers, plan.most_workers + 1) if is_gang else range(1, 2),
     )
     return replace(plan, warnings=tuple(_warnings(plan, asked=most)))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shoal.backends import BACKENDS
+from shoal.data.order import Order, shares
 from shoal.errors import PlanError
 from shoal.facts import DataFacts, MachineFacts, ModelFacts
 from shoal.plan.request import Request
@@ -55,40 +54,61 @@ def refuse(request: Request, model: ModelFacts, workers: int) -> None:
 
 
 def refuse_fixed_batch(
-    model: ModelFacts, rows_each: Sequence[int], rows: int, batch: int
+    model: ModelFacts, order: Order, epochs: range, workers: range
 ) -> None:
     """Raises PlanError where a step would have other rows than the model must have.
 
     Args:
         model: Its inputs may fix a batch size.
-        rows_each: Rows of a step of each worker, or of any of them.
-        rows: Samples of an epoch.
-        batch: Samples of a step as the user means it.
+        order: Of the samples.
+        epochs: Of the run.
+        workers: Fewest and most that share each batch; one each where none is shared.
     """
-    fixed = model.fixed_batch
-    odd = [each for each in rows_each if each != fixed]
-    if not fixed or (not odd and rows % batch == 0):
+    fixed, batch = model.fixed_batch, order.batch_size
+    if not fixed:
         return
-    if odd and len(rows_each) > 1:
+    which = f"model {model.name!r} has a fixed batch size of {fixed}, "
+    # Epochs repeat after a pass; without `steps_per_epoch` all but the first are alike.
+    turns = order.epochs_per_pass if order.steps_per_epoch else 2
+    rows = {n for epoch in epochs[:turns] for n in order.batch_rows(epoch)}
+    odd = sorted(n for n in rows if n != fixed * workers[-1])
+    if odd and (batch not in odd or order.has_batches):
+        raise PlanError(which + _of_last(order, odd[0], is_once=len(epochs) == 1))
+    if odd and workers[-1] > 1:
         raise PlanError(
-            f"model {model.name!r} has a fixed batch size of {fixed}, a worker's share "
-            f"is {odd[0]}: batch_size={batch} is divided among {len(rows_each)} "
-            f"workers. Expected shares of {fixed}. Pass "
-            f"batch_size={fixed * len(rows_each)}, or a strategy whose workers have "
-            f"whole batches, such as 'local_sgd', with batch_size={fixed}."
+            f"{which}a worker's share is {shares(batch, workers[-1])[0]}: "
+            f"batch_size={batch} is divided among {workers[-1]} workers. Expected "
+            f"shares of {fixed}. Pass batch_size={fixed * workers[-1]}, or a strategy "
+            "whose workers have whole batches, such as 'local_sgd', with "
+            f"batch_size={fixed}."
         )
     if odd:
         raise PlanError(
-            f"model {model.name!r} has a fixed batch size of {fixed}, and "
-            f"batch_size={batch}. Expected batches of {fixed}. Pass "
+            f"{which}and batch_size={batch}. Expected batches of {fixed}. Pass "
             f"batch_size={fixed}, or build the model with keras.Input(shape), which "
             "fixes none."
         )
-    raise PlanError(
-        f"model {model.name!r} has a fixed batch size of {fixed}, and the last of "
-        f"{rows:,} samples make a batch of {rows % batch}. Expected whole batches, as "
-        f"the model takes no others. Pass {rows - rows % batch:,} samples, or "
-        f"steps_per_epoch={rows // batch}."
+    if len(workers) > 1:
+        raise PlanError(
+            f"{which}and a batch would be divided among {workers[0]} to {workers[-1]} "
+            "workers. Expected shares that stay as they are. "
+            f"Pass workers={workers[-1]}."
+        )
+
+
+def _of_last(order: Order, rows: int, *, is_once: bool) -> str:
+    """What is wrong with a batch of so many rows that is not the usual one."""
+    if order.has_batches:
+        return (
+            f"and a batch of the data has {rows}. Expected batches of one size, as the "
+            "model takes no others. Leave the others out where the batches are made."
+        )
+    steps, left = divmod(order.rows, order.batch_size)
+    once = f", or steps_per_epoch={steps}" if is_once else ""
+    return (
+        f"and the last of {order.rows:,} samples make a batch of {rows}. Expected "
+        "whole batches, as the model takes no others. "
+        f"Pass {order.rows - left:,} samples{once}."
     )
 
 

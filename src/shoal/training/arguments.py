@@ -27,7 +27,8 @@ from shoal.data.reading import Reading
 from shoal.engine.worker import WATCH
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import Chunking, DataFacts
-from shoal.models.inspection import find_model, prepare, read_model, sample_rows
+from shoal.models.fixed_batch import sample_rows
+from shoal.models.inspection import find_model, prepare, read_model
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often
 from shoal.plan.request import Workers
@@ -225,7 +226,7 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
             steps=arguments.validation_steps
             if held is None
             else capped_steps("validation_steps", arguments.validation_steps),
-            usual_batch_size=plan.batch_size,
+            usual_batch_size=facts.fixed_batch or plan.batch_size,
         ),
         work=work.with_packed(),
         arguments=arguments,

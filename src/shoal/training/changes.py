@@ -39,7 +39,7 @@ from shoal.optimizers import (
     rate_variable,
     step_of,
 )
-from shoal.vectors import Layout, local_variables, statistic_variables
+from shoal.vectors import Layout, local_variables, recurrent_states, statistic_variables
 
 WEIGHT = "weight"
 SMALL_BYTES = 1 << 16  # of a variable that is copied to be compared
@@ -164,10 +164,28 @@ class ModelChanges:
             is_batch: They are those of batches. Then plain attributes are not compared,
                 and weights are: what is done to them between epochs is found there.
         """
-        written = set[int]()
         every = [*self._watched, *(self._weights if is_batch else ())]
-        marks = [self._mark(one) for one in every]
         before = {} if is_batch else plain_attributes(self._model)
+        with self._comparing(every):
+            yield
+        if not is_batch:
+            self._compare(before)
+
+    @contextmanager
+    def watching_states(self) -> Generator[None]:
+        """Around a validation: the states of recurrent layers that it leaves.
+
+        Training goes on from them where one worker trains, as in Keras.
+        """
+        states = {id(v) for v in recurrent_states(self._model)}
+        with self._comparing([w for w in self._watched if id(w.variable) in states]):
+            yield
+
+    @contextmanager
+    def _comparing(self, every: Sequence[Watched]) -> Generator[None]:
+        """Notes which variables are others afterwards."""
+        written = set[int]()
+        marks = [self._mark(one) for one in every]
         with ExitStack() as stack:
             if self._backend == "tensorflow":
                 large = [o for o, m in zip(every, marks, strict=True) if not m.is_told]
@@ -176,8 +194,6 @@ class ModelChanges:
         for one, mark in zip(every, marks, strict=True):
             if self._is_other(one, mark, written):
                 self._note(one, mark)
-        if not is_batch:
-            self._compare(before)
 
     def _note(self, one: Watched, mark: Mark) -> None:
         if one.key.kind == WEIGHT:

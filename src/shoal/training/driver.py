@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, final
@@ -103,8 +104,8 @@ class Driver(Observer):
         self._model, self._run, self._habits = model, run, habits
         facts = plan.model
         # Where epochs have no barrier, a worker's own state is of later steps.
-        is_alone = plan.most_workers == 1 and plan.epoch_barrier
-        self._user = UserModel(model, facts.applied, is_alone=is_alone)
+        self._is_alone = plan.most_workers == 1 and plan.epoch_barrier
+        self._user = UserModel(model, facts.applied, is_alone=self._is_alone)
         self._states = MetricStates.of(
             model, logs=facts.step_logs, unmergeable=facts.unmergeable_metrics
         )
@@ -452,7 +453,9 @@ class Driver(Observer):
         if self.evaluator is not None:
             self._take(self.evaluator.ask(epoch, self._user.moved()))
         elif self._habits.validate is not None:
-            found = self._habits.validate(callbacks=self.callbacks)
+            states = self._watch.watching_states() if self._is_alone else nullcontext()
+            with states:
+                found = self._habits.validate(callbacks=self.callbacks)
             return {f"val_{name}": value for name, value in found.items()}
         return {}
 

@@ -24,7 +24,8 @@ from shoal.errors import ConfigError
 from shoal.facts import Monitor
 from shoal.interruption import check
 from shoal.launchers.shared import SharedBlob
-from shoal.models.inspection import prepare, sample_rows
+from shoal.models.fixed_batch import sample_rows
+from shoal.models.inspection import prepare
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.travel import unpack
 from shoal.optimizers import optimizer_variables

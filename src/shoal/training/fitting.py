@@ -41,16 +41,13 @@ from shoal.engine.stage import Stage
 from shoal.engine.tls import identity_for
 from shoal.engine.worker import WATCH, WorkerSpec
 from shoal.errors import NotFinite
+from shoal.facts import SAMPLE_ROWS
 from shoal.forks import Origin
 from shoal.interruption import check, interruptible, undisturbed
 from shoal.launchers.cores import shares_of_cores
 from shoal.launchers.shared import SharedBlob
-from shoal.models.inspection import (
-    SAMPLE_ROWS,
-    learning_rate_of,
-    sample_rows,
-    step_variable,
-)
+from shoal.models.fixed_batch import sample_rows
+from shoal.models.inspection import learning_rate_of, step_variable
 from shoal.models.metrics import MetricStates, loss_totals
 from shoal.models.pickling import dumps
 from shoal.models.travel import pack

@@ -19,7 +19,8 @@ from shoal.data.chunks import ChunkedSource, first_rows
 from shoal.data.training import held_out
 from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.interruption import check, interruptible
-from shoal.models.inspection import prepare, sample_rows
+from shoal.models.fixed_batch import sample_rows
+from shoal.models.inspection import prepare
 from shoal.models.travel import unpack
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often

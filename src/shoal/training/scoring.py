@@ -28,7 +28,8 @@ from shoal.interruption import interruptible, pause, undisturbed
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob, map_inherited
-from shoal.models.inspection import build, check_inputs, prepare, sample_rows
+from shoal.models.fixed_batch import check_steps, sample_rows
+from shoal.models.inspection import build, check_inputs, prepare
 from shoal.models.metrics import MetricStates, unmergeable
 from shoal.models.pickling import dumps
 from shoal.models.travel import pack
@@ -57,6 +58,7 @@ from shoal.training.score_chunks import (
 from shoal.training.staging import place_variables, preload_for
 from shoal.training.streaming import batches, edges, rows_of_steps
 from shoal.training.validation import Validation
+from shoal.vectors import recurrent_states
 
 POLL_S = 0.02
 MOST_LOSSES = 3
@@ -135,7 +137,7 @@ def _evaluate(
     with interruptible():
         sample = first_rows(source, sample_rows(model))
         prepare(model, sample)
-    job = _job(model, source, asked, sample)
+    job = _job(model, source, asked, sample, step="test_step")
     targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
     if job.workers > 1 and not unmergeable(model, targets):
         states = MetricStates.of(model)
@@ -171,7 +173,7 @@ def _predict(
         sample = first_rows(source, sample_rows(model))
         build(model, sample)
         check_inputs(model, sample)
-    job = _job(model, source, asked, sample)
+    job = _job(model, source, asked, sample, step="predict_step")
     if job.workers == 1 and isinstance(source, ChunkedSource):
         with batches(source, job.rows, job.batch_size, is_input=True) as found:
             return whole(
@@ -186,7 +188,12 @@ def _predict(
 
 
 def _job(
-    model: Any, source: ArraySource | ChunkedSource, asked: Asked, sample: Any
+    model: Any,
+    source: ArraySource | ChunkedSource,
+    asked: Asked,
+    sample: Any,
+    *,
+    step: str,
 ) -> _Job:
     """Resolves what was asked for."""
     batch_size, steps, threads = (
@@ -202,6 +209,10 @@ def _job(
     check_batch_size(batch_size, natural)
     batch_size = batch_size or natural or BATCH_SIZE
     rows = rows_of_steps(source, steps, batch_size)
+    check_steps(
+        model, edges(source, rows, batch_size), step=step, data="x",
+        size="batch_size", count="steps",
+    )  # fmt: skip
     machine = read_machine(import_module("keras").config.backend())
     workers = worker_count(
         asked.workers if asked.workers != "auto" else environment().workers or "auto",
@@ -209,6 +220,8 @@ def _job(
         batches=-(-rows // batch_size),
         work=float(rows) * model.count_params(),
     )
+    if recurrent_states(model):
+        workers = 1  # what a batch leaves for the next one stays in its process
     return _Job(
         model=model,
         source=source,

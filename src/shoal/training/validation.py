@@ -11,10 +11,11 @@ from shoal.data import ArraySource, Source
 from shoal.data.chunks import ChunkedSource, first_rows
 from shoal.data.training import VALIDATION
 from shoal.errors import PlanError
-from shoal.models.inspection import check_rows, sample_rows
+from shoal.models.fixed_batch import check_steps, sample_rows
+from shoal.models.inspection import check_rows
 from shoal.plan.request import require_whole
 from shoal.training.callback_list import safe_points, whole
-from shoal.training.streaming import batches, rows_of_steps
+from shoal.training.streaming import batches, edges, rows_of_steps
 
 
 @final
@@ -128,6 +129,7 @@ def read_validation(
     Raises:
         ConfigError: A number is none, or too low.
         DataError: The model does not take the rows.
+        PlanError: The model takes no steps of so many rows.
     """
     if batch_size is not None:
         batch_size = require_whole("validation_batch_size", batch_size, 1)
@@ -138,6 +140,10 @@ def read_validation(
     natural = held.batch_size if isinstance(held, ChunkedSource) else None
     usual_batch_size = natural or usual_batch_size
     check_rows(model, first_rows(held, sample_rows(model)), VALIDATION)
-    return Validation(
-        source=held, batch_size=batch_size or usual_batch_size, steps=steps
-    )
+    batch_size = batch_size or usual_batch_size
+    rows = rows_of_steps(held, steps, batch_size)
+    check_steps(
+        model, edges(held, rows, batch_size), step="test_step", data=VALIDATION,
+        size="validation_batch_size", count="validation_steps",
+    )  # fmt: skip
+    return Validation(source=held, batch_size=batch_size, steps=steps)
