@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import keras
@@ -228,3 +230,58 @@ def test_a_variable_is_watched_whatever_its_size(size: int) -> None:
         kernel.assign(2 * kernel)
     [change] = watch.collect().found.values()
     assert change.value.shape == (1, size)
+
+
+# --------------------------------------------------------- runs that are gone on with
+
+
+class Begins(keras.callbacks.Callback):
+    """Sets a rate and knobs when training begins, and others while it goes on."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.05
+        self.model.get_layer("cold").level.assign(1)
+        self.model.get_layer("warm").beta.assign(0.5)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.get_layer("cold").beta.assign(0.25 * epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.02
+        self.model.get_layer("cold").level.assign(7)
+
+
+class BreaksOff(Begins):
+    """The same, and ends a run before its last epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_begin(epoch, logs)
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("strategy", ["all_reduce", "single"])
+def test_a_resumed_run_begins_with_what_callbacks_set_then(
+    strategy: str, tmp_path: Any
+) -> None:
+    """The judge is plain Keras, called again for the epochs that are left."""
+    with pytest.raises(KeyboardInterrupt):
+        trained(
+            knob_model(), [BreaksOff()], shoal.fit, run=str(tmp_path),
+            strategy=strategy, workers=1 if strategy == "single" else 2,
+        )  # fmt: skip
+    [folder] = tmp_path.iterdir()
+    found = shoal.resume(folder, callbacks=[Begins()])
+    # Of the last epoch that ended, the checkpoint may not be written yet.
+    lines = [f.read_text().splitlines() for f in folder.glob("events/*.jsonl")]
+    events = [json.loads(line) for line in chain(*lines)]
+    [epoch] = [e["epoch"] for e in events if e["kind"] == "run_resumed"]
+    assert epoch > 0
+    plain = knob_model()
+    first = trained(plain, [Begins()], epochs=epoch)
+    last = trained(plain, [Begins()], initial_epoch=epoch)
+    wanted = first.history["loss"] + last.history["loss"]
+    np.testing.assert_allclose(found.history["loss"], wanted, rtol=1e-4)
+    assert_close(found.model.get_weights(), plain.get_weights())
+    assert knobs_of(found.model) == knobs_of(plain)

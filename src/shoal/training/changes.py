@@ -258,6 +258,8 @@ class ModelChanges:
         for one in self._watched:
             change = later.found.get(one.key)
             if change is not None and one.key.kind in (FIXED, CLOSED_OVER):
+                if one.key.kind == FIXED:
+                    self._keep_came(one.key.number, one.value)
                 one.variable.assign(np.reshape(change.value, one.variable.shape))
 
     def write_later(self, serial: int) -> None:

@@ -156,30 +156,52 @@ class Driver(Observer):
     def begin(self) -> None:
         """Before anything is sent to workers: what a callback loads now counts."""
         self._model.stop_training = False
+        if self._habits.past is not None:
+            self._go_on(self._habits.past)
+            return
         self.callbacks.on_train_begin()
         self._user.remember()
         self._watch.begin()
-        if self._habits.past is not None:
-            self._go_on(self._habits.past)
 
     def _go_on(self, past: Past) -> None:
-        """Takes over what an earlier process knew of this run."""
+        """Takes over what an earlier process knew of this run.
+
+        What callbacks set when training begins is a change to that.
+        """
         diary, arrays = past.diary, past.restart.arrays
-        self._user.remember(arrays["vector"], arrays["statistics"])
-        self._user.learning_rate = diary.learning_rate
+        self._user.remember()
+        self._restore(past)
+        known = self.changes.serial
+        with self._watch.watching():
+            self.callbacks.on_train_begin()
+        if (
+            self._model._initial_epoch
+        ):  # of a backup, which is older than the checkpoint
+            self._restore(past)
+        else:
+            self._watch.collect()
+            self._user.remember(arrays["vector"], arrays["statistics"])
+            self._watch.write_later(known)
         self._best = diary.best
         self._epoch = _Epoch(number=diary.epoch)
         give_back(self.callbacks.callbacks, diary.callbacks, self._user.frozen)
-        state = past.restart.newest_state
-        self._restore_state(state)
-        _, known = unstamped(state or b"")
-        self._watch.restore(Changes.read(diary.changes), known)
         history = self._history
         history.history = {name: list(v) for name, v in diary.history.items()}
         history.epoch = list(diary.epochs)
         self._model.history = history
         self._model.stop_training = diary.is_stopped
         self._tell_unscored(diary.unscored)
+
+    def _restore(self, past: Past) -> None:
+        """Puts weights, state of workers and changes of callbacks into the model."""
+        diary, arrays = past.diary, past.restart.arrays
+        self._watch.begin()
+        self._user.remember(arrays["vector"], arrays["statistics"])
+        self._user.learning_rate = diary.learning_rate
+        state = past.restart.newest_state
+        self._restore_state(state)
+        _, known = unstamped(state or b"")
+        self._watch.restore(Changes.read(diary.changes), known)
 
     def _tell_unscored(self, epochs: Sequence[int]) -> None:
         """Says of which epochs the validation is lost; the history has NaN there."""
