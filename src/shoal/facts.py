@@ -49,6 +49,7 @@ class ModelFacts:
         unseen_optimizers: Of those in `applies`, the ones that the model does not hold.
         changed_beside: Paths of variables that it changes by itself after an
             optimizer's step.
+        sums_gradients: Such a `train_step` takes the gradient of a sum over the batch.
         fixed_batch: Rows that each batch must have, 0 for any number.
         is_stateful: Recurrent layers keep rows of a batch for the next one.
         refused_dtypes: "path: dtype" of trainable variables Shoal cannot carry.
@@ -80,6 +81,7 @@ class ModelFacts:
     applied: tuple[int, ...] = ()
     unseen_optimizers: tuple[str, ...] = ()
     changed_beside: tuple[str, ...] = ()
+    sums_gradients: bool = False
     refused_dtypes: tuple[str, ...] = ()
     local_bytes: int = 0
     fixed_batch: int = 0

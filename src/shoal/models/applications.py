@@ -19,11 +19,13 @@ class Application(NamedTuple):
         optimizer: That was called.
         variables: It was to update.
         found: What the call returned, None for `apply`.
+        gradients: It was given by `stateless_apply`.
     """
 
     optimizer: Any
     variables: Sequence[Any]
     found: Any = None
+    gradients: Sequence[Any] = ()
 
 
 @contextmanager
@@ -102,7 +104,9 @@ class _Watch:
             with self._within():
                 found = original(optimizer, *given, **named)
             known = list(optimizer._trainable_variables)
-            self._calls.append(Application(optimizer, known, found[0]))
+            gradients = named["grads"] if "grads" in named else given[1]
+            call = Application(optimizer, known, found[0], list(gradients))
+            self._calls.append(call)
             return found
 
         return stateless_apply

@@ -221,7 +221,12 @@ def check_rows(model: Any, rows: Any, what: str) -> None:
 
 
 def read_model(
-    model: Any, sample: Any, *, weights: Any = None, has_monitor: bool = False
+    model: Any,
+    sample: Any,
+    *,
+    weights: Any = None,
+    has_monitor: bool = False,
+    is_gang: bool = False,
 ) -> ModelFacts:
     """Reads the facts of a prepared model.
 
@@ -230,11 +235,12 @@ def read_model(
         sample: A few rows, as `train_step` gets them.
         weights: Sample weights as `fit` was given them.
         has_monitor: Whether anybody will ask for the directions of its metrics.
+        is_gang: Whether its gradients are to be averaged.
     """
     keras = import_module("keras")
     trainable = exchanged_variables(model)
     x, y, weighted = keras.utils.unpack_x_y_sample_weight(sample)
-    trial, losses = try_step(model, sample), read_losses(model, sample)
+    trial, losses = try_step(model, sample, is_gang=is_gang), read_losses(model, sample)
     logs = trial.logs
     return ModelFacts(
         name=model.name,
@@ -256,6 +262,7 @@ def read_model(
         applied=trial.applied,
         unseen_optimizers=trial.unseen,
         changed_beside=trial.beside,
+        sums_gradients=trial.is_sum,
         refused_dtypes=tuple(
             f"{v.path}: {v.dtype}" for v in trainable if str(v.dtype) not in FLOATS
         ),

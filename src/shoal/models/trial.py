@@ -1,8 +1,9 @@
 """Tries one training step of a model that overrides it; the model stays as it was.
 
 This file decides what is known beforehand of such a step: what it logs, which
-optimizers it applies and how often, and what it changes beside them. On JAX the step
-is traced and computes nothing. Other backends keep the state of a model in its
+optimizers it applies and how often, what it changes beside them, and whether it takes
+the gradient of a sum over the batch. But for the last, on JAX the step is traced and
+computes nothing. Other backends keep the state of a model in its
 variables: there the step is taken with all optimizers held back, and undone.
 """
 
@@ -28,6 +29,9 @@ from shoal.vectors import all_variables
 
 Array = npt.NDArray[Any]
 
+CLOSE = 1e-3  # relative, of gradients in float32
+MOST_COMPILED = 1_000_000  # weights of a model whose step is compiled to be tried
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,7 @@ class Trial:
         unseen: Of those in `applies`, the ones that the model does not hold.
         beside: Paths of variables that it changes on its own where they follow from
             weights that an optimizer has just updated, or are such weights.
+        is_sum: It takes the gradient of a sum over the batch, and of nothing else.
     """
 
     logs: StepLogs = field(default_factory=StepLogs)
@@ -50,14 +55,17 @@ class Trial:
     applied: tuple[int, ...] = ()
     unseen: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    is_sum: bool = False
 
 
-def try_step(model: Any, sample: Any) -> Trial:
+def try_step(model: Any, sample: Any, *, is_gang: bool = False) -> Trial:
     """Tries a step of a model whose `train_step` is the user's.
 
     Args:
         model: Prepared.
         sample: A few rows, as `train_step` gets them.
+        is_gang: Look whether it sums over the batch, which takes two steps more; on
+            JAX they are compiled.
     """
     if not has_own_step(model):
         return Trial()
@@ -79,6 +87,7 @@ def try_step(model: Any, sample: Any) -> Trial:
         applied=tuple(times[id(optimizer)] for optimizer in held),
         unseen=tuple(dict.fromkeys(described(optimizer) for optimizer in unseen)),
         beside=tuple(beside),
+        is_sum=is_gang and _sums(model, sample),
     )
 
 
@@ -89,12 +98,7 @@ def _traced(model: Any, sample: Any) -> Found:
     """Of a step whose values are symbols."""
     keras = import_module("keras")
     spec_of = import_module("keras.src.backend").compute_output_spec
-    groups = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
-    )
+    groups = _state(model)
     state = tuple(symbols([v.value for v in group]) for group in groups)
     idle: set[str] = set()
     beside: list[str] = []
@@ -156,6 +160,75 @@ def _taken(model: Any, sample: Any) -> Found:
         if is_beside:
             beside.append(str(variable.path))
     return logs, idle, calls, beside
+
+
+def _sums(model: Any, sample: Any) -> bool:
+    """Whether it takes the gradient of a sum; the model stays as it was."""
+    with undisturbed(), _put_back(model):
+        return _is_sum(model, sample)
+
+
+def _is_sum(model: Any, sample: Any) -> bool:
+    """Whether gradients double where each row comes twice.
+
+    Those of a mean stay. Where rows of a batch are drawn for, or other losses are
+    added, they do neither.
+    """
+    keras = import_module("keras")
+    is_jax = keras.backend.backend() == "jax"
+    if is_jax and model.count_params() > MOST_COMPILED:
+        return False
+    gradients = _compiled_gradients if is_jax else _taken_gradients
+
+    def twice(array: Any) -> Any:
+        return None if array is None else np.concatenate([array, array])
+
+    try:
+        with random_state_kept():
+            once = gradients(model, sample)
+        with random_state_kept():
+            doubled = gradients(model, keras.tree.map_structure(twice, sample))
+        pairs = list(zip(once, doubled, strict=True))
+    except Exception:  # it takes no other number of rows, for example
+        return False
+    size = max((float(np.abs(one).max()) for one in once if one.size), default=0.0)
+    return 0.0 < size < np.inf and all(
+        np.allclose(two, 2 * one, rtol=CLOSE, atol=CLOSE * size) for one, two in pairs
+    )
+
+
+def _taken_gradients(model: Any, rows: Any) -> list[Array]:
+    """What a step hands to optimizers, which are held back; the model is changed."""
+    found: list[Array] = []
+
+    def keep(gradients: Sequence[Any], _: Sequence[Any]) -> None:
+        found.extend(np.array(_to_numpy(g)) for g in gradients if g is not None)
+
+    _step(model, rows, keep)
+    return found
+
+
+def _compiled_gradients(model: Any, rows: Any) -> list[Array]:
+    """The same of a step on JAX, which changes nothing."""
+
+    def step(state: Any, rows: Any) -> list[Any]:
+        with watched() as calls:
+            model.train_step(state, rows)
+        return [g for call in calls for g in call.gradients if g is not None]
+
+    state = tuple([v.value for v in group] for group in _state(model))
+    compiled = import_module("jax").jit(step)
+    return [np.asarray(g) for g in compiled(state, rows)]
+
+
+def _state(model: Any) -> tuple[Sequence[Any], ...]:
+    """Variables as `train_step` gets them on JAX."""
+    return (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
 
 
 def _step(

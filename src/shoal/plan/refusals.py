@@ -217,6 +217,14 @@ def _refuse_step(strategy: Strategy, model: ModelFacts) -> None:
 
 def _refuse_losses(strategy: Strategy, model: ModelFacts) -> None:
     """One sum of gradients is divided by one number: rows, weights, or nothing."""
+    if model.sums_gradients and "sum" not in model.reductions and not model.summed:
+        raise PlanError(
+            f"train_step of {model.name!r} takes the gradient of a sum over the batch. "
+            f"Expected a mean, because {strategy.name} averages gradients of parts of "
+            "a batch, and steps would be smaller than Keras'. Divide the loss by the "
+            "rows, take it from self.compute_loss and compile with reduction='sum', or "
+            "choose a strategy that exchanges weights, for example 'local_sgd'."
+        )
     same = {"mean": "sum_over_batch_size"}
     mixed = sorted({same.get(r, r) for r in model.reductions})
     if len(mixed) > 1:

@@ -205,6 +205,7 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
         sample,
         weights=arguments.sample_weight,
         has_monitor=arguments.monitor is not None,
+        is_gang=strategy.exchanges == "gradients" and request.workers != 1,
     )
     _check_travels(request, source)
     plan = resolve(request, facts, data, look(arguments.cluster, facts.backend))
