@@ -12,7 +12,7 @@ SHOWN = 3
 
 
 def check_files(name: str, source: Any, warn: Callable[[str], None]) -> None:
-    """Refuses files that changed since the run began; warns where they may have.
+    """Refuses files that changed since the run began; warns of others and of new ones.
 
     Args:
         name: What they are to the user: "the data" or "the validation data".
@@ -34,6 +34,12 @@ def check_files(name: str, source: Any, warn: Callable[[str], None]) -> None:
             f"files of {name} were written to since the run began: "
             f"{_listed(found.likely)}. The run goes on; if their contents changed, "
             "stop it and call fit to train on the new ones"
+        )
+    if found.new:
+        warn(
+            f"there are files beside {name} of the run that it does not read: "
+            f"{_listed(found.new)}. It goes on with the files that it began with; to "
+            "train on the others as well, call fit"
         )
 
 

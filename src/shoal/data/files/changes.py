@@ -1,7 +1,8 @@
 """Which files of a source are no longer what they were when it was opened.
 
 A run that goes on reads them again. Names, sizes and the marks that a store gives each
-version of a file are compared; contents are not read.
+version of a file are compared; contents are not read. Where the files were found is
+searched again, for new ones.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, final
 
-from shoal.data.files.listing import mark_of
+from shoal.data.files.format import extension
+from shoal.data.files.listing import find_files, mark_of
 from shoal.data.files.source import FileSource
 from shoal.data.files.store import FileEntry, Store
 from shoal.data.weighted import ClassWeighted
+from shoal.errors import ShoalError
 
 LOCAL = frozenset({"file", "local", "memory"})
 
@@ -23,10 +26,12 @@ class Changes(NamedTuple):
     Args:
         certain: Gone, of another size, or of another version as the store says.
         likely: Written to since, as the time of their last change says.
+        new: Found where the source looked for its files, and not read by it.
     """
 
     certain: tuple[str, ...] = ()
     likely: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
 
 
 def changes_of(source: Any) -> Changes:
@@ -58,7 +63,32 @@ def changes_of(source: Any) -> Changes:
         how, is_certain = _difference(file, look)
         if how:
             (certain if is_certain else likely).append(f"{file.url}: {how}")
-    return Changes(tuple(certain), tuple(likely))
+    return Changes(tuple(certain), tuple(likely), _new_files(source, store))
+
+
+def _new_files(source: FileSource, store: Store) -> tuple[str, ...]:
+    """What would be read beside its files if the source were opened now.
+
+    Of another kind than its files, as their names say, is what other programs leave.
+    """
+    files, search = {file.url: file for file in _files_of(source)}, source.search
+    searched = [] if search is None else [u for u in search.urls if u not in files]
+    if search is None or not searched:
+        return ()
+    try:
+        found = find_files(searched, store).files
+    except (OSError, ShoalError):  # what is gone is told of file by file
+        return ()
+    unread = {file.url: file for file in search.unread}
+    kinds = {extension(file.name) for file in files.values()}
+    others = [
+        file for file in found if file.url not in files and file != unread.get(file.url)
+    ]
+    return tuple(
+        f"{file.url}: {'changed, and was left out' if file.url in unread else 'new'}"
+        for file in others
+        if extension(file.name) in kinds
+    )
 
 
 def _files_of(source: FileSource) -> Iterable[FileEntry]:

@@ -26,7 +26,13 @@ from shoal.data.files.reader import (
     sample_of,
 )
 from shoal.data.files.selection import Selection
-from shoal.data.files.source import FilePortion, FileSource, head_of, row_bytes
+from shoal.data.files.source import (
+    FilePortion,
+    FileSource,
+    Search,
+    head_of,
+    row_bytes,
+)
 from shoal.data.files.store import FileEntry, Store
 from shoal.data.sources import Batch
 from shoal.errors import DataError, StoreFailed
@@ -233,9 +239,12 @@ class Counting:
         empty: Sequence[str],
         classes: tuple[str, ...] = (),
     ) -> FileSource:
+        portions = tuple(portions)
+        read = {part.file.url for portion in portions for part in portion.parts}
+        unread = tuple(f for f in self.listing.files if f.url not in read)
         return FileSource(
             reader=reader,
-            portions=tuple(portions),
+            portions=portions,
             sample=sample,
             head=head,
             kind=kind,
@@ -243,6 +252,7 @@ class Counting:
             empty=tuple(sorted({*self.listing.empty, *empty})),
             classes=classes,
             on_bad_file="skip" if self.is_lenient else "raise",
+            search=Search(urls=self.listing.asked, unread=unread),
         )
 
     def _nothing_left(self, problem: DataError | None = None) -> DataError:

@@ -29,10 +29,12 @@ class Listing:
     Args:
         files: With something in them, sorted by URL.
         empty: URLs of files of 0 bytes, which are left out.
+        asked: What was searched, in a form that means the same in another folder.
     """
 
     files: tuple[FileEntry, ...]
     empty: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
 
 
 def list_files(
@@ -87,7 +89,11 @@ def find_files(url: Urls, store: Store) -> Listing:
             "with something in them (names that begin with '_' or '.' do not count). "
             "Expected at least one file. Check the spelling of the path or prefix."
         )
-    return Listing(files=tuple(f for f in files if f.size_bytes), empty=empty)
+    return Listing(
+        files=tuple(f for f in files if f.size_bytes),
+        empty=empty,
+        asked=tuple(_lasting(os.fspath(one), store) for one in many),
+    )
 
 
 def _entries(url: str, store: Store) -> dict[str, FileEntry]:
@@ -114,6 +120,14 @@ def _entries(url: str, store: Store) -> dict[str, FileEntry]:
                 url=own, size_bytes=int(info.get("size") or 0), mark=mark_of(info)
             )
     return files
+
+
+def _lasting(url: str, store: Store) -> str:
+    """A relative path becomes an absolute one, patterns and all."""
+    from fsspec.utils import stringify_path
+
+    url = stringify_path(url)
+    return url if "://" in url else str(store.path(url))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from shoal.data.arrays import dtype_of
 from shoal.data.chunks import ArrayChunk, ChunkedSource
 from shoal.data.files.format import Part
 from shoal.data.files.reader import Reader, Sample, check_sample, sample_of
+from shoal.data.files.store import FileEntry
 from shoal.data.sources import Batch
 from shoal.errors import DataError, StoreFailed
 
@@ -46,6 +47,20 @@ class FilePortion:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Search:
+    """Where files were looked for, to look there again.
+
+    Args:
+        urls: Paths, folders, patterns and URLs.
+        unread: What was found there and is not read: bad, or without rows.
+    """
+
+    urls: tuple[str, ...]
+    unread: tuple[FileEntry, ...] = ()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class FileSource(ChunkedSource):
     r"""Samples in files. Made by `open_files`; holds names, sizes and settings alone.
 
@@ -67,6 +82,7 @@ class FileSource(ChunkedSource):
         empty: URLs of files without rows.
         classes: Names of the classes of images, in the order of their labels.
         on_bad_file: What was asked for, for messages.
+        search: How its files were found; None in the folders of older runs.
         head: The first rows of the first chunk, where counting read it; it does not
             travel.
 
@@ -88,6 +104,7 @@ class FileSource(ChunkedSource):
     empty: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     on_bad_file: OnBadFile = "raise"
+    search: Search | None = field(default=None, repr=False, compare=False)
     head: Batch | None = field(default=None, repr=False, compare=False)
     _rows: tuple[int, ...] = field(init=False, repr=False)
 
