@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engine import words
-from shoal.engine.wire import BadFrame, unpack_head
+from shoal.engine.conversation import Seat
+from shoal.engine.greeting import worker_secret
+from shoal.engine.member import Member
+from shoal.engine.wire import BadFrame, Link, unpack_head
+from shoal.strategies import get
+from shoal.testing.inline import Cluster, Setup
+from shoal.testing.problems import LeastSquares
+from tests.engine.cases import runs_well, setup, shut_out
+from tests.engine.false_peers import frame
 
 # What the server turns into a bad frame, which closes the connection.
 REFUSED = (ArithmeticError, LookupError, TypeError, ValueError)
@@ -85,3 +96,208 @@ def test_any_value_in_any_field_is_refused_or_finite(
 def test_heads_that_no_peer_of_ours_sends(text: str) -> None:
     with pytest.raises(BadFrame):
         unpack_head(text.encode())
+
+
+# ------------------------------------------------- to servers, shards and standbys
+
+INFINITE, DIGITS, DEEP = float("inf"), "9" * 5000, "[" * 100_000
+ATTEND: dict[str, Any] = {
+    "kind": "attend", "rank": 0, "incarnation": 1, "token": "a", "question": 0,
+    "wants_center": True,
+}  # fmt: skip
+NOBODY: dict[str, bytes] = {
+    "an infinite rank": frame({**ATTEND, "rank": INFINITE}),
+    "a rank that is no number": frame({**ATTEND, "rank": float("nan")}),
+    "less than no rank": frame({**ATTEND, "rank": -1}),
+    "a rank of 400 digits": frame({**ATTEND, "rank": 10**400}),
+    "a rank that is a list": frame({**ATTEND, "rank": [0]}),
+    "an infinite incarnation": frame({**ATTEND, "incarnation": INFINITE}),
+    "no question": frame({k: v for k, v in ATTEND.items() if k != "question"}),
+    "5,000 digits": frame('{"kind": "attend", "rank": ' + DIGITS + "}"),
+    "deep": frame('{"kind": "attend", "rank": ' + DEEP + "}"),
+    "a body": frame(ATTEND, bytes(8)),
+    "a body without an end": frame(ATTEND, size=1 << 63),
+    "a word of another server": frame({"kind": "shard", "number": 1, "have": 0}),
+    "a word of a standby": frame({"kind": "standby", "generation": INFINITE}),
+    "a word of the controller": frame({"kind": "control"}),
+}
+
+
+def worker_of(cluster: Cluster, **fields: Any) -> Member:
+    """A worker beside those of the run, which knows no more than they do."""
+    return Member(
+        Seat(
+            address=cluster.address, secret=worker_secret(cluster.secret),
+            sizes=cluster.sizes, hint=9, token="t", shards=cluster.shards.addresses,
+            **fields,
+        ),
+        cluster._setup.strategy,
+    )  # fmt: skip
+
+
+def shared(**fields: Any) -> Setup:
+    """Two servers, each of which has a part of the vector."""
+    problem = LeastSquares.seeded(rows=64, size=150)
+    fields = {"workers": 2, "epochs": 2, "servers": 2, **fields}
+    return Setup.linear(problem, get("aeasgd", period=3), 0.005, **fields)
+
+
+@contextmanager
+def calling(cluster: Cluster, address: tuple[str, int]) -> Iterator[Link]:
+    with closing(Link(address, worker_secret(cluster.secret))) as link:
+        yield link
+
+
+@pytest.mark.parametrize("what", NOBODY)
+def test_a_shard_hangs_up_on_nonsense_and_the_run_goes_on(what: str) -> None:
+    with Cluster(shared()) as cluster:
+        with calling(cluster, cluster.shards.addresses[0][0]) as link:
+            link.socket.sendall(NOBODY[what])
+            shut_out(link.socket)
+        runs_well(cluster)
+
+
+STAGE: dict[str, Any] = {"kind": "stage", "question": 7, "is_coded": False}
+STAGES: dict[str, tuple[Any, int]] = {
+    "half a part": (STAGE, -4),
+    "no part": (STAGE, -(1 << 20)),
+    "more than a part": (STAGE, 4),
+    "no question": ({"kind": "stage"}, 0),
+    "an infinite question": ({**STAGE, "question": INFINITE}, 0),
+    "less than no question": ({**STAGE, "question": -1}, 0),
+    "a question of 400 digits": ({**STAGE, "question": 10**400}, 0),
+    "a vector that was not to be encoded": ({**STAGE, "is_coded": True}, 0),
+    "a push": ({**PUSH, "question": 7}, 0),
+    "a join": ({**JOIN, "wants_slot": False}, 0),
+    "5,000 digits": ('{"kind": "stage", "question": ' + DIGITS + "}", 0),
+    "deep": ('{"kind": "stage", "question": ' + DEEP + "}", 0),
+}
+
+
+@pytest.mark.parametrize("what", STAGES)
+def test_a_shard_drops_a_worker_that_talks_nonsense(what: str) -> None:
+    head, more = STAGES[what]
+    with Cluster(shared()) as cluster:
+        worker = worker_of(cluster)
+        assert worker._desks is not None
+        desk = worker._desks._desks[0]
+        size = max(0, len(desk._bulk.up) + more)
+        link = desk._line.link
+        link.socket.sendall(frame(head, bytes(size)))
+        shut_out(link.socket)
+        worker.leave()
+        runs_well(cluster)
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8"])
+def test_a_part_that_is_encoded_has_its_length(codec: str) -> None:
+    for more in (-1, 1):
+        with Cluster(shared(codec=codec, wants_slot=False)) as cluster:
+            worker = worker_of(cluster, wants_slot=False)
+            assert worker._desks is not None
+            desk = worker._desks._desks[0]
+            assert desk._parcels is not None
+            size = desk._parcels._receiver.size + len(desk._bulk.rest_up)
+            link = desk._line.link
+            link.send({**STAGE, "is_coded": True}, bytes(size + more))
+            shut_out(link.socket)
+            worker.leave()
+            runs_well(cluster)
+
+
+BODIES: dict[str, tuple[dict[str, Any], int]] = {
+    "half of the vectors": (PUSH, -8),
+    "no vectors": (PUSH, -(1 << 20)),
+    "more than the vectors": (PUSH, 8),
+    "vectors that belong to no word": ({"kind": "need"}, 0),
+    "vectors of a failure": (FAILURE, 0),
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+@pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
+def test_a_body_that_is_not_as_long_as_its_head_says(name: str, what: str) -> None:
+    """It lay over a part of the message before, and was taken for the whole."""
+    head, more = BODIES[what]
+    with Cluster(setup(name)) as cluster:
+        worker = worker_of(cluster, wants_slot=False)
+        size = max(0, len(worker._own.up) + more)
+        worker._link.send({**head, "question": 1}, bytes(size))
+        shut_out(worker._link.socket)
+        worker.leave()
+        [left] = [e for e in runs_well(cluster) if e["kind"] == "left"]
+    assert "where" in left["reason"]
+    assert "belong" in left["reason"]
+
+
+def test_a_body_beside_a_slot_is_refused() -> None:
+    with Cluster(setup()) as cluster:
+        worker = worker_of(cluster)
+        assert worker._own.slot is not None
+        worker._link.send({**PUSH, "question": 1}, bytes(len(worker._own.up)))
+        shut_out(worker._link.socket)
+        worker.leave()
+        runs_well(cluster)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
+@pytest.mark.parametrize("name", ["aeasgd", "downpour", "dynsgd"])
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_vectors_that_are_no_numbers_break_no_server(
+    name: str, value: float, codec: str
+) -> None:
+    """They are a worker's to send, and `on_nan` says what follows from them."""
+    with Cluster(setup(name, codec=codec, wants_slot=False)) as cluster:
+        worker = worker_of(cluster, wants_slot=False)
+        cluster.command("proceed", epoch=0)
+        worker.ready()
+        for number in (1, 2):
+            if not worker.progress.pieces:
+                worker.need()
+            pieces = [worker.progress.pieces.popleft()]
+            worker.metrics[:] = value
+            away = np.full_like(worker.local, value)
+            worker.push_weights(away, worker.statistics, pieces, 1)
+            assert worker.progress.version == number
+        worker.leave()
+
+
+@pytest.mark.parametrize("what", NOBODY)
+def test_a_standby_hangs_up_on_nonsense_and_takes_over_all_the_same(what: str) -> None:
+    with Cluster(setup(has_standby=True)) as cluster:
+        with calling(cluster, cluster._listeners[1].getsockname()) as link:
+            link.socket.sendall(NOBODY[what])
+            if what in WAITS:
+                link.socket.sendall(NOBODY[what])  # it speaks while it waits
+            shut_out(link.socket)
+        runs_well(cluster)
+
+
+# A standby believes nothing of what a caller says before it leads.
+WAITS = [what for what, sent in NOBODY.items() if b'"kind":"attend"' in sent]
+
+
+def test_who_waits_at_a_standby_waits_once() -> None:
+    """Each word was kept, so that one worker could fill the memory."""
+    with Cluster(setup(has_standby=True)) as cluster:
+        standby = cluster._standby
+        assert standby is not None
+        with calling(cluster, cluster._listeners[1].getsockname()) as link:
+            for _ in range(9):
+                link.send(ATTEND)
+            shut_out(link.socket)
+        runs_well(cluster)
+        assert not standby._callers
+
+
+def test_who_waits_at_a_shard_waits_once() -> None:
+    with Cluster(shared()) as cluster:
+        shard: Any = cluster.shards.shards[0].server
+        with calling(cluster, cluster.shards.addresses[0][0]) as link:
+            for _ in range(9):
+                link.send({**ATTEND, "rank": 77})
+            link.send({"kind": "attend"})
+            shut_out(link.socket)
+            assert len(shard._attending) == 1
+        runs_well(cluster)

@@ -90,12 +90,14 @@ def blames_workers_for_what_its_standby_does(patch: Patch) -> None:
 
 @mutant
 def follows_without_vectors(patch: Patch) -> None:
-    original = Standby._vectors
+    original = Standby._read
 
-    def vectors(self: Any, head: Any, body: Any) -> int:
-        return original(self, head, memoryview(bytes(len(body))))
+    def read(self: Any, head: Any, body: Any) -> Any:
+        count = 0 if head.get("is_mapped") else int(head.get("vectors", 0))
+        nothing = bytes(count) + bytes(body[count:])
+        return original(self, head, memoryview(nothing))
 
-    patch.setattr(Standby, "_vectors", vectors)
+    patch.setattr(Standby, "_read", read)
 
 
 @mutant

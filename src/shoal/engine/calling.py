@@ -114,7 +114,8 @@ class Line:
             time.sleep(CALL_PAUSE_S)
         if answer["kind"] == "refused":
             self.link.close()
-            raise Fenced(f"the server refused this worker: {answer['reason']}")
+            reason = answer.get("reason")
+            raise Fenced(f"the server refused this worker: {reason!s:.300}")
         return answer, body
 
     def _call_once(self, head: Head, limit_s: float, *, can_map: bool) -> Answered:
@@ -160,8 +161,10 @@ class Line:
             raise error from None
 
     def close(self) -> None:
-        """Closes the connection."""
-        self.link.close()
+        """Closes the connection, if there is one."""
+        link: Link | None = getattr(self, "link", None)
+        if link is not None:
+            link.close()
 
 
 def who(rank: int, incarnation: int) -> dict[str, Any]:

@@ -179,22 +179,31 @@ class Changes:
         """
         if not len(data):
             return cls()
-        view = memoryview(data)
-        (size,) = WORDS.unpack_from(view)
-        at = WORDS.size + size
-        found: dict[Key, Change] = {}
-        for kind, place, serial, dtype, shape in json.loads(
-            bytes(view[WORDS.size : at])
-        ):
-            kept = _dtype(dtype)
-            count = int(np.prod(shape, dtype=np.int64))
-            end = at + count * kept.itemsize
-            array = np.frombuffer(bytes(view[at:end]), kept).reshape(shape)
-            found[Key(str(kind), str(place))] = Change(int(serial), array)
-            at = end
-        if at != len(view):
-            raise ValueError(f"changes of {at:,} bytes in {len(view):,}")
-        return cls(found)
+        try:
+            return cls(_read(memoryview(data)))
+        except WRONG as error:
+            raise ValueError(f"no changes ({error!s:.200})") from error
+
+
+WRONG = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+         ValueError, struct.error)  # fmt: skip
+"""What is raised where bytes are no changes."""
+
+
+def _read(view: memoryview) -> dict[Key, Change]:
+    (size,) = WORDS.unpack_from(view)
+    at = WORDS.size + size
+    found: dict[Key, Change] = {}
+    for kind, place, serial, dtype, shape in json.loads(bytes(view[WORDS.size : at])):
+        kept = _dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        end = at + count * kept.itemsize
+        array = np.frombuffer(bytes(view[at:end]), kept).reshape(shape)
+        found[Key(str(kind), str(place))] = Change(int(serial), array)
+        at = end
+    if at != len(view):
+        raise ValueError(f"changes of {at:,} bytes in {len(view):,}")
+    return found
 
 
 def _dtype(name: str) -> np.dtype[Any]:

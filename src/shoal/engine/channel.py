@@ -15,8 +15,6 @@ import time
 from collections import deque
 from typing import final
 
-import numpy as np
-
 from shoal.engine import tls
 from shoal.engine.greeting import HELLO_BYTES, TAG_BYTES, Callee, NoProof
 from shoal.engine.wire import (
@@ -25,6 +23,7 @@ from shoal.engine.wire import (
     BadFrame,
     Head,
     configure,
+    memory_for,
     pack_head,
     unpack_head,
     unpack_header,
@@ -38,13 +37,6 @@ MOST_WAITING = 64  # parts of frames; whoever does not read them is not heard ei
 
 # What a socket says that can do no more now.
 LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-def _memory(size: int) -> memoryview:
-    """Bytes that take room only when they come: a peer may announce what it likes."""
-    if size <= STRANGER_HEAD_BYTES:
-        return memoryview(bytearray(size))
-    return np.empty(size, np.uint8).data
 
 
 def _unread(connection: socket.socket) -> int:
@@ -93,13 +85,15 @@ class Channel:
         self._callee = Callee(secret)
         self._out: deque[memoryview] = deque()
         self._head: Head | None = None
-        self._header = _memory(HEADER.size)
+        self._header = memory_for(HEADER.size)
         self._body_bytes = 0
         self._wants_write = False
         self._moved = self._seen = 0
         self._seen_unread = 0
         self._stage, self._wanted, self._filled = "", memoryview(b""), 0
-        self._expect("hello" if context is None else "handshake", _memory(HELLO_BYTES))
+        self._expect(
+            "hello" if context is None else "handshake", memory_for(HELLO_BYTES)
+        )
         self._room = self._ahead = memoryview(b"")
         self.inbox: memoryview | None = None
         """Where bodies go when they fit; otherwise into fresh memory."""
@@ -121,7 +115,7 @@ class Channel:
         if isinstance(connection, ssl.SSLSocket):
             channel._tls = connection
         channel.is_proven = channel._is_admitted = True
-        channel._expect("header", _memory(HEADER.size))
+        channel._expect("header", memory_for(HEADER.size))
         return channel
 
     @property
@@ -284,7 +278,7 @@ class Channel:
         elif self._stage == "header":
             head_bytes = self._read_header(data)
             if head_bytes > len(self._ahead):
-                self._expect("head", _memory(head_bytes))
+                self._expect("head", memory_for(head_bytes))
                 return None
             data, self._ahead = self._ahead[:head_bytes], self._ahead[head_bytes:]
             return self._read_head(data)
@@ -301,7 +295,7 @@ class Channel:
         fits = self.inbox is not None and size <= len(self.inbox)
         body = self.inbox[:size] if fits and self.inbox else None
         self._head = head
-        self._expect("body", body or _memory(size))
+        self._expect("body", body or memory_for(size))
         return None
 
     def _end_frame(self, head: Head, body: memoryview) -> tuple[Head, memoryview]:
@@ -328,7 +322,7 @@ class Channel:
             raise BadFrame(str(error)) from None
         self._out.append(memoryview(answer))
         self.flush()
-        self._expect("proof", _memory(TAG_BYTES))
+        self._expect("proof", memory_for(TAG_BYTES))
 
     def _check(self, proof: bytes) -> None:
         try:

@@ -17,9 +17,11 @@ from typing import Any, final
 import numpy as np
 
 from shoal.data.read_ahead import BEAT_S
+from shoal.engine import answers
 from shoal.engine.bulk import Bulk
 from shoal.engine.calling import Answered, Fenced, Line, Seat, who
 from shoal.engine.desk import Desks, in_background
+from shoal.engine.fields import exactly
 from shoal.engine.parcels import parcels_of
 from shoal.engine.shards import sizes_of
 from shoal.engine.slots import Slot
@@ -133,19 +135,31 @@ class Conversation:
 
         Raises:
             Fenced: The server has another model, or gave the place to another.
+            BadFrame: It says what no server of ours says.
         """
         head, body = self._line.call(head, can_map=True)
+        try:
+            return (head, *self._sit_down(head, body))
+        except BaseException:
+            self._line.close()
+            if self._desks is not None:
+                self._desks.leave()
+            raise
+
+    def _sit_down(self, head: Head, body: memoryview) -> tuple[Vector, Vector, bytes]:
+        """Takes the place that it was given; see `_join`."""
         sizes = self._own_sizes
-        self.rank, self.incarnation = head["rank"], head["incarnation"]
-        start = np.frombuffer(body, np.float32, sizes.vector + sizes.statistics)
+        with answers.reading(head):
+            self.rank, self.incarnation, offer = answers.place(head)
+            start = np.frombuffer(body, np.float32, sizes.vector + sizes.statistics)
         vector, statistics = start[: sizes.vector], start[sizes.vector :]
-        self._settle(head["slot"])
+        self._settle(offer)
         if self._seat.shards:
             self._desks = Desks(
                 self._seat, self.bulk, self.strategy, self.rank, self.incarnation
             )
             vector = np.concatenate([vector, *self._desks.attend()])
-        return head, vector, statistics, bytes(body[start.nbytes :])
+        return vector, statistics, bytes(body[start.nbytes :])
 
     def _settle(self, offer: dict[str, str] | None) -> None:
         slot, sizes = None, self._own_sizes
@@ -254,13 +268,16 @@ class Conversation:
         own, parcels = self._own, self._parcels
         into = own.inline_down if parcels is None else parcels.landing
         head, body = self._link.receive(into or None)
-        if parcels is not None and head.get("is_coded"):
-            return head, body[parcels.unpack(body) :]
         inline = len(own.inline_down)
-        if head.get("body", "none") == "none" or not inline:
-            return head, body
-        if body.obj is not own.down.obj:
-            own.down[:] = body[:inline]
+        with answers.reading(head):
+            if parcels is not None and head.get("is_coded"):
+                return head, body[parcels.unpack(body) :]
+            if head.get("body", "none") == "none" or not inline:
+                return head, body
+            # What is too short has been received over the last reply.
+            vectors = exactly(body[:inline], inline, "vectors")
+            if body.obj is not own.down.obj:
+                own.down[:] = vectors
         return head, body[inline:]
 
     def _go_back(self, error: ConnectionError) -> None:
@@ -275,8 +292,10 @@ class Conversation:
         while self._own is before:
             head = {"kind": "rejoin", **me}
             head, _ = self._line.call_again(error, head, can_map=True)
+            with answers.reading(head):
+                offer = answers.slot(head)
             try:
-                self._settle(head["slot"])
+                self._settle(offer)
             except ConnectionError as another:  # and that one is gone now
                 error = another
         self._own.up[:] = before.up

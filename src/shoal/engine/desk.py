@@ -13,8 +13,10 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
+from shoal.engine import answers
 from shoal.engine.bulk import Bulk
 from shoal.engine.calling import Line, Seat, who
+from shoal.engine.fields import exactly, whole
 from shoal.engine.parcels import parcels_of
 from shoal.engine.shards import cuts, sizes_of
 from shoal.strategies.base import Strategy
@@ -58,9 +60,11 @@ class Desk:
     def attend(self) -> Vector:
         """Takes a place there; returns its part of the center."""
         head = {"kind": "attend", **self._me, "question": 0, "wants_center": True}
-        _, body = self._line.call(head, can_map=False)
+        answer, body = self._line.call(head, can_map=False)
         self._settle()
-        return np.frombuffer(body, np.float32)
+        with answers.reading(answer):
+            size = 4 * self._bulk.sizes.vector
+            return np.frombuffer(exactly(body, size, "a center"), np.float32)
 
     def _settle(self) -> None:
         self._parcels = parcels_of(self._bulk, self._strategy, is_server=False)
@@ -92,20 +96,28 @@ class Desk:
             except ConnectionError as error:
                 self._go_back(error, question)
                 continue
+            with answers.reading(head):
+                answered = whole(head["question"])
             if head["kind"] == "part":  # one that took over may have it ready
-                self._taken = int(head["question"])
-            if (head["kind"], head["question"]) == (kind, question):
+                self._taken = answered
+            if (head["kind"], answered) == (kind, question):
                 return
 
     def _receive(self) -> dict[str, Any]:
         parcels = self._parcels
         into = self._bulk.down if parcels is None else parcels.landing
         head, body = self._line.link.receive(into)
-        if head["kind"] == "part" and parcels is not None:
-            if head["is_coded"]:
-                parcels.unpack(body)
-            elif len(body):
-                self._bulk.down[:] = body
+        with answers.reading(head):
+            if head["kind"] not in ("part", "kept"):
+                raise ValueError("a shard says something else")
+            if parcels is not None and head.get("is_coded"):
+                exactly(body[parcels.unpack(body) :], 0, "more than a part")
+            elif len(body) or head.get("body", "none") != "none":
+                # What is too short has been received over the last reply.
+                size = len(self._bulk.down)
+                vectors = exactly(body, size, "a part")
+                if body.obj is not self._bulk.down.obj:
+                    self._bulk.down[:] = vectors
         return head
 
     def _go_back(self, error: ConnectionError, question: int) -> None:
@@ -122,7 +134,7 @@ class Desk:
                 self._go_back(again, question)
 
     def leave(self) -> None:
-        """Closes the connection."""
+        """Closes the connection, if there is one."""
         self._line.close()
 
 

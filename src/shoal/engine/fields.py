@@ -1,9 +1,11 @@
-"""Numbers, texts and lists of a worker's words, before they are believed. Pure."""
+"""Numbers, texts, lists and bytes of a peer's words, before they are believed. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
+WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What is raised where a frame is not what it should be."""
 MOST = 1 << 62
 MOST_PARTS = 1 << 10
 
@@ -62,3 +64,18 @@ def some(value: Any, most: int = MOST_PARTS) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:  # pyright: ignore[reportUnknownArgumentType]
         raise ValueError(f"no list of at most {most} parts")
     return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def exactly(body: memoryview, size: int, what: str) -> memoryview:
+    """A body, which has to be so long.
+
+    Raises:
+        ValueError: It is not.
+
+    Example:
+        >>> exactly(memoryview(b"1234"), 4, "vectors").nbytes
+        4
+    """
+    if len(body) != size:
+        raise ValueError(f"{len(body):,} bytes of {what}, where {size:,} belong")
+    return body

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from shoal.engine.connections import Connections, Listener, Peer
-from shoal.engine.fields import whole
+from shoal.engine.fields import WRONG, whole
 from shoal.engine.frozen import pack
 from shoal.engine.grace import Grace
 from shoal.engine.handover import Handover
@@ -223,7 +223,7 @@ class Leader(Listener):
         receive = self._receivers.get(peer.role, self._hear_server)
         try:
             receive(peer, head, body)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except WRONG as error:
             raise BadFrame(f"{head['kind']!r:.40}: {error!r:.200}") from error
 
     @abstractmethod

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.engine import answers
 from shoal.engine.bulk import aligned_bytes
 from shoal.engine.center import pull_into, push_into
 from shoal.engine.changes import STATISTICS, Changes
 from shoal.engine.conversation import Conversation, Fenced, Seat
+from shoal.engine.fields import whole
 from shoal.engine.instructions import Group
 from shoal.engine.ledger import Piece
 from shoal.engine.spread import Spread, in_turn, segments
@@ -107,6 +109,7 @@ class Member(Conversation):
 
     Raises:
         Fenced: The server has another model, or gave the place to another.
+        BadFrame: The server says what no server of ours says.
     """
 
     def __init__(
@@ -121,7 +124,11 @@ class Member(Conversation):
             {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
              "hint": seat.hint, "node": seat.node, "pid": os.getpid()}
         )  # fmt: skip
-        self._heed(head)
+        try:
+            self._heed(head)
+        except BaseException:
+            self.leave()
+            raise
         size, count = seat.sizes.vector, seat.sizes.statistics
         self.local = _vector(size)
         has_anchor = is_early or strategy.needs_anchor
@@ -140,20 +147,21 @@ class Member(Conversation):
         """Keeps what every answer tells."""
         kind = head["kind"]
         if kind == "refused":
-            raise Fenced(f"the server refused this worker: {head['reason']}")
+            reason = head.get("reason")
+            raise Fenced(f"the server refused this worker: {reason!s:.300}")
+        with answers.reading(head):
+            told = answers.told(head)
         progress = self.progress
-        progress.version, progress.lineage = head["version"], head["lineage"]
-        progress.clock, progress.workers = head["clock"], head["workers"]
-        progress.learning_rate = head["lr"]
+        progress.version, progress.lineage = told.version, told.lineage
+        progress.clock, progress.workers = told.clock, told.workers
+        progress.learning_rate = told.learning_rate
         progress.is_done = kind == "done"
-        progress.doubt = int(head.get("doubt", 0))
+        progress.doubt = told.doubt
         progress.wants_snapshot = bool(head.get("publish"))
-        group = head.get("group")
-        progress.group = None if group is None else Group(group[0], tuple(group[1]))
-        progress.sums = tuple(head.get("sums", ()))
+        progress.group, progress.sums = told.group, told.sums
         if kind == "repeat":
             progress.pieces.clear()  # it tells of all there are
-        progress.pieces.extend(Piece(*piece) for piece in head.get("pieces", ()))
+        progress.pieces.extend(told.pieces)
 
     def _answer(
         self, question: Head, *, has_vectors: bool = False, blob: bytes = b""
@@ -166,8 +174,9 @@ class Member(Conversation):
     def _take(self, head: Head, body: memoryview) -> tuple[Head, bytes]:
         """Keeps what an answer tells."""
         self._heed(head)
-        end = len(body) - int(head.get("changes", 0))
-        changes = Changes.read(bytes(body[end:])) if end < len(body) else Changes()
+        with answers.reading(head):
+            end = len(body) - whole(head.get("changes", 0), len(body) + 1)
+            changes = Changes.read(bytes(body[end:]))
         found = bytes(body[:end]) if head.get("body") == "snapshot" else b""
         if head.get("body", "none") != "none":
             self.statistics[:] = self.bulk.reply_statistics

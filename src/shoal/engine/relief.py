@@ -78,10 +78,12 @@ class Relief:
         """It says which events it has.
 
         Raises:
-            BadFrame: It was told of none.
+            BadFrame: It was told of none, or cannot read what it was told.
         """
         if peer is not self._mirror.peer:
             raise BadFrame("a word of a standby that was told nothing")
+        if head["kind"] == "refused":
+            raise BadFrame(f"it cannot follow: {head['reason']!s:.300}")
         if head["kind"] == "mapped":
             self._mirror.mapped(whole(head["rank"]), whole(head["incarnation"]))
             return

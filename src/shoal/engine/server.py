@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 
 from shoal.engine.bulk import Bulk
 from shoal.engine.connections import Connections, Peer
-from shoal.engine.fields import whole
+from shoal.engine.fields import exactly, whole
 from shoal.engine.handover import Handover
 from shoal.engine.leading import FLUSH_S, Leader
 from shoal.engine.machine import ServerSpec
@@ -269,6 +269,7 @@ class Server(Leader):
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         kind = head["kind"]
         if kind == "slot":
+            exactly(body, 0, "a word without any")
             self._settle(peer, is_shared=bool(head["is_shared"]))
             return
         if kind not in WORDS:
@@ -301,12 +302,17 @@ class Server(Leader):
         if kind == "push" and head.get("is_coded"):
             if peer.parcels is None:
                 raise BadFrame("a vector that is encoded, and was not to be")
-            body = body[peer.parcels.unpack(body) :]
-        elif len(body) >= len(target) > 0 and body.obj is not target.obj:
-            # Too long for where messages are received, or it came with the word
-            # that settled where that is.
-            target[:] = body[: len(target)]
-        blob = body[len(target) :] if is_snapshot else b""
+            rest = body[peer.parcels.unpack(body) :]
+        else:
+            vectors, rest = body[: len(target)], body[len(target) :]
+            exactly(vectors, len(target), "vectors")
+            if len(target) and body.obj is not target.obj:
+                # Too long for where messages are received, or it came with the word
+                # that settled where that is.
+                target[:] = vectors
+        if not is_snapshot:
+            exactly(rest, 0, "more than vectors")
+        blob = rest if is_snapshot else b""
         if is_snapshot:
             event["has_blob"] = len(blob) > 0
         who = peer.rank, peer.incarnation

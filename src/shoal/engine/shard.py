@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import final
 
 from shoal.engine.connections import Connections, Peer
-from shoal.engine.fields import whole
+from shoal.engine.fields import exactly, whole
 from shoal.engine.handover import Handover
 from shoal.engine.leading import FLUSH_S, Leader
 from shoal.engine.machine import ServerSpec
@@ -48,7 +48,7 @@ class Shard(Leader):
         super().__init__(spec, connections, handover)
         self._order: Peer | None = None
         self._orders: deque[Order] = deque()
-        self._attending: list[tuple[Peer, Head]] = []
+        self._attending: dict[Peer, Head] = {}
         self._took = -1
 
     # -------------------------------------------------------------- the loop
@@ -156,19 +156,22 @@ class Shard(Leader):
         if head["kind"] != "attend":
             return False
         if not self._attend(peer, head):
-            self._attending.append((peer, head))
+            waiting = self._attending.items()
+            self._attending = {p: h for p, h in waiting if not p.is_gone}
+            self._attending[peer] = head
         return True
 
     def _seat_early(self) -> None:
         """Whoever called before it was known here that it had joined."""
-        waiting, self._attending = self._attending, []
-        for peer, head in waiting:
+        waiting, self._attending = self._attending, {}
+        for peer, head in waiting.items():
             if not peer.is_gone:
                 self._connections.deliver_again(peer, head)
 
     def _attend(self, peer: Peer, head: Head) -> bool:
         """A worker that number 0 knows; False where it is not known here yet."""
         rank, incarnation = whole(head["rank"]), whole(head["incarnation"])
+        question, wants_center = whole(head["question"]), bool(head["wants_center"])
         post = self.machine.posts.get(rank)
         if post is None or post.incarnation < incarnation:
             return False
@@ -182,9 +185,9 @@ class Shard(Leader):
         peer.parcels = parcels_of(post.bulk, self.spec.strategy, is_server=True)
         parcels = peer.parcels
         peer.channel.inbox = post.bulk.up if parcels is None else parcels.landing
-        body = self.machine.center.vector.tobytes() if head["wants_center"] else b""
+        body = self.machine.center.vector.tobytes() if wants_center else b""
         self._mirror.send(peer, {"kind": "seated"}, body)
-        if post.answer is not None and post.question == whole(head["question"]):
+        if post.answer is not None and post.question == question:
             self.answer(post, *post.answer)
         return True
 
@@ -210,18 +213,19 @@ class Shard(Leader):
             raise BadFrame(f"{head['kind']!r:.40} of a worker, to a shard")
         if post is None or post.incarnation != peer.incarnation:
             return  # it is gone, as number 0 says
+        question = whole(head["question"])
         if head.get("is_coded"):
             if peer.parcels is None:
                 raise BadFrame("a vector that is encoded, and was not to be")
-            peer.parcels.unpack(body)
-        elif len(body) != len(post.bulk.up):
-            raise BadFrame(f"{len(body)} bytes of a part")
-        elif body.obj is not post.bulk.up.obj:
-            post.bulk.up[:] = body
-        post.staged = max(post.staged, whole(head["question"]))
+            exactly(body[peer.parcels.unpack(body) :], 0, "more than a part")
+        else:
+            part = exactly(body, len(post.bulk.up), "a part")
+            if body.obj is not post.bulk.up.obj:
+                post.bulk.up[:] = part
+        post.staged = max(post.staged, question)
         event = {"event": "stage", "rank": post.rank, "staged": post.staged}
         self._mirror.log({**event, "incarnation": post.incarnation}, post, b"")
-        self._mirror.send(peer, {"kind": "kept", "question": whole(head["question"])})
+        self._mirror.send(peer, {"kind": "kept", "question": question})
         self._tell_staged(post)
         self._work()
 

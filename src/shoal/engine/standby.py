@@ -9,12 +9,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Queue
 from typing import final
 
 from shoal.engine.channel import TURN_FRAMES
 from shoal.engine.connections import Connections, Listener, Peer
+from shoal.engine.fields import WRONG, amount, exactly, whole
 from shoal.engine.frozen import unpack
 from shoal.engine.grace import Grace
 from shoal.engine.handover import Caller, Handover
@@ -49,6 +51,22 @@ class StandbySpec:
     server: ServerSpec
     leader: tuple[str, int]
     generation: int = 1
+
+
+def _check(event: Head) -> None:
+    """Sees that an event has the fields that are used here.
+
+    Raises:
+        ValueError: It has not; or another of `WRONG`.
+    """
+    name = event["event"]
+    if name in ("leave", "stage"):
+        whole(event["rank"])
+        whole(event["incarnation"])
+    if name == "stage":
+        whole(event["staged"])
+    elif amount(event["at"]) is None:
+        raise ValueError("an event without its time")
 
 
 @final
@@ -198,31 +216,61 @@ class Standby(Listener):
             self._take_frame()
 
     def _take_frame(self) -> None:
-        """Every event is acknowledged before it is handled."""
+        """Every event is acknowledged before it is handled.
+
+        What cannot be followed ends this standby: it knows less than the leader then,
+        which hears why, and the controller starts another one.
+        """
         try:
             # The first frame is kept as it came: the state until then.
             into = self._landing if self._number else None
             head, body = self._link.receive(into, stall_s=LONGEST_STALL_S)
-            if head["kind"] in ASIDE:
-                self._hear_aside(head)
-                return
-            vectors = self._vectors(head, body)
-            self._number += 1
-            self._link.send({"kind": "took", "number": self._number})
-        except (OSError, BadFrame):
+        except OSError:
             self._leave_leader()
             return
-        if head["kind"] == "frozen":
-            self._machine.thaw(unpack(body))
+        except BadFrame as error:
+            self._refuse(f"a frame of the leader: {error}")
+            return
+        try:
+            found = self._read(head, body)
+        except OSError:
+            self._leave_leader()
+        except WRONG as error:
+            self._refuse(f"{head['kind']!r:.40} of the leader: {error!r:.200}")
         else:
-            self._take(head["event"], body[vectors:])
+            if found is not None:
+                self._take_in(*found)
+
+    def _take_in(self, event: Head | None, blob: memoryview) -> None:
+        self._number += 1
+        try:
+            self._link.send({"kind": "took", "number": self._number})
+        except OSError:
+            self._leave_leader()
+            return
+        if event is None:
+            self._begin(blob)
+        else:
+            self._take(event, blob)
+
+    def _begin(self, frozen: memoryview) -> None:
+        try:
+            self._machine.thaw(unpack(frozen))
+        except Exception as error:  # whatever a pickle of another version raises
+            self._refuse(f"the state of the leader: {error!r:.200}")
+
+    def _refuse(self, reason: str) -> None:
+        with suppress(OSError):
+            self._link.send({"kind": "refused", "reason": reason})
+        self._leave_leader()
+        self._is_running = False
 
     def _hear_aside(self, head: Head) -> None:
         """What is no event."""
         if head["kind"] == "heard":
-            self._reporter.forget(head["number"])
+            self._reporter.forget(whole(head["number"]))
         elif head["kind"] == "ordered":
-            self._machine.orders.forget(head["number"])
+            self._machine.orders.forget(whole(head["number"]))
         else:
             self._map(head)
 
@@ -239,19 +287,35 @@ class Standby(Listener):
             said = {"rank": head["rank"], "incarnation": head["incarnation"]}
             self._link.send({"kind": "mapped", **said})
 
-    def _vectors(self, head: Head, body: memoryview) -> int:
-        """Takes the vectors of a message in; returns how many bytes of the body."""
-        count = int(head.get("vectors", 0))
-        event = head.get("event", {})
+    def _read(
+        self, head: Head, body: memoryview
+    ) -> tuple[Head | None, memoryview] | None:
+        """Takes the vectors of a message in.
+
+        Returns:
+            The event, None for the state until then, and what came behind the vectors.
+            None where it is no event.
+
+        Raises:
+            ValueError: It is not what a leader says; or another of `WRONG`.
+        """
+        if head["kind"] in ASIDE:
+            return self._hear_aside(head)
+        if self._number == 0 and head["kind"] == "frozen":
+            return None, body
+        if self._number == 0 or head["kind"] != "event":
+            raise ValueError("no event")
+        event, count = head["event"], whole(head["vectors"])
+        _check(event)
         post = self._machine.posts.get(event["rank"]) if count else None
         if head.get("is_mapped"):
             slot = self._slots[event["rank"], event["incarnation"]]
-            if post is not None:
-                post.bulk.up[:] = slot.bytes[:count]
-            return 0
+            vectors, rest = slot.bytes[:count], body
+        else:
+            vectors, rest = body[:count], body[count:]
         if post is not None:
-            post.bulk.up[:] = body[:count]
-        return count
+            post.bulk.up[:] = exactly(vectors, len(post.bulk.up), "vectors")
+        return event, rest
 
     def _take(self, event: Head, blob: memoryview) -> None:
         if event["event"] == "stage":
@@ -310,6 +374,8 @@ class Standby(Listener):
                 self._lead = head
         elif kind == "control" and peer.channel.is_commander:
             peer.role, self._controller = "controller", peer
+        elif peer.role:
+            raise BadFrame(f"{kind!r:.40} of a caller that waits")
         elif kind in COMES_BACK or (kind in OURS and peer.channel.is_commander):
             peer.role = "caller"  # the next standby may be there before this one leads
             self._callers.append(Caller(peer, head, time.monotonic()))

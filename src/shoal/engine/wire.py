@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, final
 
+import numpy as np
+
 from shoal import interruption
 from shoal.engine import tls
 from shoal.engine.greeting import ANSWER_BYTES, Caller, NoProof
@@ -32,11 +34,26 @@ MAX_HEAD_BYTES = 1 << 20
 GREETING_TIMEOUT_S = 10.0
 LOOK_S = 0.1
 AHEAD_BYTES = 1 << 12  # read together with a header: most frames are shorter
+SMALL_BYTES = 1 << 14
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once, not each time
 
 
 class BadFrame(ShoalError):
     """A peer sent what no peer of ours sends."""
+
+
+def memory_for(size: int) -> memoryview:
+    """Bytes that take room only when they come: a peer may announce what it likes.
+
+    Raises:
+        BadFrame: There cannot be so many.
+    """
+    if size <= SMALL_BYTES:
+        return memoryview(bytearray(size))
+    try:
+        return np.empty(size, np.uint8).data
+    except (MemoryError, ValueError) as error:
+        raise BadFrame(f"no memory for the {size:,} bytes of a frame") from error
 
 
 def pack_head(head: Head, body_bytes: int) -> bytes:
@@ -262,7 +279,7 @@ class Link:
     def _next(self, count: int) -> memoryview:
         """The next bytes, which stay until more are asked for."""
         if count > AHEAD_BYTES:
-            data = memoryview(bytearray(count))
+            data = memory_for(count)
             self._fill(data[self._from_ahead(data) :])
             return data
         if len(self._ahead) < count:
@@ -359,6 +376,7 @@ class Link:
             ExchangeTimeout: Nothing came within `timeout_s`.
             TimeoutError: Nothing more came within `stall_s`.
             ConnectionResetError: The peer is gone.
+            BadFrame: It is no frame of a peer of ours.
         """
         if timeout_s is None and stall_s is None:
             return self._frame(into)
@@ -383,7 +401,7 @@ class Link:
         fits = into is not None and body_bytes <= len(into)
         body = into[:body_bytes] if fits and into is not None else None
         if body is None:
-            body = memoryview(bytearray(body_bytes))
+            body = memory_for(body_bytes)
         self._fill(body[self._from_ahead(body) :])
         return head, body
 

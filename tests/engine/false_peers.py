@@ -1,0 +1,61 @@
+"""Peers that know the secret of a run and say what no peer of ours says."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from shoal.engine.channel import Channel
+from shoal.engine.wire import HEADER, MAGIC, pack_head
+
+SECRET = b"s" * 32
+PATIENCE_S = 20
+
+
+def frame(head: Any, body: bytes = b"", *, size: int | None = None) -> bytes:
+    """A frame, whatever its head is.
+
+    Args:
+        head: Any JSON, or text that stands where JSON should.
+        body: Of the frame.
+        size: What the header says of the body, where that is a lie.
+    """
+    if isinstance(head, dict) and size is None:
+        return pack_head(head, len(body)) + body
+    words = (head if isinstance(head, str) else json.dumps(head)).encode()
+    told = len(body) if size is None else size
+    return HEADER.pack(MAGIC, len(words), told) + words + body
+
+
+@contextmanager
+def saying(*frames: bytes, secret: bytes = SECRET) -> Iterator[tuple[str, int]]:
+    """A server that greets its first caller, says this, and listens to no word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_say, args=(listener, secret, frames))
+        thread.start()
+        try:
+            yield listener.getsockname()
+        finally:
+            with suppress(OSError):  # nobody called
+                socket.create_connection(listener.getsockname(), 1).close()
+            thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def _say(listener: socket.socket, secret: bytes, frames: tuple[bytes, ...]) -> None:
+    connection, _ = listener.accept()
+    channel = Channel(connection, secret, max_body_bytes=0)
+    with connection, suppress(ConnectionError):
+        while not channel.is_proven:
+            select.select([connection], [], [], PATIENCE_S)
+            channel.read()
+        connection.setblocking(True)
+        connection.settimeout(PATIENCE_S)
+        connection.sendall(b"".join(frames))
+        while connection.recv(1 << 16):
+            pass
