@@ -43,7 +43,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
     diary = Diary(
         epoch=3, history={"loss": [np.float32(0.5), 0.25, float("nan")]},
         epochs=[0, 1, 2], best=-0.25, learning_rate=0.1, is_stopped=False,
-        callbacks=b"states", unscored=[2],
+        callbacks=b"states", unscored=[2], kept=[0.1, 3.0],
     )  # fmt: skip
     store = CheckpointStore(Folder.at(tmp_path)).open()
     store.save(Past(restart=restart, diary=diary).to_checkpoint())
@@ -60,6 +60,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
         assert past.restart.arrays[name].dtype == array.dtype
     np.testing.assert_equal(past.diary.history, {"loss": [0.5, 0.25, float("nan")]})
     assert past.diary.epochs == [0, 1, 2]
+    assert past.diary.kept == [0.1, 3.0]
     assert (past.diary.best, past.diary.learning_rate) == (-0.25, 0.1)
 
 

@@ -5,9 +5,10 @@ the vectors of several workers become one set of results, and which metrics cann
 be treated like this. Means of results would be wrong for shards of unequal size
 and for every metric that is no mean (AUC, precision, F1); sums of states are right
 for all of Keras' own, as each of their variables is a sum over samples. What
-cannot be merged is left out. Behind the states come the sums of what a `train_step`
-of the user's logs besides, with the samples they cover: a log is the number of one
-step, and what is shown is the mean over samples.
+cannot be merged is left out. A state that `reset_state` leaves as it is goes on from
+epoch to epoch: the user's model carries it, and workers add to it. Behind the states
+come the sums of what a `train_step` of the user's logs besides, with the samples they
+cover: a log is the number of one step, and what is shown is the mean over samples.
 """
 
 from __future__ import annotations
@@ -33,12 +34,21 @@ StateVector: TypeAlias = npt.NDArray[np.float64]
 @final
 @dataclass(frozen=True, kw_only=True)
 class MetricEntry:
-    """One state variable of a metric."""
+    """One state variable of a metric.
+
+    Args:
+        name: Of the metric, and of the variable.
+        shape: Of the variable.
+        dtype: Of the variable.
+        initial: What a reset gives; zeros where it gives nothing.
+        is_kept: A reset leaves it as it is.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     initial: npt.NDArray[np.float64]
+    is_kept: bool = False
 
 
 @final
@@ -80,7 +90,10 @@ class MetricStates:
                     name=name,
                     shape=tuple(variable.shape),
                     dtype=str(variable.dtype),
-                    initial=np.asarray(initial, np.float64).reshape(-1),
+                    initial=np.zeros(int(np.prod(variable.shape)))
+                    if initial is None
+                    else np.asarray(initial, np.float64).reshape(-1),
+                    is_kept=initial is None,
                 )
                 for name, variable, initial in zip(
                     _names(model), variables, _initial_values(model), strict=True
@@ -139,6 +152,37 @@ class MetricStates:
     def read(self, model: Any) -> StateVector:
         """Returns what a model's metrics have seen since they were last reset."""
         return self.to_vector(model.metrics_variables)
+
+    @cached_property
+    def has_kept(self) -> bool:
+        """Whether a metric has states that go on from epoch to epoch."""
+        return any(entry.is_kept for entry in self.entries)
+
+    def read_kept(self, model: Any) -> StateVector:
+        """Returns the states that no reset changes, with zeros for all others.
+
+        An epoch adds what workers count to them, see `results`.
+        """
+        vector = np.zeros(self.size, np.float64)
+        if not self.has_kept:
+            return vector
+        start = 0
+        for entry, variable in zip(self.entries, model.metrics_variables, strict=True):
+            end = start + entry.initial.size
+            if entry.is_kept:
+                vector[start:end] = np.asarray(variable.numpy()).reshape(-1)
+            start = end
+        return vector
+
+    def write_kept(self, model: Any, vector: StateVector) -> None:
+        """Gives the metrics of a model the states that no reset changes."""
+        if not self.has_kept:
+            return
+        values = self.from_vector(vector)
+        variables = model.metrics_variables
+        for entry, variable, value in zip(self.entries, variables, values, strict=True):
+            if entry.is_kept:
+                variable.assign(value)
 
     def merge(self, states: Iterable[StateVector]) -> StateVector:
         """Adds the vectors of several workers, or of several windows.
@@ -273,15 +317,11 @@ def _names(model: Any) -> list[str]:
     ]
 
 
-def _initial_values(model: Any) -> list[npt.NDArray[Any]]:
-    """Returns what a reset would give, without resetting."""
+def _initial_values(model: Any) -> list[Any]:
+    """Returns what a reset would give, without resetting; None for what it leaves."""
     keras = import_module("keras")
     variables = list(model.metrics_variables)
     with keras.StatelessScope() as scope:
         for metric in model.metrics:
             metric.reset_state()
-        found = [scope.get_current_value(variable) for variable in variables]
-    return [
-        np.zeros(variable.shape) if value is None else np.asarray(value)
-        for variable, value in zip(variables, found, strict=True)
-    ]
+        return [scope.get_current_value(variable) for variable in variables]

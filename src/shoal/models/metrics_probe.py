@@ -3,7 +3,9 @@
 This file decides which metrics `plan` names as not mergeable. Keras' own add up:
 each state variable is a sum over samples. A metric of the user's is given two
 lots of rows, apart and one after the other; its states must add up, and the sums
-must give the same result. A maximum, a last value or a moving average fails.
+must give the same result. A maximum, a last value or a moving average fails. States
+that `reset_state` leaves as they are count on from epoch to epoch; what two lots of
+rows add to them must add up, whatever they hold when an epoch begins.
 """
 
 from __future__ import annotations
@@ -90,24 +92,57 @@ def is_additive(metric: Any, *arguments: Any) -> bool:
         return False
 
 
+def kept_places(metric: Any) -> list[int]:
+    """Places of the variables that `reset_state` leaves as they are.
+
+    Example:
+        >>> import keras
+        >>> kept_places(keras.metrics.Mean())
+        []
+    """
+    keras = import_module("keras")
+    with keras.StatelessScope() as scope:
+        metric.reset_state()
+    return [
+        place
+        for place, variable in enumerate(metric.variables)
+        if scope.get_current_value(variable) is None
+    ]
+
+
 def _adds_up(metric: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     """Compares states and result of sums with those of one lot after the other."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         metric.update_state(*first)  # creates variables that wait for a shape
-        initial = _after(metric)
-        parts = [
-            state - start
-            for state, start in zip(_after(metric, first), initial, strict=True)
-        ]
-        other = _after(metric, second)
-        sums = [part + state for part, state in zip(parts, other, strict=True)]
-        both = _after(metric, first, second)
-        result = metric.result()
-        metric.reset_state()
-        for variable, value in zip(metric.variables, sums, strict=True):
-            variable.assign(value.astype(str(variable.dtype)))
-        return bool(initial) and _close(sums, both) and _close(metric.result(), result)
+        if not metric.variables:
+            return False
+        kept = kept_places(metric)
+        now = _values(metric)
+        # A maximum adds nothing to what it has seen, so nothing is tried as well.
+        starts: list[dict[int, Any]] = [{place: now[place] for place in kept}]
+        if kept:
+            starts.append({place: np.zeros_like(now[place]) for place in kept})
+        return all(_adds_up_from(metric, s, first, second) for s in starts)
+
+
+def _adds_up_from(
+    metric: Any, start: dict[int, Any], first: tuple[Any, ...], second: tuple[Any, ...]
+) -> bool:
+    """The same, where states that are kept begin with some values."""
+    initial = _after(metric, start)
+    parts = [
+        state - value
+        for state, value in zip(_after(metric, start, first), initial, strict=True)
+    ]
+    other = _after(metric, start, second)
+    sums = [part + state for part, state in zip(parts, other, strict=True)]
+    both = _after(metric, start, first, second)
+    result = metric.result()
+    metric.reset_state()
+    for variable, value in zip(metric.variables, sums, strict=True):
+        variable.assign(value.astype(str(variable.dtype)))
+    return _close(sums, both) and _close(metric.result(), result)
 
 
 def _is_foreign(metric: Any) -> bool:
@@ -156,11 +191,24 @@ def _copy(metric: Any) -> Any:
         return metric
 
 
-def _after(metric: Any, *lots: tuple[Any, ...]) -> list[Any]:
-    """Returns the state after a reset and some updates."""
+def _after(metric: Any, start: dict[int, Any], *lots: tuple[Any, ...]) -> list[Any]:
+    """Returns the state after a reset and some updates.
+
+    Args:
+        metric: Is changed.
+        start: Place of a variable -> what it holds after the reset.
+        *lots: Arguments of the updates.
+    """
     metric.reset_state()
+    for place, value in start.items():
+        variable = metric.variables[place]
+        variable.assign(value.astype(str(variable.dtype)))
     for lot in lots:
         metric.update_state(*lot)
+    return _values(metric)
+
+
+def _values(metric: Any) -> list[Any]:
     return [np.asarray(variable.numpy(), np.float64) for variable in metric.variables]
 
 

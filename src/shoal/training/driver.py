@@ -109,6 +109,7 @@ class Driver(Observer):
         self._states = MetricStates.of(
             model, logs=facts.step_logs, unmergeable=facts.unmergeable_metrics
         )
+        self._kept = self._states.read_kept(model)
         self.follow(plan)
         self._copies = Copies()
         self._later: list[Record] = []
@@ -185,6 +186,9 @@ class Driver(Observer):
         self._best = diary.best
         self._epoch = _Epoch(number=diary.epoch)
         give_back(self.callbacks.callbacks, diary.callbacks, self._user.frozen)
+        if len(diary.kept):
+            self._kept = np.asarray(diary.kept, np.float64)
+            self._states.write_kept(self._model, self._kept)
         history = self._history
         history.history = {name: list(v) for name, v in diary.history.items()}
         history.epoch = list(diary.epochs)
@@ -364,8 +368,15 @@ class Driver(Observer):
             ),
             changes=self.changes.pack(),
             unscored=[] if self.evaluator is None else self.evaluator.waiting,
+            kept=self._kept_now().tolist() if self._states.has_kept else (),
         )
         self._habits.keep(Past(restart=found, diary=diary))
+
+    def _kept_now(self) -> Any:
+        """What the next epoch's end, in a run that goes on, counts on from."""
+        if self._epoch.is_over:
+            return self._states.read_kept(self._model)
+        return self._kept
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Begins an epoch for callbacks, before workers do."""
@@ -378,6 +389,7 @@ class Driver(Observer):
         )
         with self._watch.watching():
             self.callbacks.on_epoch_begin(epoch)
+        self._kept = self._states.read_kept(self._model)
         self._warn_of_changes()
         self._in_step.begin()
         self._watch.collect()
@@ -447,7 +459,7 @@ class Driver(Observer):
         """The epoch's metrics after an exchange, or the newest that are known."""
         state = record.sums if record.sums is not None else self._sums.get(record.epoch)
         if state is not None:
-            self._epoch.logs = self._states.results(self._model, np.asarray(state))
+            self._epoch.logs = self._states.results(self._model, self._kept + state)
         return self._epoch.logs
 
     def on_epoch(self, end: EpochEnd) -> None:
@@ -456,7 +468,10 @@ class Driver(Observer):
         self._restore_state(end.optimizer_state)
         self._watch.write_later(end.changes)
         self._user.settle_steps(self._ticks())
-        logs = self._states.results(self._model, end.metrics)
+        counted = self._kept + end.metrics
+        logs = self._states.results(self._model, counted)
+        # A validation counts on, in Keras too.
+        self._states.write_kept(self._model, counted)
         if self._validates(end.epoch):
             logs.update(self._validated(end.epoch))
         self._epoch.logs, self._epoch.is_over = logs, True

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.engine.accounts import share_of_loss, weighed
+from shoal.engine.accounts import SMALL_METRICS, share_of_loss, weighed
 from shoal.engine.center import Center
 from shoal.engine.changes import Changes
 from shoal.engine.observer import EpochEnd, EpochsInOrder, Observer, Record, Rescue
@@ -319,6 +319,7 @@ class InlineCluster:
             "t": time.monotonic() - self._began, "rank": mate.rank, "epoch": epoch,
             "samples": rows, "steps": facts.steps, "version": self._sequencer.version,
             "staleness": facts.staleness,
+            "sums": sums.tolist() if sums.size <= SMALL_METRICS else None,
         }  # fmt: skip
         self._records.append(
             Record(**record, compute_s=0.0, data_s=0.0, wait_s=0.0, exchange_s=0.0)

@@ -33,6 +33,7 @@ class Diary:
         callbacks: What `CallbackStates.take` returned.
         unscored: Epochs whose validation had not come yet.
         changes: What callbacks had changed in the model, as `Changes.pack` gives it.
+        kept: States of metrics that no reset changes, as this epoch began with them.
     """
 
     epoch: int
@@ -44,6 +45,7 @@ class Diary:
     callbacks: bytes
     unscored: Sequence[int] = ()
     changes: bytes = b""
+    kept: Sequence[float] = ()
 
 
 @final

@@ -139,8 +139,10 @@ def _evaluate(
         prepare(model, sample)
     job = _job(model, source, asked, sample, step="test_step")
     targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
-    if job.workers > 1 and not unmergeable(model, targets):
-        states = MetricStates.of(model)
+    states = MetricStates.of(model)
+    # What no reset changes goes on in the user's model, so it counts there.
+    can_share = not states.has_kept and not unmergeable(model, targets)
+    if job.workers > 1 and can_share:
         found, bar = _scored(job, evaluate_chunk, add_states)
         results = states.results(model, states.merge(found))
         bar.end(results)
