@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -30,7 +31,7 @@ def fit(model: Any, is_shoal: bool, **arguments: Any) -> Any:
     if not is_shoal:
         return model.fit(x, y, **common, **arguments)
     ours: dict[str, Any] = {"workers": 2, "run": False, "cluster": "inline"}
-    return shoal.fit(model, x, y, **common, **ours, **arguments)
+    return shoal.fit(model, x, y, **common, **{**ours, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,66 @@ def test_batch_hooks_have_keras_indices_under_steps_per_execution(every: int) ->
         fit(model, is_shoal, callbacks=[recorder], epochs=2)
         found[is_shoal] = [(hook, step) for hook, step, _ in recorder.calls]
     assert found[True] == found[False]
+
+
+class Watcher(keras.callbacks.Callback):
+    """Sees a weight after each step, halves the rate after some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Sets a rate before the step that it is for."""
+        if batch == 4:
+            self.model.optimizer.learning_rate = 0.5
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Sees what this step made of the weights."""
+        weight = float(np.asarray(self.model.layers[0].kernel.numpy())[0, 0])
+        self.seen.append((batch, weight, (logs or {})["loss"]))
+
+
+@pytest.mark.parametrize("strategy", ["single", "all_reduce"])
+def test_inline_hooks_are_called_right_after_their_step(strategy: str) -> None:
+    found = {}
+    for is_shoal in (False, True):
+        watcher = Watcher()
+        model = make_model("sgd")
+        given: dict[str, Any] = {}
+        if is_shoal:
+            given = {"strategy": strategy, "workers": 1 + (strategy != "single")}
+        fit(model, is_shoal, callbacks=[watcher], epochs=2, **given)
+        found[is_shoal] = np.array(watcher.seen)
+    np.testing.assert_allclose(found[True], found[False], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("every", [1, 3])
+def test_single_calls_batch_hooks_once_a_step(every: int) -> None:
+    found = {}
+    for is_shoal in (False, True):
+        model, recorder = make_model(), Recorder()
+        model.compile(
+            "sgd", "sparse_categorical_crossentropy", steps_per_execution=every
+        )
+        ours = {"strategy": "single", "workers": 1, "cluster": "local"}
+        given = ours if is_shoal else {}
+        fit(model, is_shoal, callbacks=[recorder], epochs=3, **given)
+        found[is_shoal] = [(hook, step) for hook, step, _ in recorder.calls]
+    assert found[True] == found[False]
+
+
+def test_checkpoints_every_few_steps_are_those_of_keras(tmp_path: Path) -> None:
+    names = {}
+    for is_shoal in (False, True):
+        folder = tmp_path / str(is_shoal)
+        folder.mkdir()
+        path = str(folder / "{epoch}-{batch}.weights.h5")
+        save = keras.callbacks.ModelCheckpoint(
+            path, save_freq=2, save_weights_only=True
+        )
+        given = {"strategy": "single", "workers": 1} if is_shoal else {}
+        fit(make_model(), is_shoal, callbacks=[save], epochs=3, **given)
+        names[is_shoal] = sorted(found.name for found in folder.iterdir())
+    assert names[True] == names[False]

@@ -137,6 +137,11 @@ class Observer(ABC):
         """Whether each step waits until callbacks have heard of the one before."""
         return False
 
+    @property
+    def hears_steps(self) -> bool:
+        """Whether each step is told at once, where that is a call and no message."""
+        return False
+
 
 @final
 class EpochsInOrder:

@@ -76,7 +76,7 @@ FETCH_S = 0.1
 def can_wait(plan: Plan) -> bool:
     """Whether workers can wait for batch hooks after each step of the user's."""
     is_plain = plan.is_gang or "plain" in plan.strategy.promises
-    return is_plain and plan.epoch_barrier and plan.cluster != "inline"
+    return is_plain and plan.epoch_barrier
 
 
 @dataclass
@@ -137,6 +137,7 @@ class Driver(Observer):
             self._hooks,
             self._watch,
             can_wait=can_wait(plan),
+            is_free=plan.cluster == "inline",
             name=plan.strategy.name,
             rate=lambda: self.learning_rate,
             warn=self._watch.tell,
@@ -434,8 +435,9 @@ class Driver(Observer):
 
     def _fetch(self) -> None:
         """Puts the newest center into the model, where a batch hook may look at it."""
-        # In step with workers it would be asked for after each step.
-        is_new = not self.is_in_step or time.monotonic() - self._fetched > FETCH_S
+        # In step with processes they would be asked for it after each step.
+        is_far = self.is_in_step and self._plan.cluster != "inline"
+        is_new = not is_far or time.monotonic() - self._fetched > FETCH_S
         if not self._hooks.read_weights or not is_new:
             return
         center = self.fetch_center()
@@ -560,6 +562,16 @@ class Driver(Observer):
     def is_in_step(self) -> bool:
         """Whether workers wait for batch hooks after each step."""
         return self._in_step.is_on
+
+    @property
+    def hears_steps(self) -> bool:
+        """Whether hooks of batches are to be called as soon as a step is taken."""
+        return self._hooks.are_wanted and can_wait(self._plan)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether hooks of batches want one call for each step."""
+        return self._hooks.count_steps
 
     @property
     def learning_rate(self) -> float | None:

@@ -260,6 +260,11 @@ def begin(
     """
     work.model._initial_epoch = None
     driver.begin()
+    if driver.counts_steps and "plain" in plan.strategy.promises and not plan.is_gang:
+        # An exchange is what hooks are called for; here it changes no weight.
+        every = int(getattr(work.model, "steps_per_execution", 1) or 1)
+        plan = replace(plan, strategy=replace(plan.strategy, period=every))
+        driver.follow(plan)
     if past is not None:
         return plan
     epoch = work.model._initial_epoch

@@ -57,6 +57,8 @@ class BatchHooks:
         """Whether a batch hook may look at the weights."""
         self.may_set = any(not _is_blind(c) for c in wanting)
         """Whether a batch hook may change anything."""
+        self.count_steps = any(_counts_steps(c) for c in wanting)
+        """Whether a batch hook may do something else when it is called less often."""
         self._steps = self._next = self._samples = 0
         self._has_begun = False
         self._count: Callable[[int], int] = lambda rows: 0
@@ -137,6 +139,14 @@ def _reads_weights(callback: Any) -> bool:
     return not _is_blind(callback) or isinstance(
         getattr(callback, "save_freq", None), int
     )
+
+
+def _counts_steps(callback: Any) -> bool:
+    """Whether a batch hook counts its calls: yes, unless it is known not to."""
+    if not _is_blind(callback):
+        return True
+    every = [getattr(callback, name, None) for name in ("save_freq", "update_freq")]
+    return any(isinstance(steps, int) for steps in every)
 
 
 def _is_blind(callback: Any) -> bool:

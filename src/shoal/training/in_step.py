@@ -9,6 +9,7 @@ have changed nothing; and again from where a hook does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import final
@@ -39,6 +40,7 @@ class InStep:
         hooks: Of batches.
         watch: Finds what they change.
         can_wait: Whether workers can.
+        is_free: To wait is no message: workers are in this thread.
         name: Of the strategy.
         rate: The learning rate now; None under a schedule.
         warn: Told once of what comes late.
@@ -50,11 +52,13 @@ class InStep:
         watch: ModelChanges,
         *,
         can_wait: bool,
+        is_free: bool,
         name: str,
         rate: Callable[[], float | None],
         warn: Callable[[str], None],
     ) -> None:
         self._hooks, self._watch, self._can_wait = hooks, watch, can_wait
+        self._patience = math.inf if is_free else PATIENCE
         self._name, self._rate, self._warn = name, rate, warn
         self._idle = 0
         self.is_on = can_wait and hooks.may_set
@@ -85,7 +89,7 @@ class InStep:
             self.is_on = self._can_wait
         elif is_step:
             self._idle += 1
-            self.is_on = self.is_on and self._idle < PATIENCE
+            self.is_on = self.is_on and self._idle < self._patience
 
     def _tell(self, *, has_set_rate: bool) -> None:
         if not self._can_wait and has_set_rate:

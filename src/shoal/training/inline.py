@@ -75,7 +75,7 @@ def train(
     driver = Driver(work.model, plan, run, habits)
     plan = begin(driver, plan, work, run)
     cluster = InlineCluster(plan, work.with_packed(), driver, speeds)
-    driver.fetch_center = cluster.copy_center
+    driver.fetch_center = cluster.newest
     try:
         with work.source.serving():
             cluster.run()
@@ -139,9 +139,15 @@ class InlineCluster:
         """Weights and statistics as they are; a backend may keep views of them."""
         return self._center.vector.copy(), self._center.statistics.copy()
 
+    def newest(self) -> tuple[Vector, Vector]:
+        """The same; in a gang the weights of its last step, which it publishes."""
+        if self._plan.is_gang:
+            self._center.vector[:] = self._crew.read()
+        return self.copy_center()
+
     def rescue(self) -> Rescue:
         """What is left when the run is broken off."""
-        vector, statistics = self.copy_center()
+        vector, statistics = self.newest()
         return Rescue(
             vector=vector,
             statistics=statistics,
@@ -163,7 +169,7 @@ class InlineCluster:
         while not self._epochs.are_over:
             check()
             self._turn()
-            self._tell(is_forced=bool(self._ended))
+            self._tell(is_forced=bool(self._ended) or self._observer.hears_steps)
             while self._ended and not self._epochs.are_over:
                 self._end_epoch(self._ended.popleft())
 
