@@ -467,3 +467,43 @@ def test_code_that_somebody_else_took_out_is_no_error() -> None:
             return str, ("done",)
 
     assert travel.loads(travel.dumps(Meddler())) == "done"
+
+
+def twice(x: Any) -> Any:
+    return keras.ops.relu(x) * 2
+
+
+@functools.wraps(twice)
+def wrapped(x: Any) -> Any:
+    return twice(x) + 1
+
+
+def with_lambda() -> Any:
+    layers: Any = [keras.layers.Lambda(wrapped), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((2, 2)), *layers])
+
+
+def with_adapters() -> Any:
+    layer = keras.layers.MultiHeadAttention(num_heads=3, key_dim=8, use_bias=False)
+    layer.build((1, 2, 2), (1, 2, 2), (1, 2, 2))
+    layer._query_dense.enable_lora(2)
+    given = keras.Input((2, 2))
+    return keras.Model(given, layer(given, given))
+
+
+def quantized() -> Any:
+    layer: Any = keras.layers.Dense(16)
+    layer.build((None, 2, 2))
+    layer.quantize("float8")
+    return keras.Sequential([keras.Input((2, 2)), layer])
+
+
+@pytest.mark.parametrize("make", [with_lambda, with_adapters, quantized])
+def test_what_the_config_of_a_layer_does_not_tell_travels(make: Any) -> None:
+    model = make()
+    model.compile("sgd", "mse")
+    arrived = unpack(pack(model))
+    x = np.random.default_rng(0).normal(size=(3, 2, 2)).astype("float32")
+    np.testing.assert_allclose(arrived(x), model(x), rtol=1e-6)
+    trained = [len(m.trainable_variables) for m in (arrived, model)]
+    assert trained[0] == trained[1]

@@ -29,6 +29,10 @@ from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.state import ModelState
 from shoal.optimizers import has_others
 
+_WRAPPED = ("build", "quantize", "loss")
+"""Functions among a layer's attributes that are not of the user's: `Layer.__new__`
+wraps two methods; the loss of a model travels among its compile arguments."""
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +44,15 @@ class Archive:
         custom_objects: Name in the config -> class or function.
         zipped: A `.keras` file, or None when variables are all the state there is.
         state: What the variables hold.
+        is_altered: Layers were given other variables after they were built, which not
+            every layer around them tells in its config.
     """
 
     config: dict[str, Any]
     custom_objects: dict[str, Any]
     zipped: bytes | None
     state: ModelState
+    is_altered: bool = False
 
     @classmethod
     def of(cls, model: Any, custom_objects: Mapping[str, Any]) -> Archive | None:
@@ -65,12 +72,14 @@ class Archive:
             custom_objects=custom,
             zipped=zipped,
             state=ModelState.of(model),
+            is_altered=any(map(_is_altered, model._flatten_layers())),
         )
 
     @property
     def is_plain(self) -> bool:
         """True for Keras' own classes only, with no state but in variables."""
-        return not self.custom_objects and self.zipped is None
+        is_told = self.zipped is None and not self.is_altered
+        return not self.custom_objects and is_told
 
     def open(self) -> Any:
         """Makes the model, not compiled."""
@@ -126,13 +135,18 @@ def _holds_functions(model: Any, given: Mapping[str, Any]) -> bool:
     known = {id(obj) for obj in given.values()}
     return any(
         isinstance(value, types.FunctionType)
-        and not hasattr(value, "__wrapped__")  # what Layer.__new__ puts there
+        and name not in _WRAPPED
         and id(value) not in known
         and not _is_keras(value.__module__)
         for layer in model._flatten_layers()
         for name, value in vars(layer).items()
-        if name != "loss"  # of a model; travels among the compile arguments
     )
+
+
+def _is_altered(layer: Any) -> bool:
+    """True for a layer that was quantized, or given adapters of low rank."""
+    is_quantized = getattr(layer, "quantization_mode", None) is not None
+    return bool(getattr(layer, "lora_enabled", False)) or is_quantized
 
 
 def _is_keras(module: str) -> bool:
