@@ -28,6 +28,8 @@ from typing import Any, cast, final
 
 import cloudpickle
 
+from shoal.models.lending import is_lending, lend, may_be_lent
+
 # The registry belongs to the whole process, and members of an ensemble pack in
 # threads. Reentrant: what is pickled may run code that pickles.
 _REGISTRY = threading.RLock()
@@ -74,6 +76,7 @@ class TravelPickler(cloudpickle.Pickler):
         variables: Variables that optimizers may hold by identity.
         has_values: False for bytes that are only compared: one of `variables` is its
             shape, any other cannot be told, and names that Keras gave are left out.
+        lends: Share what cannot be copied, see `lending`.
     """
 
     def __init__(
@@ -83,8 +86,11 @@ class TravelPickler(cloudpickle.Pickler):
         anchors: Sequence[Any] = (),
         variables: Iterable[Any] = (),
         has_values: bool = True,
+        lends: bool = False,
     ) -> None:
         super().__init__(file, protocol=5)
+        self._lends = lends
+        self._fine: dict[int, Any] = {}
         self._anchors = {id(anchor): i for i, anchor in enumerate(anchors)}
         self.variables = list(variables)
         self.queue: list[Any] = []
@@ -130,7 +136,24 @@ class TravelPickler(cloudpickle.Pickler):
         if type(obj).__module__ == _WRAPPERS and isinstance(obj, (list, dict, tuple)):
             plain = list(obj.items()) if isinstance(obj, dict) else list(obj)
             return _kind_of(obj), (plain,)
+        return self._shared_or_copied(obj)
+
+    def _shared_or_copied(self, obj: Any) -> Any:
+        """How anything is taken apart that has no way of its own."""
+        if self._lends and self._must_be_lent(obj):
+            return lend(obj)
         return super().reducer_override(obj)
+
+    def _must_be_lent(self, obj: Any) -> bool:
+        """Whether an object cannot be copied, and may be shared."""
+        if id(obj) in self._fine or not may_be_lent(obj):
+            return False
+        try:
+            TravelPickler(io.BytesIO(), variables=self.variables).dump(obj)
+        except Exception:  # pickling runs code of any object
+            return True
+        self._fine[id(obj)] = obj
+        return False
 
     def _make_of(self, variable: Any) -> str:
         """What is compared of a variable whose value does not count."""
@@ -162,7 +185,8 @@ def dumps(
     """Turns an object into bytes for `loads` in another process.
 
     Code outside the installed packages goes by value; where that fails (a module
-    with a lock in its globals, say), it goes by name instead.
+    with a lock in its globals, say), it goes by name instead. Within `lending` the
+    object is for this process, and what cannot be copied is shared.
 
     Args:
         obj: Anything.
@@ -180,6 +204,12 @@ def dumps(
         except CannotPickle as first:
             try:
                 return _dump_all(obj, anchors, variables, has_values)
+            except CannotPickle:
+                if not is_lending() or not has_values:
+                    raise first from first.__cause__
+            try:
+                with by_value():
+                    return _dump_all(obj, anchors, variables, has_values, lends=True)
             except CannotPickle:
                 raise first from first.__cause__
 
@@ -217,12 +247,16 @@ def state_of(obj: Any, variables: Iterable[Any] = ()) -> dict[str, Any]:
 
 
 def _dump_all(
-    obj: Any, anchors: Sequence[Any], variables: Iterable[Any], has_values: bool
+    obj: Any,
+    anchors: Sequence[Any],
+    variables: Iterable[Any],
+    has_values: bool,
+    lends: bool = False,
 ) -> bytes:
     """Writes the object, then the state of each queued one, then None."""
     file = io.BytesIO()
     pickler = TravelPickler(
-        file, anchors=anchors, variables=variables, has_values=has_values
+        file, anchors=anchors, variables=variables, has_values=has_values, lends=lends
     )
     owner = obj
     try:

@@ -29,6 +29,7 @@ from shoal.errors import ConfigError, PlanError
 from shoal.facts import Chunking, DataFacts
 from shoal.models.fixed_batch import sample_rows
 from shoal.models.inspection import find_model, prepare, read_model
+from shoal.models.lending import lending
 from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often
 from shoal.plan.request import Workers
@@ -229,10 +230,19 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
             else capped_steps("validation_steps", arguments.validation_steps),
             usual_batch_size=facts.fixed_batch or plan.batch_size,
         ),
-        work=work.with_packed(),
+        work=_checked(work, arguments),
         arguments=arguments,
         verbose=verbosity(arguments.verbose),
     )
+
+
+def _checked(work: Work, arguments: Arguments) -> Work:
+    """Refuses a model that no worker can have; returns it packed."""
+    if arguments.cluster != "inline":
+        return work.with_packed()
+    with lending():
+        work.with_packed()
+    return work  # packed when training begins, together with what is shared
 
 
 def _capped(arguments: Arguments) -> Arguments:

@@ -32,6 +32,7 @@ from shoal.engine.sequencer import (
 )
 from shoal.interruption import check
 from shoal.models.inspection import step_variable
+from shoal.models.lending import lending
 from shoal.models.metrics import loss_totals
 from shoal.plan import Plan
 from shoal.runs.base import Run
@@ -74,7 +75,8 @@ def train(
     """
     driver = Driver(work.model, plan, run, habits)
     plan = begin(driver, plan, work, run)
-    cluster = InlineCluster(plan, work.with_packed(), driver, speeds)
+    with lending():
+        cluster = InlineCluster(plan, work.with_packed(), driver, speeds)
     driver.fetch_center = cluster.newest
     try:
         with work.source.serving():
