@@ -4,7 +4,7 @@
 ShoalError
 ├── ConfigError (ValueError)       a single argument is wrong
 ├── PlanError (ValueError)         arguments that cannot work together; nothing runs
-├── DataError                      a bad array, file or cell; a key that is gone
+├── DataError (ValueError)         a bad array, file or cell; a key that is gone
 │   └── StoreFailed                the store failed, not a file in it
 ├── ClusterError                   machines did not come up, or went away
 │   ├── ProvisionError             the provider refused or ran out
@@ -44,7 +44,7 @@ class PlanError(ShoalError, ValueError):
     """The arguments cannot work together; raised before anything is started."""
 
 
-class DataError(ShoalError):
+class DataError(ShoalError, ValueError):
     """Data cannot be read or does not fit the model."""
 
 

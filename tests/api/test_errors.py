@@ -421,3 +421,12 @@ def test_small_data_trains_with_a_warning(tmp_path: Path) -> None:
     found = history.run.summary()
     assert (found.status, found.samples_committed) == ("finished", 7)
     assert "too few" in found.warnings[0]
+
+
+def test_data_that_does_not_fit_is_a_value_error_as_in_keras() -> None:
+    model = compiled_with(loss="mse")
+    given: dict[str, Any] = {"x": np.ones((64, 5)), "y": Y, "verbose": 0}
+    with pytest.raises(ValueError, match="expected axis -1"):
+        model.fit(**given)
+    with pytest.raises(ValueError, match="expected axis -1"):
+        shoal.fit(model, workers=2, run=False, cluster="inline", **given)
