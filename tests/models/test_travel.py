@@ -483,6 +483,22 @@ def with_lambda() -> Any:
     return keras.Sequential([keras.Input((2, 2)), *layers])
 
 
+def with_wrapped_relu() -> Any:
+    @functools.wraps(keras.activations.relu)
+    def relu(x: Any) -> Any:
+        return keras.activations.relu(x) + 1
+
+    return keras.Sequential([keras.Input((2, 2)), keras.layers.Lambda(relu)])
+
+
+def with_checkpoint() -> Any:
+    jax = pytest.importorskip("jax")
+    if keras.backend.backend() != "jax":
+        pytest.skip("functions of JAX need its backend")
+    layer = keras.layers.Lambda(jax.checkpoint(keras.activations.relu))
+    return keras.Sequential([keras.Input((2, 2)), layer])
+
+
 def with_adapters() -> Any:
     layer = keras.layers.MultiHeadAttention(num_heads=3, key_dim=8, use_bias=False)
     layer.build((1, 2, 2), (1, 2, 2), (1, 2, 2))
@@ -498,7 +514,9 @@ def quantized() -> Any:
     return keras.Sequential([keras.Input((2, 2)), layer])
 
 
-@pytest.mark.parametrize("make", [with_lambda, with_adapters, quantized])
+@pytest.mark.parametrize(
+    "make", [with_lambda, with_wrapped_relu, with_checkpoint, with_adapters, quantized]
+)
 def test_what_the_config_of_a_layer_does_not_tell_travels(make: Any) -> None:
     model = make()
     model.compile("sgd", "mse")

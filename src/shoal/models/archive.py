@@ -137,10 +137,20 @@ def _holds_functions(model: Any, given: Mapping[str, Any]) -> bool:
         isinstance(value, types.FunctionType)
         and name not in _WRAPPED
         and id(value) not in known
-        and not _is_keras(value.__module__)
+        and not _is_of_keras(value)
         for layer in model._flatten_layers()
         for name, value in vars(layer).items()
     )
+
+
+def _is_of_keras(function: types.FunctionType) -> bool:
+    """True for a function that Keras finds under its name; wrappers only bear one."""
+    if not _is_keras(str(function.__module__)):
+        return False
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
 
 
 def _is_altered(layer: Any) -> bool:

@@ -140,6 +140,10 @@ class TravelPickler(cloudpickle.Pickler):
 
     def _shared_or_copied(self, obj: Any) -> Any:
         """How anything is taken apart that has no way of its own."""
+        if type(obj).__module__.startswith("jaxlib"):
+            place = _place_in_jax(obj)  # of a cache around a function, say
+            if place is not None:
+                return _at, place
         if self._lends and self._must_be_lent(obj):
             return lend(obj)
         return super().reducer_override(obj)
@@ -294,6 +298,21 @@ def _shell(cls: type, is_functional: bool = False) -> Any:
         return make(cls)
     except TypeError:  # a __new__ of the user's that wants arguments
         return object.__new__(cls)
+
+
+def _place_in_jax(obj: Any) -> tuple[str, str] | None:
+    """Module and name of an object that a module of JAX holds."""
+    for module, held in list(sys.modules.items()):
+        if module.partition(".")[0] == "jax":
+            for name, value in vars(held).items():
+                if value is obj:
+                    return module, name
+    return None
+
+
+def _at(module: str, name: str) -> Any:
+    """What a module holds under a name."""
+    return getattr(import_module(module), name)
 
 
 def _kind_of(collection: Any) -> type:
