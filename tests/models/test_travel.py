@@ -11,7 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import keras
@@ -21,6 +21,7 @@ import pytest
 from shoal.errors import PlanError
 from shoal.models import inspection, pickling, travel
 from shoal.models.culprit import describe_culprit
+from shoal.models.parcel import Compiled
 from shoal.models.travel import pack, unpack
 from tests.models.travel_cases import CASES, OPTIMIZERS, batch, small
 
@@ -497,6 +498,30 @@ def with_checkpoint() -> Any:
         pytest.skip("functions of JAX need its backend")
     layer = keras.layers.Lambda(jax.checkpoint(keras.activations.relu))
     return keras.Sequential([keras.Input((2, 2)), layer])
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+def test_named_tuples_of_outputs_stay_what_they_are() -> None:
+    given = keras.Input((2,))
+    outputs = Pair(keras.layers.Dense(1)(given), keras.layers.Dense(2)(given))
+    model: Any = keras.Model(given, outputs)
+    model.compile("sgd", "mse")
+    assert isinstance(unpack(pack(model))(np.ones((3, 2))), tuple)
+    assert unpack(pack(model))(np.ones((3, 2))).two.shape == (3, 2)
+
+
+def test_a_model_that_was_trained_still_travels_as_an_archive() -> None:
+    model: Any = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, "relu")])
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 2)), np.ones((4, 1))
+    model.fit(x, y, verbose=0)
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    assert isinstance(travel.read_parcel(pack(model)).body, Compiled)
 
 
 def with_adapters() -> Any:

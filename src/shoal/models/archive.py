@@ -29,9 +29,12 @@ from shoal.models.no_tensorflow import no_tensorflow
 from shoal.models.state import ModelState
 from shoal.optimizers import has_others
 
-_WRAPPED = ("build", "quantize", "loss")
-"""Functions among a layer's attributes that are not of the user's: `Layer.__new__`
-wraps two methods; the loss of a model travels among its compile arguments."""
+_NOT_GIVEN = (
+    "build", "quantize", "loss", "train_function", "test_function", "predict_function"
+)  # fmt: skip
+"""Functions among a layer's attributes that no constructor was given: `Layer.__new__`
+wraps two methods, the loss of a model travels among its compile arguments, and trainers
+keep what they have made."""
 
 
 @final
@@ -58,6 +61,8 @@ class Archive:
     def of(cls, model: Any, custom_objects: Mapping[str, Any]) -> Archive | None:
         """Reads a model, or returns None where an archive would lose something."""
         if not _says_how_to_remake(model) or _holds_functions(model, custom_objects):
+            return None
+        if any(map(_has_named_tuples, model._flatten_layers())):
             return None
         try:
             config = _config_of(model)
@@ -122,6 +127,22 @@ def _says_how_to_remake(model: Any) -> bool:
     )
 
 
+def _has_named_tuples(layer: Any) -> bool:
+    """True for a Functional model whose config makes plain tuples of its outputs."""
+    structs = [
+        getattr(layer, f"_{part}_struct", None) for part in ("inputs", "outputs")
+    ]
+    found: list[Any] = structs
+    for tree in found:
+        if hasattr(tree, "_fields"):
+            return True
+        if isinstance(tree, dict):
+            found += cast("dict[Any, Any]", tree).values()
+        elif isinstance(tree, (list, tuple)):
+            found += cast("list[Any]", tree)
+    return False
+
+
 def _has_own_config(cls: type) -> bool:
     own = (base for base in cls.__mro__ if not _is_keras(base.__module__))
     return any("get_config" in vars(base) for base in own)
@@ -135,7 +156,7 @@ def _holds_functions(model: Any, given: Mapping[str, Any]) -> bool:
     known = {id(obj) for obj in given.values()}
     return any(
         isinstance(value, types.FunctionType)
-        and name not in _WRAPPED
+        and name not in _NOT_GIVEN
         and id(value) not in known
         and not _is_of_keras(value)
         for layer in model._flatten_layers()
