@@ -389,6 +389,21 @@ def test_subclass_is_called_where_its_outputs_are_not_known() -> None:
     assert unmergeable(model, y, x=y) == ("maximum",)
 
 
+def test_subclass_with_weights_is_called_too() -> None:
+    class Sub(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    model: Any = Sub()
+    model.compile(loss="mse", metrics=[Total(), Maximum()])
+    x = np.linspace(0.5, 1, 6, dtype="float32").reshape(6, 1)
+    assert "sum_of_all" not in unmergeable(model, x, x=x)
+
+
 class Extremes(Maximum):
     """Cannot be summed, and has several results."""
 

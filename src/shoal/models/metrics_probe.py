@@ -236,7 +236,8 @@ def _predicted(model: Any, x: Any) -> Any:
     """What a model says about a few rows, None where it does not take them."""
     keras = import_module("keras")
     try:
-        return keras.tree.map_structure(np.asarray, model(x, training=False))
+        predicted = model(x, training=False)
+        return keras.tree.map_structure(keras.ops.convert_to_numpy, predicted)
     except Exception:  # the model's own code; training would say so itself
         return None
 
