@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,8 +29,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 EXPECTED = Path(__file__).with_name("keras_suite_expected.toml")
-ROOT = Path(__file__).parents[1]
+PLUGIN = Path(__file__).with_name("keras_suite_plugin.py")
 MIXED = re.compile(r"class (\w+)\(Trainer, (layers\.\w+)\)")
+BACKEND = "jax"
+PATHS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 CALLS_FIT = re.compile(r"\.fit\(")
 
 
@@ -97,6 +100,15 @@ def find_files(source: Path | None) -> list[Path]:
     return sorted(p for p in found if CALLS_FIT.search(p.read_text()))
 
 
+def version(source: Path | None) -> str:
+    """Returns the version of a source tree, or of the package."""
+    if source is None:
+        return metadata.version("keras")
+    text = (source / "keras" / "src" / "version.py").read_text()
+    found = re.search(r"__version__ = \"([^\"]+)\"", text)
+    return found[1] if found else "?"
+
+
 def run(
     files: list[Path], source: Path | None, settings: dict[str, str], timeout_s: int
 ) -> dict[str, Result]:
@@ -104,8 +116,11 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "results.json")
         copies = [_copy(file, Path(folder)) for file in files]
-        path = [folder, str(ROOT), *([str(source)] if source else [])]
+        # Not as `benchmarks.`: a source tree of Keras has a package of that name.
+        shutil.copy(PLUGIN, folder)
+        path = [folder, *([str(source)] if source else [])]
         environment = {
+            "KERAS_BACKEND": BACKEND,  # where nothing says another; Keras' own differs
             **os.environ,
             **settings,
             "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]),
@@ -113,7 +128,7 @@ def run(
         }
         command = [
             sys.executable, "-m", "pytest", "-q",
-            "-p", "benchmarks.keras_suite_plugin", "-p", "no:cacheprovider",
+            "-p", PLUGIN.stem, "-p", "no:cacheprovider",
             "-c", os.devnull, "--rootdir", folder, f"--timeout={timeout_s}",
             "--tb=no", "--no-header", "--continue-on-collection-errors",
             *map(str, copies),
@@ -211,7 +226,15 @@ def add_to(path: Path, run: dict[str, Any]) -> None:
     key = ("backend", "strategy", "workers")
     runs = json.loads(path.read_text()) if path.exists() else []
     others = [r for r in runs if any(r[k] != run[k] for k in key)]
-    path.write_text(json.dumps([*others, run], indent=1) + "\n")
+    runs = sorted([*others, run], key=lambda r: [str(r[k]) for k in key])
+    path.write_text("[\n" + ",\n".join(map(_dumped, runs)) + "\n]\n")
+
+
+def _dumped(run: dict[str, Any]) -> str:
+    """A run as JSON with a line for each test, so that a diff can be read."""
+    lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in run["tests"].items()]
+    head = json.dumps({k: v for k, v in run.items() if k != "tests"})
+    return f'{head[:-1]}, "tests": {{\n' + ",\n".join(lines) + "\n}}"
 
 
 def as_json(
@@ -219,12 +242,21 @@ def as_json(
 ) -> dict[str, Any]:
     """Returns the results for the page of the docs."""
     return {
-        "keras": metadata.version("keras"),
+        "keras": version(Path(asked.source) if asked.source else None),
         "strategy": strategy,
         "workers": 1 if strategy == "single" else asked.workers,
         "backend": asked.backend,
-        "tests": {r.name: [r.ours.outcome, r.ours.fits, r.ours.reason] for r in rows},
+        "cluster": asked.cluster,
+        "tests": {
+            r.name: [r.ours.outcome, r.ours.fits, _short(r.ours.reason)] for r in rows
+        },
     }
+
+
+def _short(reason: str) -> str:
+    """A reason in one line, without folders of this machine."""
+    text = " ".join(reason.split())
+    return PATHS.sub("", text)[:200]
 
 
 def _counts(results: dict[str, Result]) -> str:
@@ -249,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=int, default=180, help="seconds a test")
     parser.add_argument("--json", help="file for the results")
     parser.add_argument("files", nargs="*", help="files of tests; default: all")
-    parser.set_defaults(backend=os.environ.get("KERAS_BACKEND", "jax"))
+    parser.set_defaults(backend=os.environ.get("KERAS_BACKEND", BACKEND))
     return parser
 
 
