@@ -159,13 +159,14 @@ def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever(
     """Answers to it would fill the server's memory."""
     push = {"kind": "push", "lineage": 0, "sequence": 1, "pieces": [], "steps": 1,
             "samples": 1.0, "times": [0, 0, 0, 0]}  # fmt: skip
-    ask = pack_head(push, 0) * 100
     with Cluster(setup(has_tls=has_tls)) as cluster, ExitStack() as stack:
         door = cluster.server._connections._socket
         door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = stack.enter_context(greeted(cluster, buffer=4096))
         join = joining(cluster)
         slot = {"kind": "slot", "is_shared": False}
+        size = cluster.sizes.up_bytes
+        ask = (pack_head(push, size) + bytes(size)) * 100
         connection.sendall(pack_head(join, 0) + pack_head(slot, 0))
         assert connection.recv(1)
         peer = cluster.server._workers[9]
