@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.one_server import Client, one_server
-from shoal.engine.conversation import Seat
-from shoal.engine.tls import (
+from shoal.engine.transport.client_connection import Seat
+from shoal.testing.hosts import Hosts
+from shoal.wire.tls import (
     Identity,
     make_identity,
     server_context,
     wrap_callee,
     wrap_caller,
 )
-from shoal.testing.hosts import Hosts
 
 WARM = 5
 SIZES = {0.16: 2000, 1.6: 1000, 16.0: 100, 100.0: 20}

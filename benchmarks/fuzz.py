@@ -26,12 +26,12 @@ import psutil
 
 import shoal
 from benchmarks.fuzz_callers import Aim, serve_dummy, serve_orders
-from shoal.engine.controller import Controller
-from shoal.engine.greeting import worker_secret
-from shoal.engine.machine import ServerSpec
+from shoal.engine.controller.controller import Controller
+from shoal.engine.server.spec import ServerSpec
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from shoal.training.driver import Driver
+from shoal.wire.handshake import worker_secret
 
 ROWS, BATCH, PERIOD = 200_000, 64, 20
 LIVE_S, DUMMY_S = 10.0, 4.0

@@ -46,7 +46,7 @@ PROGRAM = """
 import json, os, signal, sys
 import keras, numpy as np, psutil, shoal
 from shoal.runs.catalogue import list_runs
-from shoal.training.keeping import Keeper
+from shoal.training.checkpoint_writer import Keeper
 
 def say(word, **more):
     sys.stdout.write("AT " + json.dumps({"word": word, **more}) + "\\n")

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from benchmarks.one_server import Client, one_server
-from shoal.engine.conversation import Seat
+from shoal.engine.transport.client_connection import Seat
 
 STRATEGY, PROCESSES, SIZE = "aeasgd", 2, 400_000
 COUNTS = (4, 16, 64)

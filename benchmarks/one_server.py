@@ -10,20 +10,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from shoal.engine.bulk import Sizes
-from shoal.engine.conversation import Seat
-from shoal.engine.ledger import Piece
-from shoal.engine.machine import ServerSpec
-from shoal.engine.member import Member
-from shoal.engine.sequencer import Rules
-from shoal.engine.serving import ServeInherited
-from shoal.engine.spread import LONG, InPairs
-from shoal.engine.tls import Identity
-from shoal.engine.wire import Link
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.sequencer import Rules
+from shoal.engine.server.main import ServeInherited
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.transport.buffers import Sizes
+from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.segments import LONG, InPairs
+from shoal.engine.worker.client import Member
 from shoal.launchers.base import Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.strategies import get
 from shoal.vectors import Vector
+from shoal.wire.frames import Link
+from shoal.wire.tls import Identity
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def one_server(
     address = listener.getsockname()
     try:
         server = launcher.start(
-            Role(target="shoal.engine.serving:serve", name="server")
+            Role(target="shoal.engine.server.main:serve", name="server")
         )
         launcher.give(server, ServeInherited(spec=spec, descriptor=listener.fileno()))
         control = Link(address, secret, certificate=certificate)

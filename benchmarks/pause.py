@@ -27,8 +27,8 @@ import numpy as np
 import shoal
 from benchmarks.entrants.keras_fit import Marks
 from benchmarks.works import WORKS
-from shoal.engine.machine import ServerSpec
-from shoal.engine.restart import Restart
+from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.spec import ServerSpec
 from shoal.training.driver import Driver
 
 BATCH = {"aeasgd": 64, "all_reduce": 256}
@@ -85,7 +85,7 @@ def swap(old: Any, new: Any) -> None:
 
 def watched(file: Path, kind: type, fields: dict[str, Any]) -> Any:
     """What a server's process calls to read what it has to do."""
-    from shoal.engine.restart import pack_restart
+    from shoal.engine.server.checkpoint import pack_restart
 
     def note(seconds: float) -> None:
         with file.open("a") as lines:
@@ -98,7 +98,7 @@ def watched(file: Path, kind: type, fields: dict[str, Any]) -> Any:
 @contextmanager
 def watching(file: Path) -> Generator[Seen]:
     """Times what belongs to checkpoints, here and in the server's process."""
-    from shoal.engine.restart import read_restart
+    from shoal.engine.server.checkpoint import read_restart
 
     seen, keep = Seen(), Driver.on_checkpoint
     read, kept = timed(read_restart, seen.read.append), timed(keep, seen.kept.append)

@@ -28,19 +28,18 @@ import numpy as np
 import psutil
 
 from benchmarks.one_server import Client
-from shoal.engine.bulk import Sizes
-from shoal.engine.calling import Seat
-from shoal.engine.machine import ServerSpec
-from shoal.engine.parts import cut
-from shoal.engine.sequencer import Rules
-from shoal.engine.serving import ServeInherited
-from shoal.engine.sharing import SharedServers
-from shoal.engine.stage import Cast, Stage
-from shoal.engine.wire import Link
+from shoal.engine.controller.process_pool import Cast, Stage
+from shoal.engine.controller.shared_servers import SharedServers, cut
+from shoal.engine.coordination.sequencer import Rules
+from shoal.engine.server.main import ServeInherited
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.transport.buffers import Sizes
+from shoal.engine.transport.client_connection import Seat
 from shoal.launchers.base import Preload, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.strategies import get
 from shoal.testing.hosts import Cable, Hosts
+from shoal.wire.frames import Link
 
 STRATEGY, MBIT, CLIENTS = "downpour", 1000.0, 2
 CLONE_NEWNET = 0x40000000
@@ -100,7 +99,9 @@ def behind_cables(size: int, servers: int) -> Generator[Seat]:
             launchers.append(inside)
             descriptor = listeners[n].fileno()
             role = Role(
-                target="shoal.engine.serving:serve", name=host, inherits=(descriptor,)
+                target="shoal.engine.server.main:serve",
+                name=host,
+                inherits=(descriptor,),
             )
             token = inside.start(role)
             part = cut(spec, n, order if n else None)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import shoal
-from shoal.engine import slots
+from shoal.engine.transport import shared_memory as slots
 from tests.datasets import Digits, Table, read_higgs, read_mnist
 
 GRACE_S = 5.0

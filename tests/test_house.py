@@ -52,12 +52,12 @@ def project_files() -> list[Path]:
 WRITTEN_BY_HAND = {
     "cli/steps.py": "rich draws it; names and steps are made fit before",
     "cli/tables.py": "rich draws it; cells are made fit before",
-    "clusters/there/answering.py": "an answer in JSON, through a pipe",
+    "clusters/host_agent/answering.py": "an answer in JSON, through a pipe",
     "demo/main.py": "rich draws it, from names in this package",
     "demo/victim.py": "through a pipe",
-    "engine/lane.py": "the log of a worker",
-    "engine/shared_lane.py": "the log of a worker",
-    "engine/worker.py": "the log of a worker",
+    "engine/worker/native_allreduce.py": "the log of a worker",
+    "engine/worker/shared_memory_allreduce.py": "the log of a worker",
+    "engine/worker/main.py": "the log of a worker",
     "terminal.py": "what the others call",
 }
 """Files that write to standard output or error past `shoal.terminal`, and why."""
@@ -99,20 +99,20 @@ UNPACKING = {
 }  # fmt: skip
 JOINED_BY_HAND = {
     "backends/compile_cache.py": "checksums, and names of the folder's own listing",
-    "clusters/asking.py": "names in this file",
+    "clusters/remote_call.py": "names in this file",
     "clusters/doctor.py": "names in this file",
     "clusters/gpus.py": "of /proc and /sys",
     "clusters/local.py": "of /proc and /sys",
-    "clusters/there/environments.py": "runs on hosts, with names of who commands them",
-    "clusters/there/jobs.py": "runs on hosts; `job_folder` checks the id",
-    "clusters/there/nodes.py": "runs on hosts, with names of who commands them",
-    "clusters/there/probing.py": "runs on hosts, with names of who commands them",
-    "clusters/there/processes.py": "of /proc",
+    "clusters/host_agent/environments.py": "runs on hosts, with names of who commands them",
+    "clusters/host_agent/jobs.py": "runs on hosts; `job_folder` checks the id",
+    "clusters/host_agent/nodes.py": "runs on hosts, with names of who commands them",
+    "clusters/host_agent/probing.py": "runs on hosts, with names of who commands them",
+    "clusters/host_agent/processes.py": "of /proc",
     "data/located.py": "names in this file",
     "data/spool.py": "two numbers",
     "easydist/experiment.py": "numbers, and models of the run's own folder",
-    "engine/lane.py": "two numbers",
-    "engine/shared_lane.py": "numbers; what others wrote goes through `one_inside`",
+    "engine/worker/native_allreduce.py": "two numbers",
+    "engine/worker/shared_memory_allreduce.py": "numbers; what others wrote goes through `one_inside`",
     "foreign/running.py": "names in foreign/job.py, with a number",
     "host/locks.py": "beside a path that is given",
     "host/processes.py": "of /proc",
@@ -122,7 +122,7 @@ JOINED_BY_HAND = {
     "runs/checkpoint_files.py": "beside a path that is checked",
     "runs/folder.py": "beside a path that is checked",
     "runs/store.py": "names in this file, and numbers",
-    "training/sending.py": "names in clusters/away.py",
+    "training/remote_fit.py": "names in clusters/remote_jobs.py",
 }
 """Files that join names to folders, and where the names come from."""
 

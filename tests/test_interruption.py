@@ -251,7 +251,7 @@ def test_a_press_ends_a_wait_that_has_begun() -> None:
 
 
 def test_a_press_ends_the_wait_for_a_frame() -> None:
-    from shoal.engine.wire import Link
+    from shoal.wire.frames import Link
 
     ours, theirs = socket.socketpair()
     link = Link.__new__(Link)

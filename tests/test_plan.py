@@ -28,7 +28,7 @@ from shoal.strategies import (
     Single,
     Strategy,
 )
-from shoal.training.fitting import rules
+from shoal.training.start_run import rules
 
 MODEL = ModelFacts(name="mlp", parameters=1000, statistics=24, optimizer="Adagrad")
 DATA = DataFacts(rows=10_000, size_bytes=1_000_000)

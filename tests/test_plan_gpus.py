@@ -15,8 +15,8 @@ from shoal.plan import Plan, Request, resolve
 from shoal.plan.collective import library_of
 from shoal.plan.gpus import CONTEXT_MIB, LEAST_MIB, MOST, places
 from shoal.strategies import AEASGD, AllReduce, Strategy
-from shoal.training.fitting import rules
-from shoal.training.staging import cast_of
+from shoal.training.early_start import cast_of
+from shoal.training.start_run import rules
 
 
 def gpu(number: int = 0, total: int = 80_000, free: int = 80_000) -> Gpu:

@@ -13,11 +13,11 @@ import shoal
 from benchmarks.entrants.keras_fit import Marks
 from benchmarks.entrants.told import answer, asked
 from benchmarks.works import WORKS
-from shoal.engine.stage import Stage
+from shoal.engine.controller.process_pool import Stage
 from shoal.launchers.base import Role
 from shoal.testing.hosts import Cable, Hosts
-from shoal.training.performing import Means, perform
-from shoal.training.staging import cast_of
+from shoal.training.early_start import cast_of
+from shoal.training.run_fit import Means, perform
 
 
 def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:

@@ -19,7 +19,7 @@ from shoal.errors import ShoalWarning
 from shoal.interruption import undisturbed
 from shoal.plan.request import Workers
 from shoal.strategies import Strategy, get
-from shoal.training.staging import early_stage
+from shoal.training.early_start import early_stage
 
 if TYPE_CHECKING:
     from shoal.clusters import Cluster, Yarn
@@ -206,12 +206,12 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     began = time.monotonic()
     chosen = get(strategy)
     if cluster not in ("local", "inline", "ray", "auto"):
-        from shoal.training.sending import fit_there, is_away
+        from shoal.training.remote_fit import fit_there, is_away
 
         if is_away(cluster):
             return fit_there(arguments, cluster)
     with undisturbed(), early_stage(chosen, cluster, workers, threads) as stage:
-        from shoal.training.performing import Means, perform
+        from shoal.training.run_fit import Means, perform
 
         return perform(arguments, Means(began=began, stage=stage))
 
@@ -238,7 +238,7 @@ def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:
         Traceback (most recent call last):
         shoal.errors.ConfigError: unknown cluster 'lab'...
     """
-    from shoal.training.sending import attach, sent_to
+    from shoal.training.remote_fit import attach, sent_to
 
     return attach(sent_to(cluster, job), model)
 

@@ -20,7 +20,7 @@ import shoal
 from shoal.data import training
 from shoal.errors import ConfigError, DataError
 from shoal.testing import faults
-from shoal.training.fitting import rules
+from shoal.training.start_run import rules
 
 ROWS = 400
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.engine import codec
+from shoal.engine.transport import codec
 from shoal.errors import ConfigError, PlanError
 from shoal.plan.exchanging import CODECS
 from shoal.runs.store import open_run

@@ -18,10 +18,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as some
 from jax import lax
 
-from shoal.backends import jax_convolution
 from shoal.backends.base import ComputeSpec
-from shoal.backends.jax import JaxBackend
-from shoal.backends.jax_convolution import MOST_TAPS, WIDE, ours, way_of
+from shoal.backends.jax import convolution as jax_convolution
+from shoal.backends.jax.backend import JaxBackend
+from shoal.backends.jax.convolution import MOST_TAPS, WIDE, ours, way_of
 
 NUMBERS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC")}
 NUMBERS[3] = ("NDHWC", "DHWIO", "NDHWC")

@@ -126,7 +126,7 @@ def test_momentum_looks_ahead() -> None:
         w = w + v
     # A pull of 1 on a center that stays behind would hide the worker: look at it.
     from shoal.backends.base import Clock, ComputeSpec
-    from shoal.engine.opening import backend_class
+    from shoal.engine.worker.factories import backend_class
     from shoal.models.inspection import prepare
 
     prepare(model, (x[:4], y[:4]))

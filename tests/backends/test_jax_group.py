@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import pytest
 
-from shoal.backends import jax_group
 from shoal.backends.group import GroupBroken
+from shoal.backends.jax import group as jax_group
 
 
 def test_masses_are_counted_beyond_float32() -> None:

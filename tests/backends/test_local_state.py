@@ -11,9 +11,9 @@ import pytest
 
 from shoal.backends.base import Backend, Clock, ComputeSpec
 from shoal.backends.fixed import Fixed, is_same, pack_changes, read_changes
-from shoal.engine.opening import backend_class
+from shoal.engine.worker.factories import backend_class
 from shoal.models.inspection import prepare
-from shoal.training.fitting import most_state
+from shoal.training.start_run import most_state
 from shoal.vectors import local_variables
 
 BATCH, FROZEN = 4, 50_000

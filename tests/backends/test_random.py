@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shoal.backends import jax_random
-from shoal.backends.jax_random import BLOCKS, PARITY, ROTATIONS, install, words
+from shoal.backends.jax import random_bits as jax_random
+from shoal.backends.jax.random_bits import BLOCKS, PARITY, ROTATIONS, install, words
 
 Array = npt.NDArray[np.uint32]
 random: Any = jax.random

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shoal.backends.base import Backend, Clock, ComputeSpec
-from shoal.engine import opening
-from shoal.engine.opening import CleanUp, OpenBackend
+from shoal.engine.worker import factories as opening
+from shoal.engine.worker.factories import CleanUp, OpenBackend
 from shoal.models.inspection import prepare
 from shoal.models.travel import pack, read_parcel
 

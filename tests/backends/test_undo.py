@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from shoal.backends.base import Backend, ComputeSpec
-from shoal.engine.opening import OpenBackend
+from shoal.engine.worker.factories import OpenBackend
 from shoal.models.inspection import prepare
 from shoal.models.travel import pack
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.base import Backend, Clock, ComputeSpec
-from shoal.engine.opening import backend_class
+from shoal.engine.worker.factories import backend_class
 from shoal.models.metrics import MetricStates
 
 BATCH, WINDOW = 4, 6

@@ -20,8 +20,8 @@ from shoal.cli.following import print_logs
 from shoal.cli.relaying import run_and_relay
 from shoal.cli.steps import Steps
 from shoal.cli.tables import show_records
+from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
 from shoal.clusters.hosts_file import read_hosts_file
-from shoal.clusters.states import ClusterState, ClusterStore, NodeState
 from shoal.errors import ConfigError, ShoalWarning
 from shoal.runs.store import StoredRun, create
 from shoal.training.progress import Display, warn_aside

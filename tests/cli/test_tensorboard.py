@@ -19,10 +19,10 @@ from typer.testing import Result
 
 from shoal.cli import tensorboard
 from shoal.cli.head import on_head
-from shoal.clusters.away import Job
+from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
 from shoal.clusters.hosts_file import read_hosts_file
 from shoal.clusters.jobs import Jobs
-from shoal.clusters.states import ClusterState, ClusterStore, NodeState
+from shoal.clusters.remote_jobs import Job
 from shoal.errors import ClusterError
 from shoal.runs.folder import Folder
 from shoal.runs.local_copy import LocalCopy

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.clusters.asking import PART_BYTES, PARTS, answer_in, ask, text_for
+from shoal.clusters.cluster_state import ClusterStore
+from shoal.clusters.host_agent import processes
+from shoal.clusters.host_setup import Preparer
 from shoal.clusters.hosts import HostCluster
 from shoal.clusters.hosts_file import HostsFile, parse_hosts
 from shoal.clusters.pins import Pins, differences, pins_here
-from shoal.clusters.preparing import Preparer
+from shoal.clusters.remote_call import PART_BYTES, PARTS, answer_in, ask, text_for
 from shoal.clusters.ssh import Way
-from shoal.clusters.states import ClusterStore
-from shoal.clusters.there import processes
 from shoal.clusters.wheel import build_wheel, wheel_name
 from shoal.errors import ClusterError, ConfigError
 
@@ -129,7 +129,7 @@ def test_the_wheel_is_what_runs_here() -> None:
     with zipfile.ZipFile(BytesIO(data)) as archive:
         names = archive.namelist()
         assert archive.read("shoal/__init__.py") == Path(shoal.__file__).read_bytes()
-    assert "shoal/clusters/there/nodes.py" in names
+    assert "shoal/clusters/host_agent/nodes.py" in names
     assert f"shoal-{shoal.__version__}.dist-info/METADATA" in names
 
 

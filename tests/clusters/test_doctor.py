@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from shoal.clusters import doctor
-from shoal.clusters.clashes import Finding, clashes, misfits
 from shoal.clusters.doctor import Signs, examine, read_signs
+from shoal.clusters.version_conflicts import Finding, clashes, misfits
 
 GOOD = Signs(
     python="3.11.7", system="Linux x86_64", cores=4, memory=8 << 30, backend="jax",

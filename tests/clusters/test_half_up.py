@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.cluster import _half_up
+from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.hosts_file import parse_hosts
-from shoal.clusters.states import ClusterState, ClusterStore
 
 
 @pytest.mark.parametrize("is_known", [True, False])

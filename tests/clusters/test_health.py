@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shoal.clusters.cluster_state import NodeState
 from shoal.clusters.health import CHECKS, Reading, judge
-from shoal.clusters.states import NodeState
 
 NODE = NodeState(number=1, address="b", private="10.0.0.2", gpus=("GPU-1",))
 OWN: dict[str, Any] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.clusters.there.answering import Refused
-from shoal.clusters.there.jobs import jobs, jobs_folder, remove_job, stop_job
+from shoal.clusters.host_agent.answering import Refused
+from shoal.clusters.host_agent.jobs import jobs, jobs_folder, remove_job, stop_job
 
 
 def test_users_of_a_shared_folder_have_folders_of_their_own(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shoal.clusters import ray
+from shoal.clusters.host_agent import jobs, nodes, probing
+from shoal.clusters.host_agent.answering import Refused
 from shoal.clusters.ray import Ray
-from shoal.clusters.there import jobs, nodes, probing
-from shoal.clusters.there.answering import Refused
 
 MARK = "deadbeef-0"
 NOBODY = 65534

@@ -16,12 +16,12 @@ import pytest
 
 import shoal
 from shoal.clusters import Ray
-from shoal.clusters.away import pick
 from shoal.clusters.jobs import pack
 from shoal.clusters.ray_jobs import RayJobs
+from shoal.clusters.remote_jobs import pick
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.launchers.ray_steward import Steward
-from shoal.training import sending
+from shoal.training import remote_fit as sending
 from tests.clusters.test_ray import ROWS, data, model
 from tests.ray_nodes import RayNode, free_port, imported, own_address
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.clusters.away import RUNNING
-from shoal.clusters.states import ClusterStore
+from shoal.clusters.cluster_state import ClusterStore
+from shoal.clusters.remote_jobs import RUNNING
 from shoal.errors import ClusterError, ConfigError
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
-from shoal.training import sending
+from shoal.training import remote_fit as sending
 from tests.clusters.test_host_cluster import Bench, bench
 from tests.datasets import Digits
 

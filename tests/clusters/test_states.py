@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.clusters import states
+from shoal.clusters import cluster_state as states
+from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
 from shoal.clusters.hosts_file import parse_hosts
-from shoal.clusters.states import ClusterState, ClusterStore, NodeState
 from shoal.errors import ClusterError, ConfigError, DataError
 
 HOSTS = parse_hosts("name: lab\nhosts: [a, b]", "hosts.yaml")

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 import shoal
 from shoal.clusters import use
 from shoal.clusters.use import UseSampler, parse_use
-from shoal.engine.complaints import COMPLAINTS
-from shoal.engine.wire import Link
+from shoal.engine.transport.messages import COMPLAINTS
 from shoal.facts import GpuUse, NodeUse
 from shoal.runs.events import read_events
 from shoal.runs.store import create
 from shoal.strategies import get
 from shoal.testing.inline import Setup, train
 from shoal.testing.problems import LeastSquares
+from shoal.wire.frames import Link
 from tests.api.problems import line, linear
 
 TEXT = """\

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.engine.observer import EpochEnd, Observer, Record, Sums
-from shoal.engine.restart import Restart
+from shoal.engine.controller.observer import Observer
+from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.records import EpochEnd, Record
 from shoal.errors import PlanError
 from shoal.training.arguments import Arguments, read
 from shoal.training.inline import InlineCluster
+from shoal.vectors import Sums
 from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
 
 

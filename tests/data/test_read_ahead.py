@@ -12,8 +12,8 @@ from shoal.data import read_ahead
 from shoal.data.chunks import ArrayChunk, ChunkedSource
 from shoal.data.order import Order
 from shoal.data.read_ahead import ReadAhead, TooSlow
-from shoal.engine.ledger import Piece
-from shoal.engine.reading import Reader, Retry
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.worker.reader import Reader, Retry
 from shoal.errors import DataError
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from shoal.engine.channel import Channel
-from shoal.engine.wire import HEADER, MAGIC, pack_head
+from shoal.engine.transport.server_connection import Channel
+from shoal.wire.frames import HEADER, MAGIC, pack_head
 
 SECRET = b"s" * 32
 PATIENCE_S = 20

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine import answers
-from shoal.engine.bulk import Bulk, Sizes
-from shoal.engine.changes import FIXED, Changes, Key
-from shoal.engine.conversation import Seat
-from shoal.engine.desk import Desks
-from shoal.engine.fields import WRONG
-from shoal.engine.member import Member
-from shoal.engine.standby import Standby, StandbySpec
-from shoal.engine.wire import HEADER, MAGIC, BadFrame, memory_for
+from shoal.engine.server.standby import Standby, StandbySpec
+from shoal.engine.transport import answers
+from shoal.engine.transport.buffers import Bulk, Sizes
+from shoal.engine.transport.changes import FIXED, Changes, Key
+from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.messages import WRONG
+from shoal.engine.worker.client import Member
+from shoal.engine.worker.shard_client import Desks
 from shoal.strategies import get
 from shoal.testing.inline import Cluster
+from shoal.wire.frames import HEADER, MAGIC, BadFrame, memory_for
 from tests.engine.cases import runs_well, setup
 from tests.engine.false_peers import SECRET, frame, saying
 from tests.engine.test_words import hostile, numbers_in

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from shoal.engine.bulk import Bulk, Sizes, aligned_bytes
-from shoal.engine.slots import Slot
+from shoal.engine.transport.buffers import Bulk, Sizes, aligned_bytes
+from shoal.engine.transport.shared_memory import Slot
 
 SIZES = st.builds(
     Sizes,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.engine import spread as module
-from shoal.engine.center import Center, pull_into, push_into
-from shoal.engine.spread import segments
+from shoal.engine.server.center import Center
+from shoal.engine.transport import segments as module
+from shoal.engine.transport.segments import pull_into, push_into, segments
 from shoal.strategies import get
 from shoal.strategies.base import Facts, Strategy
 from shoal.vectors import Vector

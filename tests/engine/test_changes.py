@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.changes import (
+from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
+from shoal.engine.server.checkpoint import read_restart
+from shoal.engine.server.replica import Machine
+from shoal.engine.transport.changes import (
     ATTRIBUTE,
     FIXED,
     OPTIMIZER,
@@ -21,9 +24,6 @@ from shoal.engine.changes import (
     stamped,
     unstamped,
 )
-from shoal.engine.machine import Machine
-from shoal.engine.restart import read_restart
-from shoal.engine.sequencer import Push, Rules, Sequencer
 from shoal.strategies import get
 from shoal.testing.faults import leave
 from shoal.testing.inline import Cluster, Setup

@@ -8,10 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shoal.engine.bulk import Bulk, Sizes
-from shoal.engine.codec import BLOCK, CODECS, LARGEST, Codec, Receiver, Sender
-from shoal.engine.parcels import Parcels, parcels_of
-from shoal.engine.spread import SEGMENT
+from shoal.engine.transport.buffers import Bulk, Sizes
+from shoal.engine.transport.codec import (
+    BLOCK,
+    CODECS,
+    LARGEST,
+    Codec,
+    Parcels,
+    Receiver,
+    Sender,
+    parcels_of,
+)
+from shoal.engine.transport.segments import SEGMENT
 from shoal.strategies import get
 from shoal.vectors import Vector
 

@@ -14,10 +14,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shoal.engine import tls
-from shoal.engine.channel import TURN_FRAMES
-from shoal.engine.connections import Connections, Listener, Peer
-from shoal.engine.wire import AHEAD_BYTES, Head, Link, pack_head
+from shoal.engine.transport.listener import Connections, Listener, Peer
+from shoal.engine.transport.server_connection import TURN_FRAMES
+from shoal.wire import tls
+from shoal.wire.frames import AHEAD_BYTES, Head, Link, pack_head
 
 SECRET = b"s" * 32
 IDENTITY = tls.make_identity()

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.changes import Changes
-from shoal.engine.controller import Controller, Job
-from shoal.engine.instructions import Rules
-from shoal.engine.recovery import RecoveryPolicy
-from shoal.engine.restart import Restart
-from shoal.engine.sequencer import Sequencer
-from shoal.engine.wire import Head
+from shoal.engine.controller.controller import Controller, Job
+from shoal.engine.coordination.instructions import Rules
+from shoal.engine.coordination.restart_policy import RecoveryPolicy
+from shoal.engine.coordination.sequencer import Sequencer
+from shoal.engine.server.checkpoint import Restart
+from shoal.engine.transport.changes import Changes
 from shoal.plan.often import Often
+from shoal.wire.frames import Head
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_epochs_that_a_checkpoint_does_not_know_are_trained_again(
     monkeypatch.setattr(controller._servers, "command", command)
     monkeypatch.setattr(controller, "_ask", lambda *_: None)
     monkeypatch.setattr(
-        "shoal.engine.controller.read_epoch",
+        "shoal.engine.controller.controller.read_epoch",
         lambda head, *_: SimpleNamespace(epoch=head["epoch"]),
     )
 

@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from benchmarks.one_server import Client, one_server
-from shoal.engine.conversation import Seat
-from shoal.engine.member import Member
-from shoal.engine.wire import Link
+from shoal.engine.transport.client_connection import Seat
+from shoal.engine.worker.client import Member
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
+from shoal.wire.frames import Link
 
 PROBLEM = LeastSquares.seeded(rows=4, size=1 << 20)
 VECTOR_BYTES = 4 * PROBLEM.size

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 import shoal
-from shoal.engine import pulse
-from shoal.engine.worker import WATCH, Moment
+from shoal.engine.transport import heartbeat as pulse
+from shoal.engine.worker.spec import WATCH, Moment
 from shoal.errors import ClusterError, WorkerFailed, WorkerLost
 from shoal.runs.events import read_events, unpack_exchanges
 from shoal.runs.folder import Folder

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.greeting import ANSWER_BYTES, Caller, worker_secret
-from shoal.engine.wire import pack_head
 from shoal.strategies import get
 from shoal.testing.fuzzing import Mutator
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
+from shoal.wire.frames import pack_head
+from shoal.wire.handshake import ANSWER_BYTES, Caller, worker_secret
 
 PROBLEM = LeastSquares.seeded(rows=256)
 FRAMES, EPOCHS = 3000, 20

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from shoal.engine.grace import HICCUP_S, LEAST_S, Grace
-from shoal.engine.rounds import Standing
+from shoal.engine.coordination.rounds import Standing
+from shoal.engine.coordination.timeouts import HICCUP_S, LEAST_S, Grace
 
 Times = list[tuple[float, float]]
 

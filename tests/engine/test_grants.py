@@ -7,7 +7,7 @@ from itertools import accumulate
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.engine.sequencer import Push, Rules, Sequencer
+from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
 
 
 def shared(

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from shoal.engine.greeting import (
+from shoal.wire.handshake import (
     ANSWER_BYTES,
     HELLO,
     HELLO_BYTES,

@@ -14,7 +14,7 @@ import pytest
 from shoal.backends.group import Group, GroupBroken
 from shoal.backends.torch_group import open_group
 from shoal.data.order import Order
-from shoal.engine.lane import LaneSpec
+from shoal.engine.worker.native_allreduce import LaneSpec
 from shoal.strategies import AllReduce
 from shoal.testing import faults
 from shoal.testing.inline import Outcome, Setup, train

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.finite import WARN
-from shoal.engine.guard import Guard
-from shoal.engine.ledger import Piece
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.worker.nan_guard import Guard
+from shoal.engine.worker.nan_policy import WARN
 
 SIZE, STEPS = 4, 5  # rows of a step, steps of the window
 FIRST = 11  # the worker's own number of the first of them

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.engine.opening import OpenMapped
+from shoal.engine.worker.factories import OpenMapped
 from shoal.errors import ConfigError, DataError, NotFinite, PlanError
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from shoal.runs.store import open_run
-from shoal.training import fitting
+from shoal.training import start_run as fitting
 
 # No worker begins with the bad row: somebody has exchanged before it is read.
 ROWS, EPOCHS, BATCH, BAD = 1000, 3, 32, 900

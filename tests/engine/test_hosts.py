@@ -16,17 +16,17 @@ from typing import Any, final
 import cloudpickle
 import pytest
 
-from shoal.engine.wire import MAGIC
 from shoal.testing import faults, inline
 from shoal.testing.hosts import Hosts
 from shoal.testing.inline import Cluster
+from shoal.wire.frames import MAGIC
 from tests.engine.cases import runs_well, setup
 
 pytestmark = pytest.mark.process
 
 WORK = """
 import pickle, sys
-from shoal.engine.worker import work
+from shoal.engine.worker.main import work
 work(pickle.load(sys.stdin.buffer))
 """
 ALL_PROTOCOLS = 3

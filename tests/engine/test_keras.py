@@ -12,9 +12,9 @@ import pytest
 from shoal.backends.torch_group import open_group
 from shoal.data import ArraySource
 from shoal.data.order import Order, shares
-from shoal.engine.lane import LaneSpec
-from shoal.engine.opening import OpenBackend
-from shoal.engine.shared_lane import SharedLaneSpec
+from shoal.engine.worker.factories import OpenBackend
+from shoal.engine.worker.native_allreduce import LaneSpec
+from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
 from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import pack

@@ -12,7 +12,7 @@ from typing import Any, final
 import pytest
 
 from shoal.backends.base import ComputeSpec
-from shoal.engine.bulk import SPARE_BYTES, Sizes
+from shoal.engine.transport.buffers import SPARE_BYTES, Sizes
 from shoal.errors import WorkerFailed
 from shoal.strategies import get
 from shoal.testing import faults

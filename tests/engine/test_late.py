@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from shoal.engine.worker import Moment
+from shoal.engine.worker.spec import Moment
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares

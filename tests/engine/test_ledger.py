@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shoal.engine.ledger import Ledger, Piece, Ranges
+from shoal.engine.coordination.ledger import Ledger, Piece, Ranges
 
 SPANS = st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda pair: sorted(pair))
 EDITS = st.lists(st.tuples(st.booleans(), SPANS), max_size=12)

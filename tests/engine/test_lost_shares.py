@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from shoal.backends.torch_group import open_group
-from shoal.engine.instructions import Answer, Merge, Push, Rules
-from shoal.engine.lane import LaneSpec
-from shoal.engine.rounds import Round
-from shoal.engine.sequencer import Sequencer
-from shoal.engine.shared_lane import SharedLaneSpec
+from shoal.engine.coordination.instructions import Answer, Merge, Push, Rules
+from shoal.engine.coordination.rounds import Round
+from shoal.engine.coordination.sequencer import Sequencer
+from shoal.engine.worker.native_allreduce import LaneSpec
+from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
 from shoal.strategies import AllReduce, get
 from shoal.testing import faults
 from shoal.testing.inline import Outcome, Setup, train

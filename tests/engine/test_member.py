@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine import conversation
-from shoal.engine.conversation import Fenced, Seat
-from shoal.engine.member import Member, Times, Weight
-from shoal.engine.slots import Slot
-from shoal.engine.wire import Link
+from shoal.engine.transport.client_connection import Fenced, Seat
+from shoal.engine.transport.shared_memory import Slot
+from shoal.engine.worker import request_channel as conversation
+from shoal.engine.worker.client import Member, Times, Weight
 from shoal.strategies import (
     AEASGD,
     Downpour,
@@ -27,6 +26,7 @@ from shoal.strategies import (
 )
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
+from shoal.wire.frames import Link
 
 PROBLEM = LeastSquares.seeded(rows=64)
 FIELDS = {"workers": 1, "epochs": 1, "batch_size": 8}

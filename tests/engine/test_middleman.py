@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from shoal.engine import tls
-from shoal.engine.greeting import HELLO, HELLO_BYTES, Callee, NoProof
-from shoal.engine.standby import Standby, StandbySpec
-from shoal.engine.wire import BadFrame, Link
-from shoal.engine.worker import WorkerSpec
+from shoal.engine.server.standby import Standby, StandbySpec
+from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ExchangeTimeout
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Outcome, Setup
 from shoal.testing.problems import LeastSquares
+from shoal.wire import tls
+from shoal.wire.frames import BadFrame, Link
+from shoal.wire.handshake import HELLO, HELLO_BYTES, Callee, NoProof
 from tests.engine.middleman import HARMS, RECORD_BYTES, Middleman, Way, between
 
 PROBLEM = LeastSquares.seeded(rows=64, size=150)

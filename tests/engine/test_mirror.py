@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.engine import mirror as mirrors
-from shoal.engine.connections import Connections
-from shoal.engine.patience import PAUSE_S, Patience
-from shoal.engine.server import Server
+from shoal.engine.coordination.timeouts import PAUSE_S, Patience
+from shoal.engine.server import replication as mirrors
+from shoal.engine.server.primary import Server
+from shoal.engine.transport.listener import Connections
 from shoal.testing.succession.network import SimConnections, Wire
 from shoal.testing.succession.stage import server_spec
 from tests.engine.cases import setup

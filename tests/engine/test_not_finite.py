@@ -15,8 +15,9 @@ from hypothesis import strategies as some
 from hypothesis.extra.numpy import arrays
 
 from shoal.data.order import Order
-from shoal.engine.complaints import COMPLAINTS, read_doubt
-from shoal.engine.finite import (
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.messages import COMPLAINTS, read_doubt
+from shoal.engine.worker.nan_policy import (
     REACTIONS,
     describe,
     error_of,
@@ -26,7 +27,6 @@ from shoal.engine.finite import (
     suspects,
     what_follows,
 )
-from shoal.engine.ledger import Piece
 from shoal.errors import NotFinite
 from shoal.strategies import get, registry
 from shoal.testing.inline import Outcome, Setup, train

@@ -11,11 +11,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from shoal.engine.grace import Grace
-from shoal.engine.instructions import Answer, EpochDone, Merge, Push, Rules
-from shoal.engine.ledger import Piece
-from shoal.engine.sequencer import Sequencer
-from shoal.engine.windows import next_batches
+from shoal.engine.coordination.instructions import Answer, EpochDone, Merge, Push, Rules
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.sequencer import Sequencer
+from shoal.engine.coordination.timeouts import Grace
+from shoal.engine.worker.weight_loop import next_batches
 from tests.engine.cases import ROUNDS
 
 

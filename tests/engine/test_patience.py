@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.patience import FLOOR_S, TIMES, Patience
+from shoal.engine.coordination.timeouts import FLOOR_S, TIMES, Patience
 
 SECONDS = st.floats(1e-6, 1e4)
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data.order import Order
-from shoal.engine.ledger import Ledger, Piece
-from shoal.engine.places import Places
-from shoal.engine.sequencer import Push, Rules, Sequencer
+from shoal.engine.coordination.ledger import Ledger, Piece
+from shoal.engine.coordination.locality import Places
+from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
 from shoal.facts import Chunking
 
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.channel import Channel
-from shoal.engine.patience import PAUSE_S, TIMES
-from shoal.engine.pulse import (
+from shoal.engine.coordination.timeouts import PAUSE_S, TIMES
+from shoal.engine.transport.heartbeat import (
     FLOOR_S,
     PING_S,
     Pulse,
@@ -21,8 +20,9 @@ from shoal.engine.pulse import (
     hear,
     start_limit_s,
 )
-from shoal.engine.wire import HEADER, MAGIC, Link, pack_head
+from shoal.engine.transport.server_connection import Channel
 from shoal.errors import ExchangeTimeout
+from shoal.wire.frames import HEADER, MAGIC, Link, pack_head
 
 SECRET = b"s" * 32
 

@@ -12,10 +12,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shoal.engine.instructions import Answer, EpochDone, Merge, Push, Rules
-from shoal.engine.ledger import Piece
-from shoal.engine.rounds import Standing
-from shoal.engine.sequencer import Sequencer
+from shoal.engine.coordination.instructions import Answer, EpochDone, Merge, Push, Rules
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.rounds import Standing
+from shoal.engine.coordination.sequencer import Sequencer
 from shoal.testing.fleet import Fleet, draw
 from tests.engine.cases import ROUNDS
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shoal.data.order import Order
-from shoal.engine.complaints import COMPLAINTS
-from shoal.engine.ledger import Piece
-from shoal.engine.reading import Reader, Retry
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.messages import COMPLAINTS
+from shoal.engine.worker.reader import Reader, Retry
 from shoal.errors import DataError, WorkerFailed
 from shoal.strategies import get
 from shoal.testing.inline import Setup, train

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from shoal.engine.recovery import (
+from shoal.engine.coordination.restart_policy import (
     LONGEST_DELAY_S,
     Abort,
     Loss,

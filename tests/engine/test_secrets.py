@@ -20,14 +20,14 @@ import psutil
 import pytest
 
 import shoal
-from shoal.engine import tls
-from shoal.engine.controller import Controller
-from shoal.engine.greeting import worker_secret
-from shoal.engine.machine import ServerSpec
+from shoal.engine.controller.controller import Controller
+from shoal.engine.server.spec import ServerSpec
 from shoal.errors import WorkerFailed
 from shoal.runs.store import open_run
 from shoal.testing import faults
-from shoal.training import fitting
+from shoal.training import start_run as fitting
+from shoal.wire import tls
+from shoal.wire.handshake import worker_secret
 
 ROWS, EPOCHS = 400, 2
 
@@ -165,16 +165,16 @@ def test_the_search_would_find_it(
 
 
 READERS = (
-    "shoal.engine.bulk", "shoal.engine.channel", "shoal.engine.connections",
-    "shoal.engine.complaints", "shoal.engine.controller", "shoal.engine.fields",
-    "shoal.engine.calling", "shoal.engine.conversation", "shoal.engine.desk",
-    "shoal.engine.greeting", "shoal.engine.leading", "shoal.engine.machine",
-    "shoal.engine.member", "shoal.engine.orders", "shoal.engine.parts",
-    "shoal.engine.mirror", "shoal.engine.porch", "shoal.engine.reporter",
-    "shoal.engine.reports", "shoal.engine.restart", "shoal.engine.server",
-    "shoal.engine.servers", "shoal.engine.shard", "shoal.engine.shards",
-    "shoal.engine.sharing", "shoal.engine.slots", "shoal.engine.standby",
-    "shoal.engine.tls", "shoal.engine.wire", "shoal.engine.words",
+    "shoal.engine.transport.buffers", "shoal.engine.transport.server_connection", "shoal.engine.transport.listener",
+    "shoal.engine.transport.messages", "shoal.engine.controller.controller", "shoal.engine.transport.messages",
+    "shoal.engine.transport.client_connection", "shoal.engine.worker.request_channel", "shoal.engine.worker.shard_client",
+    "shoal.wire.handshake", "shoal.engine.server.base", "shoal.engine.server.replica",
+    "shoal.engine.worker.client", "shoal.engine.server.event_log", "shoal.engine.controller.shared_servers",
+    "shoal.engine.server.replication", "shoal.engine.transport.listener", "shoal.engine.server.reports",
+    "shoal.engine.server.reports", "shoal.engine.server.checkpoint", "shoal.engine.server.primary",
+    "shoal.engine.controller.servers", "shoal.engine.server.shard", "shoal.engine.transport.partition",
+    "shoal.engine.controller.shared_servers", "shoal.engine.transport.shared_memory", "shoal.engine.server.standby",
+    "shoal.wire.tls", "shoal.wire.frames", "shoal.engine.transport.messages",
 )  # fmt: skip
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml"}
 EVALUATORS = {"eval", "exec", "compile", "__import__"}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.ledger import Piece
-from shoal.engine.sequencer import (
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.sequencer import (
     Answer,
     Apply,
     EpochDone,

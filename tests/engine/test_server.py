@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from shoal.engine import connections as module
-from shoal.engine import server as server_module
-from shoal.engine.channel import Channel
-from shoal.engine.conversation import Fenced, Seat
-from shoal.engine.member import Member
-from shoal.engine.server import Server
-from shoal.engine.slots import Slot
-from shoal.engine.wire import HEADER, MAGIC, Link, pack_head
+from shoal.engine.server import primary as server_module
+from shoal.engine.server.primary import Server
+from shoal.engine.transport import listener as module
+from shoal.engine.transport.client_connection import Fenced, Seat
+from shoal.engine.transport.server_connection import Channel
+from shoal.engine.transport.shared_memory import Slot
+from shoal.engine.worker.client import Member
 from shoal.errors import ClusterError
 from shoal.strategies import get
 from shoal.testing.inline import Cluster
+from shoal.wire.frames import HEADER, MAGIC, Link, pack_head
 from tests.engine.cases import runs_well, setup, shut_out
 
 STRANGERS: dict[str, bytes] = {

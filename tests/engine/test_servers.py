@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.leading import open_connections
-from shoal.engine.machine import ServerSpec
-from shoal.engine.server import Server
-from shoal.engine.servers import Servers
-from shoal.engine.serving import ServeInherited
-from shoal.engine.standby import Standby, StandbySpec
+from shoal.engine.controller.servers import Servers
+from shoal.engine.server.base import open_connections
+from shoal.engine.server.main import ServeInherited
+from shoal.engine.server.primary import Server
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.testing.inline import Setup
 from shoal.testing.succession.stage import server_spec
 from tests.engine.test_standby import setup

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.codec import CODECS
-from shoal.engine.wire import Head
+from shoal.engine.transport.codec import CODECS
 from shoal.strategies import get
 from shoal.testing.faults import leave
 from shoal.testing.inline import Cluster, Outcome, Setup, train
 from shoal.testing.problems import LeastSquares
+from shoal.wire.frames import Head
 from tests.engine.test_standby import WHERE, kill
 
 PROBLEM = LeastSquares.seeded(rows=64, size=150)

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data.order import Order
-from shoal.engine import shared_lane
-from shoal.engine.gang import Gang, Part
-from shoal.engine.instructions import Group
-from shoal.engine.ledger import Piece
-from shoal.engine.member import Times, Weight
-from shoal.engine.shared_lane import SharedLane, SharedLaneSpec
-from shoal.engine.slots import Slot
+from shoal.engine.coordination.instructions import Group
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.shared_memory import Slot
+from shoal.engine.worker import shared_memory_allreduce as shared_lane
+from shoal.engine.worker.client import Times, Weight
+from shoal.engine.worker.gradient_loop import Gang, Part
+from shoal.engine.worker.shared_memory_allreduce import SharedLane, SharedLaneSpec
 from shoal.strategies import AllReduce
 from shoal.testing import faults
 from shoal.testing.inline import Outcome, Setup, train

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.engine import slots
-from shoal.engine.slots import Slot, slot_folders, sweep, tag_of
+from shoal.engine.transport import shared_memory as slots
+from shoal.engine.transport.shared_memory import Slot, slot_folders, sweep, tag_of
 
 CHILD = """
 import sys
 import numpy as np
-from shoal.engine.slots import Slot
+from shoal.engine.transport.shared_memory import Slot
 slot = Slot.attach(sys.argv[1], int(sys.argv[2]), sys.argv[3])
 print("attached", flush=True)
 sys.stdin.readline()
@@ -28,7 +28,7 @@ print("doubled", flush=True)
 
 DYING = """
 import os, signal
-from shoal.engine.slots import Slot, tag_of
+from shoal.engine.transport.shared_memory import Slot, tag_of
 tag = tag_of(os.urandom(8))
 print(tag, Slot.make(64, tag)[0].path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -16,11 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.engine.instructions import Answer, EpochDone, Instruction, Push, Rules
-from shoal.engine.ledger import Piece
-from shoal.engine.sequencer import Sequencer
-from shoal.engine.windows import next_batches
-from shoal.engine.worker import WATCH, Moment
+from shoal.engine.coordination.instructions import (
+    Answer,
+    EpochDone,
+    Instruction,
+    Push,
+    Rules,
+)
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.sequencer import Sequencer
+from shoal.engine.worker.spec import WATCH, Moment
+from shoal.engine.worker.weight_loop import next_batches
 from shoal.runs.events import exchange_records, read_events
 from shoal.runs.folder import Folder
 

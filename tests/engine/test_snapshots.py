@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.bulk import Sizes
-from shoal.engine.lineage import Past
-from shoal.engine.machine import Machine, ServerSpec
-from shoal.engine.orders import Order
-from shoal.engine.post import Post
-from shoal.engine.restart import Restart, Snapshot
-from shoal.engine.wire import Head
-from shoal.engine.worker import WorkerSpec
+from shoal.engine.controller.resume_point import Past
+from shoal.engine.server.checkpoint import Restart, Snapshot
+from shoal.engine.server.event_log import Order
+from shoal.engine.server.replica import Machine
+from shoal.engine.server.session import Post
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.transport.buffers import Sizes
+from shoal.engine.worker.spec import WorkerSpec
 from shoal.strategies import get
 from shoal.testing.inline import Setup
 from shoal.testing.problems import LeastSquares
+from shoal.wire.frames import Head
 
 PROBLEM = LeastSquares.seeded(rows=4096)
 

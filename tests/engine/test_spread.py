@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shoal.engine.center import Center, pull_into, push_into
-from shoal.engine.spread import LONG, WORTH_A_THREAD, InPairs, in_turn
+from shoal.engine.server.center import Center
+from shoal.engine.transport.segments import (
+    LONG,
+    WORTH_A_THREAD,
+    InPairs,
+    in_turn,
+    pull_into,
+    push_into,
+)
 from shoal.strategies import get
 from shoal.strategies.base import Facts
 from shoal.vectors import Vector
@@ -21,7 +28,7 @@ LARGE = 2 * WORTH_A_THREAD + 5
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.engine.spread.count_cores", lambda: 2)
+    monkeypatch.setattr("shoal.engine.transport.segments.count_cores", lambda: 2)
 
 
 @pytest.fixture

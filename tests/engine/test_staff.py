@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shoal.engine import staff as module
-from shoal.engine.pulse import start_limit_s
-from shoal.engine.recovery import SETTLED_S, RecoveryPolicy
-from shoal.engine.staff import Staff
+from shoal.engine.controller import supervisor as module
+from shoal.engine.controller.supervisor import Staff
+from shoal.engine.coordination.restart_policy import SETTLED_S, RecoveryPolicy
+from shoal.engine.transport.heartbeat import start_limit_s
 from shoal.launchers.base import Exit
 
 

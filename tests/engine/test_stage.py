@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engine.stage import Cast, Stage
+from shoal.engine.controller.process_pool import Cast, Stage
 from shoal.launchers.base import Preload
 
 

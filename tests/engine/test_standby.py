@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.channel import TURN_FRAMES, Channel
-from shoal.engine.frozen import pack, unpack
-from shoal.engine.leading import Leader
-from shoal.engine.machine import Machine
-from shoal.engine.orders import Order
-from shoal.engine.post import Post
-from shoal.engine.server import JOINED_AGAIN
-from shoal.engine.shared_lane import SharedLaneSpec
-from shoal.engine.standby import Standby, StandbySpec
-from shoal.engine.wire import Head, pack_head
+from shoal.engine.server.base import Leader
+from shoal.engine.server.event_log import Order
+from shoal.engine.server.primary import JOINED_AGAIN
+from shoal.engine.server.replica import Machine
+from shoal.engine.server.session import Post
+from shoal.engine.server.standby import Standby, StandbySpec
+from shoal.engine.server.state_transfer import pack, unpack
+from shoal.engine.transport.server_connection import TURN_FRAMES, Channel
+from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Outcome, Setup
 from shoal.testing.problems import LeastSquares
+from shoal.wire.frames import Head, pack_head
 
 PROBLEM = LeastSquares.seeded(rows=96)
 EPOCHS = 3

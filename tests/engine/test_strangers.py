@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from shoal.engine import connections as module
-from shoal.engine import porch
-from shoal.engine.channel import LATER, MOST_WAITING, TURN_FRAMES
-from shoal.engine.greeting import ANSWER_BYTES, Caller, worker_secret
-from shoal.engine.porch import SAVED_S, SHARE, Porch
-from shoal.engine.strangers import EVERY_S, Strangers
-from shoal.engine.tls import wrap_caller
-from shoal.engine.wire import Link, pack_head
-from shoal.engine.words import MOST_NAME, failure, hint_of, names
+from shoal.engine.transport import listener as module
+from shoal.engine.transport import listener as porch
+from shoal.engine.transport.listener import EVERY_S, SAVED_S, SHARE, Porch, Strangers
+from shoal.engine.transport.messages import MOST_NAME, failure, hint_of, names
+from shoal.engine.transport.server_connection import LATER, MOST_WAITING, TURN_FRAMES
 from shoal.testing.inline import Cluster
+from shoal.wire.frames import Link, pack_head
+from shoal.wire.handshake import ANSWER_BYTES, Caller, worker_secret
+from shoal.wire.tls import wrap_caller
 from tests.engine.cases import runs_well, setup, shut_out
 
 

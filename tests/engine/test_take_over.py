@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.greeting import worker_secret
-from shoal.engine.leading import Leader
-from shoal.engine.member import Member
-from shoal.engine.mirror import Mirror
-from shoal.engine.relief import Relief
-from shoal.engine.wire import BadFrame, Head, Link, pack_head
+from shoal.engine.server.base import Leader
+from shoal.engine.server.replication import Mirror, Relief
+from shoal.engine.worker.client import Member
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.strategies import LocalSGD, get
 from shoal.testing import inline
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 from shoal.vectors import Vector
+from shoal.wire.frames import BadFrame, Head, Link, pack_head
+from shoal.wire.handshake import worker_secret
 from tests.engine.test_standby import kill
 
 PROBLEM = LeastSquares.seeded(rows=96)
@@ -342,7 +341,7 @@ def test_a_large_machine_takes_its_time_to_reach_a_standby(
     channel: Any = type("Channel", (), {"keep_output": lambda _: None})()
     connections: Any = type("C", (), {"send": lambda _, p, h, *b: sent.append(h)})()
     peer: Any = type("P", (), {"channel": channel, "is_gone": False})()
-    monkeypatch.setattr("shoal.engine.mirror.time.monotonic", lambda: now)
+    monkeypatch.setattr("shoal.engine.server.replication.time.monotonic", lambda: now)
     mirror = Mirror(connections)
 
     class Large(bytes):

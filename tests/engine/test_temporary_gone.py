@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import shoal
-from shoal.engine import slots
+from shoal.engine.transport import shared_memory as slots
 from shoal.errors import DataError
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder

@@ -22,17 +22,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shoal.engine import connections as module
-from shoal.engine import tls
-from shoal.engine.channel import Channel
-from shoal.engine.connections import Connections, Listener, Peer
-from shoal.engine.conversation import Seat
-from shoal.engine.greeting import worker_secret
-from shoal.engine.member import Member
-from shoal.engine.wire import BadFrame, Link, pack_head
+from shoal.engine.transport import listener as module
+from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.listener import Connections, Listener, Peer
+from shoal.engine.transport.server_connection import Channel
+from shoal.engine.worker.client import Member
 from shoal.errors import ConfigError, ExchangeTimeout
 from shoal.strategies import get
 from shoal.testing.inline import Cluster
+from shoal.wire import tls
+from shoal.wire.frames import BadFrame, Link, pack_head
+from shoal.wire.handshake import worker_secret
 from tests.engine import cases
 from tests.engine.cases import runs_well, shut_out
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shoal.data.order import Order
-from shoal.engine import conversation
-from shoal.engine.codec import CODECS
+from shoal.engine.transport.codec import CODECS
+from shoal.engine.worker import request_channel as conversation
 from shoal.errors import WorkerFailed
 from shoal.strategies import get, registry
 from shoal.testing import faults

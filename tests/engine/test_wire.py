@@ -19,10 +19,10 @@ import psutil
 import pytest
 from hypothesis import given, settings
 
-from shoal.engine import channel as module
-from shoal.engine.channel import STRANGER_HEAD_BYTES, Channel
-from shoal.engine.greeting import ANSWER_BYTES, HELLO_BYTES, Caller, worker_secret
-from shoal.engine.wire import (
+from shoal.engine.transport import server_connection as module
+from shoal.engine.transport.server_connection import STRANGER_HEAD_BYTES, Channel
+from shoal.errors import ExchangeTimeout
+from shoal.wire.frames import (
     AHEAD_BYTES,
     HEADER,
     MAGIC,
@@ -33,7 +33,7 @@ from shoal.engine.wire import (
     unpack_head,
     unpack_header,
 )
-from shoal.errors import ExchangeTimeout
+from shoal.wire.handshake import ANSWER_BYTES, HELLO_BYTES, Caller, worker_secret
 
 SECRET = secrets.token_bytes(32)
 LIMIT = 1 << 16

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine import words
-from shoal.engine.conversation import Seat
-from shoal.engine.greeting import worker_secret
-from shoal.engine.member import Member
-from shoal.engine.wire import BadFrame, Link, unpack_head
+from shoal.engine.transport import messages as words
+from shoal.engine.transport.client_connection import Seat
+from shoal.engine.worker.client import Member
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
+from shoal.wire.frames import BadFrame, Link, unpack_head
+from shoal.wire.handshake import worker_secret
 from tests.engine.cases import runs_well, setup, shut_out
 from tests.engine.false_peers import frame
 

@@ -10,17 +10,17 @@ import pytest
 
 import shoal
 from shoal.data import training_data
-from shoal.engine.left_out import LeftOut
-from shoal.engine.observer import EpochEnd, Record, Rescue
-from shoal.engine.restart import Restart
+from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.runs.store import NullRun
 from shoal.training.callback_state import CallbackStates
 from shoal.training.driver import Driver, Habits
-from shoal.training.fitting import Work, begin
 from shoal.training.hooks import BatchHooks
 from shoal.training.past import Diary, Past
+from shoal.training.start_run import Work, begin
 from shoal.vectors import Layout, exchanged_variables
 from tests.habits.cases import Recorder, data, make_model
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.engine import controller
+from shoal.engine.controller import controller
 from shoal.strategies import get, registry
 from shoal.testing import faults
 from tests.engine.test_faults import servers_of_this_process

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shoal.training.fitting import rescue
+from shoal.training.start_run import rescue
 from tests.ray_nodes import EVERYWHERE, Place
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.engine import controller
+from shoal.engine.controller import controller
 from shoal.models.inspection import prepare
 from shoal.training.evaluator import Evaluator
-from shoal.training.fitting import most_state
+from shoal.training.start_run import most_state
 from tests.habits.cases import data, weights_of
 
 ROWS, BATCH, EPOCHS = 96, 32, 3

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shoal.engine.observer import Record
+from shoal.engine.server.records import Record
 from shoal.errors import ShoalWarning
 from shoal.facts import DataFacts, Gpu, MachineFacts, ModelFacts
 from shoal.plan import Plan, Request, resolve

@@ -15,7 +15,7 @@ from shoal.models.inspection import prepare
 from shoal.runs.store import NullRun
 from shoal.training import inline
 from shoal.training.driver import Habits
-from shoal.training.fitting import Work
+from shoal.training.start_run import Work
 from tests.habits.cases import assert_close, data, make_model, weights_of
 
 ROWS, BATCH = 330, 32

@@ -13,8 +13,8 @@ import pytest
 import shoal
 from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
 from shoal.runs.store import create, open_run
-from shoal.training import performing
-from shoal.training.fitting import Outcome
+from shoal.training import run_fit as performing
+from shoal.training.start_run import Outcome
 from tests.habits.cases import data, make_model
 
 

@@ -34,7 +34,7 @@ except Exception as error:
 """
 LISTENS = """
 import os
-from shoal.engine.pair import Pair
+from shoal.engine.controller.endpoints import Pair
 taken = []
 try:
     while True:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from shoal.engine.sequencer import Refuse, Sequencer
+from shoal.engine.coordination.sequencer import Refuse, Sequencer
 from shoal.testing.fleet import Fleet, draw
 from shoal.testing.fleet.server import SimServer
 from shoal.testing.fleet.store import Center

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.epochs import Epochs
-from shoal.engine.grants import Grants
-from shoal.engine.grouping import Grouping
-from shoal.engine.instructions import Answer, Apply, EpochDone, Push
-from shoal.engine.ledger import Ledger
-from shoal.engine.roster import Roster
-from shoal.engine.rounds import Round
-from shoal.engine.sequencer import Sequencer
+from shoal.engine.coordination.epochs import Epochs
+from shoal.engine.coordination.groups import Grouping
+from shoal.engine.coordination.instructions import Answer, Apply, EpochDone, Push
+from shoal.engine.coordination.leases import Grants
+from shoal.engine.coordination.ledger import Ledger
+from shoal.engine.coordination.roster import Roster
+from shoal.engine.coordination.rounds import Round
+from shoal.engine.coordination.sequencer import Sequencer
 from shoal.testing.fleet import Fleet, Violation, draw
 from shoal.testing.fleet import worker as fleet_worker
 from shoal.testing.fleet.server import SimServer

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from benchmarks import simulate
-from shoal.engine.sequencer import Sequencer
+from shoal.engine.coordination.sequencer import Sequencer
 from shoal.testing.fleet import KINDS, Fleet, Violation, draw
 
 SCHEDULES = 2_000

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from benchmarks import simulate
-from shoal.engine.mirror import Mirror
+from shoal.engine.server.replication import Mirror
 from shoal.testing.fleet import Violation
 from shoal.testing.succession import KINDS, Succession, draw
 from shoal.testing.succession.scenario import SERVERS, WORKERS

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.connections import Peer
-from shoal.engine.gang import Gang
-from shoal.engine.machine import Machine
-from shoal.engine.member import Member
-from shoal.engine.mirror import Mirror
-from shoal.engine.reporter import Reporter
-from shoal.engine.rounds import Round
-from shoal.engine.server import Server
-from shoal.engine.standby import Standby
+from shoal.engine.coordination.rounds import Round
+from shoal.engine.server.primary import Server
+from shoal.engine.server.replica import Machine
+from shoal.engine.server.replication import Mirror
+from shoal.engine.server.reports import Reporter
+from shoal.engine.server.standby import Standby
+from shoal.engine.transport.listener import Peer
+from shoal.engine.worker.client import Member
+from shoal.engine.worker.gradient_loop import Gang
 from shoal.testing.fleet import Violation
 from shoal.testing.succession import Succession, draw
 from shoal.testing.succession.network import Wire

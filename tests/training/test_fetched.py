@@ -10,10 +10,10 @@ from pathlib import Path
 import keras
 import pytest
 
-from shoal.clusters.away import SENT_RUN, Job, Tell, unheard
+from shoal.clusters.remote_jobs import SENT_RUN, Job, Tell, unheard
 from shoal.errors import ClusterError, DataError
 from shoal.runs.store import create
-from shoal.training.sending import Sent, finish
+from shoal.training.remote_fit import Sent, finish
 
 JOB = Job(id="2026-11-21-go-a3f", state="done", script="go_on.py")
 

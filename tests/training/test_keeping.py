@@ -12,7 +12,7 @@ import pytest
 from shoal.errors import CheckpointError
 from shoal.runs.checkpoints import Checkpoint, CheckpointStore
 from shoal.runs.folder import Folder
-from shoal.training.keeping import CHECKPOINTS, Keeper
+from shoal.training.checkpoint_writer import CHECKPOINTS, Keeper
 
 
 def at(epoch: int) -> Checkpoint:

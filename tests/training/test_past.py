@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine.left_out import LeftOut
-from shoal.engine.restart import Restart, Snapshot
+from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.server.checkpoint import Restart, Snapshot
 from shoal.errors import CheckpointError, ConfigError
 from shoal.plan.often import Often, read_often
 from shoal.runs.checkpoints import Checkpoint, CheckpointStore

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shoal.training import sending
+from shoal.training import remote_fit as sending
 
 
 @pytest.mark.parametrize(

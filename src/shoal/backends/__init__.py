@@ -42,7 +42,7 @@ class Entry:
 
 BACKENDS = {
     "jax": Entry(
-        target="shoal.backends.jax:JaxBackend",
+        target="shoal.backends.jax.backend:JaxBackend",
         later=(
             "jax.experimental.sparse.linalg",  # loads SciPy
             _SPLASH,
@@ -55,7 +55,7 @@ BACKENDS = {
             for plugin in ("jax_cuda12_plugin", "jax_cuda13_plugin")
         ),
         gpu_environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "{share}"},
-        group="shoal.backends.jax_group:open_group",
+        group="shoal.backends.jax.group:open_group",
     ),
     "tensorflow": Entry(
         target="shoal.backends.tensorflow:TensorFlowBackend",

@@ -17,11 +17,11 @@ from shoal.cli.doctor import SIGNS
 from shoal.cli.group import FAILURE
 from shoal.cli.steps import Steps
 from shoal.cli.tables import show_json, show_table
+from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.health import CHECKS, NodeHealth
 from shoal.clusters.hosts import HostCluster
 from shoal.clusters.hosts_file import HostsFile, read_hosts_file
 from shoal.clusters.pins import needs_of_shoal, pins_here
-from shoal.clusters.states import ClusterState, ClusterStore
 from shoal.errors import ShoalError
 from shoal.plan import environment
 from shoal.terminal import say

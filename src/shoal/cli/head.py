@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.jobs import Jobs
 from shoal.clusters.ssh import Way
-from shoal.clusters.states import ClusterStore
 from shoal.plan import environment
 
 

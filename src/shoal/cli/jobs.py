@@ -13,8 +13,8 @@ import typer
 from shoal.cli.group import FAILURE
 from shoal.cli.relaying import run_and_relay
 from shoal.cli.tables import show_json, show_table
+from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.jobs import Jobs
-from shoal.clusters.states import ClusterStore
 from shoal.errors import ConfigError
 from shoal.plan import environment
 from shoal.terminal import say
@@ -58,7 +58,7 @@ def submit(
 
 def attach(job: JobId, cluster: Cluster = None) -> None:
     """Comes back to a `shoal.fit` that was sent to a cluster; brings its run here."""
-    sending = import_module("shoal.training.sending")
+    sending = import_module("shoal.training.remote_fit")
     is_ray = cluster is not None and "://" in cluster
     name = cluster if is_ray else _name(cluster)
     history = sending.attach(sending.sent_to(name, job))

@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 from shoal.cli.tables import show_json, show_table
+from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.ssh import SSH
-from shoal.clusters.states import ClusterStore
 from shoal.errors import ConfigError, PlanError
 from shoal.foreign.checks import check
 from shoal.foreign.hosts import cluster_nodes, read_nodes, this_machine

@@ -20,9 +20,9 @@ from typing import final
 import psutil
 
 from shoal.backends import BACKENDS
-from shoal.clusters.clashes import Finding, State, clashes, misfits
 from shoal.clusters.gpus import reaches_gpus, usable_gpus
 from shoal.clusters.local import usable_cores
+from shoal.clusters.version_conflicts import Finding, State, clashes, misfits
 
 PACKAGES = (
     "keras", "numpy", "jax", "jaxlib", "tensorflow", "tensorflow-cpu", "torch",

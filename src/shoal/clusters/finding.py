@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from shoal.clusters.base import Cluster
+from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.ray import LAST_RAY, Ray
-from shoal.clusters.states import ClusterStore
 
 NAMES = ("local", "inline", "ray", "auto")
 _ADDRESS = re.compile(r"(ray|https?)://.+|.+:\d+")

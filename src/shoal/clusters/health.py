@@ -11,10 +11,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from shoal.clusters.asking import Talk
+from shoal.clusters.bring_up import look, on_all
+from shoal.clusters.cluster_state import ClusterState, NodeState
 from shoal.clusters.doctor import GIB, LEAST_FREE, Finding
-from shoal.clusters.raising import look, on_all
-from shoal.clusters.states import ClusterState, NodeState
+from shoal.clusters.remote_call import Talk
 from shoal.errors import ClusterError
 
 LIMIT_S = 120.0

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from shoal.clusters.asking import ask
+from shoal.clusters.bring_up import STOP_LIMIT_S, Raising, end, look, on_all
+from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
 from shoal.clusters.health import NodeHealth, examine
+from shoal.clusters.host_setup import Preparer, Tell
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.pins import pins_here
-from shoal.clusters.preparing import Preparer, Tell
-from shoal.clusters.raising import STOP_LIMIT_S, Raising, end, look, on_all
-from shoal.clusters.states import ClusterState, ClusterStore, NodeState
+from shoal.clusters.remote_call import ask
 
 
 def _silent(address: str, what: str) -> None:

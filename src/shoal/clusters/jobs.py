@@ -10,8 +10,9 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from shoal.clusters.asking import ask
-from shoal.clusters.away import (
+from shoal.clusters.cluster_state import ClusterState
+from shoal.clusters.remote_call import ask
+from shoal.clusters.remote_jobs import (
     RUNNING,
     SENT_RUN,
     SENT_SCRIPT,
@@ -22,7 +23,6 @@ from shoal.clusters.away import (
     unheard,
 )
 from shoal.clusters.ssh import over
-from shoal.clusters.states import ClusterState
 from shoal.errors import ClusterError, ConfigError
 
 ASK_LIMIT_S = 60.0

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any, final
 
 from shoal.backends import BACKENDS
-from shoal.clusters.there.environments import code_digest, package_version
+from shoal.clusters.host_agent.environments import code_digest, package_version
 from shoal.errors import ConfigError
 
 ALWAYS = ("keras", "numpy", "ray", "cryptography")

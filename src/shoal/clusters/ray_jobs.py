@@ -10,10 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
-from shoal.clusters.away import RUNNING, Job, Tell, new_id, pick, unheard
 from shoal.clusters.jobs import pack
 from shoal.clusters.ray import CLIENT
 from shoal.clusters.ray_joining import first_line, import_ray, ray_environment, reach
+from shoal.clusters.remote_jobs import RUNNING, Job, Tell, new_id, pick, unheard
 from shoal.errors import ClusterError, ConfigError
 from shoal.launchers.versions import difference, versions
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
+from shoal.clusters.cluster_state import ClusterState
 from shoal.clusters.gpus import usable_gpus
-from shoal.clusters.states import ClusterState
 from shoal.errors import ConfigError
 from shoal.foreign.job import Node, Shape
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, TypeAlias, final
 
-from shoal.engine.worker import WATCH, Moment
+from shoal.engine.worker.spec import WATCH, Moment
 
 Action: TypeAlias = Literal["kill", "stop", "leave", "fail"]
 

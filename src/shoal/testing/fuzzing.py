@@ -13,8 +13,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, final
 
-from shoal.engine.greeting import HELLO_BYTES, Caller
-from shoal.engine.wire import HEADER, MAGIC, MAX_HEAD_BYTES, Head, pack_head
+from shoal.wire.frames import HEADER, MAGIC, MAX_HEAD_BYTES, Head, pack_head
+from shoal.wire.handshake import HELLO_BYTES, Caller
 
 STRANGE: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**63, 2**64, -(2**63), 10**40, 1e308, -0.0,

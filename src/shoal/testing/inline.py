@@ -20,23 +20,24 @@ from typing import Any, final
 
 from shoal.backends.base import ComputeSpec
 from shoal.data.order import steps
-from shoal.engine.bulk import Sizes
-from shoal.engine.conversation import Seat
-from shoal.engine.finite import error_of
-from shoal.engine.greeting import worker_secret
-from shoal.engine.leading import Leader, open_connections
-from shoal.engine.machine import ServerSpec
-from shoal.engine.observer import EpochEnd, Record
-from shoal.engine.parts import cut
-from shoal.engine.reports import read_epoch, read_records
-from shoal.engine.server import JOINED_AGAIN, Server
-from shoal.engine.standby import Standby, StandbySpec
-from shoal.engine.tls import identity_for, make_identity
-from shoal.engine.wire import Head, Link
-from shoal.engine.worker import WorkerSpec, work
+from shoal.engine.controller.shared_servers import cut
+from shoal.engine.server.base import Leader, open_connections
+from shoal.engine.server.primary import JOINED_AGAIN, Server
+from shoal.engine.server.records import EpochEnd, Record
+from shoal.engine.server.reports import read_epoch, read_records
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.server.standby import Standby, StandbySpec
+from shoal.engine.transport.buffers import Sizes
+from shoal.engine.transport.client_connection import Seat
+from shoal.engine.worker.main import work
+from shoal.engine.worker.nan_policy import error_of
+from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.testing.inline_setup import Outcome, Setup
 from shoal.testing.inline_shards import InlineShards, Means
+from shoal.wire.frames import Head, Link
+from shoal.wire.handshake import worker_secret
+from shoal.wire.tls import identity_for, make_identity
 
 __all__ = ["Cluster", "Outcome", "Setup", "train"]
 

@@ -10,18 +10,18 @@ import numpy as np
 
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
-from shoal.engine.finite import WARN, Reaction
-from shoal.engine.lane import GROUP_S, LaneSpec
-from shoal.engine.observer import EpochEnd, Record
-from shoal.engine.reading import Retry, Rows
-from shoal.engine.sequencer import Rules
-from shoal.engine.shared_lane import SharedLaneSpec
-from shoal.engine.wire import Head
-from shoal.engine.worker import Watch
+from shoal.engine.coordination.sequencer import Rules
+from shoal.engine.server.records import EpochEnd, Record
+from shoal.engine.worker.nan_policy import WARN, Reaction
+from shoal.engine.worker.native_allreduce import GROUP_S, LaneSpec
+from shoal.engine.worker.reader import Retry, Rows
+from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
+from shoal.engine.worker.spec import Watch
 from shoal.strategies.base import Strategy
 from shoal.testing.linear import LinearBackend, LinearRows
 from shoal.testing.problems import LeastSquares
 from shoal.vectors import Vector
+from shoal.wire.frames import Head
 
 
 @final

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-from shoal.engine.calling import Address, Addresses
-from shoal.engine.leading import Leader, open_connections
-from shoal.engine.machine import ServerSpec
-from shoal.engine.parts import Message, cut, join
-from shoal.engine.shard import Shard
-from shoal.engine.standby import Standby, StandbySpec
-from shoal.engine.wire import Head, Link
+from shoal.engine.controller.shared_servers import Message, cut, join
+from shoal.engine.server.base import Leader, open_connections
+from shoal.engine.server.shard import Shard
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.server.standby import Standby, StandbySpec
+from shoal.engine.transport.client_connection import Address, Addresses
+from shoal.wire.frames import Head, Link
 
 PATIENCE_S = 30.0  # for a part of what the first server told
 LOOK_S = 0.01

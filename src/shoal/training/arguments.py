@@ -24,7 +24,7 @@ from shoal.data.files import FileSource
 from shoal.data.located import FileArguments
 from shoal.data.order import Shuffle
 from shoal.data.reading import Reading
-from shoal.engine.worker import WATCH
+from shoal.engine.worker.spec import WATCH
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import Chunking, DataFacts
 from shoal.models.fixed_batch import sample_rows
@@ -37,10 +37,10 @@ from shoal.plan.validation import read_freq
 from shoal.registry import did_you_mean
 from shoal.runs.base import Run
 from shoal.strategies import Strategy, get
+from shoal.training.allocation import look
 from shoal.training.caps import capped_epochs, capped_steps
 from shoal.training.driver import Habits
-from shoal.training.fitting import Work
-from shoal.training.machines import look
+from shoal.training.start_run import Work
 from shoal.training.validation import (
     Validation,
     check_late,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from shoal.backends.fixed import is_random_state
-from shoal.engine.changes import (
+from shoal.engine.transport.changes import (
     ATTRIBUTE,
     CLOSED_OVER,
     FIXED,

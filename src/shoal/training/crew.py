@@ -17,14 +17,14 @@ import numpy.typing as npt
 from shoal.backends.base import Backend, Clock
 from shoal.data import Source
 from shoal.data.chunks import ChunkedSource, ShapesDiffer, Shelf
-from shoal.engine.center import pull_into, push_into
-from shoal.engine.changes import Changes, write
-from shoal.engine.ledger import Piece
-from shoal.engine.opening import OpenBackend
-from shoal.engine.reading import uniform_runs
-from shoal.engine.windows import next_batches
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.changes import Changes, write
+from shoal.engine.transport.segments import pull_into, push_into
+from shoal.engine.worker.factories import OpenBackend
+from shoal.engine.worker.reader import uniform_runs
+from shoal.engine.worker.weight_loop import next_batches
 from shoal.plan import Plan
-from shoal.training.fitting import compute_spec
+from shoal.training.start_run import compute_spec
 from shoal.vectors import Vector
 
 Doubles = npt.NDArray[np.float64]

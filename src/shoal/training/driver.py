@@ -16,9 +16,10 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.engine.changes import Changes, unstamped
-from shoal.engine.observer import EpochEnd, Observer, Record, Rescue, Sums
-from shoal.engine.restart import Restart
+from shoal.engine.controller.observer import Observer
+from shoal.engine.server.checkpoint import Restart
+from shoal.engine.server.records import EpochEnd, Record, Rescue
+from shoal.engine.transport.changes import Changes, unstamped
 from shoal.models.inspection import learning_rate_of
 from shoal.models.metrics import MetricStates
 from shoal.models.no_tensorflow import no_tensorflow
@@ -36,7 +37,7 @@ from shoal.training.past import Diary, Past
 from shoal.training.progress import Progress
 from shoal.training.user_model import UserModel
 from shoal.training.validation import Validation
-from shoal.vectors import Vector
+from shoal.vectors import Sums, Vector
 
 
 @final

@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.data.chunks import first_rows
-from shoal.engine.worker import WATCH, Moment, Watch
+from shoal.engine.worker.spec import WATCH, Moment, Watch
 from shoal.errors import ConfigError
 from shoal.facts import Monitor
 from shoal.interruption import check
@@ -33,10 +33,10 @@ from shoal.plan import Place, Plan
 from shoal.runs.base import Run
 from shoal.terminal import say
 from shoal.training.arguments import SEED_LIMIT, Ready
-from shoal.training.board import Board, MemberRun
 from shoal.training.driver import Habits
-from shoal.training.fitting import Outcome, Work, train, write_data
+from shoal.training.ensemble_records import Board, MemberRun
 from shoal.training.sampling import sampling
+from shoal.training.start_run import Outcome, Work, train, write_data
 
 TURN_S = 0.1
 

@@ -22,8 +22,8 @@ from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
 from shoal.models.pickling import dumps
 from shoal.runs.base import Run
+from shoal.training.early_start import cast_of, preload_for
 from shoal.training.evaluator_seat import Ask, Desk, Weights
-from shoal.training.staging import cast_of, preload_for
 from shoal.training.validation import Validation
 
 NAME = "evaluator"

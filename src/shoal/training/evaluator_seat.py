@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.engine.opening import OpenMapped
+from shoal.engine.worker.factories import OpenMapped
 from shoal.launchers.shared import map_inherited
 from shoal.launchers.titles import title
 from shoal.models.pickling import loads

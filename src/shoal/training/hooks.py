@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any, final
 
-from shoal.engine.observer import Record
+from shoal.engine.server.records import Record
 
 BATCH_HOOKS = (
     "on_train_batch_begin",

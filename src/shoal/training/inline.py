@@ -17,11 +17,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.engine.accounts import SMALL_METRICS, share_of_loss, weighed
-from shoal.engine.center import Center
-from shoal.engine.changes import Changes
-from shoal.engine.observer import EpochEnd, EpochsInOrder, Observer, Record, Rescue
-from shoal.engine.sequencer import (
+from shoal.engine.controller.observer import EpochsInOrder, Observer
+from shoal.engine.coordination.sequencer import (
     Answer,
     Apply,
     EpochDone,
@@ -30,6 +27,10 @@ from shoal.engine.sequencer import (
     Push,
     Sequencer,
 )
+from shoal.engine.server.center import Center
+from shoal.engine.server.records import EpochEnd, Record, Rescue
+from shoal.engine.server.reports import SMALL_METRICS, share_of_loss, weighed
+from shoal.engine.transport.changes import Changes
 from shoal.interruption import check
 from shoal.models.inspection import step_variable
 from shoal.models.lending import lending
@@ -39,7 +40,7 @@ from shoal.runs.base import Run
 from shoal.strategies.base import Facts
 from shoal.training.crew import Crew, Mate
 from shoal.training.driver import Driver, Habits
-from shoal.training.fitting import Outcome, Work, begin, rescue, rules
+from shoal.training.start_run import Outcome, Work, begin, rescue, rules
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
 Speeds: TypeAlias = Callable[[int], float]

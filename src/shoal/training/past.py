@@ -8,8 +8,8 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.engine.left_out import LeftOut
-from shoal.engine.restart import Restart, Snapshot
+from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.server.checkpoint import Restart, Snapshot
 from shoal.errors import CheckpointError
 from shoal.runs.checkpoints import Checkpoint
 

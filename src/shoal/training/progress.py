@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO, TypeAlias, final
 
-from shoal.engine.observer import Record
+from shoal.engine.server.records import Record
 from shoal.errors import ShoalWarning
 from shoal.plan import Plan
 from shoal.terminal import one_line, say, say_output, write

@@ -29,17 +29,17 @@ from shoal.plan.validation import read_freq
 from shoal.runs.base import Run
 from shoal.runs.checkpoints import CheckpointStore
 from shoal.runs.store import StoredRun, model_file, open_run
+from shoal.training.allocation import look, opened, staged
 from shoal.training.arguments import reading_of
+from shoal.training.checkpoint_writer import CHECKPOINTS, Keeper
 from shoal.training.driver import Habits
-from shoal.training.fitting import Outcome, Work, train
 from shoal.training.inputs import Inputs, read_inputs
-from shoal.training.keeping import CHECKPOINTS, Keeper
 from shoal.training.likeness import difference
-from shoal.training.machines import look, opened, staged
 from shoal.training.past import Past
-from shoal.training.performing import follow, keeping, warner
+from shoal.training.run_fit import follow, keeping, warner
 from shoal.training.same_files import check_files
 from shoal.training.sampling import sampling
+from shoal.training.start_run import Outcome, Work, train
 from shoal.training.validation import Validation, check_late, validating
 
 

@@ -21,7 +21,7 @@ from shoal.data import ArraySource, trees
 from shoal.data.arrays import Column
 from shoal.data.blob import read_blob
 from shoal.data.chunks import ChunkedSource, first_rows
-from shoal.engine.opening import OpenChunks, OpenMapped
+from shoal.engine.worker.factories import OpenChunks, OpenMapped
 from shoal.errors import WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
 from shoal.interruption import interruptible, pause, undisturbed
@@ -44,6 +44,7 @@ from shoal.plan.request import (
 from shoal.training.arguments import check_batch_size, check_custom_objects, verbosity
 from shoal.training.callback_list import safe_points, whole
 from shoal.training.caps import capped_steps
+from shoal.training.early_start import place_variables, preload_for
 from shoal.training.score_bar import ScoreBar
 from shoal.training.score_chunks import (
     DONE,
@@ -55,7 +56,6 @@ from shoal.training.score_chunks import (
     join_rows,
     predict_chunk,
 )
-from shoal.training.staging import place_variables, preload_for
 from shoal.training.streaming import batches, edges, rows_of_steps
 from shoal.training.validation import Validation
 from shoal.vectors import recurrent_states

@@ -6,14 +6,14 @@ import threading
 import time
 from typing import Any, final
 
-from shoal.engine.stage import Stage
+from shoal.engine.controller.process_pool import Stage
 from shoal.errors import ConfigError
 from shoal.forks import gives_up
 from shoal.interruption import undisturbed
 from shoal.strategies import get
 from shoal.training.arguments import Arguments
-from shoal.training.performing import Means, perform
-from shoal.training.staging import guess
+from shoal.training.early_start import guess
+from shoal.training.run_fit import Means, perform
 
 
 @final

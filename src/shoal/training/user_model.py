@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.backends.fixed import is_random_state, read_changes
-from shoal.engine.changes import unstamped
+from shoal.engine.transport.changes import unstamped
 from shoal.models.inspection import learning_rate_of
 from shoal.optimizers import (
     counted,

@@ -1,6 +1,6 @@
 """A simulated controller: epochs in order, lost processes replaced, and a clock.
 
-It does what `shoal.engine.controller` and `staff` do, with the recovery function of
+It does what `shoal.engine.controller.controller` and `staff` do, with the recovery function of
 a run, and what they have to do when the server comes back from a checkpoint.
 """
 
@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from typing import Literal, NamedTuple, TypeAlias, final
 
-from shoal.engine import recovery
+from shoal.engine.coordination import restart_policy as recovery
 from shoal.testing.fleet.scenario import Scenario
 from shoal.testing.fleet.server import Report, SimServer
 from shoal.testing.fleet.store import Center, Place

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import final
 
-from shoal.engine.ledger import Piece
-from shoal.engine.sequencer import Rules
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.sequencer import Rules
 from shoal.testing.fleet.server import SimServer
 from shoal.testing.fleet.store import Center
 from shoal.testing.violation import require

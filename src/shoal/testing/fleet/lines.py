@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias, final
 
-from shoal.engine.instructions import Group
-from shoal.engine.ledger import Piece
-from shoal.engine.sequencer import Push
+from shoal.engine.coordination.instructions import Group
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.sequencer import Push
 
 
 class Work(NamedTuple):

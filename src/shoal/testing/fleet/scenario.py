@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any, final
 
-from shoal.engine.recovery import RecoveryPolicy
-from shoal.engine.sequencer import Rules
+from shoal.engine.coordination.restart_policy import RecoveryPolicy
+from shoal.engine.coordination.sequencer import Rules
 
 MOST_ROWS = 60
 """Of an epoch."""

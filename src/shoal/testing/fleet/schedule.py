@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
-from shoal.engine.sequencer import Push, Sequencer
+from shoal.engine.coordination.sequencer import Push, Sequencer
 from shoal.testing.fleet.controller import SimController
 from shoal.testing.fleet.invariants import Watch, look_at_end, look_at_weights
 from shoal.testing.fleet.lines import Line

@@ -1,6 +1,6 @@
 """A simulated server: the sequencer, and a center that remembers what went into it.
 
-It carries instructions out as `shoal.engine.server` does, and checks each of them
+It carries instructions out as `shoal.engine.server.primary` does, and checks each of them
 against what it knows of the messages and the engine does not.
 """
 
@@ -10,8 +10,8 @@ import json
 from collections import deque
 from typing import NamedTuple, final
 
-from shoal.engine.instructions import Group, Ungroup
-from shoal.engine.sequencer import (
+from shoal.engine.coordination.instructions import Group, Ungroup
+from shoal.engine.coordination.sequencer import (
     Answer,
     Apply,
     EpochDone,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, final
 
-from shoal.engine.ledger import Piece
+from shoal.engine.coordination.ledger import Piece
 
 
 class Place(NamedTuple):

@@ -1,4 +1,4 @@
-"""A simulated worker: the protocol of `shoal.engine.member` and `worker`, no model."""
+"""A simulated worker: the protocol of `shoal.engine.worker.client` and `worker`, no model."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
-from shoal.engine.instructions import Group
-from shoal.engine.ledger import Piece
-from shoal.engine.sequencer import Push, Rules
-from shoal.engine.windows import next_batches
+from shoal.engine.coordination.instructions import Group
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.coordination.sequencer import Push, Rules
+from shoal.engine.worker.weight_loop import next_batches
 from shoal.testing.fleet.lines import Letter, Line, Message, Work
 from shoal.testing.violation import require
 
@@ -108,7 +108,7 @@ class SimWorker:
         self.line.say(message)
 
     def _push(self, rules: Rules) -> None:
-        """Works on a window of its leases; see `shoal.engine.windows.Windows`."""
+        """Works on a window of its leases; see `shoal.engine.worker.weight_loop.Windows`."""
         if self._insists():
             return
         own: tuple[float, ...] = ()

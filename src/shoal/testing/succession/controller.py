@@ -1,6 +1,6 @@
 """A simulated controller: what it is told, and what it does about who is lost.
 
-The protocol of `shoal.engine.controller` and `shoal.engine.servers`, without their
+The protocol of `shoal.engine.controller.controller` and `shoal.engine.controller.servers`, without their
 clocks. Where a run has neither leader nor standby left it ends: what follows from
 checkpoints is the business of `shoal.testing.fleet`.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, final
 
-from shoal.engine.observer import EpochEnd, Record
-from shoal.engine.reports import read_epoch, read_records
-from shoal.engine.server import JOINED_AGAIN
-from shoal.engine.wire import Head
+from shoal.engine.server.primary import JOINED_AGAIN
+from shoal.engine.server.records import EpochEnd, Record
+from shoal.engine.server.reports import read_epoch, read_records
 from shoal.errors import ExchangeTimeout
 from shoal.testing.succession.network import Wire
 from shoal.testing.violation import Violation, require
+from shoal.wire.frames import Head
 
 
 class Stage(Protocol):

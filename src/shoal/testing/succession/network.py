@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
-from shoal.engine.connections import Listener, Peer
-from shoal.engine.wire import BadFrame, Head
+from shoal.engine.transport.listener import Listener, Peer
 from shoal.errors import ExchangeTimeout
 from shoal.testing.succession.strand import Strand
+from shoal.wire.frames import BadFrame, Head
 
 GREETING_S = 0.5  # that a caller waits in vain, more or less
 
@@ -120,7 +120,7 @@ class Wire:
 
 @final
 class SimConnections:
-    """What `shoal.engine.connections.Connections` is to a server."""
+    """What `shoal.engine.transport.listener.Connections` is to a server."""
 
     def __init__(self) -> None:
         self.listener: Listener
@@ -215,7 +215,7 @@ class SimConnections:
 
 @final
 class SimLink:
-    """What `shoal.engine.wire.Link` is to who called.
+    """What `shoal.wire.frames.Link` is to who called.
 
     Args:
         wire: The connection.

@@ -15,22 +15,20 @@ from functools import partial
 from typing import final
 from unittest import mock
 
-from shoal.engine import (
-    calling,
-    conversation,
-    gang,
-    leading,
-    loop,
-    machine,
-    member,
-    mirror,
-    server,
-    standby,
-    windows,
-)
-from shoal.engine.conversation import Answered
-from shoal.engine.leading import Leader
-from shoal.engine.standby import Standby
+from shoal.engine.server import base as leading
+from shoal.engine.server import primary as server
+from shoal.engine.server import replica as machine
+from shoal.engine.server import replication as mirror
+from shoal.engine.server import standby
+from shoal.engine.server.base import Leader
+from shoal.engine.server.standby import Standby
+from shoal.engine.transport import client_connection as calling
+from shoal.engine.worker import client as member
+from shoal.engine.worker import gradient_loop as gang
+from shoal.engine.worker import loop
+from shoal.engine.worker import request_channel as conversation
+from shoal.engine.worker import weight_loop as windows
+from shoal.engine.worker.request_channel import Answered
 from shoal.testing.schedules import Event, Schedule
 from shoal.testing.succession.controller import SimController
 from shoal.testing.succession.invariants import look_at_end, look_at_weights

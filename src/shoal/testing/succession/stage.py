@@ -15,15 +15,15 @@ from typing import Any, cast, final
 import numpy as np
 
 from shoal.backends.base import Backend, ComputeSpec
-from shoal.engine.bulk import Sizes
-from shoal.engine.connections import Connections
-from shoal.engine.conversation import Seat
-from shoal.engine.leading import Leader
-from shoal.engine.machine import ServerSpec
-from shoal.engine.server import Server
-from shoal.engine.standby import Standby
-from shoal.engine.wire import Link
-from shoal.engine.worker import WorkerSpec, work
+from shoal.engine.server.base import Leader
+from shoal.engine.server.primary import Server
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.server.standby import Standby
+from shoal.engine.transport.buffers import Sizes
+from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.listener import Connections
+from shoal.engine.worker.main import work
+from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ExchangeTimeout
 from shoal.strategies import get
 from shoal.testing.inline_setup import Setup
@@ -40,6 +40,7 @@ from shoal.testing.succession.network import (
 )
 from shoal.testing.succession.scenario import Scenario
 from shoal.testing.succession.strand import Strand
+from shoal.wire.frames import Link
 
 FEATURES = 2
 SECRET = bytes(32)

@@ -1,0 +1,153 @@
+"""Jobs on a host: started for good, looked at, ended; each has a folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.clusters.host_agent.answering import Fields, Refused
+from shoal.clusters.host_agent.nodes import check_own, make_own, ray_variables
+from shoal.clusters.host_agent.processes import began, still_there, sweep
+
+GUARD = """
+status=$1; shift
+trap : TERM INT HUP
+"$@" &
+child=$!
+while
+    wait $child
+    code=$?
+    [ $code -gt 128 ] && kill -0 $child 2>/dev/null
+do :; done
+echo $code >"$status.new"
+mv "$status.new" "$status"
+"""
+"""Outlives the job by what it takes to write down how it ended."""
+
+
+def jobs_folder(shared: str | None) -> Path:
+    """Where this user's jobs are.
+
+    Args:
+        shared: The folder that all hosts share, and maybe other users, where there is
+            one.
+
+    Raises:
+        Refused: Others could put something there, which would be run.
+    """
+    if not shared:
+        return Path.home() / ".shoal" / "jobs"
+    base = Path(shared, f".shoal-{os.getuid()}")
+    with suppress(FileNotFoundError):
+        check_own(base)
+    return base / "jobs"
+
+
+def job_folder(request: Fields) -> Path:
+    """Of one job.
+
+    Raises:
+        Refused: Its id would lead elsewhere.
+    """
+    if not re.fullmatch(r"\w[\w-]{0,99}", request["id"]):
+        raise Refused(f"no job is called {request['id']!r}")
+    return jobs_folder(request["shared"]) / request["id"]
+
+
+def submit(request: Fields) -> Fields:
+    """Starts a job in a session of its own, so that it survives whoever asked."""
+    base = jobs_folder(request["shared"])
+    folder = job_folder(request)
+    if request["shared"]:
+        make_own(base.parent)  # others may have made it since it was looked at
+    base.parent.mkdir(mode=0o700, exist_ok=True)
+    base.mkdir(mode=0o700, exist_ok=True)
+    for new in (folder, folder / "files"):
+        new.mkdir(mode=0o700)
+    content = io.BytesIO(sys.stdin.buffer.read(request["size"]))
+    with tarfile.open(fileobj=content) as archive:
+        archive.extractall(folder / "files")
+    runs = str(Path(request["shared"] or folder) / "shoal-runs")
+    variables = {
+        **ray_variables(request["mark"]), "RAY_ADDRESS": request["address"],
+        "SHOAL_RUNS": runs, "PYTHONUNBUFFERED": "1", **request["variables"],
+        "SHOAL_NODE": request["mark"], "SHOAL_JOB": request["id"],
+    }  # fmt: skip
+    command = [sys.executable, request["script"], *request["arguments"]]
+    with (folder / "log").open("ab") as log:
+        guard = subprocess.Popen(
+            ["sh", "-c", GUARD, "shoal", str(folder / "status"), *command],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            cwd=folder / "files", env=os.environ | variables, start_new_session=True,
+        )  # fmt: skip
+    record = {
+        "id": request["id"], "script": request["script"],
+        "arguments": request["arguments"], "began": time.time(),
+        "pids": {str(guard.pid): began(guard.pid)}, "host": request["mark"],
+    }  # fmt: skip
+    (folder / "job.new").write_text(json.dumps(record))
+    (folder / "job.new").rename(folder / "job.json")
+    return {"folder": str(folder), "runs": runs}
+
+
+def jobs(request: Fields) -> Fields:
+    """All jobs, the newest first."""
+    found: list[Fields] = []
+    for path in jobs_folder(request["shared"]).glob("*/job.json"):
+        with suppress(OSError, ValueError):
+            record = json.loads(path.read_text())
+            record["id"] = path.parent.name  # its folder, whatever the file says
+            record["state"] = _state(path.parent, record)
+            record["log"] = str(path.parent / "log")
+            record["pid"] = next(iter(record["pids"]), "")
+            found.append(record)
+    return {"jobs": sorted(found, key=lambda job: job["began"], reverse=True)}
+
+
+def _state(folder: Path, record: Fields) -> str:
+    """How a job is: "running", "done", "failed (3)", "stopped" or "lost"."""
+    with suppress(OSError):
+        code = (folder / "status").read_text().strip()
+        if (folder / "stopped").exists():
+            return "stopped"
+        return "done" if code == "0" else f"failed ({code})"
+    return "running" if still_there(record["pids"]) else "lost"
+
+
+def stop_job(request: Fields) -> Fields:
+    """Ends a job and all that it started; how it ended stays in its folder."""
+    folder = job_folder(request)
+    try:
+        record = json.loads((folder / "job.json").read_text())
+    except (OSError, ValueError):
+        raise Refused(f"there is no job {request['id']}") from None
+    if _state(folder, record) != "running":
+        return {"ended": 0}
+    (folder / "stopped").touch()
+    ended = sweep(f"SHOAL_JOB={record['id']}", None, record["pids"], request["grace_s"])
+    if not (folder / "status").exists():  # its guard was killed with it
+        (folder / "status").write_text("137\n")
+    return {"ended": ended}
+
+
+def remove_job(request: Fields) -> Fields:
+    """Removes the folder of a job that has ended."""
+    folder = job_folder(request)
+    with suppress(OSError, ValueError):
+        record = json.loads((folder / "job.json").read_text())
+        if _state(folder, record) == "running":
+            raise Refused(f"the job {request['id']} is running; stop it first")
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # what is not empty stays
+        folder.parent.rmdir()
+        folder.parent.parent.rmdir()
+    return {}

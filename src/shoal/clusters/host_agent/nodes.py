@@ -1,0 +1,226 @@
+"""A node of Ray on a host: started, looked at, ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+from shoal.clusters.host_agent.answering import Fields, Refused, run
+from shoal.clusters.host_agent.environments import remove_environment
+from shoal.clusters.host_agent.processes import began, marked, sweep
+
+LOOK_S = 30
+HEALTH = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "2",
+}
+"""A host that is cut off is noticed within ten seconds; Ray's own settings take 65."""
+
+
+def start(request: Fields) -> Fields:
+    """Starts a node of Ray, unless it runs; ends what is left of an earlier one."""
+    mark, port = request["mark"], request["port"]
+    if is_alive(mark) and not request["again"]:
+        return {"port": port, "is_new": False}
+    end(mark)
+    folder = node_folder(mark)
+    for own in (*reversed(folder.parents[:2]), folder):
+        own.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+    # Ray opens its own folder to all users of a host: this one is around it.
+    make_own(Path(temp_of(mark)))
+    token = folder / "token"
+    with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
+        f.write(request["token"])
+    port = port or free_port(request["private"])
+    record = {"name": request["name"], "mark": mark}
+    note(mark, record)
+    try:
+        run(
+            ray_words(request, port),
+            time.monotonic() + request["limit_s"],
+            env={
+                **os.environ,
+                **ray_variables(mark),
+                **request["variables"],
+                "SHOAL_NODE": mark,
+            },
+            cwd=str(Path.home()),
+        )
+    except Refused:
+        end(mark)
+        raise
+    pids = {str(pid): began(pid) for pid in processes_of(mark)}
+    note(mark, record | {"pids": pids})
+    return {"port": port, "is_new": True}
+
+
+def make_own(folder: Path) -> None:
+    """Makes a folder under a name that others can know, for this user alone.
+
+    Raises:
+        Refused: It was there, and others could put something into it.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        check_own(folder)
+        folder.chmod(0o700)
+
+
+def check_own(folder: Path) -> None:
+    """Makes sure that a folder is this user's, and that nobody else may write there.
+
+    Raises:
+        Refused: It is not, or it is a link or a file.
+        FileNotFoundError: Nothing is there.
+    """
+    found = folder.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Refused(
+            f"{folder} is not a folder that only you can write to, and what lies "
+            f"there is run. Look who made it, and remove it or `chmod go-w {folder}`"
+        )
+
+
+def remove_own(folder: Path) -> None:
+    """Removes a folder of this user's; what others put there under its name stays."""
+    with suppress(OSError, Refused):
+        check_own(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ray_words(request: Fields, port: int) -> list[str]:
+    """The command that starts Ray here."""
+    # Ray would take the same ports for all clusters of a host: 10001 and 52365.
+    client, agent = free_port(request["private"]), free_port(request["private"])
+    where = [f"--address={request['head']}:{port}"]
+    if request["head"] is None:
+        where = ["--head", f"--port={port}", "--include-dashboard=false"]
+        where.append(f"--ray-client-server-port={client}")
+    return [
+        sys.executable, "-m", "ray.scripts.scripts", "start", *where,
+        f"--node-ip-address={request['private']}",
+        f"--temp-dir={temp_of(request['mark'])}/ray",
+        f"--dashboard-agent-listen-port={agent}", "--disable-usage-stats",
+        *request["options"],
+    ]  # fmt: skip
+
+
+def ray_variables(mark: str) -> dict[str, str]:
+    """Of Ray's processes, and of programs that are to reach them."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+    return {
+        **HEALTH, "PATH": path, "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(node_folder(mark) / "token"),
+    }  # fmt: skip
+
+
+def node_folder(mark: str) -> Path:
+    """Where a host keeps what it knows of its node."""
+    return Path.home() / ".shoal" / "nodes" / mark
+
+
+def note(mark: str, record: Fields) -> None:
+    """Keeps what is known of a node."""
+    (node_folder(mark) / "node.json").write_text(json.dumps(record))
+
+
+def noted(mark: str) -> Fields:
+    """What is known of a node; nothing where there is none."""
+    with suppress(OSError, ValueError):
+        return json.loads((node_folder(mark) / "node.json").read_text())
+    return {}
+
+
+def temp_of(mark: str) -> str:
+    """The folder of Ray's: short, as paths of sockets are cut at 107 bytes."""
+    return f"/tmp/shoal-{mark}"
+
+
+def processes_of(mark: str, command: str = "") -> list[int]:
+    """A node's processes, or those of one program."""
+    return marked(f"SHOAL_NODE={mark}", temp_of(mark), command)
+
+
+def is_alive(mark: str) -> bool:
+    """Whether a node runs here."""
+    return bool(processes_of(mark, "raylet"))
+
+
+def free_port(address: str) -> int:
+    """One that nobody listened at a moment ago."""
+    with closing(socket.create_server((address, 0))) as server:
+        return server.getsockname()[1]
+
+
+def look(request: Fields) -> Fields:
+    """Which of a node's processes run; the head says what Ray thinks of all."""
+    mark = request["mark"]
+    count, runs = len(processes_of(mark)), is_alive(mark)
+    found: Fields = {"processes": count, "is_alive": runs}
+    is_asked = request["ask"] and runs
+    if is_asked and (not request["is_head"] or processes_of(mark, "gcs_server")):
+        signal.alarm(LOOK_S)  # Ray would ask a head that hangs for much longer
+        found["nodes"] = nodes_of_ray(mark, request["ask"])
+    return found
+
+
+def nodes_of_ray(mark: str, address: str) -> list[Fields]:
+    """What Ray itself says of its nodes."""
+    os.environ.update(ray_variables(mark))
+    import ray
+
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        return [
+            {
+                "address": node["NodeManagerAddress"],
+                "is_alive": node["Alive"],
+                "ports": [node["NodeManagerPort"], node["ObjectManagerPort"]],
+                "cpus": node["Resources"].get("CPU", 0.0),
+                "gpus": node["Resources"].get("GPU", 0.0),
+            }
+            for node in ray.nodes()
+        ]
+    finally:
+        ray.shutdown()
+
+
+def stop(request: Fields) -> Fields:
+    """Ends nodes of a cluster on this host; by its name where nobody knows which."""
+    marks = [*request["marks"]]
+    if not marks:
+        for path in (Path.home() / ".shoal" / "nodes").glob("*/node.json"):
+            record = noted(path.parent.name)
+            if record.get("name") == request["name"]:
+                marks.append(path.parent.name)
+    ended = 0
+    for mark in marks:
+        ended += end(mark)
+        for folder in (Path(temp_of(mark)), node_folder(mark)):
+            remove_own(folder)
+    if request["environment"]:
+        remove_environment(request["environment"])
+    for folder in ("nodes", "environments", ""):
+        with suppress(OSError):  # what is not empty stays
+            (Path.home() / ".shoal" / folder).rmdir()
+    return {"ended": ended}
+
+
+def end(mark: str) -> int:
+    """Ends all processes of a node."""
+    return sweep(f"SHOAL_NODE={mark}", temp_of(mark), noted(mark).get("pids", {}))

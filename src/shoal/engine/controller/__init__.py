@@ -1,0 +1,4 @@
+"""What follows a run and owns its processes.
+
+Imports every other folder of the engine.
+"""

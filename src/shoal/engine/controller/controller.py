@@ -1,0 +1,514 @@
+"""The controller: follows a run, and looks after its processes meanwhile.
+
+It decides nothing about training (the server does) and nothing about Keras (the
+observer does). It turns what processes and the server report into calls of the
+observer, and the observer's wishes into commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.engine.controller.observer import EpochsInOrder, Observer
+from shoal.engine.controller.process_pool import Stage
+from shoal.engine.controller.resume_point import Past
+from shoal.engine.controller.servers import GRACE_S, Message, ServerGone
+from shoal.engine.controller.shared_servers import SharedServers
+from shoal.engine.controller.supervisor import Staff
+from shoal.engine.coordination import restart_policy as recovery
+from shoal.engine.server.checkpoint import Snapshot, read_restart
+from shoal.engine.server.records import Rescue
+from shoal.engine.server.reports import fields, read_center, read_epoch, read_records
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.transport.changes import Changes
+from shoal.engine.worker import nan_policy as finite
+from shoal.engine.worker.spec import WorkerSpec
+from shoal.errors import ClusterError, DataError, ShoalError, WorkerFailed
+from shoal.interruption import Patience, check
+from shoal.plan.often import Often
+from shoal.vectors import Vector
+from shoal.wire.frames import Head
+
+__all__ = ["Controller", "Job", "ServerGone"]
+
+POLL_S = 0.1
+SNAPSHOT_S = 5.0  # between snapshots of workers, each of the next in turn
+STATE_TIMEOUT_S = 20.0
+SLOW_BYTES_S = 10e6  # of a link that a worker's state may have to come over
+CENTER_TIMEOUT_S = 2.0
+RESCUE_S = 0.8  # for each question after Ctrl-C
+_EVENTS = {"left": "worker_left"}  # names in the records of a run, where they differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the controller needs to know of the plan.
+
+    Args:
+        workers: Processes aimed at.
+        policy: What to do when one is gone.
+        first_epoch: The epoch the run starts with.
+        epochs: The epoch it ends before.
+        log: Path of a worker's log, None to keep none.
+        often: Between checkpoints.
+        has_standby: A second server knows all that the first one does.
+        spares: Processes that wait for a worker to be lost.
+        servers: That share the vector.
+        growth: More workers that come when a machine has room for them.
+    """
+
+    workers: int
+    policy: recovery.RecoveryPolicy
+    first_epoch: int
+    epochs: int
+    log: Callable[[int], Path | None]
+    often: Often
+    has_standby: bool = False
+    spares: int = 0
+    servers: int = 1
+    growth: int = 0
+
+
+class Controller:
+    """Follows one run; use it as a context, so that its processes end.
+
+    Args:
+        job: What to do.
+        observer: Whom to tell.
+        stage: Whose processes do it; whoever made it closes it.
+    """
+
+    def __init__(self, job: Job, observer: Observer, stage: Stage) -> None:
+        self._job, self._observer, self._stage = job, observer, stage
+        self._learning_rate: float | None = None
+        self._changes = Changes()
+        self._version = -1  # of the newest exchange that was told; -1 for unknown
+        self._is_in_step = False
+        self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
+        self._staff = Staff(
+            stage, job.policy, job.log, observer, self._tell_of_staff, job.spares
+        )
+        self._servers = SharedServers(
+            stage,
+            observer,
+            job.workers + job.growth,
+            self._staff.living,
+            count=job.servers,
+            has_standby=job.has_standby,
+        )
+        self._servers.on_succession = self._repeat
+        self._is_halted = False
+        self._past: Past | None = None
+        self._opened: int | None = None
+        self._expected: int | None = None
+        self._asked = ""
+        self._checkpointed, self._samples = time.monotonic(), 0
+        self._wants_checkpoint = False
+        self._asked_snapshot = time.monotonic()
+        self._backlog: deque[Message] = deque()
+
+    def __enter__(self) -> Controller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------- starting
+
+    def give(
+        self, server: ServerSpec, make_spec: Callable[[int, str], WorkerSpec]
+    ) -> None:
+        """Sends everyone their part and connects to the server."""
+        self._learning_rate = server.learning_rate
+        self._changes = Changes(dict(server.changes.found))
+        self._past = Past(server, make_spec)
+        self._begin(self._past)
+
+    def _begin(self, past: Past) -> None:
+        known = {"learning_rate": self._learning_rate, "changes": self._changes}
+        self._servers.start(replace(past.part, **known))
+        self._staff.give(self._job.workers, past.worker, self._job.growth)
+        self._servers.connect(self._staff.start_limit_s, self._watch)
+
+    # ------------------------------------------------------------ following
+
+    def run(self) -> None:
+        """Follows the run to its end.
+
+        Raises:
+            WorkerFailed: User code raised on a worker.
+            WorkerLost: Workers are gone beyond the limits of the policy.
+            ClusterError: The server is gone.
+        """
+        if self._epochs.are_over:
+            return
+        self._open(self._job.first_epoch)
+        while not self._epochs.are_over:
+            try:
+                self._turn()
+            except ServerGone as error:
+                self._go_on(error)
+        self._staff.dismiss()
+        self._finish()
+
+    def _go_on(self, error: ServerGone) -> None:
+        """Starts servers until one lives.
+
+        Raises:
+            ServerGone: No replacement is left.
+        """
+        while self._staff.take_restart():
+            try:
+                self._replace_server(error)
+            except ServerGone as again:
+                error = again
+            else:
+                return
+        raise error
+
+    def _replace_server(self, error: ServerGone, event: str = "server_lost") -> None:
+        """Starts another server where the last checkpoint left the run."""
+        past = self._past
+        if past is None:
+            raise error
+        began = time.monotonic()
+        self._observer.on_event(event, reason=str(error).partition(". ")[0])
+        self._backlog.clear()
+        self._staff.recall()
+        self._version = -1
+        if past.server.restart is None:
+            self._observer.on_event("rollback", lineage=0, clock=0, committed={})
+        self._servers.prepare()
+        self._begin(past)
+        past.next_lineage()
+        self._go_back(past)
+        self._repeat()
+        seconds = round(time.monotonic() - began, 3)
+        self._observer.on_event("server_replaced", seconds=seconds, by="restart")
+
+    def _go_back(self, past: Past) -> None:
+        """The server begins at the checkpoint: before an end that was told, perhaps."""
+        restart, upcoming = past.server.restart, self._job.first_epoch
+        if restart is not None:
+            upcoming = restart.open_sequencer(past.server.rules).upcoming
+        if self._opened is not None:
+            self._opened = min(self._opened, upcoming)
+
+    def _halt(self) -> None:
+        """Tells a server to stop, if a callback said so.
+
+        Not while an epoch is trained again whose end has been told.
+        """
+        is_behind = self._opened is not None and self._opened < self._epochs.next
+        if self._is_halted and not is_behind:
+            self._command("halt")
+
+    def _repeat(self) -> None:
+        """Tells a server what the one before it may have heard, or not."""
+        if self._expected is not None:
+            self._command("expect", workers=self._expected)
+        if self._opened is not None:
+            self._command("proceed", epoch=self._opened)
+        self._halt()
+        self._command("learning_rate", value=self._learning_rate)
+        if self._changes:
+            self._command("changes", self._changes.pack())
+        if self._is_in_step:
+            self._command("pace", after=self._version)
+        if self._asked:
+            self._command(self._asked)
+        if self._wants_checkpoint:
+            self._command("checkpoint")
+
+    def _turn(self) -> None:
+        """Hears one message, or looks after the processes when there is none."""
+        self._observer.on_turn()
+        check()
+        if self._backlog:
+            self._hear(*self._backlog.popleft())
+        else:
+            message = self._servers.receive(POLL_S)
+            if message is not None:
+                self._hear(*message)
+        if not self._epochs.are_over:
+            self._watch()
+            if self._job.often.is_due(self._samples, self._checkpointed):
+                self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Asks for all that another server would need; it comes when it is ready.
+
+        Now and then also for the optimizer's state of one more worker, which goes
+        with the next checkpoint.
+        """
+        self._checkpointed, self._samples = time.monotonic(), 0
+        self._wants_checkpoint = True
+        is_due = self._checkpointed - self._asked_snapshot >= SNAPSHOT_S
+        if is_due:
+            self._asked_snapshot = self._checkpointed
+        self._command("checkpoint", wants_snapshot=is_due)
+
+    def _watch(self) -> None:
+        check()
+        self._servers.look(self._staff.watch(), self._staff.start_limit_s)
+
+    def _hear(self, head: Head, body: memoryview) -> None:
+        keep = {
+            "records": self._keep_records,
+            "epoch": self._keep_epoch,
+            "restart": self._keep_restart,
+            "snapshot": self._keep_snapshot,
+        }.get(head["kind"])
+        if keep is not None:
+            keep(head, body)
+        else:
+            self._hear_of(head["kind"], head)
+
+    def _hear_of(self, kind: str, head: Head) -> None:
+        """Something happened to workers, or to the run."""
+        if kind == "joined":
+            facts = {k: head[k] for k in ("incarnation", "pid", "node")}
+            self._staff.joined(head["token"], head["rank"], facts)
+        elif kind == "ready":
+            self._staff.ready(head["rank"])
+        elif kind == "failed":
+            self._failed(head)
+        elif kind == "not_finite":
+            self._not_finite(head)
+        elif kind == "broken":
+            raise ClusterError(head["reason"])
+        elif kind not in ("center", "optimizer"):  # answers that came too late
+            if kind == "rollback":
+                self._go_back_with_workers(head["lineage"])
+            self._observer.on_event(_EVENTS.get(kind, kind), **fields(head))
+            if kind == "left":
+                rank, reason = head["rank"], head["reason"]
+                self._staff.left(rank, reason, is_hung=head["is_hung"])
+
+    def _go_back_with_workers(self, lineage: int) -> None:
+        """Steps that were told of are not committed any more."""
+        self._version = -1  # they may be counted anew
+        if self._is_in_step:
+            self._command("pace", after=-1)
+        if self._past is not None:
+            self._past.keep_lineage(lineage)
+
+    def _keep_restart(self, head: Head, body: memoryview) -> None:
+        self._wants_checkpoint = False
+        if self._past is not None:
+            restart = read_restart(head, body)
+            self._observer.on_checkpoint(self._past.keep(restart))
+
+    def _keep_snapshot(self, head: Head, body: memoryview) -> None:
+        """Of one worker; where gradients are exchanged, all have the same."""
+        if self._past is not None and "rank" in head:
+            snapshot = Snapshot(head["incarnation"], head["sequence"], bytes(body))
+            self._past.keep_snapshot(head["rank"], snapshot)
+
+    def _keep_records(self, head: Head, body: memoryview) -> None:
+        records, sums = read_records(head, body)
+        self._version = max((record.version for record in records), default=-1)
+        self._samples += sum(record.samples for record in records)
+        self._observer.on_records(records, sums)
+        self._tell_settings()
+        wants_stop = self._observer.wants_stop
+        if wants_stop and not self._is_halted and not self._epochs.are_over:
+            self._is_halted = True
+            self._halt()
+        self._pace()  # after that: a step that was not begun is not taken
+
+    def _not_finite(self, head: Head) -> None:
+        """Numbers of a worker are NaN or infinite: tells, and goes on as chosen.
+
+        Raises:
+            NotFinite: The run is not to go on.
+        """
+        self._observer.on_event("not_finite", **fields(head))
+        past, is_rolled_back = self._past, head["reaction"] == "rollback"
+        is_over = past is not None and past.rollbacks >= finite.MOST_ROLLBACKS
+        if head["reaction"] == "stop" or (is_rolled_back and is_over):
+            raise finite.error_of(head)
+        self._observer.on_event("warning", text=finite.what_follows(head))
+        if is_rolled_back and past is not None:
+            past.leave_out(int(head["epoch"]), head["ranges"], head["rows"])
+            self._replace_server(ServerGone(finite.describe(head)), "rolling_back")
+
+    def _failed(self, head: Head) -> None:
+        where = f"worker {head['rank']} at step {head['step']:,}"
+        if head.get("is_data"):
+            text = str(head["error"]).removeprefix("DataError: ")
+            raise DataError(f"{where}: {text}.\n\n{head['traceback']}")
+        error = str(head["error"]).rstrip(". \n")
+        gap = "\n" if "\n" in error else " "
+        raise WorkerFailed(
+            f"{where} raised {error}.{gap}"
+            "Code of the model, its layers, loss or metrics must run on workers as "
+            "it does here. Its traceback follows; correct it and call fit again.",
+            rank=head["rank"],
+            step=head["step"],
+            traceback=head["traceback"],
+        )
+
+    # --------------------------------------------------------------- epochs
+
+    def _open(self, epoch: int) -> None:
+        self._observer.on_epoch_begin(epoch)
+        self._tell_settings()
+        self._pace()
+        self._proceed(epoch)
+
+    def _proceed(self, epoch: int) -> None:
+        """Without a barrier it may have begun; then the one after it may begin now."""
+        self._opened = epoch
+        self._command("proceed", epoch=epoch)
+
+    def _keep_epoch(self, head: Head, body: memoryview) -> None:
+        epoch = int(head["epoch"])
+        if epoch < self._epochs.next:  # its end has been told, and then forgotten
+            self._checkpoint()
+            self._proceed(epoch + 1)
+            self._halt()
+            return
+        state = self._ask("state", "optimizer", STATE_TIMEOUT_S + self._slow_s)
+        if state is None:
+            text = "no worker sent its optimizer state; the model keeps an older one"
+            self._observer.on_event("warning", text=text)
+        else:
+            self._keep_snapshot(*state)
+        found = None if state is None else bytes(state[1])
+        # Once that is here this epoch is not trained again, whatever happens.
+        self._checkpoint()
+        self._epochs.ended(read_epoch(head, body, found))
+
+    @property
+    def _slow_s(self) -> float:
+        """Seconds that all of a worker's state takes on a slow link."""
+        if self._past is None:
+            return 0.0
+        return self._past.server.sizes.frame_bytes / SLOW_BYTES_S
+
+    def _pace(self) -> None:
+        """Lets workers take one more step, where callbacks are to hear of each."""
+        before, self._is_in_step = self._is_in_step, self._observer.is_in_step
+        if self._is_in_step:
+            self._command("pace", after=self._version)
+        elif before:
+            self._command("pace", after=None)
+
+    def _tell_settings(self) -> None:
+        """What callbacks have set reaches workers with their next answer."""
+        changes = self._observer.changes
+        if changes.serial > self._changes.serial:
+            self._tell_changes(changes)
+        value = self._observer.learning_rate
+        if value is not None and value != self._learning_rate:
+            self._learning_rate = value
+            self._command("learning_rate", value=value)
+
+    def _tell_changes(self, changes: Changes) -> None:
+        """A callback has changed something in the model."""
+        body = changes.after(self._changes.serial).pack()
+        most = 0 if self._past is None else self._past.server.sizes.frame_bytes
+        self._changes = Changes(dict(changes.found))
+        if len(body) <= most:
+            self._command("changes", body)
+            return
+        text = (
+            f"callbacks changed {len(body):,} bytes of the model at once, and at most "
+            f"{most:,} travel; workers go on without. Change less in one hook"
+        )
+        self._observer.on_event("warning", text=text)
+
+    def _tell_of_staff(self, kind: str, **values: Any) -> None:
+        self._expected = values.get("workers", self._expected)
+        self._command(kind, **values)
+
+    # ------------------------------------------------------------ questions
+
+    def _ask(self, command: str, kind: str, timeout_s: float) -> Message | None:
+        """Asks the server and waits; what else it says meanwhile is heard later."""
+        self._asked = command
+        self._command(command)
+        patience = Patience(timeout_s)
+        try:
+            while patience.left_s > 0:
+                check()
+                message = self._servers.receive(min(POLL_S, patience.left_s))
+                if message is None:
+                    self._watch()
+                    continue
+                if message[0]["kind"] == kind:
+                    return message
+                self._backlog.append(message)
+                if message[0]["kind"] == "failed":
+                    break  # the run ends with it
+        finally:
+            self._asked = ""
+        return None
+
+    def center(self) -> tuple[Vector, Vector] | None:
+        """Asks for the center as it is now; None when nobody answers in time."""
+        try:
+            found = self._ask("center", "center", CENTER_TIMEOUT_S)
+        except ServerGone:
+            return None  # the next turn finds it gone as well
+        return None if found is None else read_center(*found)[:2]
+
+    def rescue(self, patience_s: float = RESCUE_S) -> Rescue | None:
+        """After Ctrl-C: what can be had of the run within two questions.
+
+        Over a new connection, as the old one may have been cut within a frame.
+
+        Args:
+            patience_s: For each answer.
+        """
+        self._staff.dismiss()
+        with contextlib.suppress(OSError, ShoalError):
+            old = self._servers.call_again(patience_s)
+            if not old:
+                return None
+            try:
+                found = self._ask("center", "center", patience_s)
+            finally:
+                for link in old:
+                    link.close()
+            if found is None:
+                return None
+            state = None
+            with contextlib.suppress(KeyboardInterrupt):  # pressed again: without it
+                state = self._ask("state", "optimizer", patience_s)
+            vector, statistics, _ = read_center(*found)
+            return Rescue(
+                vector=vector,
+                statistics=statistics,
+                samples=int(found[0]["samples"]),
+                clock=int(found[0]["clock"]),
+                optimizer_state=None if state is None else bytes(state[1]),
+            )
+        return None
+
+    # --------------------------------------------------------------- ending
+
+    def _finish(self) -> None:
+        """Lets everyone go, and hears what they did until then."""
+        self._command("finish")
+        self._command("stop")
+        self._backlog.extend(self._servers.last_words(GRACE_S))
+        for head, body in self._backlog:
+            if head["kind"] == "records":
+                self._hear(head, body)
+        self._stage.dismiss(self._staff.workers(), GRACE_S)
+
+    def _command(self, kind: str, body: bytes = b"", **values: Any) -> None:
+        self._servers.command(kind, body=body, **values)
+
+    def close(self) -> None:
+        """Ends every process; safe to repeat."""
+        self._stage.end(0.0)
+        self._servers.close()

@@ -1,0 +1,311 @@
+"""The processes of a run, started before anybody knows what they will do.
+
+Python, Keras and a backend take a second to import. Until the model is built, the
+plan made and the data written, workers have done that.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+from shoal.engine.controller.endpoints import Pair
+from shoal.host.scratch import Scratch
+from shoal.launchers.base import Exit, Launcher, Preload, Role
+from shoal.launchers.process import ProcessLauncher
+from shoal.launchers.shared import SharedBlob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """What is known of workers before anything else.
+
+    Args:
+        workers: How many.
+        threads: Compute threads of each.
+        preload: What they import while they wait.
+        environment: Variables of each.
+        places: More of them, of each place that a worker may have; those of the rank
+            it is started for, from the first again where there are fewer.
+    """
+
+    workers: int
+    threads: int
+    preload: Preload
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    places: tuple[Mapping[str, str], ...] = ()
+
+    def place(self, number: int) -> int:
+        """Which of the places a worker or a spare one has, by its number."""
+        return number % max(1, len(self.places))
+
+
+Through: TypeAlias = Callable[[Role], Sequence[str]]
+Hire: TypeAlias = Callable[[SharedBlob], Launcher]
+"""Makes the launcher of workers, which are to share a blob."""
+
+
+@final
+class Stage:
+    """Server and workers that wait for their parts; it owns all they share.
+
+    Args:
+        cast: Of the workers.
+        blob: Memory they inherit, default None makes some.
+        is_kept: Workers of a run that ended well wait for the next one.
+        host: Where servers listen.
+        through: See `ProcessLauncher`.
+        hire: Where workers are; default None: processes of this machine, as servers
+            always are, which inherit the sockets they listen on.
+    """
+
+    def __init__(
+        self,
+        cast: Cast,
+        blob: SharedBlob | None = None,
+        *,
+        is_kept: bool = False,
+        host: str = "127.0.0.1",
+        through: Through | None = None,
+        hire: Hire | None = None,
+    ) -> None:
+        self.cast, self.is_kept, self._host = cast, is_kept, host
+        self.run = ""
+        """Id of the run whose processes these are now, empty where it has none."""
+        self._is_resting = False
+        self._owns_blob = blob is None
+        self.blob = SharedBlob() if blob is None else blob
+        self._scratch: Scratch | None = None
+        self._launcher = ProcessLauncher((self.blob.descriptor,), through)
+        self._pairs = [Pair("server", host, self._start_server)]
+        self._workers: Launcher = self._launcher
+        self._waiting: dict[int, str] = {}
+        self._spares: dict[str, int] = {}
+        self._began: dict[str, float] = {}
+        self._polled: dict[str, Exit] = {}
+        self.longest_join_s = 0.0
+        """The longest that a worker took to call its server, in all runs: most of it
+        is the start of a process, which depends on no model."""
+        try:
+            if hire is not None:
+                self._workers = hire(self.blob)
+            self.main.start_server()
+            for hint in range(cast.workers):
+                self._waiting[hint] = self._start(hint)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---------------------------------------------------------------- servers
+
+    @property
+    def main(self) -> Pair:
+        """The server of the run; where there are several, the one that orders."""
+        return self._pairs[0]
+
+    def pair(self, number: int) -> Pair:
+        """One of the servers that share the vector; its process is started."""
+        while len(self._pairs) <= number:
+            name = f"server-{len(self._pairs)}"
+            self._pairs.append(Pair(name, self._host, self._start_server))
+            self._pairs[-1].start_server()
+        return self._pairs[number]
+
+    def _start_server(self, name: str, listener: socket.socket) -> str:
+        target, inherits = "shoal.engine.server.main:serve", (listener.fileno(),)
+        return self._launcher.start(Role(target=target, name=name, inherits=inherits))
+
+    # ---------------------------------------------------------------- workers
+
+    def _start(
+        self, hint: int, *, is_spare: bool = False, is_patient: bool = False
+    ) -> str:
+        """Starts a process for a worker, or for whichever of its place is lost."""
+        cast = self.cast
+        here = cast.places[cast.place(hint)] if cast.places else {}
+        role = Role(
+            target="shoal.engine.worker.main:work",
+            name="spare" if is_spare else f"worker-{hint}",
+            preload=cast.preload,
+            environment={**cast.environment, **here},
+            threads=cast.threads,
+            is_patient=is_patient,
+        )
+        token = self._workers.start(role)
+        self._began[token] = time.monotonic()
+        return token
+
+    def recast(self, cast: Cast) -> None:
+        """The plan has become clear: workers that do not suit it go."""
+        if self._is_resting:
+            self._is_resting = False
+            self._forget_lost()
+        if not self.main.server:
+            self.main.start_server()
+        if cast == self.cast:
+            return
+        for token in (*self._waiting.values(), *self._spares):
+            self._workers.stop(token)
+        self._waiting, self._spares = {}, {}
+        self.cast = cast
+
+    def _forget_lost(self) -> None:
+        """Who ended while there was no run is no loss of the next one."""
+        ended, waiting = self.poll(), self._waiting
+        self._waiting = {h: t for h, t in waiting.items() if t not in ended}
+        if self.main.server in ended:
+            self.main.server = ""
+
+    def age_s(self, token: str) -> float:
+        """Seconds since a worker's process was started."""
+        return time.monotonic() - self._began[token]
+
+    def worker(self, hint: int) -> str:
+        """Returns a worker's token: one that waits, a spare one, or a new one."""
+        if hint in self._waiting:
+            return self._waiting.pop(hint)
+        place = self.cast.place(hint)
+        for token, number in self._spares.items():
+            if self.cast.place(number) == place:
+                del self._spares[token]
+                self._workers.rename(token, f"worker-{hint}")
+                return token
+        return self._start(hint)
+
+    def awaited(self, hint: int) -> str:
+        """Returns the token of a worker that begins when a machine has room for it."""
+        return self._start(hint, is_patient=True)
+
+    def keep_spares(self, count: int) -> list[str]:
+        """Starts processes that wait until there are so many, of different places.
+
+        Returns:
+            Tokens of those that are new.
+        """
+        missing = sorted(set(range(count)) - set(self._spares.values()))
+        started = [self._start(number, is_spare=True) for number in missing]
+        self._spares.update(zip(started, missing, strict=True))
+        return started
+
+    def make_folder(self) -> Path:
+        """Makes an empty folder that all processes can see; it ends with the stage."""
+        if self._scratch is None:
+            self._scratch = Scratch()
+        return self._scratch.make_folder()
+
+    def echo(self, tell: Callable[[str, str], None] | None) -> None:
+        """Tells of each line that a process writes: the name of its role, the line.
+
+        Args:
+            tell: Is called with both, None for nobody.
+        """
+        for launcher in self._launchers():
+            launcher.echo = tell
+
+    def _launchers(self) -> list[Launcher]:
+        """That of servers, and that of workers where it is another one."""
+        is_one = self._workers is self._launcher
+        return [self._launcher] if is_one else [self._launcher, self._workers]
+
+    def _of(self, token: str) -> Launcher:
+        """Whose a process is."""
+        return self._workers if token in self._began else self._launcher
+
+    def share(self) -> None:
+        """The blob is complete: workers may be on machines that have none of it."""
+        self._workers.share()
+
+    def is_waiting(self, token: str) -> bool:
+        """Whether a worker's process has not begun, as no machine has room for it."""
+        return self._of(token).is_waiting(token)
+
+    def give(self, token: str, argument: Any, log: Path | None = None) -> None:
+        """Sends a process its part."""
+        self._of(token).give(token, argument, log)
+
+    def poll(self) -> dict[str, Exit]:
+        """Returns the processes that ended since the last call, by token."""
+        found, self._polled = self._polled, {}
+        for launcher in self._launchers():
+            found |= launcher.poll()
+        self._keep_of_spares(self._spares.keys() - found.keys())
+        return found
+
+    def _keep_of_spares(self, tokens: Collection[str]) -> None:
+        self._spares = {t: number for t, number in self._spares.items() if t in tokens}
+
+    def poll_one(self, token: str) -> Exit | None:
+        """How a process ended; what else ended is told by `poll`."""
+        self._polled |= self._of(token).poll()
+        return self._polled.pop(token, None)
+
+    def pid(self, token: str) -> int:
+        """The number of a process of this machine, 0 of one that is elsewhere."""
+        launcher = self._of(token)
+        return launcher.pid(token) if isinstance(launcher, ProcessLauncher) else 0
+
+    def stop(self, token: str, grace_s: float = 0.0) -> None:
+        """Ends one process, by force after `grace_s` seconds."""
+        self._of(token).stop(token, grace_s)
+
+    def dismiss(self, workers: Mapping[int, str], grace_s: float) -> None:
+        """A run has ended well: its processes end, or wait where they are kept.
+
+        Args:
+            workers: Tokens of those that are done, by the ranks they were started for.
+            grace_s: After which whoever has to end is ended by force.
+        """
+        if not self.is_kept:
+            self.end(grace_s)
+            return
+        others = [pair.server for pair in self._pairs[1:]]
+        for token in (*others, *(pair.standby for pair in self._pairs)):
+            if token:
+                self._launcher.stop(token, grace_s)
+        self._drop_shards()
+        kept = {*workers.values(), *self._spares, self.main.server}
+        living = {t for launcher in self._launchers() for t in launcher.prune(kept)}
+        self.echo(None)
+        self._polled, self.main.standby = {}, ""
+        self._waiting = {h: t for h, t in workers.items() if t in living}
+        self._keep_of_spares(living)
+        self._began = {t: began for t, began in self._began.items() if t in living}
+        has_server = self.main.server in living
+        self.main.rest(has_server=has_server)
+        if has_server:
+            self._launcher.rename(self.main.server, "server")
+        self._is_resting = True
+
+    def end(self, grace_s: float) -> None:
+        """Ends every process, by force after `grace_s` seconds.
+
+        Not those that wait for the next run.
+        """
+        if not self._is_resting:
+            for launcher in reversed(self._launchers()):
+                launcher.close(grace_s)
+            self._waiting, self._spares, self._polled = {}, {}, {}
+            self.main.server = self.main.standby = ""
+            self._drop_shards()
+
+    def _drop_shards(self) -> None:
+        """Servers but the main one are of one run; their processes have ended."""
+        for pair in self._pairs[1:]:
+            pair.close()
+        del self._pairs[1:]
+
+    def close(self) -> None:
+        """Ends every process and frees all; safe to repeat."""
+        for launcher in reversed(self._launchers()):
+            launcher.close()
+        for pair in self._pairs:
+            pair.close()
+        if self._scratch is not None:
+            self._scratch.close()
+        if self._owns_blob:
+            self._owns_blob = False
+            self.blob.close()

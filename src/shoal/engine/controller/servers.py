@@ -1,0 +1,400 @@
+"""The server of a run, whichever process that is, and the standby that follows it.
+
+This file starts them, speaks with the one that leads, and makes the other one lead when
+it is lost. It alone decides who leads: it ends the old leader before it names another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from shoal.engine.controller.endpoints import Pair
+from shoal.engine.controller.observer import Observer
+from shoal.engine.controller.process_pool import Stage
+from shoal.engine.coordination.restart_policy import FIRST_DELAY_S, later_delay_s
+from shoal.engine.coordination.timeouts import PAUSE_S
+from shoal.engine.server.main import ServeInherited
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.server.standby import StandbySpec
+from shoal.engine.transport.heartbeat import Pulse, Silent, hear
+from shoal.engine.transport.shared_memory import sweep, tag_of
+from shoal.errors import ClusterError, ExchangeTimeout, ShoalError
+from shoal.forks import Origin
+from shoal.interruption import Patience, check, ends_hard, pause
+from shoal.launchers.base import Exit
+from shoal.wire.frames import Head, Link
+
+GRACE_S = 2.0
+LOOK_S = 0.01  # between looks at a process that is about to end
+GREETING_S = 60.0  # for a server's start, where no start of a worker was measured
+RELIEF_S = 2.0  # for the greeting of a standby that is known to be up
+
+Message = tuple[Head, memoryview]
+Living = Callable[[], Sequence[str]]
+
+
+class ServerGone(ClusterError):
+    """The server of the run is gone; whoever follows the run may start another."""
+
+
+@final
+class Servers:
+    """Speaks with the server of a run.
+
+    Args:
+        stage: Whose processes they are.
+        pair: Which of them.
+        observer: Whom to tell.
+        workers: Of the run.
+        has_standby: Whether a standby follows it.
+        living: Gives the tokens of all workers whose process lives.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        pair: Pair,
+        observer: Observer,
+        workers: int,
+        living: Living,
+        *,
+        has_standby: bool,
+    ) -> None:
+        self._stage, self._pair, self._observer = stage, pair, observer
+        self._workers, self._living = workers, living
+        self._has_standby, self._origin = has_standby, Origin()
+        ends_hard(self)
+        self._spec: ServerSpec | None = None
+        self._link: Link | None = None
+        self._relief: Link | None = None
+        self._pulse = Pulse()
+        self._heard = 0
+        self._standby_due: float | None = None
+        self._standby_started: float | None = None  # and has not called its server yet
+        self._standby_failures = self._generation = 0
+        self._lost_at, self._looked = 0.0, time.monotonic()
+        self.on_succession: Callable[[], None] = lambda: None
+        """Called when another process leads: what the old one was told last may be
+        lost."""
+        self.order: tuple[str, int] | None = None
+        """Address of the server that says in which order things happen, where that is
+        another one."""
+
+    @property
+    def tag(self) -> str:
+        """Names this run's shared memory."""
+        return tag_of(b"" if self._spec is None else self._spec.secret)
+
+    # -------------------------------------------------------------- starting
+
+    def start(self, spec: ServerSpec) -> None:
+        """Gives the process of the server its part."""
+        self._spec, self._heard = spec, 0
+        self._give(self._pair.server, spec, self._pair.listener)
+
+    def _give(
+        self, token: str, spec: ServerSpec | StandbySpec, listener: socket.socket
+    ) -> None:
+        descriptor, is_kept = listener.fileno(), self._stage.is_kept
+        part = ServeInherited(
+            spec=spec,
+            descriptor=descriptor,
+            is_kept=is_kept,
+            name=self._pair.name,
+            run=self._stage.run,
+        )
+        self._stage.give(token, part)
+        self._tell_of(token)
+
+    def _tell_of(self, token: str) -> None:
+        """Records which process serves, or follows the one that does."""
+        pair, pid = self._pair, self._stage.pid(token)
+        name = pair.standby_name if token == pair.standby else pair.name
+        self._observer.on_event("process_started", name=name, pid=pid)
+
+    def connect(self, limit_s: float, meanwhile: Callable[[], None]) -> None:
+        """Connects to the server; its socket listens already, it answers when up.
+
+        Args:
+            limit_s: For its start.
+            meanwhile: Called now and then; it may raise.
+
+        Raises:
+            ServerGone: It does not start.
+        """
+        began = time.monotonic()
+        try:
+            self._link = self._call(min(GREETING_S, limit_s), meanwhile)
+        except (OSError, ExchangeTimeout) as error:
+            raise ServerGone(
+                f"the server of the run did not start: {error}. "
+                "A server process on this machine was expected to answer. "
+                "See whether memory is free."
+            ) from None
+        self._begin_pulse(time.monotonic() - began)
+        self.command("control")
+        if self._has_standby:
+            self._standby_due = time.monotonic()
+
+    def _begin_pulse(self, startup_s: float) -> None:
+        spec, size = self._spec, 0
+        if spec is not None:  # the state of a worker is kept, packed and told on
+            size = spec.sizes.slot_bytes + spec.sizes.state
+        self._pulse = Pulse.of(startup_s, size, self._workers)
+
+    def _call(
+        self, limit_s: float, meanwhile: Callable[[], None], *, is_leader: bool = True
+    ) -> Link:
+        spec, pair = self._spec, self._pair
+        if spec is None:
+            raise RuntimeError("there is no server yet; call `start` first")
+        return Link(
+            pair.address if is_leader else pair.other_address,
+            spec.secret,
+            certificate=None if spec.identity is None else spec.identity.certificate,
+            timeout_s=limit_s,
+            meanwhile=meanwhile,
+        )
+
+    def call_again(self, limit_s: float) -> Link | None:
+        """Calls the server anew; returns the old connection, to be closed later.
+
+        A server without a controller ends.
+
+        Raises:
+            OSError: It does not answer.
+            ExchangeTimeout: The same.
+        """
+        old, self._link = self._link, self._call(limit_s, check)
+        self.command("control")
+        return old
+
+    # -------------------------------------------------------------- speaking
+
+    def command(self, kind: str, body: bytes = b"", **values: Any) -> None:
+        """Tells the server something; that it is gone shows when it is heard next."""
+        if self._link is not None:
+            head = {"kind": kind, "heard": self._heard, **values}
+            self._send(self._link, head, body)
+
+    def _send(self, link: Link, head: Head, body: bytes = b"") -> bool:
+        try:
+            link.send(head, body)
+        except OSError:
+            return False
+        return True
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """One message of the server, None when none comes in time.
+
+        Raises:
+            ServerGone: It is lost, and there is no standby.
+        """
+        link = self._link
+        if link is None:
+            raise RuntimeError("there is no server yet; call `connect` first")
+        try:
+            message = hear(link, self._pulse, self._heard, timeout_s)
+        except Silent as silent:
+            self.lost(why=str(silent))
+            return None
+        except OSError:
+            self.lost()
+            return None
+        if message is None:
+            return None
+        kind = message[0]["kind"]
+        self._heard = message[0].get("number", self._heard)
+        if kind in ("standby_called", "standby_ready", "standby_left"):
+            self._hear_of_standby(message[0])
+        elif kind == "leads":
+            seconds = round(time.monotonic() - self._lost_at, 3)
+            self._observer.on_event("server_replaced", seconds=seconds, by="standby")
+        else:
+            return message
+        return None
+
+    def last_words(self, timeout_s: float) -> list[Message]:
+        """What the server says until it ends."""
+        found: list[Message] = []
+        link = self._link
+        if link is None:
+            return found
+        link.is_closing = True  # what it says now is the end of a run that is done
+        with contextlib.suppress(OSError, ExchangeTimeout):
+            while Patience(timeout_s).wait(link.has_input):
+                found.append(link.receive(timeout_s=timeout_s, stall_s=timeout_s))
+        return found
+
+    # ---------------------------------------------------------------- losses
+
+    def look(self, exits: dict[str, Exit], start_limit_s: float) -> None:
+        """Looks after the processes of server and standby.
+
+        Args:
+            exits: Of processes that ended and are no workers.
+            start_limit_s: For the start of a process.
+
+        Raises:
+            ServerGone: The server is lost, and there is no standby.
+        """
+        pair = self._pair
+        if pair.standby in exits:
+            self._lose_standby(exits[pair.standby].reason)
+        if pair.server in exits:
+            self.lost(exits[pair.server])
+        self._look_for_standby(start_limit_s)
+
+    def _look_for_standby(self, start_limit_s: float) -> None:
+        """Gives up one that never calls its server, and starts one when it is due."""
+        now = time.monotonic()
+        pause_s, self._looked = now - self._looked, now
+        if self._standby_started is not None:
+            if pause_s > PAUSE_S:  # it may have called, and nobody listened
+                self._standby_started += pause_s
+            elif now - self._standby_started > start_limit_s:
+                self._lose_standby(f"hung: not started within {start_limit_s:.1f} s")
+        if self._standby_due is not None and now >= self._standby_due:
+            self._start_standby()
+
+    def lost(self, gone: Exit | None = None, why: str = "") -> None:
+        """The server is gone: its standby leads from now on.
+
+        Raises:
+            ServerGone: There is none.
+        """
+        until = time.monotonic() + GRACE_S
+        self._lost_at = time.monotonic()
+        if self._relief is not None:
+            self._stage.stop(self._pair.server)  # it may only hang
+        while gone is None and not why and time.monotonic() < until:
+            gone = self._stage.poll_one(self._pair.server)
+            if gone is None:
+                pause(LOOK_S)
+        if not why:
+            why = f"{gone.reason}\n{gone.output}" if gone else "closed its connection"
+        if self._succeed(why):
+            return
+        raise ServerGone(
+            f"the server of the run is gone: {why.strip()}. "
+            "It was expected to live as long as the run, and no replacement was left. "
+            "Raise max_restarts; the model holds the center of the last epoch's end."
+        )
+
+    def _succeed(self, why: str) -> bool:
+        """Makes the standby lead; False if it cannot."""
+        relief, self._relief = self._relief, None
+        if relief is None:
+            return False
+        if self._link is not None:
+            self._link.close()
+        sweep(self.tag)
+        lead = {"kind": "lead", "heard": self._heard, "living": self._living()}
+        lead["order"] = self.order
+        if not self._send(relief, lead):
+            relief.close()
+            return False
+        reason = why.partition("\n")[0]
+        self._observer.on_event("server_lost", reason=reason, has_standby=True)
+        self._link = relief
+        self._pair.promote()
+        name = self._pair.standby_name
+        self._observer.on_event("process_ended", name=name)
+        self._tell_of(self._pair.server)
+        self._begin_pulse(self._pulse.startup_s)
+        self._standby_due = time.monotonic()
+        self.on_succession()
+        return True
+
+    def prepare(self) -> None:
+        """Starts another server's process; whoever served or followed before ends."""
+        for link in (self._link, self._relief):
+            if link is not None:
+                link.close()
+        self._link = self._relief = self._standby_due = self._standby_started = None
+        pair = self._pair
+        self._stage.stop(pair.server)  # it may only hang
+        if pair.standby:
+            self._stage.stop(pair.standby)
+            pair.standby = ""
+        sweep(self.tag)
+        pair.start_server()
+
+    # --------------------------------------------------------------- standby
+
+    def _start_standby(self) -> None:
+        self._standby_due = None
+        pair, spec = self._pair, self._spec
+        if spec is not None:
+            pair.start_standby()
+            self._standby_started = time.monotonic()
+            # The leader tells what there is.
+            server = replace(spec, restart=None)
+            self._generation += 1
+            part = StandbySpec(
+                server=server, leader=pair.address, generation=self._generation
+            )
+            self._give(pair.standby, part, pair.other_listener)
+
+    def _hear_of_standby(self, head: Head) -> None:
+        if head["generation"] != self._generation:
+            return  # of one that was given up before the server knew
+        if head["kind"] == "standby_called":
+            self._standby_started = None
+        elif head["kind"] == "standby_ready":
+            self._greet_standby()
+        else:
+            self._lose_standby(head["reason"])
+
+    def _greet_standby(self) -> None:
+        """It knows all that the server does; from now on it may be made to lead."""
+        try:
+            # It says that it is there before it has unpacked what that takes.
+            limit_s = RELIEF_S + self._pulse.work_s
+            self._relief = self._call(limit_s, check, is_leader=False)
+            self._relief.send({"kind": "control"})
+        except (OSError, ShoalError) as error:
+            self._lose_standby(str(error))
+            return
+        self._standby_failures = 0
+        self._pulse.is_relieved = True
+        self._observer.on_event("standby_ready")
+
+    def _lose_standby(self, reason: str) -> None:
+        """The server goes on alone, until another standby has started."""
+        pair = self._pair
+        self._standby_started = None
+        if self._relief is not None:
+            self._relief.close()
+            self._relief = None
+        self._pulse.is_relieved = False
+        if not pair.standby:
+            return
+        self._stage.stop(pair.standby)
+        pair.standby = ""
+        self._observer.on_event("process_ended", name=pair.standby_name)
+        self.command("alone", generation=self._generation)
+        self._observer.on_event("standby_lost", reason=reason)
+        failures, self._standby_failures = self._standby_failures, (
+            self._standby_failures + 1
+        )  # fmt: skip
+        delay_s = later_delay_s(failures) if failures else FIRST_DELAY_S
+        self._standby_due = time.monotonic() + delay_s
+
+    def close(self) -> None:
+        """Closes the connections and frees what a killed server left."""
+        for link in (self._relief, self._link):
+            if link is not None:
+                link.close()
+        self._link = self._relief = None
+        if not self._origin.is_forked:
+            sweep(self.tag)
+
+    def end_hard(self) -> None:
+        """Frees what servers leave that are killed; see `interruption.ends_hard`."""
+        sweep(self.tag)

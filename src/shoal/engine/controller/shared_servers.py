@@ -1,0 +1,282 @@
+"""The servers that share the vector of a run, as if they were one.
+
+Server 0 orders events and is spoken with; the others report their parts of vectors,
+which are joined here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.engine.controller.observer import Observer
+from shoal.engine.controller.process_pool import Stage
+from shoal.engine.controller.servers import Living, Message, Servers
+from shoal.engine.server.checkpoint import STATE, Restart
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.transport.partition import VECTORS, cuts, sizes_of
+from shoal.errors import ClusterError, ExchangeTimeout
+from shoal.interruption import check
+from shoal.launchers.base import Exit
+from shoal.wire.frames import Head, Link
+
+
+def cut(
+    spec: ServerSpec, number: int, order: tuple[str, int] | None = None
+) -> ServerSpec:
+    """A server's part of what all of them together are given."""
+    if spec.shards == 1:
+        return spec
+    part = cuts(spec.sizes.vector, spec.shards)[number]
+    nothing = np.zeros(0, np.float32)
+    return replace(
+        spec,
+        shard=number,
+        order=order,
+        sizes=sizes_of(spec.sizes, number, spec.shards),
+        vector=spec.vector[part],
+        statistics=nothing if number else spec.statistics,
+        restart=None if spec.restart is None else _cut(spec.restart, part, number),
+    )
+
+
+def _cut(restart: Restart, part: slice, number: int) -> Restart:
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, array in restart.arrays.items():
+        if _is_vector(name):
+            arrays[name] = array[part]
+        elif number == 0:
+            arrays[name] = array
+    arrays.setdefault("statistics", np.zeros(0, np.float32))
+    # Of the optimizer's state others need not know more than whether there is one.
+    blob = restart.blob[:1] if number else restart.blob
+    return replace(restart, arrays=arrays, blob=blob)
+
+
+def _is_vector(name: str) -> bool:
+    return name == "vector" or name.startswith(STATE)
+
+
+def join(message: Message, others: Sequence[Message]) -> Message:
+    """One report of what all servers told of their parts.
+
+    Args:
+        message: Of server 0.
+        others: Of the others, in order.
+    """
+    if message[0]["kind"] == "restart":
+        return _join_restart(message, others)
+    head, body = message
+    at = 4 * int(head["size"])
+    parts = [body[:at], *(part for _, part in others), body[at:]]
+    size = int(head["size"]) + sum(int(other["size"]) for other, _ in others)
+    return {**head, "size": size}, memoryview(b"".join(parts))
+
+
+def _join_restart(message: Message, others: Sequence[Message]) -> Message:
+    head, body = message
+    table: list[list[Any]] = []
+    parts: list[memoryview] = []
+    found = [_arrays(*other) for other in others]
+    own = _arrays(head, body)
+    for name, dtype, size in head["arrays"]:
+        parts.append(own[name])
+        if _is_vector(name):
+            parts += [other[name] for other in found]
+            size = sum(len(other[name]) for other in (own, *found)) // 4
+        table.append([name, dtype, size])
+    used = sum(len(data) for data in own.values())
+    parts.append(body[used:])
+    return {**head, "arrays": table}, memoryview(b"".join(parts))
+
+
+def _arrays(head: Head, body: memoryview) -> dict[str, memoryview]:
+    found: dict[str, memoryview] = {}
+    at = 0
+    for name, dtype, size in head["arrays"]:
+        end = at + np.dtype(dtype).itemsize * int(size)
+        found[name] = body[at:end]
+        at = end
+    return found
+
+
+POLL_S = 0.05
+FOLLOW_S = 1.0  # between two tries to bring a shard to the server that orders
+PART_S = 60.0  # for the part of a report that number 0 has told: every shard is near it
+
+
+@final
+class SharedServers:
+    """Speaks with all servers of a run.
+
+    Args:
+        stage: Whose processes they are.
+        observer: Whom to tell.
+        workers: Of the run.
+        living: Gives the tokens of all workers whose process lives.
+        count: Servers that share the vector.
+        has_standby: Whether each has a standby.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        observer: Observer,
+        workers: int,
+        living: Living,
+        *,
+        count: int = 1,
+        has_standby: bool,
+    ) -> None:
+        self._stage = stage
+        self._all = [
+            Servers(stage, pair, observer, workers, living, has_standby=has_standby)
+            for pair in map(stage.pair, range(count))
+        ]
+        self._main, *self._shards = self._all
+        self._main.on_succession = self._follow_another
+        self._parts: list[deque[Message]] = [deque() for _ in self._shards]
+        self._unordered: dict[int, float] = {}
+        self.on_succession: Callable[[], None] = lambda: None
+        """Called when another process is number 0: what the old one was told last may
+        be lost."""
+
+    # -------------------------------------------------------------- starting
+
+    def start(self, spec: ServerSpec) -> None:
+        """Gives every process its part."""
+        self._forget()
+        address = self._stage.main.address
+        for number, servers in enumerate(self._all):
+            servers.order = address if number else None
+            servers.start(cut(spec, number, servers.order))
+
+    def connect(self, limit_s: float, meanwhile: Callable[[], None]) -> None:
+        """Connects to all; see `Servers.connect`."""
+        for servers in self._all:
+            servers.connect(limit_s, meanwhile)
+
+    def prepare(self) -> None:
+        """Starts other processes: parts of two pasts would not fit together."""
+        self._forget()
+        for servers in self._all:
+            servers.prepare()
+
+    def _forget(self) -> None:
+        self._unordered.clear()
+        for parts in self._parts:
+            parts.clear()
+
+    # -------------------------------------------------------------- speaking
+
+    def command(self, kind: str, body: bytes = b"", **values: Any) -> None:
+        """Tells number 0 something; of its end all are told."""
+        self._main.command(kind, body, **values)
+        if kind == "stop":
+            for shard in self._shards:
+                shard.command(kind)
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """One message of the server, None when none comes in time.
+
+        Raises:
+            ServerGone: One is lost, and it has no standby.
+        """
+        self._hear_shards(0.0)
+        message = self._main.receive(timeout_s)
+        if message is None or not self._shards or message[0]["kind"] not in VECTORS:
+            return message
+        return join(message, self._parts_of(int(message[0]["number"])))
+
+    def _parts_of(self, number: int) -> list[Message]:
+        """Waits until all have told their part of a report.
+
+        Raises:
+            ClusterError: One does not tell it.
+        """
+        until = time.monotonic() + PART_S
+        found: list[Message] = []
+        for place, parts in enumerate(self._parts):
+            while not parts or int(parts[-1][0]["number"]) < number:
+                if time.monotonic() > until:
+                    raise ClusterError(
+                        f"server-{place + 1} does not show its part of the weights, "
+                        f"which were expected within {PART_S:g} s. Its process lives. "
+                        "See the run's log for what it does."
+                    )
+                check()
+                self._hear_shards(POLL_S)
+            while int(parts[0][0]["number"]) < number:  # of a report nobody waits for
+                parts.popleft()
+            found.append(parts.popleft())
+        return found
+
+    def _hear_shards(self, timeout_s: float) -> None:
+        for number, shard in enumerate(self._shards):
+            message = shard.receive(timeout_s)
+            while message is not None:
+                kind = message[0]["kind"]
+                if kind in VECTORS:
+                    self._parts[number].append(message)
+                elif kind == "broken":
+                    raise ClusterError(message[0]["reason"])
+                elif kind == "unordered":
+                    self._unordered.setdefault(number, 0.0)
+                message = shard.receive(0.0)
+        self._bring_back()
+
+    def _bring_back(self) -> None:
+        """A shard that has lost number 0 is told where it is, until it is there."""
+        now = time.monotonic()
+        for number, tried in list(self._unordered.items()):
+            if now - tried >= FOLLOW_S:
+                del self._unordered[number]
+                self._shards[number].command("follow", order=self._stage.main.address)
+
+    def _follow_another(self) -> None:
+        """Another process is number 0."""
+        address = self._stage.main.address
+        for shard in self._shards:
+            shard.order = address
+            shard.command("follow", order=address)
+        self.on_succession()
+
+    def last_words(self, timeout_s: float) -> list[Message]:
+        """What number 0 says until it ends; no weights any more."""
+        found = self._main.last_words(timeout_s)
+        return [message for message in found if message[0]["kind"] not in VECTORS]
+
+    def call_again(self, limit_s: float) -> Sequence[Link]:
+        """Calls all anew; returns the old connections, to be closed later.
+
+        Raises:
+            OSError: One does not answer.
+            ExchangeTimeout: The same.
+        """
+        self._forget()
+        found = [servers.call_again(limit_s) for servers in self._all]
+        return [link for link in found if link is not None]
+
+    # ---------------------------------------------------------------- losses
+
+    def look(self, exits: dict[str, Exit], start_limit_s: float) -> None:
+        """Looks after all processes; see `Servers.look`.
+
+        Raises:
+            ServerGone: One is lost, and it has no standby.
+        """
+        for servers in self._all:
+            servers.look(exits, start_limit_s)
+
+    def close(self) -> None:
+        """Closes the connections and frees what a killed server left."""
+        for servers in self._all:
+            with contextlib.suppress(OSError, ExchangeTimeout):
+                servers.close()

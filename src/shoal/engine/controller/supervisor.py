@@ -1,0 +1,304 @@
+"""The workers' processes: who runs, who is gone, and who takes their place.
+
+What is decided about a loss lies in `recovery.py`; this file carries it out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from shoal.engine.controller.observer import Observer
+from shoal.engine.controller.process_pool import Stage
+from shoal.engine.coordination import restart_policy as recovery
+from shoal.engine.coordination.timeouts import PAUSE_S
+from shoal.engine.transport.heartbeat import start_limit_s
+from shoal.engine.worker.spec import WorkerSpec
+from shoal.errors import WorkerLost
+from shoal.launchers.base import Exit
+
+LAST_WORDS_S = 1.0  # for a process that lost its connection to say why it ends
+
+
+@dataclass(kw_only=True)
+class Hand:
+    """One worker's process.
+
+    Args:
+        hint: The rank it was started for.
+        token: Names the process.
+        started: Monotonic seconds; later where nobody could hear of it meanwhile.
+        rank: What the server gave it, -1 before.
+        reason: Why the server dropped its connection, empty before.
+        replaces: Monotonic seconds of the loss it makes good, 0 for none.
+        ends_at: Monotonic seconds when its process is ended, 0 for never.
+        works_since: Monotonic seconds when it had compiled, 0 before.
+        is_warm: Its process had waited to take somebody's place.
+    """
+
+    hint: int
+    token: str
+    started: float
+    rank: int = -1
+    reason: str = ""
+    replaces: float = 0.0
+    ends_at: float = 0.0
+    works_since: float = 0.0
+    is_warm: bool = False
+
+
+@final
+class Staff:
+    """Starts workers, hears of their ends, and replaces them.
+
+    Args:
+        stage: Where their processes are.
+        policy: What to do when one is gone.
+        log: Path of a worker's log, None to keep none.
+        observer: Whom to tell.
+        tell: Tells the server which process is "gone", and how many workers to
+            "expect" when one will not be replaced.
+        spares: Processes that wait for a worker to be lost.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        policy: recovery.RecoveryPolicy,
+        log: Callable[[int], Path | None],
+        observer: Observer,
+        tell: Callable[..., None],
+        spares: int = 0,
+    ) -> None:
+        self._stage, self._policy, self._log = stage, policy, log
+        self._observer, self._tell = observer, tell
+        self._make_spec: Callable[[int, str], WorkerSpec] | None = None
+        self._hands: dict[str, Hand] = {}
+        self._ended: dict[str, Exit] = {}
+        self._due: list[tuple[float, Hand]] = []
+        self._awaited: dict[str, int] = {}
+        self._spares, self._restarts = spares, 0
+        self._failures: dict[int, int] = {}
+        self._longest_start_s = 0.0
+        self._watched = time.monotonic()
+        self._is_dismissed = False
+
+    @property
+    def start_limit_s(self) -> float:
+        """Seconds a process may take to start: a worker, or a server, which is less."""
+        longest_s = self._longest_start_s
+        # In a session all may have been there already, and the next one is not.
+        return start_limit_s(longest_s and max(longest_s, self._stage.longest_join_s))
+
+    def _limit_s(self, hand: Hand) -> float:
+        if hand.is_warm:
+            return start_limit_s(self._longest_start_s, is_warm=True)
+        return self.start_limit_s
+
+    def give(
+        self,
+        workers: int,
+        make_spec: Callable[[int, str], WorkerSpec],
+        growth: int = 0,
+    ) -> None:
+        """Sends every worker its part.
+
+        Args:
+            workers: That begin now.
+            make_spec: Makes the part of one.
+            growth: More that begin when a machine has room; until then nobody misses
+                them.
+        """
+        self._make_spec = make_spec
+        for hint in range(workers):
+            self._start(hint)
+        for hint in range(workers, workers + growth):
+            self._awaited[self._stage.awaited(hint)] = hint
+
+    def _start(self, hint: int, replaces: float = 0.0) -> None:
+        self._begin(hint, self._stage.worker(hint), replaces)
+
+    def _begin(self, hint: int, token: str, replaces: float = 0.0) -> None:
+        """A process is given its part: it is one of the workers from now on."""
+        if self._make_spec is None:
+            raise RuntimeError("workers have no part yet; call `give` first")
+        began = time.monotonic()
+        self._hands[token] = Hand(
+            hint=hint,
+            token=token,
+            started=began,
+            replaces=replaces,
+            is_warm=bool(replaces) and self._stage.age_s(token) > self._longest_start_s,
+        )
+        self._stage.give(token, self._make_spec(hint, token), self._log(hint))
+
+    def joined(self, token: str, rank: int, facts: dict[str, Any]) -> None:
+        """The server has given a worker its rank."""
+        hand = self._hands.get(token)
+        if hand is not None:
+            hand.rank = rank
+            hand.reason, hand.ends_at = "", 0.0  # it may have joined before
+            stage = self._stage
+            startup_s = round(max(0.0, self._heard - hand.started), 3)
+            stage.longest_join_s = max(stage.longest_join_s, startup_s)
+            self._observer.on_event(
+                "worker_started", startup_s=startup_s, rank=rank, **facts
+            )
+
+    def ready(self, rank: int) -> None:
+        """A worker has compiled its model."""
+        now = time.monotonic()
+        for hand in self._hands.values():
+            if hand.rank != rank or hand.works_since:
+                continue
+            hand.works_since = now
+            start_s = self._heard - hand.started
+            self._longest_start_s = max(self._longest_start_s, start_s)
+            if hand.replaces:
+                seconds = round(now - hand.replaces, 3)
+                self._observer.on_event("worker_replaced", rank=rank, seconds=seconds)
+                hand.replaces = 0.0
+
+    @property
+    def _heard(self) -> float:
+        """When what is heard now was said, or earlier: nobody may have listened."""
+        now = time.monotonic()
+        return self._watched if now - self._watched > PAUSE_S else now
+
+    def left(self, rank: int, reason: str, *, is_hung: bool) -> None:
+        """A worker's connection is gone: its process ends soon, or is ended."""
+        grace_s = 0.0 if is_hung else LAST_WORDS_S
+        for hand in self._hands.values():
+            if hand.rank == rank and not hand.ends_at:
+                hand.reason = reason if is_hung else f"lost its connection: {reason}"
+                hand.ends_at = time.monotonic() + grace_s
+
+    def workers(self) -> dict[int, str]:
+        """Tokens of the processes that work, by the ranks they were started for."""
+        hands = [h for h in self._hands.values() if h.works_since and not h.ends_at]
+        return {h.hint: h.token for h in hands if h.token not in self._ended}
+
+    def living(self) -> list[str]:
+        """Tokens of all whose process lives, as far as is known."""
+        return [token for token in self._hands if token not in self._ended]
+
+    def watch(self) -> dict[str, Exit]:
+        """Looks after processes; returns those that ended and are no workers.
+
+        Workers that ended with their server count as nobody's loss.
+
+        Raises:
+            WorkerLost: Too many are gone.
+        """
+        now = time.monotonic()
+        self._end_hung(now)
+        for hand in self._hands.values():
+            if hand.ends_at and hand.ends_at <= now:
+                self._stage.stop(hand.token)
+        exits = self._stage.poll()
+        self._welcome(exits)
+        others = {t: exits[t] for t in exits.keys() - self._hands.keys()}
+        self._ended |= {token: exits[token] for token in exits.keys() & self._hands}
+        if others:  # first of all somebody sees to the server
+            return others
+        for token in list(self._ended):
+            gone, hand = self._ended.pop(token), self._hands.pop(token)
+            if not self._is_dismissed:
+                self._lost(hand, gone)
+        for due in [d for d in self._due if d[0] <= now]:
+            self._due.remove(due)
+            self._start(due[1].hint, replaces=due[1].replaces)
+        if self._spares and all(hand.works_since for hand in self._hands.values()):
+            for token in self._stage.keep_spares(self._spares):  # no start is slowed
+                pid = self._stage.pid(token)
+                self._observer.on_event("process_started", name="spare", pid=pid)
+        return {}
+
+    def _welcome(self, exits: dict[str, Exit]) -> None:
+        """Awaited workers begin that have room now; those that cannot are let go."""
+        for token, hint in list(self._awaited.items()):
+            gone = exits.pop(token, None)
+            if gone is None and self._stage.is_waiting(token):
+                continue
+            del self._awaited[token]
+            if gone is None:
+                self._begin(hint, token)
+                continue
+            text = f"{gone.name} does not join: {gone.reason}"
+            self._observer.on_event("warning", text=text)
+
+    def _end_hung(self, now: float) -> None:
+        """Gives up processes that do not start; the server never heard of some."""
+        pause_s, self._watched = now - self._watched, now
+        for hand in self._hands.values():
+            if hand.works_since or hand.ends_at:
+                continue
+            if self._stage.is_waiting(hand.token):
+                hand.started = now
+                continue
+            limit_s = self._limit_s(hand)
+            if pause_s > PAUSE_S:  # it may have said so, and nobody listened
+                hand.started = min(now, hand.started + pause_s)
+            elif now - hand.started > limit_s:
+                hand.reason = f"hung: not ready after {limit_s:.1f} s"
+                hand.ends_at = now
+
+    def take_restart(self) -> bool:
+        """Spends one of the replacements that the policy allows, if one is left."""
+        if self._restarts >= self._policy.max_restarts:
+            return False
+        self._restarts += 1
+        return True
+
+    def recall(self) -> None:
+        """Ends all workers, as their server is gone; nobody counts as lost."""
+        for token in (*self._hands, *self._awaited):
+            self._stage.stop(token)
+        self._hands.clear()
+        self._awaited.clear()
+        self._ended.clear()
+        self._due.clear()
+
+    def dismiss(self) -> None:
+        """The work is done: whoever ends now may, and nobody is replaced."""
+        self._is_dismissed = True
+        self._due.clear()
+        for token in self._awaited:
+            self._stage.stop(token)
+        self._awaited.clear()
+
+    def _lost(self, hand: Hand, gone: Exit) -> None:
+        now = time.monotonic()
+        self._tell("gone", token=hand.token)
+        was_ended = bool(hand.ends_at) and hand.ends_at <= now
+        reason = hand.reason if was_ended else gone.reason
+        is_settled = hand.works_since and now - hand.works_since > recovery.SETTLED_S
+        failures = 0 if is_settled else self._failures.get(hand.hint, 0)
+        self._failures[hand.hint] = failures + 1
+        self._observer.on_event("worker_lost", rank=hand.hint, reason=reason)
+        loss = recovery.Loss(
+            name=gone.name,
+            reason=reason,
+            living=len(self._hands) + len(self._due),
+            failures=failures,
+        )
+        match recovery.decide(loss, self._policy, self._restarts):
+            case recovery.Restart(after_s):
+                self._restarts += 1
+                hand.replaces = now
+                self._due.append((now + after_s, hand))
+            case recovery.Shrink(workers):
+                self._tell("expect", workers=workers)
+                text = f"{gone.name} {reason}; going on with {workers} worker(s)"
+                self._observer.on_event("warning", text=text)
+            case recovery.Abort(why):
+                look = ", or look at the output:" if gone.output else "."
+                raise WorkerLost(
+                    f"{why}. At least {self._policy.min_workers} worker(s) were "
+                    f"expected to live. Raise max_restarts{look}",
+                    rank=hand.hint,
+                    traceback=gone.output,
+                )

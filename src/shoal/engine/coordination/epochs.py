@@ -1,0 +1,168 @@
+"""Which epochs are open, and what the run clock says. Pure.
+
+This file decides when an epoch opens and when it is complete; the samples in
+between are the ledger's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import count
+from typing import Any, NamedTuple
+
+from shoal.engine.coordination.instructions import Rules
+from shoal.engine.coordination.ledger import Ledger
+
+
+class Saved(NamedTuple):
+    """A ledger to go back to, and the version of the center that shows it."""
+
+    ledger: dict[str, Any]
+    version: int
+
+
+class Epochs:
+    """The epochs of a run, and the ledger of their samples.
+
+    Args:
+        rules: Of the run.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.ledger = Ledger()
+        self._allowed = rules.first_epoch - 1
+        self._past_steps = 0
+        self.is_halted = False
+        self._saved: Saved | None = None
+        self._untold: list[int] = []
+
+    def proceed(self, epoch: int) -> list[int]:
+        """Opens an epoch; without a barrier the one after it may open by itself.
+
+        Returns:
+            Epochs from this one on that were complete in a checkpoint: whoever asks
+            for them may have missed that.
+        """
+        # Of a run that was halted, a controller says again what it said before that.
+        is_last = self._rules.has_barrier or self.is_halted
+        self._allowed = epoch if is_last else epoch + 1
+        self.ledger.open(epoch, self._rules.rows_of(epoch))
+        untold, self._untold = self._untold, []
+        return [e for e in untold if e >= epoch]
+
+    def open_next(self) -> None:
+        """Without a barrier the next epoch opens while the last one drains."""
+        rules, opened = self._rules, self.ledger.epochs
+        upcoming = max(opened, default=rules.first_epoch - 1) + 1
+        if upcoming <= self._allowed and upcoming < rules.epochs and not self.has_data:
+            self.ledger.open(upcoming, rules.rows_of(upcoming))
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there are samples that nobody holds and nobody has done."""
+        return any(self.ledger.free(e) for e in self.ledger.active)
+
+    @property
+    def clock(self) -> int:
+        """Steps of the user's batch size that are committed; a short batch counts.
+
+        It ends where plain Keras' step count would.
+        """
+        return self._past_steps + sum(map(self._steps, self.ledger.active))
+
+    def _steps(self, epoch: int) -> int:
+        rows, starts = self.ledger.committed(epoch), self._rules.starts_of(epoch)
+        if starts is not None:
+            return bisect_left(starts, rows)
+        return -(-rows // self._rules.batch)
+
+    def end(self) -> list[int]:
+        """Closes the epochs that are complete now, and returns them."""
+        fresh = [e for e in self.ledger.active if self.ledger.is_done(e)]
+        for epoch in fresh:
+            self._past_steps += self._steps(epoch)
+            self.ledger.close(epoch)
+        return fresh
+
+    @property
+    def upcoming(self) -> int:
+        """The first epoch that is not complete."""
+        complete = set(self._complete())
+        return next(e for e in count(self._rules.first_epoch) if e not in complete)
+
+    def _complete(self) -> list[int]:
+        active = set(self.ledger.active)
+        return [e for e in self.ledger.epochs if e not in active]
+
+    def halt(self) -> None:
+        """Opens no more epochs, and ends those that are open with what is held."""
+        self.is_halted = True
+        self._allowed = self._rules.first_epoch - 1
+        for epoch in self.ledger.active:
+            self.ledger.cut(epoch)
+
+    def save(self, version: int) -> None:
+        """Keeps what is committed now, to go back to."""
+        self._saved = Saved(self.ledger.to_json(), version)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether anything was kept."""
+        return self._saved is not None
+
+    @property
+    def saved_version(self) -> int:
+        """Of the center that shows what was kept; 0 is what the run began with."""
+        return 0 if self._saved is None else self._saved.version
+
+    def restore(self) -> None:
+        """Goes back to what was kept; epochs that were open stay so."""
+        self._take(self._kept())
+
+    def _kept(self) -> Ledger:
+        ledger = Ledger() if self._saved is None else Ledger.from_json(self._saved[0])
+        ledger.release_all()
+        for epoch in self.ledger.epochs:
+            ledger.open(epoch, self._rules.rows_of(epoch))
+        return ledger
+
+    def _take(self, ledger: Ledger) -> None:
+        """Goes on from another ledger; nothing of it is leased."""
+        self.ledger = ledger
+        if self.is_halted:
+            self.halt()
+        self._past_steps = sum(map(self._steps, self._complete()))
+
+    # ----------------------------------------------------------- checkpoints
+
+    def to_json(self) -> dict[str, Any]:
+        """What a new server goes on from: in a gang, what was kept last."""
+        ledger = self._kept() if self._rules.is_gang else self.ledger
+        return {
+            "ledger": ledger.to_json(),
+            "allowed": self._allowed,
+            "is_halted": self.is_halted,
+            "is_saved": self.is_saved,
+        }
+
+    @classmethod
+    def from_json(cls, rules: Rules, document: dict[str, Any], version: int) -> Epochs:
+        """Goes on from `to_json`: what was leased is free, what is complete stays so.
+
+        Args:
+            rules: Of the run from now on.
+            document: What `to_json` gave.
+            version: Of the center beside it.
+        """
+        epochs = cls(rules)
+        epochs._allowed = document["allowed"]
+        epochs.is_halted = document["is_halted"]
+        ledger = Ledger.from_json(document["ledger"])
+        ledger.release_all()
+        epochs._take(ledger)
+        epochs.end()  # of a run that was halted, all that is open
+        epochs._untold = epochs._complete()
+        if document["is_saved"]:
+            epochs.save(version)
+        return epochs

@@ -1,0 +1,96 @@
+"""Which steps of a gang its workers may average among themselves. Pure.
+
+A group is a set of workers of which all take part in the step that is next. This file
+decides when there is one, and whether what they computed may be taken for the mean of
+a round: only where all of the round, and nobody else, are in it. Whatever else happens
+goes through the server, whose way is always open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from shoal.engine.coordination.instructions import Group, Push
+from shoal.engine.coordination.ledger import Ledger
+from shoal.engine.coordination.roster import Member
+
+MOST_FAILURES = 3  # in a row, of groups of which nobody was lost
+
+
+@final
+@dataclass
+class Grouping:
+    """The group of a gang, and how it fares.
+
+    Args:
+        is_wanted: Groups may be formed.
+        generation: Number of the newest group; each has members of its own.
+        members: Rank and incarnation of all that are in it.
+        is_broken: Nothing is averaged in it any more.
+        is_due: The open round was announced as one that the group averages.
+        failures: Rounds since the last one that it averaged, though all were there.
+
+    Example:
+        >>> ledger, members = Ledger(), [Member(r, 1, 0, is_ready=True) for r in (0, 1)]
+        >>> ledger.open(0, rows=8)
+        >>> pieces = [ledger.lease(m.rank, 0, 4) for m in members]
+        >>> grouping = Grouping(is_wanted=True)
+        >>> grouping.announce(members, ledger)
+        Group(generation=1, ranks=(0, 1))
+        >>> pushes = {r: Push(r, 1, 0, 1, (pieces[r],), 1, 4.0, group=1) for r in (0,)}
+        >>> grouping.unfit(members, pushes)
+        [0]
+    """
+
+    is_wanted: bool = False
+    generation: int = 0
+    members: tuple[tuple[int, int], ...] = ()
+    is_broken: bool = False
+    is_due: bool = False
+    failures: int = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether groups failed too often without a reason that could be seen."""
+        return self.failures >= MOST_FAILURES
+
+    def announce(self, ready: Sequence[Member], ledger: Ledger) -> Group | None:
+        """The group of the next step, None where it goes through the server.
+
+        Args:
+            ready: All members that take part; every one of them will hear of it.
+            ledger: Of what they hold.
+        """
+        self.is_due = False
+        has_all = all(ledger.pieces_held(member.rank) for member in ready)
+        if not self.is_wanted or self.is_given_up or len(ready) < 2 or not has_all:
+            return None
+        members = tuple((member.rank, member.incarnation) for member in ready)
+        if members != self.members or self.is_broken:
+            self.generation += 1
+            self.members, self.is_broken = members, False
+        self.is_due = True
+        return Group(self.generation, tuple(rank for rank, _ in members))
+
+    def unfit(self, ready: Sequence[Member], pushes: Mapping[int, Push]) -> list[int]:
+        """Those that sent no vector, where the mean they have is not the round's."""
+        without = [rank for rank, push in pushes.items() if push.group]
+        is_whole = len(without) == len(pushes) == len(ready)
+        current = all(push.group == self.generation for push in pushes.values())
+        who = {(push.rank, push.incarnation) for push in pushes.values()}
+        is_theirs = current and self.is_due and who == set(self.members)
+        return [] if is_whole and is_theirs else without
+
+    def closed(self, pushes: Sequence[Push]) -> bool:
+        """Takes note of a round that closes; returns whether its group averaged it."""
+        is_grouped = all(push.group for push in pushes)
+        if is_grouped:
+            self.failures = 0
+        elif self.is_due:
+            self.is_broken = True
+            if {(push.rank, push.incarnation) for push in pushes} == set(self.members):
+                self.failures += 1
+        self.is_due = False
+        return is_grouped

@@ -1,0 +1,181 @@
+"""How much data a worker is given, and when. Pure.
+
+This file decides how samples are shared: fast workers take more, all end an epoch
+together, and the workers of a gang always hold shares of the same steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import final
+
+from shoal.data.order import shares, steps
+from shoal.engine.coordination.instructions import Rules
+from shoal.engine.coordination.ledger import Ledger
+from shoal.engine.coordination.locality import Places
+from shoal.engine.coordination.roster import Member
+
+AHEAD = 2  # windows a worker holds: one it computes, one it can read ahead
+
+
+def fair_rows(rules: Rules, free: int, workers: int) -> int:
+    """Rows of one window, less near the end so that workers end together."""
+    least = max(1, rules.window // 4)
+    fair = steps(free, workers * rules.batch)
+    return min(rules.window, max(fair, least)) * rules.batch
+
+
+@final
+class Grants:
+    """Gives leases to workers.
+
+    Args:
+        rules: Of the run.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._places: Places | None = None
+        if rules.borders is not None and not rules.is_gang:
+            self._places = Places(rules.borders, rules.batch, rules.starts_of)
+
+    def forget(self, rank: int) -> None:
+        """A worker is gone."""
+        if self._places is not None:
+            self._places.forget(rank)
+
+    def grant(
+        self, ledger: Ledger, member: Member, workers: int, ahead: int | None = None
+    ) -> None:
+        """Leases what one worker may read ahead, and leaves the others their part.
+
+        Args:
+            ledger: Of all.
+            member: Who gets it.
+            workers: That share an epoch.
+            ahead: Steps that it may hold at most; None for windows, as ever.
+        """
+        most = AHEAD if ahead is None else ahead
+        for epoch in ledger.active:
+            while free := ledger.free(epoch):
+                rows = fair_rows(self._rules, free, workers)
+                if ahead is not None:
+                    rows = min(rows, self._rules.batch)
+                if ledger.held_rows(member.rank) >= most * rows:
+                    break
+                room = _room(self._rules, ledger, member.rank, epoch, workers)
+                if room < 1:
+                    break
+                self._lease(ledger, member, epoch, min(rows, room), workers)
+
+    def deal(
+        self, ledger: Ledger, members: Sequence[Member], ahead: int | None = None
+    ) -> bool:
+        """Leases rounds in rank order, so that a run repeats exactly.
+
+        Args:
+            ledger: Of all.
+            members: Who get them.
+            ahead: Rounds that they may hold at most, None for as many as ever.
+
+        Returns:
+            Whether anybody got anything.
+        """
+        rules, has_dealt = self._rules, False
+        most = AHEAD if ahead is None else min(AHEAD, ahead)
+        for epoch in ledger.active:
+            while self._together(ledger, epoch):
+                held = {m.rank: ledger.pieces_held(m.rank) for m in members}
+                needy = [m for m in members if held[m.rank] < most]
+                # Shares of one step must be pushed in one round: whoever is new, or got
+                # no row of a short step, waits until the others have used up theirs.
+                if not needy or (rules.is_gang and len(set(held.values())) > 1):
+                    return has_dealt
+                self._deal(ledger, needy, epoch)
+                has_dealt = True
+        return has_dealt
+
+    def _together(self, ledger: Ledger, epoch: int) -> int:
+        """Rows that can be dealt at once: they lie together, or may lie anywhere."""
+        return ledger.run(epoch) if self._places is None else ledger.free(epoch)
+
+    def _deal(self, ledger: Ledger, needy: Sequence[Member], epoch: int) -> None:
+        ranks = [member.rank for member in needy]
+        run = self._together(ledger, epoch)
+        counts = _counts(self._rules, ledger, epoch, run, ranks)
+        members = {member.rank: member for member in needy}
+        if self._places is None:
+            dealt = ledger.deal(epoch, counts, is_gang=self._rules.is_gang)
+            for rank, piece in dealt:
+                members[rank].untold.append(piece)
+            return
+        for rank, rows in counts:
+            if rows and ledger.free(epoch):
+                self._lease(ledger, members[rank], epoch, rows, len(needy))
+
+    def _lease(
+        self, ledger: Ledger, member: Member, epoch: int, rows: int, workers: int
+    ) -> None:
+        places, rank, start = self._places, member.rank, None
+        if places is not None:
+            start = places.next(rank, epoch, ledger, workers)
+        first = ledger.first(epoch) if start is None else start
+        rows = whole_batches(self._rules, epoch, first, rows)
+        piece = ledger.lease(rank, epoch, rows, start)
+        if piece is None:
+            raise AssertionError(f"nothing of epoch {epoch} is free at {start}")
+        member.untold.append(piece)
+        if places is not None:
+            places.took(rank, piece)
+
+
+def _room(rules: Rules, ledger: Ledger, rank: int, epoch: int, workers: int) -> int:
+    """Rows a worker may still take of an epoch: its part, less what it holds.
+
+    A long window, or what is read ahead, can be more than all there is.
+    """
+    held = (piece for piece in ledger.held(rank) if piece.epoch == epoch)
+    mine = sum(steps(piece.rows, rules.batch) for piece in held)
+    left = rules.rows_of(epoch) - ledger.committed(epoch)
+    fair = max(1, steps(left, rules.batch) // workers)
+    return (fair - mine) * rules.batch
+
+
+def _counts(
+    rules: Rules, ledger: Ledger, epoch: int, run: int, ranks: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Rows of each rank; a small gap that a dead worker left is shared as well."""
+    first, starts = ledger.first(epoch), rules.starts_of(epoch)
+    if rules.is_gang:
+        size = min(rules.batch, run)
+        if starts is not None:
+            size = min(size, _next_start(starts, first + 1) - first)
+        sizes = shares(size, len(ranks))
+        return list(zip(ranks, sizes, strict=True))
+    fair = fair_rows(rules, ledger.free(epoch), len(ranks))
+    even = shares(steps(run, rules.batch), len(ranks))
+    pairs = zip(ranks, even, strict=True)
+    counts = [(rank, min(fair, part * rules.batch)) for rank, part in pairs]
+    if starts is None:
+        return counts
+    found: list[tuple[int, int]] = []
+    for rank, rows in counts:
+        rows = whole_batches(rules, epoch, first, rows)
+        found.append((rank, rows))
+        first += rows
+    return found
+
+
+def whole_batches(rules: Rules, epoch: int, first: int, rows: int) -> int:
+    """Rows from a position on, and those to the end of a batch that they end in."""
+    starts = rules.starts_of(epoch)
+    if starts is None or not rows:
+        return rows
+    return min(_next_start(starts, first + rows), rules.rows_of(epoch)) - first
+
+
+def _next_start(starts: Sequence[int], position: int) -> int:
+    """The first start of a batch at a position or behind it; far away behind all."""
+    place = bisect_left(starts, position)
+    return starts[place] if place < len(starts) else 1 << 62

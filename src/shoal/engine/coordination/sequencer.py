@@ -1,0 +1,536 @@
+"""The server's state machine: members, leases, rounds, duplicates, versions. Pure.
+
+Events go in (a worker joins, is ready, pushes, runs out of data, leaves; the
+controller opens an epoch), instructions come out. There is no socket, clock,
+thread or vector here, so that tests can drive it through any schedule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.engine.coordination.epochs import Epochs
+from shoal.engine.coordination.groups import Grouping
+from shoal.engine.coordination.instructions import (
+    Answer,
+    Apply,
+    EpochDone,
+    Instruction,
+    Merge,
+    Push,
+    Refuse,
+    Rollback,
+    Rules,
+    Ungroup,
+)
+from shoal.engine.coordination.leases import Grants
+from shoal.engine.coordination.ledger import Ledger
+from shoal.engine.coordination.roster import (
+    LINEAGE_INCARNATIONS,
+    Member,
+    Publishing,
+    Roster,
+)
+from shoal.engine.coordination.rounds import Round, Standing, tell_of_round
+from shoal.strategies.base import Facts
+
+__all__ = [
+    "Answer",
+    "Apply",
+    "EpochDone",
+    "Instruction",
+    "Merge",
+    "Push",
+    "Refuse",
+    "Rollback",
+    "Rules",
+    "Sequencer",
+]
+
+
+class Sequencer:
+    """Decides what happens to each event, in the order of arrival.
+
+    Args:
+        rules: Of the run.
+
+    Example:
+        >>> sequencer = Sequencer(Rules(epoch_rows=(8,), first_epoch=0, epochs=1,
+        ...     workers=1, batch=4, window=2, is_rounds=False, is_gang=False,
+        ...     is_elastic=False))
+        >>> member = sequencer.join()
+        >>> sequencer.proceed(0)
+        []
+        >>> [answer] = sequencer.ready(member.rank, member.incarnation)
+        >>> answer.kind, answer.pieces
+        ('grant', (Piece(epoch=0, start=0, stop=8, gang=0),))
+        >>> push = Push(0, 1, 0, 1, answer.pieces, steps=2, samples=8.0)
+        >>> [type(i).__name__ for i in sequencer.push(push)]
+        ['Apply', 'Answer', 'EpochDone']
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._epochs = Epochs(rules)
+        self._roster = Roster()
+        self._publishing = Publishing()
+        self._grants = Grants(rules)
+        self.lineage = 0
+        self.version = 0
+        self.expected = rules.workers
+        self.has_started = self.has_finished = False
+        self._limit: int | None = None
+        self._round = Round(rules.quorum)
+        self._grouping = Grouping(is_wanted=rules.has_groups)
+
+    # -------------------------------------------------------- checkpoints
+
+    def to_json(self) -> dict[str, Any]:
+        """What a server must keep to go on after it is gone, as plain JSON values.
+
+        It belongs to the center as it is now; in a gang, to the snapshot that was
+        published last, or to what the run began with.
+        """
+        is_gang = self.rules.is_gang
+        return {
+            "lineage": self.lineage,
+            "version": self._epochs.saved_version if is_gang else self.version,
+            "epochs": self._epochs.to_json(),
+        }
+
+    @classmethod
+    def from_json(
+        cls, rules: Rules, document: dict[str, Any], *, newest_lineage: int = 0
+    ) -> Sequencer:
+        """A new server's sequencer: nobody has joined, nothing is leased.
+
+        Its lineage is one higher, so that nothing that was rolled back comes in. A
+        document of the new lineage must be stored before anybody is answered: two
+        servers that began with the same one would share it.
+
+        Args:
+            rules: Of the run from now on; the number of workers may have changed.
+            document: What `to_json` gave.
+            newest_lineage: The highest that is known of, where `document` is not the
+                newest one, because that one was damaged.
+
+        Example:
+            >>> rules = Rules(epoch_rows=(8,), first_epoch=0, epochs=1, workers=1,
+            ...     batch=4, window=2, is_rounds=False, is_gang=False, is_elastic=False)
+            >>> sequencer = Sequencer.from_json(rules, Sequencer(rules).to_json())
+            >>> sequencer.lineage, sequencer.join().incarnation
+            (1, 1000001)
+        """
+        sequencer = cls(rules)
+        sequencer.lineage = max(document["lineage"], newest_lineage) + 1
+        sequencer.version = document["version"]
+        epochs = document["epochs"]
+        sequencer._epochs = Epochs.from_json(rules, epochs, sequencer.version)
+        sequencer._roster = Roster(floor=sequencer.lineage * LINEAGE_INCARNATIONS)
+        return sequencer
+
+    @property
+    def upcoming(self) -> int:
+        """The first epoch that is not complete: where a controller goes on."""
+        return self._epochs.upcoming
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether open epochs end with what was held."""
+        return self._epochs.is_halted
+
+    # ------------------------------------------------------------ members
+
+    def join(self, hint: int = -1) -> Member:
+        """Gives a new process a free rank, the hinted one if it can, and fences it."""
+        return self._roster.join(hint, self.version)
+
+    @property
+    def members(self) -> dict[int, Member]:
+        """The living workers, by rank."""
+        return self._roster.members
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who has leased what, and what is committed."""
+        return self._epochs.ledger
+
+    @property
+    def has_round(self) -> bool:
+        """Whether somebody has pushed to a round that is not closed."""
+        return bool(self._round.pushes)
+
+    @property
+    def publisher(self) -> int | None:
+        """The worker that is asked for its state, and has not sent it yet."""
+        return self._publishing.publisher
+
+    def ready(self, rank: int, incarnation: int) -> list[Instruction]:
+        """A worker has compiled and can take data."""
+        if not self._roster.is_current(rank, incarnation):
+            return [self._stranger(rank, incarnation)]
+        member = self.members[rank]
+        if member.is_ready or rank in self._publishing.joiners:
+            return self.need(rank, incarnation)
+        member.is_parked = True
+        if self.has_finished:
+            return self._dismiss()
+        if self.rules.is_gang and self.has_started:
+            # Its weights must be the gang's of one version: somebody publishes them.
+            self._publishing.joiners.append(rank)
+            return self._ask()
+        member.is_ready = True
+        member.is_stale = not self.rules.is_gang and member.version != self.version
+        member.version = self.version
+        has_snapshot = self.rules.is_gang and self._epochs.is_saved
+        found = self._welcome([member]) if has_snapshot else []
+        return found + self._ask() + self._hand_out()
+
+    def leave(self, rank: int, incarnation: int) -> list[Instruction]:
+        """A worker is gone: its leases return, its round does not wait for it."""
+        if not self._roster.is_current(rank, incarnation):
+            return []
+        del self.members[rank]
+        self.ledger.release(rank)
+        self._grants.forget(rank)
+        self._round.pushes.pop(rank, None)
+        self._publishing.forget(rank)
+        if self.has_finished:
+            return []
+        found: list[Instruction] = []
+        if self.rules.is_gang and self.has_started and not self._roster.ready():
+            found += self._roll_back()
+        return found + self._ask() + self._close_round() + self._hand_out()
+
+    def expect(self, workers: int) -> list[Instruction]:
+        """The controller will not bring up more workers than this before the start."""
+        self.expected = workers
+        return self._hand_out()
+
+    def _stranger(self, rank: int, incarnation: int) -> Refuse:
+        return Refuse(rank, incarnation, "another process has this rank")
+
+    # ------------------------------------------------------------- epochs
+
+    def proceed(self, epoch: int) -> list[Instruction]:
+        """Opens an epoch; without a barrier the one after it may open by itself.
+
+        After a restart a controller proceeds with the first epoch it has not heard the
+        end of, or with `upcoming` if that is earlier, and hears of those since.
+        """
+        untold = self._epochs.proceed(epoch)
+        return [*map(EpochDone, untold), *self._hand_out()]
+
+    def pace(self, after: int | None) -> list[Instruction]:
+        """Hands out one step after this version, and no more: the controller is asked.
+
+        Args:
+            after: What the controller has heard of; -1 for as it is now, None to hand
+                out as much as ever again.
+        """
+        self._limit = None
+        if after is not None:
+            self._limit = (self.version if after < 0 else after) + 1
+        return self._hand_out()
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether each step waits for the controller."""
+        return self._limit is not None
+
+    @property
+    def _ahead(self) -> int | None:
+        """Most steps that a worker may hold; None where it does not matter."""
+        return None if self._limit is None else max(0, self._limit - self.version)
+
+    def halt(self) -> list[Instruction]:
+        """Hands out no more: open epochs end with the samples that are held."""
+        self._epochs.halt()
+        return self._end_epochs() + self._ask()
+
+    def finish(self) -> list[Instruction]:
+        """Ends the run: whoever waits is told, the others at their next message."""
+        self.has_finished = True
+        self._publishing = Publishing()
+        for rank, _ in self._round.take():
+            self.members[rank].is_parked = True
+        return self._dismiss()
+
+    def _dismiss(self) -> list[Instruction]:
+        parked = [m for m in self.members.values() if m.is_parked]
+        for member in parked:
+            member.is_parked = False
+        return [Answer(m.rank, "done") for m in parked]
+
+    @property
+    def clock(self) -> int:
+        """Steps of the user's batch size that are committed; a short batch counts."""
+        return self._epochs.clock
+
+    def _end_epochs(self) -> list[Instruction]:
+        """Tells of epochs that are complete, or waits for a center that shows it."""
+        if not self.rules.is_gang:
+            return [EpochDone(e) for e in self._epochs.end()]
+        self._publishing.epochs += self._epochs.end()
+        return []
+
+    # -------------------------------------------------------------- pushes
+
+    def push(self, push: Push) -> list[Instruction]:
+        """A worker sends what it did since its last push."""
+        if not self._roster.is_current(push.rank, push.incarnation):
+            return [self._stranger(push.rank, push.incarnation)]
+        member = self.members[push.rank]
+        member.is_parked = False
+        if self.has_finished:
+            return [Answer(push.rank, "done")]
+        if push.lineage != self.lineage:
+            return [Refuse(push.rank, push.incarnation, "an older lineage")]
+        if push.sequence <= member.sequence:
+            return [self._repeat(member)]
+        if member.is_late:
+            member.sequence = push.sequence
+            return [self._repeat(member)]
+        if not push.pieces or not self.ledger.covers(push.rank, push.pieces):
+            return [Refuse(push.rank, push.incarnation, "samples it does not hold")]
+        if self.rules.is_rounds:
+            self._round.pushes[push.rank] = push
+            return self._close_round() + self._hand_out()
+        facts = self._accept(member, push)
+        self.version += 1
+        member.version = self.version
+        self._epochs.open_next()
+        self._grant(member)
+        answer = Answer(push.rank, "reply", "reply", member.tell())
+        return [Apply(push.rank, facts), answer, *self._end_epochs(), *self._hand_out()]
+
+    def _accept(self, member: Member, push: Push) -> Facts:
+        staleness = self.version - member.version + 1
+        self.ledger.commit(push.rank, push.pieces)
+        member.sequence, member.missed = push.sequence, 0
+        return Facts(
+            workers=max(1, len(self._roster.ready())),
+            staleness=staleness,
+            steps=push.steps,
+            samples=push.samples,
+            updates=self.version,
+            rows=push.rows,
+        )
+
+    def _repeat(self, member: Member) -> Answer | Refuse:
+        """Answers a push that was applied, but whose answer was lost; or one too late.
+
+        Either way its samples are no longer the sender's to do.
+        """
+        if self.rules.is_gang:
+            # The mean it needs is gone, and with it the gang's weights.
+            return Refuse(member.rank, member.incarnation, "a step of the past")
+        member.untold, member.is_late = [], False
+        held = tuple(self.ledger.held(member.rank))
+        if self.rules.is_elastic:
+            return Answer(member.rank, "repeat", "none", held)
+        member.version, member.is_stale = self.version, False
+        return Answer(member.rank, "repeat", "center", held)
+
+    def need(self, rank: int, incarnation: int) -> list[Instruction]:
+        """A worker has no data left; it is answered when there is some."""
+        if not self._roster.is_current(rank, incarnation):
+            return [self._stranger(rank, incarnation)]
+        member = self.members[rank]
+        member.is_parked, member.is_late = True, False
+        if self.has_finished:
+            return self._dismiss()
+        if self._publishing.asked == rank:
+            return self._ask_parked(member)
+        return self._close_round() + self._hand_out()
+
+    # -------------------------------------------------------------- rounds
+
+    @property
+    def standing(self) -> Standing:
+        """How far the round has come; of a run that waits for all, nothing is told."""
+        if not self.rules.quorum or self.has_finished:
+            return Standing()
+        ready = self._roster.ready()
+        return self._round.standing(self.version, ready, self.ledger, self.publisher)
+
+    def overdue(self) -> list[Instruction]:
+        """The time of grace is over: a quorate round closes without the late.
+
+        Their leases return. What they push for it is answered as a repeat and not
+        committed; nobody waits for them until then. A round that is not quorate, or
+        not any more, stays as it is.
+        """
+        if not self.standing.is_quorate:
+            return []
+        for rank in self._round.pass_over(self._roster.ready(), self.ledger):
+            self._publishing.pass_over(rank)
+        return self._close_round() + self._ask() + self._hand_out()
+
+    def _close_round(self) -> list[Instruction]:
+        """Closes the round when every ready worker has pushed or waits for data.
+
+        Whoever publishes has done neither, so weights stay as they are meanwhile.
+        """
+        ready = self._roster.ready()
+        if not self._round.pushes or self._round.awaited(ready, self.ledger):
+            return []
+        if outdated := self._round.outdated():
+            # Somebody is gone who was to take part: the step is smaller than it was.
+            sums = self._round.sums
+            for rank in outdated:
+                del self._round.pushes[rank]
+            return [Answer(rank, "again", sums=sums) for rank in outdated]
+        if unfit := self._grouping.unfit(ready, self._round.pushes):
+            for rank in unfit:
+                del self._round.pushes[rank]
+            return [Answer(rank, "again") for rank in unfit]
+        pushes = self._round.take()
+        was_given_up = self._grouping.is_given_up
+        is_grouped = self._grouping.closed([push for _, push in pushes])
+        facts = {rank: self._accept(self.members[rank], push) for rank, push in pushes}
+        self.version += 1
+        self._epochs.open_next()
+        self._deal()
+        told = tell_of_round(self.rules, ready, facts, self.version)
+        asked = [*self._end_epochs(), *self._ask()]
+        if self._grouping.is_given_up and not was_given_up:
+            asked.append(Ungroup())
+        return [Merge(facts, is_grouped), *self._grouped(told, ready), *asked]
+
+    def _grouped(self, told: list[Answer], ready: list[Member]) -> list[Answer]:
+        """Answers that reach all members say who averages the next step.
+
+        Not when one of them is asked for its state: the others would wait for it.
+        """
+        busy = self._publishing.asked, self._publishing.publisher
+        if not self.rules.has_groups or len(told) < len(ready) or busy != (None, None):
+            return told
+        group = self._grouping.announce(ready, self.ledger)
+        return [answer._replace(group=group) for answer in told]
+
+    # ------------------------------------------------- published snapshots
+
+    def ask(self, after: int | None = None) -> list[Instruction]:
+        """The controller wants the whole state of one worker.
+
+        Args:
+            after: Of the next in turn after this rank, default None: of the first.
+        """
+        self._publishing.is_wanted, self._publishing.after = True, after
+        return self._ask()
+
+    def is_first(self, rank: int) -> bool:
+        """Whether this rank is the one that is asked first."""
+        ready = self._roster.punctual() or self._roster.ready()
+        return rank == min((member.rank for member in ready), default=rank)
+
+    def _ask(self) -> list[Instruction]:
+        """Asks one worker to publish its state, if anybody needs it."""
+        ready = self._roster.punctual() or self._roster.ready()
+        if not self._publishing.is_due or not ready:
+            return []
+        member = self._publishing.choose(ready)
+        if member.is_parked:
+            return self._ask_parked(member)
+        # It computes: it is asked with the answer to its next message.
+        self._publishing.asked = member.rank
+        return []
+
+    def _ask_parked(self, member: Member) -> list[Instruction]:
+        member.is_parked = False
+        self._publishing.asked, self._publishing.publisher = None, member.rank
+        return [Answer(member.rank, "publish")]
+
+    def asked(self, rank: int) -> bool:
+        """Whether an answer to a worker must ask for a snapshot; it is asked then."""
+        if self._publishing.asked != rank:
+            return False
+        self._publishing.asked, self._publishing.publisher = None, rank
+        return True
+
+    def published(self, rank: int, incarnation: int) -> list[Instruction]:
+        """A snapshot has arrived: the center is the gang's state of this version."""
+        if not self._roster.is_current(rank, incarnation) or self.publisher != rank:
+            return []
+        self.members[rank].is_parked = False  # it publishes, whatever it said before
+        self._publishing.publisher, self._publishing.is_wanted = None, False
+        if not self.rules.is_gang:
+            return []
+        self._epochs.save(self.version)
+        done = [EpochDone(e) for e in self._publishing.take_epochs()]
+        joiners = [self.members[rank] for rank in self._publishing.take_joiners()]
+        return [*done, *self._welcome(joiners), *self._hand_out()]
+
+    def _welcome(self, fresh: list[Member]) -> list[Instruction]:
+        """Gives the snapshot to workers that join a gang, with or without data.
+
+        At once: the next round changes the weights, theirs like all others'.
+        """
+        for member in fresh:
+            member.is_ready, member.is_parked = True, False
+            member.version = self.version
+        if self.has_started:
+            self._distribute()
+        return [Answer(m.rank, "grant", "snapshot", m.tell()) for m in fresh]
+
+    def _roll_back(self) -> list[Instruction]:
+        """The last worker of a gang is gone, and the weights after its snapshot."""
+        self.lineage += 1
+        self._epochs.restore()
+        self._publishing.take_epochs()
+        self.has_started = False
+        found: list[Instruction] = [Rollback(self.lineage), *self._end_epochs()]
+        joiners = [self.members[rank] for rank in self._publishing.take_joiners()]
+        if self._epochs.is_saved:
+            return found + self._welcome(joiners)
+        for member in joiners:  # they hold what the run began with
+            member.is_ready, member.version = True, self.version
+        return found
+
+    # --------------------------------------------------------------- grants
+
+    def _hand_out(self) -> list[Instruction]:
+        """Gives data to every worker that waits and can get some."""
+        ready = self._roster.ready()
+        if self.has_finished or not self._start(len(ready)):
+            return []
+        self._distribute()
+        waiting = [m for m in ready if m.is_parked and m.untold]
+        return [*self._grouped([self._grant_answer(m) for m in waiting], ready)]
+
+    def _start(self, ready: int) -> bool:
+        """Whether data may be given; rounds begin when all expected workers are."""
+        if not self.has_started:
+            is_full = ready >= (self.expected if self.rules.is_rounds else 1)
+            self.has_started = is_full and self._epochs.has_data
+        return self.has_started
+
+    def _distribute(self) -> None:
+        """Leases what may be leased now; the workers hear of it with their answers."""
+        self._epochs.open_next()
+        ready = self._roster.ready()
+        if not self.rules.is_rounds:
+            for member in ready:
+                if member.is_parked:
+                    self._grant(member)
+        elif not self._round.has_begun(ready, self.ledger):
+            self._deal()
+
+    def _grant(self, member: Member) -> None:
+        self._grants.grant(self.ledger, member, self._sharers(), self._ahead)
+
+    def _deal(self) -> None:
+        if self._grants.deal(self.ledger, self._roster.punctual(), self._ahead):
+            self._round.dealt += 1
+
+    def _sharers(self) -> int:
+        """Workers an epoch is shared among, those that still compile included."""
+        return max(1, self.expected, len(self._roster.ready()))
+
+    def _grant_answer(self, member: Member) -> Answer:
+        body = "center" if member.is_stale else "none"
+        if member.is_stale:
+            member.version = self.version
+        member.is_stale = member.is_parked = False
+        return Answer(member.rank, "grant", body, member.tell())

@@ -1,0 +1,79 @@
+"""Samples that count and are not trained on, as they did harm before. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.engine.coordination.ledger import Piece
+
+
+@final
+@dataclass(frozen=True)
+class LeftOut:
+    """What a run that was rolled back does not train on again.
+
+    Args:
+        ranges: (epoch, start, stop) in the order of an epoch.
+        rows: Numbers of rows of the data, in any epoch.
+
+    Example:
+        >>> out = LeftOut().also(0, [(8, 16)], rows=[3])
+        >>> out.touches([Piece(0, 12, 20)], lambda: [5])
+        True
+        >>> out.touches([Piece(1, 12, 20)], lambda: [5])
+        False
+        >>> out.touches([Piece(1, 12, 20)], lambda: [3])
+        True
+        >>> LeftOut.from_json(out.to_json()) == out
+        True
+    """
+
+    ranges: tuple[tuple[int, int, int], ...] = ()
+    rows: tuple[int, ...] = ()
+
+    def also(
+        self, epoch: int, ranges: Iterable[Sequence[int]], rows: Iterable[int]
+    ) -> LeftOut:
+        """Returns this and more.
+
+        Args:
+            epoch: Of the ranges.
+            ranges: (start, stop) in the order of that epoch.
+            rows: Numbers of rows of the data, in any epoch.
+        """
+        found = ((epoch, int(start), int(stop)) for start, stop in ranges)
+        return LeftOut((*self.ranges, *found), (*self.rows, *map(int, rows)))
+
+    def touches(
+        self,
+        pieces: Sequence[Piece],
+        indices: Callable[[], npt.NDArray[Any] | Sequence[int]],
+    ) -> bool:
+        """Whether some samples of pieces are left out.
+
+        Args:
+            pieces: Of the order of an epoch.
+            indices: Gives the numbers of their rows.
+        """
+        if self.rows and np.isin(indices(), self.rows).any():
+            return True
+        return any(
+            piece.epoch == epoch and piece.start < stop and start < piece.stop
+            for epoch, start, stop in self.ranges
+            for piece in pieces
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns this as JSON values."""
+        return {"ranges": [list(r) for r in self.ranges], "rows": list(self.rows)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> LeftOut:
+        """The inverse of `to_json`."""
+        ranges = tuple((e, start, stop) for e, start, stop in document["ranges"])
+        return cls(ranges, tuple(document["rows"]))

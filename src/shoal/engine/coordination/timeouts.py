@@ -1,0 +1,217 @@
+"""How long a silent worker, and a round that has its quorum, are waited for. Pure.
+
+Both limits are measured: a worker whose step takes a minute is given minutes. A round
+waits for stragglers by a token bucket: it absorbs single delays, and repeated ones use
+it up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import final
+
+from shoal.engine.coordination.rounds import Standing
+
+FLOOR_S = 3.0  # for what no step has shown yet: a slow disk, a busy machine
+STARTUP_TIMES = 2.0  # how much longer another program may take to compile
+TIMES = 4.0  # longest silences that are still believed
+PAUSE_S = 1.0  # the server itself did not run for so long: nobody is to blame
+
+
+@dataclass
+class Patience:
+    """What is known of one worker's pace.
+
+    Args:
+        startup_s: From joining until it had compiled, 0 before.
+        longest_s: The longest it ever took to say something after an answer.
+        since: When it was answered and so has to say something next, in seconds of a
+            monotonic clock; None while it waits for an answer.
+        is_compiling: It has said that a batch of another size has to be compiled.
+        more_s: For which it may wait for other workers without a word.
+        busy_s: Seconds that it has been busy, and said so.
+    """
+
+    startup_s: float = 0.0
+    longest_s: float = 0.0
+    since: float | None = None
+    is_compiling: bool = False
+    more_s: float = 0.0
+    busy_s: float = 0.0
+
+    def answered(self, now: float) -> None:
+        """It has been answered: the next word is the worker's."""
+        self.since = now
+
+    def moves(self, now: float) -> None:
+        """Bytes go to it or come from it: it is not silent until they have arrived."""
+        if self.since is not None:
+            self.since = now
+
+    def waits(self) -> None:
+        """It has said again what it waits for an answer to."""
+        self.since = None
+
+    def heard(
+        self,
+        now: float,
+        *,
+        is_ready: bool = False,
+        is_reading: bool = False,
+        is_busy: bool = False,
+    ) -> None:
+        """It has said something, and waits for an answer.
+
+        Args:
+            now: Seconds of the clock.
+            is_ready: It said that it has compiled.
+            is_reading: It said, as it does every second then, that it waits for data,
+                which is no pace of its own.
+            is_busy: It said the same of steps of a kind that it takes for the first
+                time. When they are taken it is known how long that is.
+        """
+        if self.since is None:
+            return
+        silence, self.since = now - self.since, None
+        if is_busy:
+            self.busy_s += silence
+            return
+        if is_reading:
+            return
+        silence, self.busy_s = silence + self.busy_s, 0.0
+        if is_ready:
+            self.startup_s = silence
+        elif self.startup_s and not self.is_compiling:
+            self.longest_s = max(self.longest_s, silence)
+        self.is_compiling = False
+
+    def compiles(self) -> None:
+        """It will be silent for longer than it ever was, and says so."""
+        self.is_compiling = True
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds it may be silent; for ever until it has compiled once.
+
+        Example:
+            >>> Patience(startup_s=2.0, longest_s=0.5).limit_s
+            5.0
+            >>> Patience(startup_s=2.0, longest_s=0.5, is_compiling=True).limit_s
+            9.0
+        """
+        if not self.startup_s:
+            return float("inf")
+        more = STARTUP_TIMES * self.startup_s if self.is_compiling else 0.0
+        return FLOOR_S + self.more_s + more + TIMES * self.longest_s
+
+    def is_over(self, now: float) -> bool:
+        """Whether it has been silent for too long."""
+        return self.since is not None and now - self.since > self.limit_s
+
+    def forgive(self, pause_s: float) -> None:
+        """The server was not there to hear it."""
+        if self.since is not None:
+            self.since += pause_s
+
+
+HICCUP_S = 0.25  # a slow disk, garbage collection, a busy machine: once in a while
+LEAST_S = 0.01  # a turn of the machine's scheduler, at any time
+REFILL = 0.1  # of the time that rounds take
+ROUNDS = 8  # the last rounds, of which the longest counts
+
+
+@final
+@dataclass
+class Grace:
+    """The clock of the round that is open; times are seconds of a monotonic clock.
+
+    A round may take twice as long as its quorum took, or as the longest of the last
+    rounds: workers that are up to twice as slow as the others always come in time,
+    and the short windows at the end of an epoch do not count against long ones. One
+    that is five times slower costs the others one such wait for each of its windows,
+    in all about a quarter of their time, where waiting for it would cost five times.
+
+    Beyond that there is a store of patience, `HICCUP_S`, for rounds of milliseconds, of
+    which one slip of the machine is many: what was waited is taken from it, and a tenth
+    of the time that rounds take comes back. So a slip costs nobody a window, and who is
+    slow every time soon has no more than the double time and `LEAST_S`.
+
+    Each time a round gave up whom it waited for and had no message from anybody, it
+    waits twice as long for who has the data then: at some time somebody is in time,
+    however slow all of them have become.
+
+    Args:
+        standing: Of the round, as it was seen last.
+        began: When data was dealt, or the round before closed.
+        reached: When it had its quorum and its first message, None before.
+        spare_s: Patience in store.
+        lengths: How long the last rounds took to their quorum.
+
+    Example:
+        >>> grace = Grace()
+        >>> grace.look(Standing(dealt=1, awaited=(0, 1, 2)), now=100.0)
+        >>> grace.is_over(200.0)
+        False
+        >>> late = Standing(dealt=1, pushes=2, awaited=(2,), is_quorate=True)
+        >>> grace.look(late, now=103.0)
+        >>> grace.due, grace.left_s(now=105.0)
+        (106.25, 1.25)
+        >>> grace.is_over(106.2), grace.is_over(106.3)
+        (False, True)
+    """
+
+    standing: Standing = field(default_factory=Standing)
+    began: float = 0.0
+    reached: float | None = None
+    spare_s: float = HICCUP_S
+    lengths: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
+
+    def look(self, standing: Standing, now: float) -> None:
+        """Sees how far the round is; to be called whenever that may have changed."""
+        before = self.standing
+        if standing.closed != before.closed:
+            self._settle(now)
+        self.standing = standing
+        if standing[:2] != before[:2]:  # closed, dealt
+            self.began, self.reached = now, None
+        is_first = standing.pushes > 0 and before.pushes == 0
+        if not standing.is_quorate:
+            self.reached = None
+        elif self.reached is None or is_first:
+            self.reached = now
+
+    def _settle(self, now: float) -> None:
+        """Learns from a round that has closed."""
+        took = (now if self.reached is None else self.reached) - self.began
+        overrun = 0.0 if self.reached is None else max(0.0, now - self._end())
+        left = self.spare_s - overrun + REFILL * took
+        self.spare_s = min(HICCUP_S, max(0.0, left))
+        self.lengths.append(took)
+
+    def _end(self) -> float:
+        """When whoever is at most twice as slow as the others has come."""
+        took = 0.0 if self.reached is None else self.reached - self.began
+        double = 2.0 ** (1 + self.standing.fruitless)
+        return self.began + double * max([took, *self.lengths])
+
+    @property
+    def due(self) -> float:
+        """When the round is overdue; never without a quorum, or with none measured."""
+        if self.reached is None or not (self.lengths or self.standing.pushes):
+            return float("inf")
+        return self._end() + max(self.spare_s, LEAST_S)
+
+    def left_s(self, now: float) -> float:
+        """Seconds until it is overdue, at least 0; infinite if it will not be."""
+        return max(0.0, self.due - now)
+
+    def is_over(self, now: float) -> bool:
+        """Whether the round is overdue."""
+        return now > self.due
+
+    def forgive(self, pause_s: float) -> None:
+        """The server was not there to hear anybody."""
+        self.began += pause_s
+        if self.reached is not None:
+            self.reached += pause_s

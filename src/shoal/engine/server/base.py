@@ -1,0 +1,299 @@
+"""What every server of a run does: it serves, tells its standby, obeys the controller.
+
+One thread: an event is handled before the next is looked at, which is what makes
+commits atomic. What a run is lies in `machine.py`, who is connected in
+`connections.py`, what a standby must know first in `mirror.py`. Where events come from
+is decided in `server.py`, or in `shard.py` where another server orders them.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+
+from shoal.engine.coordination.timeouts import Grace
+from shoal.engine.server.event_log import Order
+from shoal.engine.server.replica import Machine, StrategyFailed
+from shoal.engine.server.replication import Handover, Mirror, Relief
+from shoal.engine.server.reports import Reporter
+from shoal.engine.server.session import Post
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.server.state_transfer import pack
+from shoal.engine.transport.listener import Connections, Listener, Peer, Strangers
+from shoal.engine.transport.messages import WRONG, whole
+from shoal.engine.transport.segments import InPairs
+from shoal.wire.frames import BadFrame, Head
+from shoal.wire.tls import server_context
+
+FLUSH_S = 0.1
+
+Receive = Callable[[Peer, Head, memoryview], None]
+
+
+def open_connections(spec: ServerSpec, socket_: socket.socket) -> Connections:
+    """Listens for the peers of a run.
+
+    Args:
+        spec: Of the run.
+        socket_: Bound and listening; it is owned from now on.
+    """
+    limit = spec.sizes.frame_bytes
+    tls = None if spec.identity is None else server_context(spec.identity)
+    return Connections(socket_, spec.secret, limit, tls)
+
+
+class Leader(Listener):
+    """A server that leads: nobody else answers for what it holds.
+
+    Args:
+        spec: What to serve.
+        connections: Where peers call; owned from now on.
+        handover: What a standby leaves to the server it becomes; None for a new run.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        connections: Connections,
+        handover: Handover | None = None,
+    ) -> None:
+        self.spec, self._handover = spec, handover
+        self._connections = connections
+        self._mirror = Mirror(connections)
+        self._workers: dict[int, Peer] = {}
+        self._strangers = Strangers()
+        self._relief = Relief(connections, self._mirror, self._mention)
+        self._receivers = {
+            "": self._greet,
+            "controller": self._obey,
+            "worker": self._hear,
+            "standby": self._relief.heed,
+        }
+        self._is_running = True
+        self._flushed = time.monotonic()
+        if handover is None:
+            self._reporter, self._grace = Reporter(), Grace()
+            self.machine = Machine(spec, self)
+        else:
+            self._reporter, self._grace = handover.reporter, handover.grace
+            self.machine = handover.machine
+            self.machine.serve(self)
+        center = self.machine.center
+        self._spread = center.spread = InPairs()
+        center.spread_one = self._spread.beside(self._count_busy)
+        connections.listener = self
+
+    # -------------------------------------------------------------- the loop
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the controller is there, and has not said stop."""
+        return self._is_running
+
+    def run(self) -> None:
+        """Serves until the controller says stop, or is gone."""
+        try:
+            self.begin()
+            while self._is_running:
+                self.turn()
+            self._see_off()
+        except StrategyFailed as error:
+            self._mirror.end()
+            self._tell_of_failure({"kind": "broken", "reason": str(error)})
+        finally:
+            self.close()
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Hears whoever speaks, or waits for a moment; then looks at the clock."""
+
+    def _see_off(self) -> None:
+        """The run is over: what is left to say."""
+
+    @abstractmethod
+    def _tell_of_failure(self, head: Head) -> None:
+        """The strategy's own code raised: tells the controller."""
+
+    def _count_busy(self) -> int:
+        """Cores of this machine that are in use while one worker waits for an answer.
+
+        Its own is free for this thread; workers elsewhere have no shared memory.
+        """
+        posts = self.machine.posts.values()
+        return sum(p.bulk.slot is not None for p in posts) + self.spec.shards - 1
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether a standby could be taken now."""
+        return self.machine.is_quiet
+
+    def _look(self) -> bool:
+        """Takes a standby that waits; whether it is time to look at all else."""
+        if (
+            self._relief.has_caller
+            and self._reporter.controller is not None
+            and self._is_quiet
+        ):
+            posts = self.machine.posts.values()
+            self._relief.take(lambda: pack(self.machine.freeze()), posts)
+        if time.monotonic() - self._flushed < FLUSH_S:
+            return False
+        self._flushed = time.monotonic()
+        self._connections.drop_strangers()
+        self._tell_of_strangers()
+        return True
+
+    def close(self) -> None:
+        """Closes every connection and gives every slot back."""
+        self._is_running = False
+        self._connections.close()
+        for post in self.machine.posts.values():  # of those who were not seen to leave
+            post.bulk.close()
+        self._spread.close()
+
+    # --------------------------------------------------------------- telling
+
+    def _send_vectors(self, peer: Peer, post: Post, head: Head, blob: bytes) -> None:
+        """Sends a worker what was written for it."""
+        parts = (post.bulk.inline_down,)
+        if peer.parcels is not None:
+            coded = peer.parcels.pack() if head["body"] == "reply" else None
+            parts, head = coded or parts, {**head, "is_coded": coded is not None}
+            if head["body"] != "reply":
+                peer.parcels.sent()
+        self._mirror.send(peer, head, *parts, blob)
+
+    def ordered(self, order: Order) -> None:
+        """An event is about to be handled."""
+
+    @abstractmethod
+    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+        """Answers a worker, as its machine says."""
+
+    def report(self, head: Head, *body: bytes) -> None:
+        """Tells the controller what follows from events."""
+        self._reporter.say(self._mirror.send, head, *body)
+
+    def _mention(self, head: Head) -> None:
+        """Tells the controller of something that is no part of the run's state."""
+        self._reporter.say(self._connections.send, head)
+
+    def _tell_of_strangers(self) -> None:
+        found = self._strangers.take(time.monotonic())
+        if found is not None:
+            self._mention(found)
+
+    def _refuse(self, peer: Peer, reason: str) -> None:
+        """Tells one that proved the secret; it stays under the limits of callers."""
+        peer.is_refused = True
+        self._connections.send(peer, {"kind": "refused", "reason": reason})
+
+    # ----------------------------------------------------------------- peers
+
+    def on_gone(self, peer: Peer, reason: str) -> None:
+        """A connection is closed: the machine hears of it, nothing else changes."""
+        if peer is self._reporter.controller:
+            self._reporter.controller, self._is_running = None, False
+        elif peer.role == "worker":
+            if self._workers.get(peer.rank) is peer:
+                del self._workers[peer.rank]
+                self._worker_gone(peer, reason)
+        elif peer.role == "standby":
+            self._relief.gone(peer, reason)
+        elif peer.role:
+            self._other_gone(peer)
+        elif self._is_running and not peer.is_refused:
+            self._strangers.note(peer.name, reason)
+            self._tell_of_strangers()
+
+    @abstractmethod
+    def _worker_gone(self, peer: Peer, reason: str) -> None:
+        """A worker's connection is closed."""
+
+    @abstractmethod
+    def _other_gone(self, peer: Peer) -> None:
+        """The connection of another server is closed."""
+
+    def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
+        """One message; anything malformed counts as a bad frame."""
+        receive = self._receivers.get(peer.role, self._hear_server)
+        try:
+            receive(peer, head, body)
+        except WRONG as error:
+            raise BadFrame(f"{head['kind']!r:.40}: {error!r:.200}") from error
+
+    @abstractmethod
+    def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
+        """A worker says something."""
+
+    @abstractmethod
+    def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
+        """Another server of the run says something."""
+
+    def _greet(self, peer: Peer, head: Head, _body: memoryview) -> None:
+        kind, is_commander = head["kind"], peer.channel.is_commander
+        if kind == "control" and is_commander:
+            peer.role = "controller"
+            heard = int(head.get("heard", 0))
+            self._reporter.attach(self._mirror.send, peer, heard)
+        elif kind == "standby" and is_commander:
+            self._relief.called(peer, head)
+        elif not self._take_caller(peer, head):
+            raise BadFrame(f"first frame is {kind!r:.40}")
+
+    @abstractmethod
+    def _take_caller(self, peer: Peer, head: Head) -> bool:
+        """Somebody says what it is; whether it is known here."""
+
+    def _seat(self, peer: Peer, post: Post) -> None:
+        peer.role = "worker"
+        peer.rank, peer.incarnation = post.rank, post.incarnation
+        self._workers[post.rank] = peer
+
+    # ------------------------------------------------------------ controller
+
+    def _obey(self, _peer: Peer, head: Head, body: memoryview) -> None:
+        kind = head["kind"]
+        if "heard" in head:
+            self._mirror.note(whole(head["heard"]))
+        if kind == "stop":
+            self._is_running = False
+            self._mirror.end()
+        elif kind == "ping":
+            self._mention({"kind": "pong"})
+        elif kind == "alone":
+            self._relief.give_up(whole(head["generation"]))
+        else:
+            self._command(head, body)
+
+    @abstractmethod
+    def _command(self, head: Head, body: memoryview) -> None:
+        """The controller says something that is for one kind of server."""
+
+    def begin(self) -> None:
+        """Goes on where another server was lost, if one was.
+
+        Raises:
+            StrategyFailed: At an event that the other server may not have told of any
+                more, or now.
+        """
+        handover = self._handover
+        if handover is None:
+            self._start(None)
+            return
+        heard = int(handover.lead["heard"])
+        self._reporter.attach(self._mirror.send, handover.controller, heard)
+        self._mention({"kind": "leads"})
+        if handover.failure is not None:
+            raise handover.failure
+        self._start(handover)
+        for peer, head, _ in handover.callers:
+            if not peer.is_gone:
+                peer.role = "" if peer.role == "caller" else peer.role
+                self._connections.deliver_again(peer, head)
+
+    @abstractmethod
+    def _start(self, handover: Handover | None) -> None:
+        """It leads from now on; who called meanwhile is heard after this."""

@@ -1,0 +1,116 @@
+"""What a server leaves to the one after it: the run as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.engine.coordination.sequencer import Rules, Sequencer
+from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.server.center import Center
+from shoal.engine.server.reports import Accounts
+from shoal.wire.frames import Head
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+STATE, SUMS = "state/", "sums/"
+
+
+class Snapshot(NamedTuple):
+    """The optimizer's state of one worker, at one moment of its own.
+
+    Args:
+        incarnation: Of the worker.
+        sequence: Of its last push that was applied.
+        blob: What `Backend.snapshot` returned.
+    """
+
+    incarnation: int
+    sequence: int
+    blob: bytes
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """Ledger, center and state of the strategy at one moment.
+
+    Args:
+        sequencer: As JSON values.
+        arrays: "vector", "statistics", "state/NAME" and "sums/EPOCH".
+        blob: Of one worker's optimizer, empty for none.
+        left_out: Samples that did harm, of which the server knows nothing.
+        snapshots: By rank, the newest there is; the server does not keep them. Empty
+            where gradients are exchanged: all workers have the state in `blob`.
+        changes: Serial number of the newest change of a callback that is in here.
+    """
+
+    sequencer: dict[str, Any]
+    arrays: dict[str, npt.NDArray[Any]]
+    blob: bytes = b""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    snapshots: Mapping[int, Snapshot] = field(default_factory=dict[int, Snapshot])
+    changes: int = 0
+
+    @property
+    def newest_state(self) -> bytes | None:
+        """Of one worker: what the server had, or of the lowest rank; None for none."""
+        of_workers = [self.snapshots[rank].blob for rank in sorted(self.snapshots)]
+        return next((blob for blob in (self.blob, *of_workers) if blob), None)
+
+    def at_least(self, lineage: int) -> Restart:
+        """Returns this as if it were of a lineage, if it is of an older one."""
+        newest = max(lineage, int(self.sequencer["lineage"]))
+        return replace(self, sequencer={**self.sequencer, "lineage": newest})
+
+    def open_sequencer(self, rules: Rules) -> Sequencer:
+        """Returns a sequencer of the lineage after this one."""
+        return Sequencer.from_json(rules, self.sequencer)
+
+    def fill(self, center: Center, accounts: Accounts) -> None:
+        """Puts everything back where it was."""
+        center.vector[:] = self.arrays["vector"]
+        center.statistics[:] = self.arrays["statistics"]
+        sums: dict[int, npt.NDArray[np.float64]] = {}
+        for name, array in self.arrays.items():
+            if name.startswith(STATE):
+                center.state[name.removeprefix(STATE)][:] = array
+            elif name.startswith(SUMS):
+                sums[int(name.removeprefix(SUMS))] = array
+        accounts.adopt(sums)
+
+
+def pack_restart(
+    sequencer: Sequencer, center: Center, accounts: Accounts, blob: bytes
+) -> tuple[Head, list[bytes]]:
+    """A frame that tells of a server's whole state."""
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "vector": center.vector,
+        "statistics": center.statistics,
+        **{STATE + name: value for name, value in center.state.items()},
+        **{SUMS + str(e): s for e, s in accounts.kept(sequencer.rules.is_gang)},
+    }
+    table = [[name, str(a.dtype), a.size] for name, a in arrays.items()]
+    head = {"kind": "restart", "sequencer": sequencer.to_json(), "arrays": table}
+    return head, [*(array.tobytes() for array in arrays.values()), blob]
+
+
+def read_restart(head: Head, body: memoryview) -> Restart:
+    """The inverse of `pack_restart`."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    at = 0
+    for name, dtype, size in head["arrays"]:
+        end = at + np.dtype(dtype).itemsize * int(size)
+        # Copied: a part need not start where its numbers may.
+        arrays[name] = np.frombuffer(bytes(body[at:end]), dtype)
+        at = end
+    return Restart(
+        sequencer=head["sequencer"],
+        arrays=arrays,
+        blob=bytes(body[at:]),
+        changes=int(head.get("changes", 0)),
+    )

@@ -1,0 +1,175 @@
+"""What the controller asks a machine for: the center, a checkpoint, a worker's state.
+
+Some of it only workers have: then one of them is asked to publish its state, and the
+controller is told when that has come. What was published last is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+from shoal.engine.coordination.instructions import Instruction
+from shoal.engine.coordination.sequencer import Sequencer
+from shoal.engine.server.center import Center
+from shoal.engine.server.checkpoint import pack_restart
+from shoal.engine.server.reports import Teller
+from shoal.engine.server.session import Post
+from shoal.engine.transport.changes import Changes
+from shoal.vectors import Vector
+from shoal.wire.frames import Head
+
+
+@final
+class Wants:
+    """What is asked for and not told yet; methods return what is to be carried out.
+
+    Args:
+        center: Of the run; of a gang, what was published last.
+        teller: Tells the controller.
+        state: What every answer of the machine tells.
+        version: Of the center as it is now.
+        blob: The optimizer's state that goes with it, empty for none.
+        changes: What callbacks changed in the model.
+        is_gang: Nobody but workers has the weights, and what they published is kept.
+    """
+
+    def __init__(
+        self,
+        center: Center,
+        teller: Teller,
+        state: Callable[[], Head],
+        *,
+        version: int,
+        blob: bytes,
+        changes: Changes,
+        is_gang: bool,
+    ) -> None:
+        self._center, self._teller, self._state = center, teller, state
+        self.blob, self._changes, self._is_gang = blob, changes, is_gang
+        self._saved: tuple[Vector, Vector] | None = None
+        self._is_state_wanted = self._is_center_wanted = False
+        self._is_whole_wanted = False
+        self._last_publisher = -1
+        self._save(version)
+
+    _PLAIN = (
+        "blob", "_is_state_wanted", "_is_center_wanted", "_is_whole_wanted",
+        "_version", "_last_publisher", "_saved",
+    )  # fmt: skip
+
+    def freeze(self) -> dict[str, Any]:
+        """Everything that may change; pickle it before it does."""
+        return {name: getattr(self, name) for name in self._PLAIN}
+
+    def thaw(self, frozen: dict[str, Any]) -> None:
+        """The inverse of `freeze`."""
+        for name, value in frozen.items():
+            setattr(self, name, value)
+
+    def _save(self, version: int) -> None:
+        self._version = version
+        if self._is_gang:
+            center = self._center
+            self._saved = (center.vector.copy(), center.statistics.copy())
+
+    def change(self, fresh: Changes) -> None:
+        """A callback has changed something; a gang that goes back keeps that."""
+        if self._saved is not None:
+            fresh.write_statistics(self._saved[1])
+
+    def roll_back(self) -> None:
+        """A gang is gone: center and sums are again what was published last."""
+        if self._saved is not None:
+            self._center.vector[:], self._center.statistics[:] = self._saved
+        self._teller.accounts.restore()
+
+    # ------------------------------------------------------------- questions
+
+    def ask_center(self, sequencer: Sequencer) -> list[Instruction]:
+        """The controller is to be shown the center."""
+        self._is_center_wanted = True
+        return self._ask_gang(sequencer)
+
+    def ask_checkpoint(
+        self, sequencer: Sequencer, with_snapshot: bool
+    ) -> list[Instruction]:
+        """The controller is to get all that another server would need to go on.
+
+        Args:
+            sequencer: Of the run.
+            with_snapshot: And, later, the optimizer's state of the next worker in
+                turn; in a gang the checkpoint has it.
+        """
+        self._is_whole_wanted = True
+        found = self._ask_gang(sequencer)
+        if with_snapshot and not sequencer.rules.is_gang:
+            found += sequencer.ask(after=self._last_publisher)
+        return found
+
+    def ask_state(self, sequencer: Sequencer) -> list[Instruction]:
+        """The controller is to get one worker's optimizer state: fit returns it."""
+        if sequencer.rules.is_gang and self.blob:
+            self._teller.tell({"kind": "optimizer"}, self.blob)
+            return []
+        self._is_state_wanted = True
+        return sequencer.ask()
+
+    def _ask_gang(self, sequencer: Sequencer) -> list[Instruction]:
+        """Tells now what is wanted; of a gang, once some worker has published it."""
+        has_ready = any(m.is_ready for m in sequencer.members.values())
+        is_old = self._version != sequencer.version
+        if sequencer.rules.is_gang and has_ready and is_old:
+            return sequencer.ask()
+        self._tell(sequencer)
+        return []
+
+    # --------------------------------------------------------------- answers
+
+    def published(
+        self, sequencer: Sequencer, post: Post, blob: bytes
+    ) -> list[Instruction]:
+        """A worker's whole state has come; that of a gang's becomes the center."""
+        if sequencer.publisher != post.rank:  # the run was ended meanwhile
+            return []
+        is_gang = sequencer.rules.is_gang
+        self.blob, self._last_publisher = blob, post.rank
+        if is_gang:
+            self._center.vector[:] = post.bulk.message
+            self._center.statistics[:] = post.bulk.message_statistics
+            self._teller.accounts.save()
+            self._save(sequencer.version)
+        # First of all the ledger of this moment is saved: it goes with the center.
+        later = sequencer.published(post.rank, post.incarnation)
+        self._tell(sequencer)
+        if self._is_state_wanted and (is_gang or sequencer.is_first(post.rank)):
+            self._is_state_wanted = False
+            self._tell_state("optimizer", sequencer, post)
+        elif not is_gang:  # in a gang all have the same, and checkpoints hold it
+            self._tell_state("snapshot", sequencer, post)
+        if self._is_state_wanted:  # what fit returns is the state of the first
+            later = [*later, *sequencer.ask()]
+        return later
+
+    def _tell(self, sequencer: Sequencer) -> None:
+        """Tells the controller what it waits for, if it does."""
+        if self._is_whole_wanted:
+            self._is_whole_wanted = False
+            accounts = self._teller.accounts
+            head, body = pack_restart(sequencer, self._center, accounts, self.blob)
+            head["changes"] = self._changes.serial
+            self._teller.tell(head, *body)
+        if self._is_center_wanted:
+            self._is_center_wanted = False
+            ledger = sequencer.ledger
+            samples = sum(ledger.committed(epoch) for epoch in ledger.epochs)
+            head = {"kind": "center", "samples": samples}
+            self._teller.show(head, self._center, self._state())
+
+    def _tell_state(self, kind: str, sequencer: Sequencer, post: Post) -> None:
+        head: Head = {"kind": kind}
+        if not sequencer.rules.is_gang:
+            member = sequencer.members[post.rank]
+            head |= {"rank": post.rank, "incarnation": post.incarnation}
+            head["sequence"] = member.sequence
+        self._teller.tell(head, self.blob)

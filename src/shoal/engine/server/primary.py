@@ -1,0 +1,399 @@
+"""The server: brings what peers say to the machine, and back what it answers.
+
+Where several servers share the vector this is number 0: it says in which order things
+happen, and the others follow (`shard.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple, final
+
+from shoal.engine.coordination.timeouts import PAUSE_S
+from shoal.engine.server.base import FLUSH_S, Leader
+from shoal.engine.server.event_log import Arrivals, Order
+from shoal.engine.server.replication import ENDED, Handover
+from shoal.engine.server.session import Post
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.transport.buffers import Bulk
+from shoal.engine.transport.codec import parcels_of
+from shoal.engine.transport.listener import Connections, Peer
+from shoal.engine.transport.messages import WORDS, exactly, hint_of, names, whole
+from shoal.engine.transport.shared_memory import Slot, tag_of
+from shoal.wire.frames import BadFrame, Head
+
+SEE_OFF_S = 1.0  # most that a worker which hangs holds up the end of a run
+JOINED_AGAIN = "it joined again"
+
+
+class Pending(NamedTuple):
+    """A message of which other servers have not got all parts yet."""
+
+    event: Head
+    post: Post
+    blob: bytes
+
+
+@final
+class Server(Leader):
+    """Serves one run until the controller ends it.
+
+    Args:
+        spec: What to serve.
+        connections: Where peers call; the server owns it from now on.
+        handover: What a standby leaves to the server it becomes; None for a new run.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        connections: Connections,
+        handover: Handover | None = None,
+    ) -> None:
+        super().__init__(spec, connections, handover)
+        self._began = time.monotonic() - self.machine.at
+        self._arrivals = Arrivals(spec.others)
+        self._pending: dict[int, Pending] = {}
+        self._shards: dict[int, Peer] = {}
+
+    # -------------------------------------------------------------- the loop
+
+    def _see_off(self) -> None:
+        """Whoever still works hears, with its next message, that the run is over.
+
+        A worker of a session that were cut off could not wait for the next run.
+        """
+        until = time.monotonic() + SEE_OFF_S
+        while self._reporter.controller is not None and self._has_work_out:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                break
+            self._connections.serve(left_s)
+
+    @property
+    def _has_work_out(self) -> bool:
+        """Whether a worker was told of anything but the end, last."""
+        answers = [self.machine.posts[rank].answer for rank in self._workers]
+        return any(answer and answer[0]["kind"] != "done" for answer in answers)
+
+    def turn(self) -> None:
+        """Hears whoever speaks, or waits for a moment; then looks at the clock."""
+        before = time.monotonic()
+        self._connections.serve(min(FLUSH_S, self._grace.left_s(before)))
+        if time.monotonic() - before > PAUSE_S:
+            self._grace.forgive(time.monotonic() - before)
+        if self._grace.is_over(before):  # and who spoke until then has been heard
+            self._do({"event": "overdue"})
+        if self._look():
+            if self.machine.teller.has_records:
+                self._do({"event": "flush"})
+            self._drop_hung(before)
+
+    def _drop_hung(self, before: float) -> None:
+        """Drops whoever is silent for too long, by its own measure.
+
+        Args:
+            before: When the server last looked; it may have been stopped since.
+        """
+        now = time.monotonic()
+        pause_s = now - before
+        self._grace.forgive(self._mirror.stalled_s())
+        waiting = self._mirror.waiting
+        is_whole = len(self._shards) == len(self.spec.others)
+        for post in list(self.machine.posts.values()):
+            peer = self._workers.get(post.rank)
+            if peer in waiting or (not is_whole and post.rank in self._pending):
+                post.patience.answered(now)  # it will be, once another server can
+            elif peer is not None and peer.channel.has_moved():
+                post.patience.moves(now)
+            elif pause_s > PAUSE_S:
+                post.patience.forgive(pause_s)
+            elif post.patience.is_over(now):
+                limit_s = post.patience.limit_s
+                self._lose(post, f"hung: silent for more than {limit_s:.1f} s")
+        self._relief.look(pause_s)
+
+    def _lose(self, post: Post, reason: str) -> None:
+        """A worker hangs, or has not come back after its server was lost."""
+        peer = self._workers.get(post.rank)
+        if peer is None:
+            self._leave(post, reason, is_hung=True)
+        else:
+            peer.is_hung = True
+            self._connections.drop(peer, reason)
+
+    def close(self) -> None:
+        """Closes every connection and gives every slot back."""
+        self._is_running = False
+        if self.machine.teller.has_records:
+            self._do({"event": "flush"})
+        super().close()
+
+    def _tell_of_failure(self, head: Head) -> None:
+        self.machine.tell(head)
+
+    # ---------------------------------------------------------------- events
+
+    def _do(
+        self, event: Head, post: Post | None = None, blob: bytes | memoryview = b""
+    ) -> None:
+        """Handles an event, here and on the standby.
+
+        Args:
+            event: What happens.
+            post: Whose vectors come with it, else None.
+            blob: That comes with it.
+        """
+        event["at"] = round(time.monotonic() - self._began, 6)
+        self._mirror.log(event, post, blob)
+        self.machine.handle(event, blob)
+        if self.spec.rules.quorum:
+            self._grace.look(self.machine.sequencer.standing, time.monotonic())
+
+    def ordered(self, order: Order) -> None:
+        """Other servers are told before this one does its part."""
+        for shard in list(self._shards.values()):
+            self._send_order(shard, order)
+
+    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+        """Answers a worker; one that is on its way back asks again."""
+        peer = self._workers.get(post.rank)
+        if peer is None or not peer.is_asking:
+            return
+        peer.is_asking = False
+        if head.get("body", "none") == "none":
+            self._mirror.send(peer, head, blob)
+            return
+        self._send_vectors(peer, post, head, blob)
+
+    def _worker_gone(self, peer: Peer, reason: str) -> None:
+        self._leave(self.machine.posts[peer.rank], reason, is_hung=peer.is_hung)
+
+    def _leave(self, post: Post, reason: str, *, is_hung: bool) -> None:
+        self._do(
+            {"event": "leave", "rank": post.rank, "incarnation": post.incarnation,
+             "reason": reason, "is_hung": is_hung}
+        )  # fmt: skip
+        self._pending.pop(post.rank, None)
+        self._arrivals.forget((post.rank, post.incarnation))
+        post.bulk.close()
+
+    # ------------------------------------------------------------- messages
+
+    def _take_caller(self, peer: Peer, head: Head) -> bool:
+        kind = head["kind"]
+        if kind == "join":
+            self._welcome(peer, head)
+        elif kind == "rejoin":
+            self._take_back(peer, head)
+        elif kind == "shard" and peer.channel.is_commander:
+            self._take_shard(peer, head)
+        else:
+            return False
+        return True
+
+    def _welcome(self, peer: Peer, head: Head) -> None:
+        sizes, known = self.spec.sizes, names(head)
+        if head["digest"] != sizes.digest or head["metrics"] != sizes.metrics:
+            self._refuse(peer, "another model layout")
+            self._mention({"kind": "mismatch", "node": known["node"]})
+            return
+        hint, wants_slot = hint_of(head), bool(head["wants_slot"])
+        for post in list(self.machine.posts.values()):  # it never heard that it had
+            if post.token == known["token"] and post.token:
+                self._forget(post, JOINED_AGAIN)
+        machine = self.machine
+        before = set(machine.posts)
+        self._do({"event": "join", "hint": hint, "known": known})
+        [rank] = machine.posts.keys() - before
+        self._seat(peer, machine.posts[rank])
+        center = machine.center
+        self._mirror.send(
+            peer,
+            {"kind": "welcome", "rank": rank, "incarnation": peer.incarnation,
+             "slot": self._offer(peer, wants_slot=wants_slot), **machine.state()},
+            center.vector.tobytes(), center.statistics.tobytes(), machine.blob,
+        )  # fmt: skip
+
+    def _take_back(self, peer: Peer, head: Head) -> None:
+        """A worker whose server was lost goes on here."""
+        post = self.machine.posts.get(whole(head["rank"]))
+        is_known = (
+            post is not None
+            and post.incarnation == head["incarnation"]
+            and post.token == head["token"]
+        )
+        if post is None or not is_known or post.rank in self._workers:
+            self._refuse(peer, "it has no place in the run any more")
+            return
+        self._seat(peer, post)
+        slot = self._offer(peer, wants_slot=bool(head["wants_slot"]))
+        self._connections.send(peer, {"kind": "again", "slot": slot})
+
+    def _offer(self, peer: Peer, *, wants_slot: bool) -> dict[str, str] | None:
+        """Shared memory for a worker that can map it, with its last message in it."""
+        sizes = self.spec.sizes
+        tag = tag_of(self.spec.secret)
+        made = Slot.make(sizes.slot_bytes, tag) if wants_slot else None
+        if made is None:
+            return None
+        slot, _ = made
+        peer.offer = Bulk(sizes, slot)
+        post = self.machine.posts[peer.rank]
+        if post.question:
+            peer.offer.up[:] = post.bulk.up
+        return slot.offer
+
+    def _settle(self, peer: Peer, *, is_shared: bool) -> None:
+        """The worker has mapped its slot or cannot; the name is not needed again."""
+        if peer.is_settled:
+            raise BadFrame("a slot that is settled already")
+        offer, peer.offer = peer.offer, None
+        post, peer.is_settled = self.machine.posts[peer.rank], True
+        if offer is None or offer.slot is None or not is_shared:
+            strategy = self.spec.strategy
+            peer.parcels = parcels = parcels_of(post.bulk, strategy, is_server=True)
+            peer.channel.inbox = post.bulk.up if parcels is None else parcels.landing
+            if offer is not None:
+                offer.close()
+            return
+        offer.slot.unlink()
+        if post.question:
+            offer.down[:] = post.bulk.down
+        before, post.bulk = post.bulk, offer
+        before.close()
+        self._mirror.seated(post)
+
+    def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
+        kind = head["kind"]
+        if kind == "slot":
+            exactly(body, 0, "a word without any")
+            self._settle(peer, is_shared=bool(head["is_shared"]))
+            return
+        if kind not in WORDS:
+            raise BadFrame(f"unknown message {kind!r:.40}")
+        if not peer.is_settled:
+            raise BadFrame("a message before the slot was settled")
+        said, post = WORDS[kind](head), self.machine.posts[peer.rank]
+        peer.is_asking = True
+        question = whole(head.get("question", 0))
+        if question and question == post.question:
+            if post.answer is None:
+                post.patience.waits()
+            else:
+                self.answer(post, *post.answer)
+            return
+        event = {"event": kind, "rank": peer.rank, "incarnation": peer.incarnation}
+        self._take(peer, post, {**event, "question": question, **said}, head, body)
+
+    def _take(
+        self, peer: Peer, post: Post, event: Head, head: Head, body: memoryview
+    ) -> None:
+        """Makes an event of a message, with its vectors if it has some."""
+        kind, sequencer = event["event"], self.machine.sequencer
+        is_snapshot = kind == "snapshot"
+        is_asked = sequencer.publisher == peer.rank or sequencer.has_finished
+        if is_snapshot and not is_asked:
+            raise BadFrame("a snapshot that nobody asked for")
+        has_vectors = kind == "push" or (is_snapshot and self.spec.rules.is_gang)
+        target = post.bulk.inline_up if has_vectors else memoryview(b"")
+        if kind == "push" and head.get("is_coded"):
+            if peer.parcels is None:
+                raise BadFrame("a vector that is encoded, and was not to be")
+            rest = body[peer.parcels.unpack(body) :]
+        else:
+            vectors, rest = body[: len(target)], body[len(target) :]
+            exactly(vectors, len(target), "vectors")
+            if len(target) and body.obj is not target.obj:
+                # Too long for where messages are received, or it came with the word
+                # that settled where that is.
+                target[:] = vectors
+        if not is_snapshot:
+            exactly(rest, 0, "more than vectors")
+        blob = rest if is_snapshot else b""
+        if is_snapshot:
+            event["has_blob"] = len(blob) > 0
+        who = peer.rank, peer.incarnation
+        if not has_vectors:
+            self._do(event, None, blob)
+        elif self._arrivals.has_all(who, event["question"]):
+            self._do(event, post, blob)
+        else:
+            self._pending[peer.rank] = Pending(event, post, bytes(blob))
+
+    # ---------------------------------------------------------- other servers
+
+    def _take_shard(self, peer: Peer, head: Head) -> None:
+        """Another server follows: it is told what it lacks."""
+        number, have = whole(head["number"]), whole(head["have"])
+        if number not in self.spec.others:
+            raise BadFrame(f"shard {number} of {self.spec.shards}")
+        before = self._shards.pop(number, None)
+        if before is not None:
+            self._connections.drop(before, JOINED_AGAIN)
+        peer.role, peer.rank = "shard", number
+        self._shards[number] = peer
+        for order in self.machine.orders.after(have):
+            self._send_order(peer, order)
+
+    def _send_order(self, peer: Peer, order: Order) -> None:
+        head = {"kind": "order", "number": order.number, "event": order.event}
+        self._mirror.send(peer, head)
+
+    def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
+        kind, number = head["kind"], peer.rank
+        if kind == "took":
+            orders = self.machine.orders
+            if orders.took(number, whole(head["number"])):
+                self._mirror.note_orders(orders.oldest)
+        elif kind == "moved":
+            for rank in head["ranks"]:
+                if rank in self.machine.posts:
+                    self.machine.posts[rank].patience.moves(time.monotonic())
+        elif kind == "has":
+            who = whole(head["rank"]), whole(head["incarnation"])
+            post = self.machine.posts.get(who[0])
+            if post is not None and post.incarnation == who[1]:
+                self._arrivals.note(number, who, whole(head["question"]))
+                self._enter(who)
+        else:
+            raise BadFrame(f"{kind!r:.40} of a shard")
+
+    def _enter(self, who: tuple[int, int]) -> None:
+        """A message is entered once all of its parts are there."""
+        rank, incarnation = who
+        pending = self._pending.get(rank)
+        if pending is None or pending.post.incarnation != incarnation:
+            return
+        event, post, blob = pending
+        if self._arrivals.has_all(who, event["question"]):
+            del self._pending[rank]
+            self._do(event, post, blob)
+
+    def _other_gone(self, peer: Peer) -> None:
+        if self._shards.get(peer.rank) is peer:
+            del self._shards[peer.rank]
+
+    # ------------------------------------------------------------ controller
+
+    def _command(self, head: Head, body: memoryview) -> None:
+        if head["kind"] == "gone":
+            for post in list(self.machine.posts.values()):
+                if post.token == head["token"]:
+                    self._forget(post)
+        else:
+            self._do({**head, "event": "command"}, None, body)
+
+    def _forget(self, post: Post, reason: str = ENDED) -> None:
+        """A worker that is not connected will not come back."""
+        if post.rank not in self._workers:
+            self._leave(post, reason, is_hung=False)
+
+    def _start(self, handover: Handover | None) -> None:
+        if handover is None:
+            return
+        now = time.monotonic()
+        for post in list(self.machine.posts.values()):
+            post.patience.answered(now)  # the next word is: here I am
+            if post.token not in handover.lead["living"]:
+                self._forget(post)

@@ -1,0 +1,320 @@
+"""What a server tells the controller of, in the order in which it happened.
+
+Exchanges are gathered and sent together; other reports come after the exchanges before
+them. Frames are packed and read here, for both ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from shoal.engine.server.center import Center
+from shoal.engine.server.records import EpochEnd, Record
+from shoal.engine.server.session import Post
+from shoal.engine.transport.buffers import Sizes
+from shoal.engine.transport.listener import Peer
+from shoal.strategies.base import Facts
+from shoal.vectors import Sums, Vector
+from shoal.wire.frames import Head
+
+
+def pack_center(vector: Vector, statistics: Vector, sums: Sums | None) -> list[bytes]:
+    """The body of a report that shows the center."""
+    found = [vector.tobytes(), statistics.tobytes()]
+    return found if sums is None else [*found, sums.tobytes()]
+
+
+def read_center(head: Head, body: memoryview) -> tuple[Vector, Vector, Sums]:
+    """Center, statistics and sums of metrics; the sums are empty where none came."""
+    at = 4 * int(head["size"])
+    end = at + 4 * int(head["statistics"])
+    vector = np.frombuffer(body[:at], np.float32)
+    statistics = np.frombuffer(body[at:end], np.float32)
+    # Copied: they need not start where float64 may.
+    return vector, statistics, np.frombuffer(bytes(body[end:]), np.float64)
+
+
+def read_records(head: Head, body: memoryview) -> tuple[list[Record], dict[int, Sums]]:
+    """Exchanges, and sums of metrics after the last of them where they are large."""
+    records = [Record(*record) for record in head["records"]]
+    sums = np.frombuffer(body, np.float64)
+    return records, {records[-1].epoch: sums} if sums.size else {}
+
+
+def read_epoch(head: Head, body: memoryview, state: bytes | None = None) -> EpochEnd:
+    """The end of an epoch.
+
+    Args:
+        head: Of the frame.
+        body: Of the frame.
+        state: Of one worker's optimizer, None where there is none.
+    """
+    vector, statistics, metrics = read_center(head, body)
+    return EpochEnd(
+        epoch=int(head["epoch"]),
+        rows=int(head["rows"]),
+        metrics=metrics,
+        vector=vector,
+        statistics=statistics,
+        optimizer_state=state,
+        changes=int(head.get("changed", 0)),
+    )
+
+
+_OF_THE_WIRE = ("kind", "number", "token")
+
+
+def fields(head: Head) -> dict[str, Any]:
+    """What a report says beside its kind."""
+    return {key: value for key, value in head.items() if key not in _OF_THE_WIRE}
+
+
+SMALL_METRICS = 16  # numbers of metric state that ride with every record
+
+
+@final
+class Accounts:
+    """Keeps the books of a run.
+
+    Args:
+        size: Numbers of metric state.
+        losses: Places among them of losses times the rows they were computed for.
+    """
+
+    def __init__(self, size: int, losses: Sequence[int] = ()) -> None:
+        self._size, self._losses = size, list(losses)
+        self._sums: dict[int, Sums] = {}
+        self._saved: dict[int, Sums] = {}
+        self._records: list[list[Any]] = []
+
+    @property
+    def has_records(self) -> bool:
+        """Whether `take_records` would give some."""
+        return bool(self._records)
+
+    def note(
+        self, post: Post, at: float, version: int, staleness: int, share: float = 1.0
+    ) -> None:
+        """Enters a worker's last push and its metric states.
+
+        Args:
+            post: The worker's.
+            at: Seconds of the run.
+            version: Of the center, after it.
+            staleness: As the strategy was told.
+            share: See `share_of_loss`.
+        """
+        head = post.push
+        epoch = int(head["pieces"][0][0])
+        sums = self._sums.setdefault(epoch, np.zeros(self._size))
+        sums += weighed(post.bulk.metrics, self._losses, share)
+        rows = sum(int(piece[2]) - int(piece[1]) for piece in head["pieces"])
+        small = sums.tolist() if sums.size <= SMALL_METRICS else None
+        self._records.append(
+            [at, post.rank, epoch, rows,
+             int(head["steps"]), version, staleness, *head["times"], small]
+        )  # fmt: skip
+
+    def take_records(self) -> tuple[list[list[Any]], bytes]:
+        """Returns what is new, and large metric states of its last epoch."""
+        records, self._records = self._records, []
+        if not records or self._size <= SMALL_METRICS:
+            return records, b""
+        return records, self._sums[records[-1][2]].tobytes()
+
+    def close(self, epoch: int) -> Sums:
+        """Returns the sums of an epoch that is over."""
+        return self._sums.pop(epoch, np.zeros(self._size))
+
+    def save(self) -> None:
+        """Keeps the sums of now, to go back to."""
+        self._saved = {epoch: sums.copy() for epoch, sums in self._sums.items()}
+
+    def kept(self, is_saved: bool) -> list[tuple[int, Sums]]:
+        """Returns the sums of open epochs, as they are or as they were kept."""
+        return sorted((self._saved if is_saved else self._sums).items())
+
+    def adopt(self, sums: dict[int, Sums]) -> None:
+        """Goes on from the sums of another server."""
+        self._saved = sums
+        self.restore()
+
+    def restore(self) -> None:
+        """Goes back to the sums that were kept."""
+        self._sums = {epoch: sums.copy() for epoch, sums in self._saved.items()}
+
+
+def weighed(metrics: Sums, losses: Sequence[int], share: float) -> Sums:
+    """Sums of metric states of which losses weigh by more than their rows."""
+    if share == 1.0 or not losses:
+        return metrics
+    found = metrics.copy()
+    found[list(losses)] *= share
+    return found
+
+
+def share_of_loss(rank: int, facts: Mapping[int, Facts]) -> float:
+    """By what a worker's loss weighs more in a step than its rows say.
+
+    Workers count a loss by rows. One that is divided by something else, such as what
+    masks leave, has its part of a step by that.
+
+    Args:
+        rank: Of the worker.
+        facts: Of all messages of the step.
+
+    Example:
+        >>> facts = {0: Facts(samples=9, rows=2), 1: Facts(samples=3, rows=4)}
+        >>> share_of_loss(0, facts), share_of_loss(1, facts)
+        (2.25, 0.375)
+    """
+    if all(f.rows is None for f in facts.values()):
+        return 1.0
+    rows = {r: f.samples if f.rows is None else f.rows for r, f in facts.items()}
+    mass = sum(f.samples for f in facts.values())
+    if not rows[rank] or not mass:
+        return 1.0
+    return facts[rank].samples / mass * sum(rows.values()) / rows[rank]
+
+
+class ReportOutlet(Protocol):
+    """Where reports go."""
+
+    def report(self, head: Head, *body: bytes) -> None:
+        """The controller is told; `head["number"]` counts what it was told."""
+
+
+@final
+class Teller:
+    """Gathers and numbers what the controller is told.
+
+    Args:
+        sizes: Of the vectors.
+        outlet: Where reports go.
+        losses: See `Accounts`.
+    """
+
+    def __init__(
+        self, sizes: Sizes, outlet: ReportOutlet, losses: Sequence[int] = ()
+    ) -> None:
+        self.outlet = outlet
+        self.accounts = Accounts(sizes.metrics, losses)
+        self._sizes, self._told, self._has_worked = sizes, 0, False
+
+    def freeze(self) -> tuple[Any, ...]:
+        """Everything that may change, as one value; pickle it before it does."""
+        return self.accounts, self._told, self._has_worked
+
+    def thaw(self, frozen: tuple[Any, ...]) -> None:
+        """The inverse of `freeze`."""
+        self.accounts, self._told, self._has_worked = frozen
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there are exchanges that the controller was not told of."""
+        return self.accounts.has_records
+
+    def note(
+        self,
+        posts: Mapping[int, Post],
+        found: dict[int, Facts],
+        at: float,
+        version: int,
+    ) -> None:
+        """Enters what was applied together, and tells of the first at once.
+
+        Args:
+            posts: Whose pushes it were, by rank.
+            found: What the strategy was told, by rank.
+            at: Seconds of the run.
+            version: Of the center, after it.
+        """
+        for rank, facts in found.items():
+            share = share_of_loss(rank, found)
+            self.accounts.note(posts[rank], at, version, facts.staleness, share)
+        if not self._has_worked:
+            self._has_worked = True
+            self.flush()
+
+    def tell(self, head: Head, *body: bytes) -> None:
+        """Tells of something, after everything that happened before."""
+        self.flush()
+        self._report(head, *body)
+
+    def flush(self) -> None:
+        """Tells of exchanges since the last time."""
+        records, sums = self.accounts.take_records()
+        if records:
+            self._report({"kind": "records", "records": records}, sums)
+
+    def show(
+        self, head: Head, center: Center, state: Head, epoch: int | None = None
+    ) -> None:
+        """Tells what the center is.
+
+        Args:
+            head: Why it is told.
+            center: As it is now.
+            state: What every answer tells.
+            epoch: Whose sums of metrics follow, as it is over; None for none.
+        """
+        self.flush()  # its last records tell of sums that go now
+        sizes = self._sizes
+        lengths = {"size": sizes.vector, "statistics": sizes.statistics}
+        sums = None if epoch is None else self.accounts.close(epoch)
+        body = pack_center(center.vector, center.statistics, sums)
+        self._report({**head, **state, **lengths}, *body)
+
+    def _report(self, head: Head, *body: bytes) -> None:
+        self._told += 1
+        self.outlet.report({**head, "number": self._told}, *body)
+
+
+Send = Callable[..., None]
+
+
+@final
+class Reporter:
+    """Keeps reports until there is a controller; a standby's are kept until one heard.
+
+    Attributes:
+        controller: Whom to tell, None while nobody is there.
+    """
+
+    def __init__(self) -> None:
+        self.controller: Peer | None = None
+        self._kept: deque[tuple[Head, tuple[bytes, ...]]] = deque()
+
+    def say(self, send: Send, head: Head, *body: bytes) -> None:
+        """Tells the controller now, or as soon as there is one.
+
+        Args:
+            send: Takes a peer, a head and a body.
+            head: Of the report.
+            body: Of the report.
+        """
+        if self.controller is None:
+            self.keep(head, *body)
+        else:
+            send(self.controller, head, *body)
+
+    def keep(self, head: Head, *body: bytes) -> None:
+        """Tells whichever controller comes, unless it has heard of it elsewhere."""
+        self._kept.append((head, body))
+
+    def forget(self, heard: int) -> None:
+        """The controller has heard reports up to this number."""
+        while self._kept and self._kept[0][0].get("number", 0) <= heard:
+            self._kept.popleft()
+
+    def attach(self, send: Send, controller: Peer, heard: int) -> None:
+        """Tells a controller from now on, and first what it has not heard."""
+        self.controller = controller
+        self.forget(heard)
+        kept, self._kept = self._kept, deque()
+        for head, body in kept:
+            send(controller, head, *body)

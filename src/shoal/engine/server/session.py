@@ -1,0 +1,69 @@
+"""A worker's place at the server, as its replica knows it as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from shoal.engine.coordination.timeouts import Patience
+from shoal.engine.transport.buffers import Bulk, Sizes
+from shoal.wire.frames import Head
+
+
+@final
+@dataclass(eq=False, kw_only=True)
+class Post:
+    """Where a worker's vectors lie, what it last said, and what it was told.
+
+    Args:
+        rank: Its place.
+        incarnation: Counts the processes that had this rank.
+        token: Names its process; nobody else knows it.
+        bulk: Its vectors.
+        push: Head of its last push.
+        question: Number of the last message that it waits for an answer to.
+        answer: To that message, with the optimizer state that goes along; None while
+            there is none. Its vectors are in `bulk`.
+        patience: How long it may be silent.
+        staged: Number of the last message whose part is here, at a server that shares
+            the vector and follows another one's order.
+        told: Serial number of the newest change of a callback that it was told of.
+        adopted: The same of statistics: a worker that joins gets the server's.
+    """
+
+    rank: int
+    incarnation: int
+    token: str
+    bulk: Bulk
+    push: Head = field(default_factory=dict[str, Any])
+    question: int = 0
+    answer: tuple[Head, bytes] | None = None
+    patience: Patience = field(default_factory=Patience)
+    staged: int = 0
+    told: int = 0
+    adopted: int = 0
+
+    def freeze(self) -> dict[str, Any]:
+        """Everything, as one value that does not change."""
+        return {
+            "rank": self.rank,
+            "incarnation": self.incarnation,
+            "token": self.token,
+            "push": self.push,
+            "question": self.question,
+            "answer": self.answer,
+            "patience": self.patience,
+            "staged": self.staged,
+            "told": self.told,
+            "adopted": self.adopted,
+            "up": bytes(self.bulk.up),
+            "down": bytes(self.bulk.down),
+        }
+
+    @classmethod
+    def thaw(cls, sizes: Sizes, frozen: dict[str, Any]) -> Post:
+        """The inverse of `freeze`, with vectors in memory of its own."""
+        fields = {k: v for k, v in frozen.items() if k not in ("up", "down")}
+        post = cls(bulk=Bulk(sizes, None), **fields)
+        post.bulk.up[:], post.bulk.down[:] = frozen["up"], frozen["down"]
+        return post

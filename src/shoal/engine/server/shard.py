@@ -1,0 +1,258 @@
+"""A server of one part of the vector: another one says in which order things happen.
+
+It takes its part of every message from the workers, and tells number 0 that it has it.
+What number 0 then orders it carries out on its part, and answers the workers with it.
+So all parts go through the same events, and nothing is committed that is not here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from typing import final
+
+from shoal.engine.coordination.timeouts import PAUSE_S
+from shoal.engine.server.base import FLUSH_S, Leader
+from shoal.engine.server.event_log import Order
+from shoal.engine.server.replication import Handover
+from shoal.engine.server.session import Post
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.transport.codec import parcels_of
+from shoal.engine.transport.listener import Connections, Peer
+from shoal.engine.transport.messages import exactly, whole
+from shoal.engine.transport.partition import VECTORS
+from shoal.errors import ShoalError
+from shoal.wire.frames import BadFrame, Head, Link
+
+FOLLOW_S = 2.0  # for the greeting of number 0, which is known to be up
+START_S = 60.0  # the same, of one that is just starting
+
+
+@final
+class Shard(Leader):
+    """Serves one part until the controller ends it.
+
+    Args:
+        spec: What to serve.
+        connections: Where peers call; owned from now on.
+        handover: What a standby leaves to the shard it becomes; None for a new run.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        connections: Connections,
+        handover: Handover | None = None,
+    ) -> None:
+        super().__init__(spec, connections, handover)
+        self._order: Peer | None = None
+        self._orders: deque[Order] = deque()
+        self._attending: dict[Peer, Head] = {}
+        self._took = -1
+
+    # -------------------------------------------------------------- the loop
+
+    def turn(self) -> None:
+        """Hears whoever speaks, or waits for a moment; then looks at the clock."""
+        before = time.monotonic()
+        self._connections.serve(FLUSH_S)
+        self._tell_progress()
+        if self._look():
+            pause_s = time.monotonic() - before
+            self._relief.look(pause_s if pause_s > PAUSE_S else 0.0)
+            self._tell_moves()
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether nothing lies here that its standby could not be told."""
+        return not self._orders and super()._is_quiet
+
+    def _tell_progress(self) -> None:
+        """Number 0 need not keep what is known here, and to the standby."""
+        order, number = self._order, self.machine.orders.number
+        if order is not None and number != self._took:
+            self._took = number
+            self._mirror.send(order, {"kind": "took", "number": number})
+
+    def _tell_moves(self) -> None:
+        """Number 0 sees nothing of a message that is on its way to here."""
+        moving = [r for r, p in self._workers.items() if p.channel.has_moved()]
+        if moving and self._order is not None:
+            self._connections.send(self._order, {"kind": "moved", "ranks": moving})
+
+    def _start(self, handover: Handover | None) -> None:
+        if handover is not None:
+            address = handover.lead["order"]
+            self._follow((str(address[0]), int(address[1])), FOLLOW_S)
+        elif self.spec.order is not None:
+            self._follow(self.spec.order, START_S)
+
+    def _follow(self, address: tuple[str, int], limit_s: float) -> None:
+        """Calls number 0, and tells which parts are here already."""
+        before, self._order = self._order, None
+        if before is not None:
+            self._connections.drop(before, "another server leads")
+        identity = self.spec.identity
+        certificate = None if identity is None else identity.certificate
+        # What was received of the one before, and waits, comes again.
+        self._orders.clear()
+        try:
+            link = Link(
+                address, self.spec.secret, certificate=certificate, timeout_s=limit_s
+            )
+            have = self.machine.orders.number
+            link.introduce({"kind": "shard", "number": self.spec.shard, "have": have})
+        except (OSError, ShoalError):
+            self._mention({"kind": "unordered", "shard": self.spec.shard})
+            return
+        self._order, self._took = self._connections.adopt(link, "order"), -1
+        for post in self.machine.posts.values():
+            self._tell_staged(post)
+
+    def _tell_of_failure(self, head: Head) -> None:
+        self._reporter.say(self._connections.send, head)
+
+    # ---------------------------------------------------------------- orders
+
+    def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
+        if head["kind"] != "order":
+            raise BadFrame(f"{head['kind']!r:.40} of the server that orders")
+        if peer is not self._order:
+            return
+        known = self._orders[-1].number if self._orders else self.machine.orders.number
+        number = whole(head["number"])
+        if number > known + 1:
+            raise BadFrame(f"order {number} after {known}")
+        if number == known + 1:
+            self._orders.append(Order(number, head["event"]))
+            self._work()
+
+    def _work(self) -> None:
+        """Carries out what is ordered and whose vectors are here."""
+        while self._orders and self._has_vectors(self._orders[0].event):
+            event = self._orders.popleft().event
+            # Number 0 has the optimizer's state; here counts whether there is one.
+            blob = b"\0" if event.get("has_blob") else b""
+            self._mirror.log(event, None, blob)
+            # What number 0 could not carry out, this one cannot either.
+            with suppress(ArithmeticError, LookupError, TypeError, ValueError):
+                self.machine.handle(event, blob)
+            if event["event"] == "join":
+                self._seat_early()
+
+    def _has_vectors(self, event: Head) -> bool:
+        kind = event["event"]
+        if kind != "push" and not (kind == "snapshot" and self.spec.rules.is_gang):
+            return True
+        post = self.machine.posts.get(event["rank"])
+        if post is None or post.incarnation != event["incarnation"]:
+            return True
+        return post.staged >= event["question"]
+
+    # --------------------------------------------------------------- workers
+
+    def _take_caller(self, peer: Peer, head: Head) -> bool:
+        if head["kind"] != "attend":
+            return False
+        if not self._attend(peer, head):
+            waiting = self._attending.items()
+            self._attending = {p: h for p, h in waiting if not p.is_gone}
+            self._attending[peer] = head
+        return True
+
+    def _seat_early(self) -> None:
+        """Whoever called before it was known here that it had joined."""
+        waiting, self._attending = self._attending, {}
+        for peer, head in waiting.items():
+            if not peer.is_gone:
+                self._connections.deliver_again(peer, head)
+
+    def _attend(self, peer: Peer, head: Head) -> bool:
+        """A worker that number 0 knows; False where it is not known here yet."""
+        rank, incarnation = whole(head["rank"]), whole(head["incarnation"])
+        question, wants_center = whole(head["question"]), bool(head["wants_center"])
+        post = self.machine.posts.get(rank)
+        if post is None or post.incarnation < incarnation:
+            return False
+        if post.incarnation != incarnation or post.token != head["token"]:
+            self._refuse(peer, "another process has its place")
+            return True
+        before = self._workers.pop(rank, None)
+        if before is not None:
+            self._connections.drop(before, "it called again")
+        self._seat(peer, post)
+        peer.parcels = parcels_of(post.bulk, self.spec.strategy, is_server=True)
+        parcels = peer.parcels
+        peer.channel.inbox = post.bulk.up if parcels is None else parcels.landing
+        body = self.machine.center.vector.tobytes() if wants_center else b""
+        self._mirror.send(peer, {"kind": "seated"}, body)
+        if post.answer is not None and post.question == question:
+            self.answer(post, *post.answer)
+        return True
+
+    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+        """Sends a worker its part of an answer; all else number 0 tells it.
+
+        That its part of a snapshot is stored is told as a part without a vector: the
+        worker may write over it then.
+        """
+        peer, body = self._workers.get(post.rank), head.get("body", "none")
+        if peer is None:
+            return
+        part = {"kind": "part", "question": post.question, "body": body}
+        if body != "none":
+            self._send_vectors(peer, post, part, b"")
+        elif head["kind"] == "stored" and self.spec.rules.is_gang:
+            self._mirror.send(peer, {**part, "is_coded": False})
+
+    def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
+        """Its part of a message."""
+        post = self.machine.posts.get(peer.rank)
+        if head["kind"] != "stage":
+            raise BadFrame(f"{head['kind']!r:.40} of a worker, to a shard")
+        if post is None or post.incarnation != peer.incarnation:
+            return  # it is gone, as number 0 says
+        question = whole(head["question"])
+        if head.get("is_coded"):
+            if peer.parcels is None:
+                raise BadFrame("a vector that is encoded, and was not to be")
+            exactly(body[peer.parcels.unpack(body) :], 0, "more than a part")
+        else:
+            part = exactly(body, len(post.bulk.up), "a part")
+            if body.obj is not post.bulk.up.obj:
+                post.bulk.up[:] = part
+        post.staged = max(post.staged, question)
+        event = {"event": "stage", "rank": post.rank, "staged": post.staged}
+        self._mirror.log({**event, "incarnation": post.incarnation}, post, b"")
+        self._mirror.send(peer, {"kind": "kept", "question": question})
+        self._tell_staged(post)
+        self._work()
+
+    def _tell_staged(self, post: Post) -> None:
+        if self._order is not None and post.staged:
+            self._mirror.send(
+                self._order,
+                {"kind": "has", "rank": post.rank, "incarnation": post.incarnation,
+                 "question": post.staged},
+            )  # fmt: skip
+
+    def _worker_gone(self, peer: Peer, reason: str) -> None:
+        """It may come back; number 0 says when it is gone."""
+
+    def _other_gone(self, peer: Peer) -> None:
+        if peer is self._order:
+            self._order = None
+            self._mention({"kind": "unordered", "shard": self.spec.shard})
+
+    # ------------------------------------------------------------ controller
+
+    def _command(self, head: Head, body: memoryview) -> None:
+        if head["kind"] == "follow":
+            address = head["order"]
+            self._follow((str(address[0]), int(address[1])), FOLLOW_S)
+
+    def report(self, head: Head, *body: bytes) -> None:
+        """Tells the controller of this part; of all else number 0 tells it."""
+        if head["kind"] in VECTORS:
+            super().report(head, *body)

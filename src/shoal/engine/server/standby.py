@@ -1,0 +1,392 @@
+"""A server that follows another one, and takes over when the controller says so.
+
+It never decides by itself that the other is lost: two servers that both lead would be
+worse than none. Until it leads, it answers no worker that is in the run.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Queue
+from typing import final
+
+from shoal.engine.coordination.timeouts import Grace
+from shoal.engine.server.base import FLUSH_S, Leader, open_connections
+from shoal.engine.server.event_log import Order
+from shoal.engine.server.primary import Server
+from shoal.engine.server.replica import Machine, StrategyFailed
+from shoal.engine.server.replication import Caller, Handover
+from shoal.engine.server.reports import Reporter
+from shoal.engine.server.session import Post
+from shoal.engine.server.shard import Shard
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.server.state_transfer import unpack
+from shoal.engine.transport.listener import Connections, Listener, Peer
+from shoal.engine.transport.messages import WRONG, amount, exactly, whole
+from shoal.engine.transport.partition import VECTORS
+from shoal.engine.transport.server_connection import TURN_FRAMES
+from shoal.engine.transport.shared_memory import Slot
+from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
+
+ASIDE = ("heard", "ordered", "slot")  # what a leader says beside its events
+COMES_BACK = ("rejoin", "attend")  # what a worker says
+OURS = ("standby", "shard")  # what another server of the run says
+CALLER_S = 1.0  # until this one has heard as well that the leader is lost
+LONGEST_STALL_S = 30.0  # within a frame of a server that is about to be killed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandbySpec:
+    """What a standby's process is given.
+
+    Args:
+        server: What it will serve.
+        leader: Address of the server that it follows.
+        generation: Counts the standbys of a run.
+    """
+
+    server: ServerSpec
+    leader: tuple[str, int]
+    generation: int = 1
+
+
+def _check(event: Head) -> None:
+    """Sees that an event has the fields that are used here.
+
+    Raises:
+        ValueError: It has not; or another of `WRONG`.
+    """
+    name = event["event"]
+    if name in ("leave", "stage"):
+        whole(event["rank"])
+        whole(event["incarnation"])
+    if name == "stage":
+        whole(event["staged"])
+    elif amount(event["at"]) is None:
+        raise ValueError("an event without its time")
+
+
+@final
+class Standby(Listener):
+    """Takes the leader's events, until it leads or is not needed any more.
+
+    Args:
+        spec: What to serve when it leads.
+        connections: Where peers call; owned from now on.
+        link: To the leader, which knows already who calls; the same.
+    """
+
+    def __init__(self, spec: ServerSpec, connections: Connections, link: Link) -> None:
+        self._spec, self._connections, self._link = spec, connections, link
+        connections.listener = self
+        self._machine = Machine(spec, self)
+        self._landing = memoryview(bytearray(spec.sizes.up_bytes))
+        self._reporter, self._grace = Reporter(), Grace()
+        self._slots: dict[tuple[int, int], Slot] = {}
+        self._callers: list[Caller] = []
+        self._controller: Peer | None = None
+        self._lead: Head | None = None
+        self._number, self._lost_at = 0, 0.0
+        self._took_at = time.monotonic()
+        self._is_running = True
+        self._failure: StrategyFailed | None = None
+        self._server: Queue[Leader] = Queue()
+        connections.watch(link.socket, self._follow)
+
+    @classmethod
+    def open(cls, spec: StandbySpec, socket_: socket.socket) -> Standby:
+        """Listens, and calls the leader.
+
+        Args:
+            spec: Of the run.
+            socket_: Bound and listening; it is owned from now on.
+
+        Raises:
+            BadFrame: Whoever listens there is not the leader.
+            ExchangeTimeout: The leader does not greet.
+            OSError: The leader is gone.
+        """
+        server, identity = spec.server, spec.server.identity
+        certificate = None if identity is None else identity.certificate
+        connections = open_connections(server, socket_)
+        try:
+            link = Link(spec.leader, server.secret, certificate=certificate)
+            link.introduce({"kind": "standby", "generation": spec.generation})
+        except BaseException:
+            connections.close()
+            raise
+        return cls(server, connections, link)
+
+    def run(self, on_lead: Callable[[], None] = lambda: None) -> None:
+        """Follows, then leads if it is told to, to the end of the run.
+
+        Args:
+            on_lead: Called when it begins to lead.
+        """
+        while self.is_following:
+            self.turn()
+        server = self.succeed()
+        if server is not None:
+            on_lead()
+            server.run()
+
+    @property
+    def is_following(self) -> bool:
+        """Whether it neither leads nor has ended."""
+        return self._is_running and self._lead is None
+
+    def turn(self) -> None:
+        """Hears whoever speaks, or waits for a moment."""
+        self._connections.serve(0.0 if self._has_more else FLUSH_S)
+        if self._has_more:
+            self._follow()
+        self._connections.drop_strangers()
+        self._send_back()
+        if self._is_left_alone:
+            self._is_running = False
+
+    def _send_back(self) -> None:
+        """Whoever waits here while the leader is there had better call that one."""
+        late = time.monotonic() - CALLER_S
+        for caller in list(self._callers):
+            peer, head, since = caller
+            is_worker = head["kind"] in COMES_BACK
+            if is_worker and since < late and not self._lost_at and not peer.is_gone:
+                self._callers.remove(caller)
+                peer.role = ""
+                self._connections.send(peer, {"kind": "elsewhere"})
+
+    @property
+    def _is_left_alone(self) -> bool:
+        """Whether both leader and controller are gone."""
+        if self._controller is not None or not self._lost_at:
+            return False
+        return time.monotonic() - self._lost_at > GREETING_TIMEOUT_S
+
+    def succeed(self) -> Leader | None:
+        """The server that it becomes; None where it is not needed any more."""
+        lead, controller = self._lead, self._controller
+        if lead is None or controller is None or not self._is_running:
+            self._link.close()
+            self._connections.close()
+            return None
+        while not self._lost_at and self._link.has_input(0.0):
+            self._follow()
+        self._leave_leader()
+        # Nobody was heard since; and who is on the way back needs a moment.
+        self._grace.forgive(time.monotonic() - self._took_at)
+        handover = Handover(
+            machine=self._machine,
+            reporter=self._reporter,
+            grace=self._grace,
+            controller=controller,
+            lead=lead,
+            callers=self._callers,
+            failure=self._failure,
+        )
+        kind = Shard if self._spec.shard else Server
+        server = kind(self._spec, self._connections, handover)
+        self._server.put(server)
+        return server
+
+    def stop(self) -> None:
+        """Ends it soon, if it does not lead; for whoever runs it in a thread."""
+        self._is_running = False
+
+    def successor(self) -> Leader:
+        """Waits until this leads; for whoever runs it in a thread."""
+        return self._server.get()
+
+    # ---------------------------------------------------------------- leader
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether bytes of the leader wait here, of which no selector knows."""
+        return not self._lost_at and self._link.has_pending
+
+    def _follow(self) -> None:
+        """Takes what the leader says, until others have their turn."""
+        self._take_frame()
+        for _ in range(TURN_FRAMES - 1):
+            if not self._has_more:
+                break
+            self._take_frame()
+
+    def _take_frame(self) -> None:
+        """Every event is acknowledged before it is handled.
+
+        What cannot be followed ends this standby: it knows less than the leader then,
+        which hears why, and the controller starts another one.
+        """
+        try:
+            # The first frame is kept as it came: the state until then.
+            into = self._landing if self._number else None
+            head, body = self._link.receive(into, stall_s=LONGEST_STALL_S)
+        except OSError:
+            self._leave_leader()
+            return
+        except BadFrame as error:
+            self._refuse(f"a frame of the leader: {error}")
+            return
+        try:
+            found = self._read(head, body)
+        except OSError:
+            self._leave_leader()
+        except WRONG as error:
+            self._refuse(f"{head['kind']!r:.40} of the leader: {error!r:.200}")
+        else:
+            if found is not None:
+                self._take_in(*found)
+
+    def _take_in(self, event: Head | None, blob: memoryview) -> None:
+        self._number += 1
+        try:
+            self._link.send({"kind": "took", "number": self._number})
+        except OSError:
+            self._leave_leader()
+            return
+        if event is None:
+            self._begin(blob)
+        else:
+            self._take(event, blob)
+
+    def _begin(self, frozen: memoryview) -> None:
+        try:
+            self._machine.thaw(unpack(frozen))
+        except Exception as error:  # whatever a pickle of another version raises
+            self._refuse(f"the state of the leader: {error!r:.200}")
+
+    def _refuse(self, reason: str) -> None:
+        with suppress(OSError):
+            self._link.send({"kind": "refused", "reason": reason})
+        self._leave_leader()
+        self._is_running = False
+
+    def _hear_aside(self, head: Head) -> None:
+        """What is no event."""
+        if head["kind"] == "heard":
+            self._reporter.forget(whole(head["number"]))
+        elif head["kind"] == "ordered":
+            self._machine.orders.forget(whole(head["number"]))
+        else:
+            self._map(head)
+
+    def _map(self, head: Head) -> None:
+        """Sees a worker's slot from now on, where that is on this host."""
+        who = head["rank"], head["incarnation"]
+        size = self._spec.sizes.slot_bytes
+        slot = Slot.attach(head["path"], size, head["mark"])
+        if slot is not None:
+            before = self._slots.pop(who, None)
+            if before is not None:
+                before.close()
+            self._slots[who] = slot
+            said = {"rank": head["rank"], "incarnation": head["incarnation"]}
+            self._link.send({"kind": "mapped", **said})
+
+    def _read(
+        self, head: Head, body: memoryview
+    ) -> tuple[Head | None, memoryview] | None:
+        """Takes the vectors of a message in.
+
+        Returns:
+            The event, None for the state until then, and what came behind the vectors.
+            None where it is no event.
+
+        Raises:
+            ValueError: It is not what a leader says; or another of `WRONG`.
+        """
+        if head["kind"] in ASIDE:
+            return self._hear_aside(head)
+        if self._number == 0 and head["kind"] == "frozen":
+            return None, body
+        if self._number == 0 or head["kind"] != "event":
+            raise ValueError("no event")
+        event, count = head["event"], whole(head["vectors"])
+        _check(event)
+        post = self._machine.posts.get(event["rank"]) if count else None
+        if head.get("is_mapped"):
+            slot = self._slots[event["rank"], event["incarnation"]]
+            vectors, rest = slot.bytes[:count], body
+        else:
+            vectors, rest = body[:count], body[count:]
+        if post is not None:
+            post.bulk.up[:] = exactly(vectors, len(post.bulk.up), "vectors")
+        return event, rest
+
+    def _take(self, event: Head, blob: memoryview) -> None:
+        if event["event"] == "stage":
+            post = self._machine.posts.get(event["rank"])
+            if post is not None:
+                post.staged = int(event["staged"])
+            return
+        if self._failure is not None:
+            return
+        try:
+            self._machine.handle(event, blob)
+        except StrategyFailed as error:
+            self._failure = error  # the leader found the same, and tells if it can
+            return
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            pass  # what the leader could not carry out, it cannot either
+        if event["event"] == "leave":
+            self._forget_slot(event["rank"], event["incarnation"])
+        self._took_at = time.monotonic()
+        if self._spec.rules.quorum:  # it will decide when a round is overdue
+            self._grace.look(self._machine.sequencer.standing, self._took_at)
+
+    def _forget_slot(self, rank: int, incarnation: int) -> None:
+        slot = self._slots.pop((rank, incarnation), None)
+        if slot is not None:
+            slot.close()
+
+    def _leave_leader(self) -> None:
+        if not self._lost_at:
+            self._lost_at = time.monotonic()
+            self._connections.unwatch(self._link.socket)
+            self._link.close()
+            for who in list(self._slots):  # workers are given others
+                self._forget_slot(*who)
+
+    # ----------------------------------------------------------------- peers
+
+    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+        """The leader answers; the post keeps it."""
+
+    def ordered(self, order: Order) -> None:
+        """The leader tells others; the machine keeps what they may lack."""
+
+    def report(self, head: Head, *body: bytes) -> None:
+        """Kept until the controller has heard it of the leader."""
+        if not self._spec.shard or head["kind"] in VECTORS:
+            self._reporter.keep(head, *body)
+
+    def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
+        """Workers that lost the leader wait; new ones are sent to it."""
+        kind = head["kind"]
+        if peer.role == "controller":
+            if self._lead is not None:
+                self._callers.append(Caller(peer, head, time.monotonic()))
+            elif kind == "lead":
+                self._lead = head
+        elif kind == "control" and peer.channel.is_commander:
+            peer.role, self._controller = "controller", peer
+        elif peer.role:
+            raise BadFrame(f"{kind!r:.40} of a caller that waits")
+        elif kind in COMES_BACK or (kind in OURS and peer.channel.is_commander):
+            peer.role = "caller"  # the next standby may be there before this one leads
+            self._callers.append(Caller(peer, head, time.monotonic()))
+        elif kind == "join":
+            self._connections.send(peer, {"kind": "elsewhere"})
+        else:
+            raise BadFrame(f"{kind!r:.40} to a standby")
+
+    def on_gone(self, peer: Peer, reason: str) -> None:
+        """Without a controller there is nobody who could need it."""
+        if peer is self._controller:
+            self._controller, self._is_running = None, False
+        self._callers = [caller for caller in self._callers if caller.peer is not peer]

@@ -1,0 +1,172 @@
+"""A worker's line to one server, whichever of two processes that is.
+
+This file decides how a worker comes to a server and back to it. What is said there lies
+in `conversation.py`, or in `desk.py` where the server only has a part of the vector.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
+
+from shoal.engine.transport.buffers import Sizes
+from shoal.errors import ExchangeTimeout, ShoalError
+from shoal.wire.frames import Head, Link
+
+CALL_S = 60.0  # until somebody greets
+TURN_S = 5.0  # the same at one of two addresses
+CALL_PAUSE_S = 0.02
+
+Answered: TypeAlias = tuple[Head, memoryview]
+Address: TypeAlias = tuple[str, int]
+Addresses: TypeAlias = tuple[Address, ...]
+"""Where a server listens; the second is that of its standby, if it may have one."""
+
+
+class Fenced(ShoalError):
+    """The server refused this process: another one has its place, or its past."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Who a worker says it is when it joins.
+
+    Args:
+        address: Of the server.
+        other: Where a standby listens, or will; None where there is none.
+        secret: What `worker_secret` made of the run's.
+        sizes: Of the vectors.
+        hint: The rank it wishes for.
+        token: Names its process to the controller.
+        node: Its machine, where that is the server's; others tell their address.
+        wants_slot: Vectors through shared memory, where both are at one address.
+        certificate: Of the server, None where it does not use TLS.
+        shards: Addresses of the servers that share the vector with that one.
+    """
+
+    address: Address
+    secret: bytes = field(repr=False)
+    sizes: Sizes
+    hint: int
+    token: str
+    other: Address | None = None
+    node: str = "localhost"
+    wants_slot: bool = True
+    certificate: bytes | None = None
+    shards: tuple[Addresses, ...] = ()
+
+    @property
+    def addresses(self) -> Addresses:
+        """Of the server."""
+        return (self.address,) if self.other is None else (self.address, self.other)
+
+
+@final
+class Line:
+    """A connection to one server.
+
+    Args:
+        seat: Who calls.
+        addresses: Of the server.
+
+    Attributes:
+        link: The connection, once `call` has returned.
+    """
+
+    link: Link
+
+    def __init__(self, seat: Seat, addresses: Addresses) -> None:
+        self._seat, self._addresses = seat, list(addresses)
+
+    def call(self, head: Head, *, can_map: bool) -> Answered:
+        """Calls whoever leads, and says who this is.
+
+        With two addresses it tries them in turn: a standby tells to call elsewhere, and
+        where a server was lost nobody greets until another one has started.
+
+        Args:
+            head: What to say.
+            can_map: Vectors may go through shared memory.
+
+        Raises:
+            ConnectionError: The server hung up.
+            ExchangeTimeout: Nobody greets at any address.
+            Fenced: This worker is not wanted.
+        """
+        head = {**head, "token": self._seat.token}
+        has_other, refused = len(self._addresses) > 1, 0
+        until = time.monotonic() + CALL_S
+        while True:
+            try:
+                limit_s = TURN_S if has_other else CALL_S
+                answer, body = self._call_once(head, limit_s, can_map=can_map)
+                if answer["kind"] != "elsewhere":
+                    break
+                self.link.close()
+            except (ConnectionError, ExchangeTimeout) as error:
+                is_refused = isinstance(error.__context__, ConnectionRefusedError)
+                refused = refused + 1 if is_refused else 0
+                is_over = time.monotonic() > until or refused == len(self._addresses)
+                if is_over or not has_other:  # refused everywhere: the run is over
+                    raise
+            self._addresses.reverse()
+            time.sleep(CALL_PAUSE_S)
+        if answer["kind"] == "refused":
+            self.link.close()
+            reason = answer.get("reason")
+            raise Fenced(f"the server refused this worker: {reason!s:.300}")
+        return answer, body
+
+    def _call_once(self, head: Head, limit_s: float, *, can_map: bool) -> Answered:
+        seat = self._seat
+        self.link = Link(
+            self._addresses[0],
+            seat.secret,
+            certificate=seat.certificate,
+            timeout_s=limit_s,
+        )
+        try:
+            is_local = self.link.is_local
+            if "node" in head and not is_local:
+                head["node"] = self.link.own_host
+            wants_slot = can_map and seat.wants_slot and is_local
+            self.link.send({**head, "wants_slot": wants_slot})
+            return self.link.receive()
+        except BaseException:
+            self.link.close()
+            raise
+
+    def call_again(
+        self, error: ConnectionError, head: Head, *, can_map: bool
+    ) -> Answered:
+        """The server is gone: waits for its standby to lead.
+
+        Args:
+            error: How that was found.
+            head: What to say.
+            can_map: Vectors may go through shared memory.
+
+        Raises:
+            ConnectionError: There is no standby, or it is gone as well.
+            Fenced: This worker is not wanted.
+        """
+        self.link.close()
+        if len(self._addresses) < 2:
+            raise error
+        self._addresses.reverse()
+        try:
+            return self.call(head, can_map=can_map)
+        except ExchangeTimeout:
+            raise error from None
+
+    def close(self) -> None:
+        """Closes the connection, if there is one."""
+        link: Link | None = getattr(self, "link", None)
+        if link is not None:
+            link.close()
+
+
+def who(rank: int, incarnation: int) -> dict[str, Any]:
+    """What a worker says of itself when it comes back."""
+    return {"rank": rank, "incarnation": incarnation}

@@ -1,0 +1,435 @@
+"""The sockets of a server: one thread, one selector, every peer non-blocking.
+
+This file decides who is listened to and when a peer counts as gone; the messages are
+read in `engine/server/primary.py`. Callers that have not proved the secret yet wait in
+a selector of their own, which gets a small share of the server's time: a flood of them
+slows itself down, not the workers. When the share is used up, they wait in their
+sockets.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+import ssl
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+from shoal.engine.transport.buffers import Bulk
+from shoal.engine.transport.codec import Parcels
+from shoal.engine.transport.server_connection import Channel
+from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
+
+EVERY_S = 10.0  # a flood fills no disk
+
+
+@final
+class Strangers:
+    """Counts callers between two lines; the first of them is told of at once."""
+
+    def __init__(self) -> None:
+        self._count, self._last = 0, ("", "")
+        self._next = 0.0
+
+    def note(self, name: str, reason: str) -> None:
+        """One was turned away."""
+        self._count, self._last = self._count + 1, (name, reason)
+
+    def take(self, now: float) -> Head | None:
+        """The line that is due, None for none.
+
+        Args:
+            now: Seconds of a monotonic clock.
+
+        Example:
+            >>> strangers = Strangers()
+            >>> strangers.note("10.0.0.9", "no proof of the secret in time")
+            >>> strangers.take(100.0)["count"]
+            1
+            >>> strangers.note("10.0.0.9", "no proof of the secret in time")
+            >>> strangers.take(101.0) is None
+            True
+        """
+        if not self._count or now < self._next:
+            return None
+        count, self._count = self._count, 0
+        self._next = now + EVERY_S
+        peer, reason = self._last
+        return {"kind": "stranger", "peer": peer, "reason": reason, "count": count}
+
+
+SHARE = 0.05  # of the server's time
+SLICE_S = 0.001  # before workers are heard again
+SAVED_S = 0.2  # what is put by while nobody calls: a hundred workers that join at once
+
+
+@final
+class Porch:
+    """The strangers' selector, open or closed.
+
+    Args:
+        house: The selector that wakes the server when a stranger speaks.
+    """
+
+    def __init__(self, house: selectors.BaseSelector) -> None:
+        self._house = house
+        self.selector = selectors.DefaultSelector()
+        self._left_s, self._looked = SAVED_S, time.monotonic()
+        self._is_open, self._turn = False, 0
+        self._open()
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._house.register(self.selector, selectors.EVENT_READ, None)
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._house.unregister(self.selector)
+
+    def _count(self) -> float:
+        """Seconds that are left for strangers now."""
+        now = time.monotonic()
+        earned_s, self._looked = SHARE * (now - self._looked), now
+        self._left_s = min(SAVED_S, self._left_s + earned_s)
+        return self._left_s
+
+    def wait_s(self, timeout_s: float) -> float:
+        """How long the server may wait for others before the porch opens again."""
+        left_s = self._count()
+        if left_s > 0:
+            self._open()
+            return timeout_s
+        return min(timeout_s, -left_s / SHARE)
+
+    def visit(self) -> Iterator[tuple[selectors.SelectorKey, int]]:
+        """Whoever has something to say, while there is time; it is counted."""
+        if not self._is_open:
+            return
+        found = self.selector.select(0)
+        self._turn += 1  # somebody else is first each time
+        first = self._turn % max(1, len(found))
+        began, spent_s = time.monotonic(), 0.0
+        for visitor in found[first:] + found[:first]:
+            yield visitor
+            spent_s = time.monotonic() - began
+            if spent_s > SLICE_S:
+                break
+        self._left_s -= spent_s
+        if self._left_s <= 0:
+            self._close()
+
+    def close(self) -> None:
+        """Closes it for good."""
+        self._close()
+        self.selector.close()
+
+
+MAX_CONNECTIONS = 4096
+MAX_STRANGERS = 256
+OURS = ("controller", "standby", "shard", "order")  # heard whatever waits for them
+MOST_REASON = 300  # letters of what is said of a peer that is gone
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connection and what is known of its other end.
+
+    Args:
+        channel: The connection.
+        name: Its address.
+        role: What it said that it is, empty before.
+        rank: Of a worker.
+        incarnation: Of a worker, or the generation of a standby.
+        offer: Shared memory that a worker has not mapped yet.
+        parcels: Of a worker's vectors, None where they are not encoded.
+        is_settled: A worker has said whether it mapped it.
+        is_asking: It has said something on this connection, and was not answered.
+        events: That the selector waits for.
+        is_hung: It was dropped for its silence.
+        is_refused: It proved the secret, and was turned away.
+    """
+
+    channel: Channel
+    name: str
+    role: str = ""
+    rank: int = -1
+    incarnation: int = 0
+    offer: Bulk | None = None
+    parcels: Parcels | None = None
+    is_settled: bool = False
+    is_asking: bool = False
+    events: int = selectors.EVENT_READ
+    is_hung: bool = False
+    is_refused: bool = False
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its connection is closed."""
+        return self.channel.socket.fileno() < 0
+
+
+class Listener(ABC):
+    """Whoever is told what peers say."""
+
+    @abstractmethod
+    def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
+        """A peer that knows the secret says something.
+
+        Raises:
+            BadFrame: It is not what a peer of ours says; its connection is closed.
+        """
+
+    @abstractmethod
+    def on_gone(self, peer: Peer, reason: str) -> None:
+        """A peer's connection is closed."""
+
+
+@final
+class Connections:
+    """All connections of a server.
+
+    Args:
+        socket_: Bound and listening; it is owned from now on.
+        secret: Of the run.
+        max_body_bytes: Larger frames are refused.
+        context: Of TLS, None for none.
+
+    Attributes:
+        listener: Whom to tell; it is set before anybody is served.
+    """
+
+    def __init__(
+        self,
+        socket_: socket.socket,
+        secret: bytes,
+        max_body_bytes: int,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._socket, self._secret, self._limit = socket_, secret, max_body_bytes
+        self._context = context
+        self.listener: Listener
+        self._peers: dict[int, Peer] = {}
+        self._strangers: dict[int, Peer] = {}
+        self._lost: list[tuple[Peer, str]] = []
+        self._eager: dict[Peer, None] = {}  # in order: of their bytes no selector knows
+        socket_.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._porch = Porch(self._selector)
+        self._porch.selector.register(socket_, selectors.EVENT_READ, None)
+
+    def serve(self, timeout_s: float) -> None:
+        """Hears whoever speaks, for at most `timeout_s` if nobody does.
+
+        Strangers come last, and only while they have not used up their time.
+        """
+        eager, self._eager = self._eager, {}
+        wait_s = self._porch.wait_s(0.0 if eager else timeout_s)
+        found = self._selector.select(wait_s)
+        for peer in eager:
+            if self._peers.get(peer.channel.socket.fileno()) is peer:
+                self._hear(peer, selectors.EVENT_READ)
+        has_visitors = False
+        for key, mask in found:
+            if key.data is None:
+                has_visitors = True
+            elif not isinstance(key.data, Peer):  # see `watch`
+                key.data()
+            elif self._peers.get(key.fd) is key.data and key.data not in eager:
+                self._hear(key.data, mask)
+        if has_visitors:
+            self._receive_visitors()
+        self._drop_lost()
+
+    def _receive_visitors(self) -> None:
+        for key, mask in self._porch.visit():
+            if key.data is None:
+                self._accept()
+            elif self._strangers.get(key.fd) is key.data:
+                self._hear(key.data, mask)
+
+    def adopt(self, link: Link, role: str) -> Peer:
+        """Hears whom this end has called, as if it had been called.
+
+        Args:
+            link: It is owned from now on.
+            role: Of the other end.
+        """
+        channel = Channel.of(*link.give_up_socket(), self._secret, self._limit)
+        peer = Peer(channel=channel, name=role, role=role)
+        self._peers[channel.socket.fileno()] = peer
+        self._selector.register(channel.socket, selectors.EVENT_READ, peer)
+        self._eager[peer] = None  # something may have come with the greeting
+        return peer
+
+    def watch(self, socket_: socket.socket, hear: Callable[[], None]) -> None:
+        """Calls `hear` in `serve` whenever a socket of somebody else has input."""
+        self._selector.register(socket_, selectors.EVENT_READ, hear)
+
+    def unwatch(self, socket_: socket.socket) -> None:
+        """The inverse of `watch`."""
+        self._selector.unregister(socket_)
+
+    def _hear(self, peer: Peer, mask: int) -> None:
+        # What it wants may have changed since the selector was asked.
+        self._attend(peer, mask & peer.events)
+        self._drop_lost()
+
+    def _drop_lost(self) -> None:
+        while self._lost:
+            self.drop(*self._lost.pop(0))
+
+    def drop_strangers(self) -> None:
+        """Closes connections that did not prove in time that they know the secret.
+
+        Nor may those that did be silent about what they are.
+        """
+        late = time.monotonic() - GREETING_TIMEOUT_S
+        for peer in list(self._strangers.values()):
+            if peer.channel.since < late:
+                what = "word" if peer.channel.is_proven else "proof of the secret"
+                self.drop(peer, f"no {what} in time")
+
+    def send(self, peer: Peer, head: Head, *body: memoryview | bytes) -> None:
+        """Sends one frame, or finds that its peer is gone.
+
+        A peer is dropped only between two messages: whoever is gone must not be
+        mistaken for the sender of the message that is answered, nor change the
+        order of what is carried out.
+        """
+        try:
+            peer.channel.send(head, *body)
+        except OSError as error:
+            self._lost.append((peer, str(error) or "connection lost"))
+            return
+        self._send_rest(peer)
+
+    def drop(self, peer: Peer, reason: str) -> None:
+        """Closes one connection and says so."""
+        connection = peer.channel.socket
+        descriptor = connection.fileno()
+        if self._peers.pop(descriptor, None) is None:
+            return
+        self._selector_of(peer).unregister(connection)
+        self._strangers.pop(descriptor, None)
+        peer.channel.close()
+        if peer.offer is not None:
+            peer.offer.close()
+            peer.offer = None
+        self.listener.on_gone(peer, reason[:MOST_REASON])
+
+    def close(self) -> None:
+        """Closes everything, and gives every slot back."""
+        for peer in list(self._peers.values()):
+            peer.role = "dismissed"
+            self.drop(peer, "the run is over")
+        self._porch.close()
+        self._selector.close()
+        self._socket.close()
+
+    def _selector_of(self, peer: Peer) -> selectors.BaseSelector:
+        is_stranger = peer.channel.socket.fileno() in self._strangers
+        return self._porch.selector if is_stranger else self._selector
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self._socket.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._make_room(len(self._strangers) - 1)
+            return
+        self._make_room(MAX_STRANGERS - 1)
+        try:
+            if len(self._peers) >= MAX_CONNECTIONS:
+                raise ConnectionRefusedError("too many connections")
+            channel = Channel(
+                connection,
+                self._secret,
+                max_body_bytes=self._limit,
+                context=self._context,
+            )
+        except OSError:
+            connection.close()
+            return
+        peer = Peer(channel=channel, name=str(address))
+        descriptor = channel.socket.fileno()
+        self._peers[descriptor] = self._strangers[descriptor] = peer
+        self._porch.selector.register(channel.socket, selectors.EVENT_READ, peer)
+
+    def _make_room(self, most: int) -> None:
+        """Drops the stranger that waits longest; one that knows the secret, last.
+
+        Who belongs to the run greets at once, so it is seldom the oldest.
+        """
+        while len(self._strangers) > max(0, most):
+            waiting = list(self._strangers.values())
+            unproven = [peer for peer in waiting if not peer.channel.is_proven]
+            self.drop((unproven or waiting)[0], "too many callers without proof")
+
+    def _admit(self, peer: Peer) -> None:
+        """A stranger has said what it is."""
+        connection = peer.channel.socket
+        self._porch.selector.unregister(connection)
+        del self._strangers[connection.fileno()]
+        self._selector.register(connection, peer.events, peer)
+        peer.channel.admit()
+
+    def _attend(self, peer: Peer, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                peer.channel.flush()
+            if mask & selectors.EVENT_READ or peer.channel.is_shaking_hands:
+                for head, body in peer.channel.read():
+                    self._deliver(peer, head, body)
+        except BadFrame as error:
+            self.drop(peer, f"bad frame: {error}")
+        except OSError as error:
+            self.drop(peer, str(error) or "connection lost")
+        else:
+            self._send_rest(peer)
+
+    def _deliver(self, peer: Peer, head: Head, body: memoryview) -> None:
+        self.listener.on_frame(peer, head, body)
+        if peer.role and peer.channel.socket.fileno() in self._strangers:
+            self._admit(peer)
+
+    def deliver_again(self, peer: Peer, head: Head) -> None:
+        """Another listener is told what a peer said when it called."""
+        try:
+            self._deliver(peer, head, memoryview(b""))
+        except BadFrame as error:
+            self.drop(peer, f"bad frame: {error}")
+        else:
+            self._send_rest(peer)
+
+    def _send_rest(self, peer: Peer) -> None:
+        """Watches for room in the socket only while something waits.
+
+        A worker that does not read its answers is not heard until it does. Whoever is
+        heard is so at the next turn where bytes wait of which no selector knows.
+        """
+        connection = peer.channel.socket
+        if connection.fileno() < 0:
+            return
+        try:
+            peer.channel.flush()
+        except OSError as error:
+            self._lost.append((peer, str(error) or "connection lost"))
+            return
+        wanted = selectors.EVENT_READ
+        if peer.channel.is_congested and peer.role not in OURS:
+            wanted = 0
+        if peer.channel.has_output:
+            wanted |= selectors.EVENT_WRITE
+        if peer.events != wanted:
+            self._selector_of(peer).modify(connection, wanted, peer)
+            peer.events = wanted
+        if wanted & selectors.EVENT_READ and peer.channel.has_input:
+            self._eager[peer] = None
+        else:
+            self._eager.pop(peer, None)

@@ -1,0 +1,347 @@
+"""The side of a connection that was called: non-blocking, driven by a selector.
+
+This file decides in which order bytes become a greeting and frames, and how many of
+them are taken before others have their turn.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import ssl
+import struct
+import termios
+import time
+from collections import deque
+from typing import final
+
+from shoal.wire import tls
+from shoal.wire.frames import (
+    AHEAD_BYTES,
+    HEADER,
+    BadFrame,
+    Head,
+    configure,
+    memory_for,
+    pack_head,
+    unpack_head,
+    unpack_header,
+)
+from shoal.wire.handshake import HELLO_BYTES, TAG_BYTES, Callee, NoProof
+
+STRANGER_HEAD_BYTES = 1 << 14  # of a peer that has not said what it is
+TURN_BYTES = 8 << 20  # taken from one peer before others are heard
+TURN_FRAMES = 64
+SHORT = ("header", "head")
+MOST_WAITING = 64  # parts of frames; whoever does not read them is not heard either
+
+# What a socket says that can do no more now.
+LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def _unread(connection: socket.socket) -> int:
+    """Bytes that were sent and that the other end has not taken, 0 if nobody knows."""
+    try:
+        found = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        return 0
+    return struct.unpack("i", found)[0]
+
+
+@final
+class Channel:
+    """One accepted connection.
+
+    Args:
+        connection: It is owned from now on.
+        secret: The run's.
+        max_body_bytes: Larger frames are refused, once `admit` was called.
+        context: Of TLS, None for none.
+
+    Raises:
+        OSError: The caller has hung up already.
+
+    Attributes:
+        since: Monotonic seconds when it was accepted or had proved the secret.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        secret: bytes,
+        *,
+        max_body_bytes: int,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        connection.setblocking(False)
+        configure(connection)
+        self._tls: ssl.SSLSocket | None = None
+        if context is not None:
+            connection = self._tls = tls.wrap_callee(connection, context)
+        self.socket = connection
+        self.since = time.monotonic()
+        self.is_proven = False
+        self._limit, self._is_admitted = max_body_bytes, False
+        self._callee = Callee(secret)
+        self._out: deque[memoryview] = deque()
+        self._head: Head | None = None
+        self._header = memory_for(HEADER.size)
+        self._body_bytes = 0
+        self._wants_write = False
+        self._moved = self._seen = 0
+        self._seen_unread = 0
+        self._stage, self._wanted, self._filled = "", memoryview(b""), 0
+        self._expect(
+            "hello" if context is None else "handshake", memory_for(HELLO_BYTES)
+        )
+        self._room = self._ahead = memoryview(b"")
+        self.inbox: memoryview | None = None
+        """Where bodies go when they fit; otherwise into fresh memory."""
+
+    @classmethod
+    def of(
+        cls, connection: socket.socket, ahead: bytes, secret: bytes, max_body_bytes: int
+    ) -> Channel:
+        """A connection whose other end was called, and has greeted.
+
+        Args:
+            connection: It is owned from now on.
+            ahead: What was read of it already.
+            secret: The run's.
+            max_body_bytes: Larger frames are refused.
+        """
+        channel = cls(connection, secret, max_body_bytes=max_body_bytes)
+        channel._ahead = memoryview(ahead)
+        if isinstance(connection, ssl.SSLSocket):
+            channel._tls = connection
+        channel.is_proven = channel._is_admitted = True
+        channel._expect("header", memory_for(HEADER.size))
+        return channel
+
+    @property
+    def is_commander(self) -> bool:
+        """Whether it proved the run's secret itself, as a controller does."""
+        return self.is_proven and self._callee.is_commander
+
+    def admit(self) -> None:
+        """It has said what it is: from now on it may send as much as its kind does."""
+        self._is_admitted = True
+
+    @property
+    def is_shaking_hands(self) -> bool:
+        """Whether TLS is not set up yet."""
+        return self._stage == "handshake"
+
+    # ---------------------------------------------------------------- sending
+
+    @property
+    def has_output(self) -> bool:
+        """Whether bytes wait until the socket takes them."""
+        if self.is_shaking_hands:
+            return self._wants_write
+        return bool(self._out)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether it asks, and does not read what it is answered."""
+        return len(self._out) > MOST_WAITING
+
+    @property
+    def has_input(self) -> bool:
+        """Whether bytes wait here that no selector knows of."""
+        if self._ahead:
+            return True
+        return self._tls is not None and self._tls.pending() > 0
+
+    def send(self, head: Head, *body: memoryview | bytes) -> None:
+        """Queues one frame and sends what the socket takes now.
+
+        Body memory must stay unchanged until it is sent: workers ask and wait,
+        so theirs is free again when they speak next.
+        """
+        parts = [memoryview(p).cast("B") for p in body if len(p)]
+        self._out.append(memoryview(pack_head(head, sum(len(part) for part in parts))))
+        self._out.extend(parts)
+        self.flush()
+
+    def keep_output(self) -> None:
+        """Copies what waits to be sent: whose memory it is may use it again."""
+        self._out = deque(
+            part if part.readonly else memoryview(bytes(part)) for part in self._out
+        )
+
+    def flush(self) -> None:
+        """Sends what the socket takes now."""
+        if self.is_shaking_hands:
+            return
+        while self._out:
+            try:
+                sent = self.socket.send(self._out[0])
+            except LATER:
+                return
+            self._moved += sent
+            if sent < len(self._out[0]):
+                self._out[0] = self._out[0][sent:]
+            else:
+                self._out.popleft()
+
+    # -------------------------------------------------------------- receiving
+
+    def read(self) -> list[tuple[Head, memoryview]]:
+        """Takes what the socket has, within limits; returns the complete frames.
+
+        Raises:
+            ConnectionResetError: The peer is gone.
+            BadFrame: The peer is not one of ours.
+        """
+        frames: list[tuple[Head, memoryview]] = []
+        if self.is_shaking_hands and not self._shake_hands():
+            return frames
+        taken = 0
+        while len(frames) < TURN_FRAMES:
+            if self._filled < len(self._wanted):
+                if taken >= TURN_BYTES:  # never with a whole part in hand: what
+                    return frames  # is left lies in the socket, and wakes us
+                got = self._receive()
+                if got is None:
+                    return frames
+                if got == 0:
+                    if frames:  # its last words count; the next read finds the end
+                        return frames
+                    raise ConnectionResetError("the peer closed the connection")
+                self._filled += got
+                self._moved += got
+                taken += got
+                continue
+            frame = self._advance()
+            if frame is not None:
+                frames.append(frame)
+                if self.inbox is not None and len(frame[1]):
+                    return frames  # the next body would overwrite this one
+        return frames
+
+    def _receive(self) -> int | None:
+        """Bytes that came, 0 at the end, None for none yet.
+
+        With a header comes what the socket has behind it, most often the whole frame.
+        """
+        wanted = self._wanted[self._filled :]
+        if not self._ahead:
+            if self._stage not in SHORT:
+                return self._take(wanted)
+            if not self._room:
+                self._room = memoryview(bytearray(AHEAD_BYTES))
+            got = self._take(self._room)
+            if not got:
+                return got
+            self._ahead = self._room[:got]
+        count = min(len(wanted), len(self._ahead))
+        wanted[:count] = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        return count
+
+    def _take(self, target: memoryview) -> int | None:
+        try:
+            return self.socket.recv_into(target)
+        except LATER:
+            return None
+        except OSError:
+            return 0
+
+    def _shake_hands(self) -> bool:
+        """Goes on with the handshake of TLS; whether it is over."""
+        if self._tls is None:
+            raise RuntimeError("a handshake without TLS")
+        self._wants_write = False
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            self._wants_write = True
+            return False
+        except ssl.SSLError as error:
+            raise BadFrame(f"no TLS of this run: {error.reason or error}") from None
+        self._expect("hello", self._wanted)
+        return True
+
+    def _expect(self, stage: str, target: memoryview) -> None:
+        self._stage, self._wanted, self._filled = stage, target, 0
+
+    def _advance(self) -> tuple[Head, memoryview] | None:
+        """One stage further; a frame when it was the last."""
+        data = self._wanted
+        if self._stage == "hello":
+            self._answer(bytes(data))
+        elif self._stage == "proof":
+            self._check(bytes(data))
+        elif self._stage == "header":
+            head_bytes = self._read_header(data)
+            if head_bytes > len(self._ahead):
+                self._expect("head", memory_for(head_bytes))
+                return None
+            data, self._ahead = self._ahead[:head_bytes], self._ahead[head_bytes:]
+            return self._read_head(data)
+        elif self._stage == "head":
+            return self._read_head(data)
+        elif self._head is not None:
+            return self._end_frame(self._head, data)
+        return None
+
+    def _read_head(self, data: memoryview) -> tuple[Head, memoryview] | None:
+        head, size = unpack_head(data), self._body_bytes
+        if size == 0:
+            return self._end_frame(head, memoryview(b""))
+        fits = self.inbox is not None and size <= len(self.inbox)
+        body = self.inbox[:size] if fits and self.inbox else None
+        self._head = head
+        self._expect("body", body or memory_for(size))
+        return None
+
+    def _end_frame(self, head: Head, body: memoryview) -> tuple[Head, memoryview]:
+        self._head = None
+        self._expect("header", self._header)
+        return head, body
+
+    def _read_header(self, data: memoryview) -> int:
+        """Bytes of the head. Who has not said what it is has little to say.
+
+        But for a controller, whose first commands may come with its greeting.
+        """
+        if self._is_admitted or self.is_commander:
+            sizes = unpack_header(data, self._limit)
+        else:
+            sizes = unpack_header(data, 0, STRANGER_HEAD_BYTES)
+        head_bytes, self._body_bytes = sizes
+        return head_bytes
+
+    def _answer(self, hello: bytes) -> None:
+        try:
+            answer = self._callee.answer(hello)
+        except NoProof as error:
+            raise BadFrame(str(error)) from None
+        self._out.append(memoryview(answer))
+        self.flush()
+        self._expect("proof", memory_for(TAG_BYTES))
+
+    def _check(self, proof: bytes) -> None:
+        try:
+            self._callee.check(proof)
+        except NoProof as error:
+            raise BadFrame(str(error)) from None
+        self.is_proven, self.since = True, time.monotonic()
+        self._expect("header", self._header)
+
+    def has_moved(self) -> bool:
+        """Whether bytes came, or went to the other end, since this was last asked.
+
+        What the system has taken to send is on its way for a while on a slow link.
+        """
+        unread = _unread(self.socket)
+        has_moved = self._moved != self._seen or unread != self._seen_unread
+        self._seen, self._seen_unread = self._moved, unread
+        return has_moved
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.socket.close()

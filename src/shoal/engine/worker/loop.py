@@ -1,0 +1,275 @@
+"""What every worker does: it opens its model and data, takes turns, waits for more.
+
+What a turn is lies in `windows.py` for strategies that exchange weights, in `gang.py`
+for those that exchange gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.backends.base import Clock
+from shoal.data.chunks import kind_of
+from shoal.data.read_ahead import ReadAhead
+from shoal.data.sources import Source
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.changes import (
+    STATISTICS,
+    Changes,
+    stamped,
+    unstamped,
+    write,
+)
+from shoal.engine.transport.segments import LONG, InPairs
+from shoal.engine.transport.shared_memory import tag_of
+from shoal.engine.worker.client import Member
+from shoal.engine.worker.nan_guard import Guard, Harmed
+from shoal.engine.worker.reader import Reader
+from shoal.engine.worker.spec import Moment, WorkerSpec
+from shoal.errors import PlanError
+from shoal.launchers.cores import bind
+
+if TYPE_CHECKING:
+    from shoal.clusters.use import UseSampler
+
+
+class Loop(ABC):
+    """One worker's loop.
+
+    Args:
+        spec: What to do.
+        member: Its seat at the server.
+
+    Attributes:
+        steps: That it has taken.
+    """
+
+    is_gang = False
+
+    def __init__(self, spec: WorkerSpec, member: Member) -> None:
+        self._spec, self._member = spec, member
+        self.steps = 0
+        compute = replace(spec.compute, rank_seed=member.rank)
+        self._source = source = spec.open_source()
+        if isinstance(source, ReadAhead):
+            source.on_wait = lambda: member.tell("reading")
+        self._reader = Reader(source, spec.order, spec.retry, member.tell)
+        sample = self._reader.first(
+            np.arange(spec.compute.sample_rows) % spec.order.sample_rows
+        )
+        self._backend = spec.open_backend(compute, sample)
+        self._check_layout()
+        self._compute = compute
+        self._pairs: InPairs | None = None
+        self._compiled: set[tuple[int, Any]] = set()
+        self._paced: set[tuple[int, Any]] = set()
+        self._rate: float | None = None
+        self._changes = Changes()
+        self._changed = 0  # serial number of the newest change that is taken in
+        self._ahead = 0  # steps that were pushed, and not answered yet
+        # The server's machine is looked at by the process that follows the run.
+        self._far_host = member.far_host
+        self._use = _sampler(spec.seat.secret) if self._far_host else None
+        self._backend.load(member.local, member.statistics)
+        self._guard = Guard(
+            spec.reaction,
+            member,
+            self._backend,
+            self._reader,
+            loss_at=compute.loss_at,
+            batch_size=compute.batch_size,
+        )
+
+    def close(self) -> None:
+        """Ends what reads ahead and what looks around."""
+        if self._use is not None:
+            self._use.close()
+        if self._pairs is not None:
+            self._pairs.close()
+        if isinstance(self._source, Source):
+            self._source.close()
+
+    def _check_layout(self) -> None:
+        """The model as it was opened here must have the driver's vectors."""
+        backend, sizes = self._backend, self._spec.seat.sizes
+        found = backend.layout.size, backend.statistics_layout.size
+        wanted = sizes.vector, sizes.statistics
+        if (*found, backend.metrics_size) != (*wanted, sizes.metrics):
+            raise PlanError(
+                f"the model opened on a worker has {found[0]:,} weights, {found[1]:,} "
+                f"statistics and {backend.metrics_size:,} metric states, where the "
+                f"driver's has {wanted[0]:,}, {wanted[1]:,} and {sizes.metrics:,}. "
+                "Both were expected to be the same. See that the callable, or what "
+                "layers build from, gives the same model each time."
+            )
+
+    def run(self) -> None:
+        """Compiles, then works until the server says that the run is done."""
+        self._warm_up()
+        bind(self._spec.cores)
+        member = self._member
+        if len(self._spec.cores) > 1:  # and no other worker's
+            self._pairs = InPairs(LONG)
+            member.spread = self._pairs
+        blob = member.ready()
+        self._start_over(blob or self._spec.optimizer or member.optimizer)
+        with contextlib.suppress(Harmed):
+            while not member.progress.is_done:
+                if member.progress.wants_snapshot:
+                    self._take_changes()
+                    self._publish()
+                elif member.progress.pieces:
+                    self._turn()
+                elif member.has_early:
+                    self._catch_up()
+                else:
+                    self._wait()
+                self._tell_use()
+        if member.has_early:
+            self._catch_up()
+        while not member.progress.is_done:  # of no more use, but for its weights
+            if member.progress.wants_snapshot:
+                self._publish()
+            else:
+                member.need()
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """Computes on some of the data in hand, and exchanges."""
+
+    def _catch_up(self) -> bool:
+        """Takes the answer that was not waited for, where that is done.
+
+        Returns:
+            False where what was computed since is void.
+        """
+        return True
+
+    @abstractmethod
+    def _publish(self) -> None:
+        """Sends what the server asks one worker for."""
+
+    def _merged(self, clock: Clock) -> None:
+        """Others of a gang have taken a step that this worker had no rows of.
+
+        Args:
+            clock: Of before the step, as for those that pushed to it.
+        """
+        raise RuntimeError("a step of a gang, for a worker that is in none")
+
+    # ------------------------------------------------------------- compiling
+
+    def _warm_up(self) -> None:
+        compute, order = self._compute, self._spec.order
+        rows = compute.batch_size * (1 if self.is_gang else compute.window)
+        count = min(rows, order.rows_of(order.first_epoch))
+        if count > compute.batch_size:
+            count -= count % compute.batch_size
+        # Of one shape: more rows than the first batch has are those of it again.
+        data = self._reader.first(np.arange(count) % order.sample_rows)
+        self._compiled = {(min(count, compute.batch_size), kind_of(data))}
+        self._backend.warm_up(data, is_gradient=self.is_gang)
+
+    def _expect(self, rows: int, data: Any) -> None:
+        """Says so when a step of so many such rows has to be compiled first."""
+        key = rows, kind_of(data)
+        if key not in self._compiled:
+            self._compiled.add(key)
+            self._member.tell("compiling")
+
+    def _pacing(self, rows: int, data: Any) -> AbstractContextManager[None]:
+        """Around steps of so many such rows: nobody knows how long the first take."""
+        key = rows, kind_of(data)
+        if key in self._paced:
+            return contextlib.nullcontext()
+        self._paced.add(key)
+        return self._member.busy()
+
+    def _start_over(self, blob: bytes) -> None:
+        self._backend.load(self._member.local, self._member.statistics)
+        if not blob:
+            return
+        state, serial = unstamped(blob)
+        self._backend.restore(state)
+        # It may be older than changes of callbacks, or newer.
+        member = self._member
+        fresh, member.changes = member.changes, member.changes.only(STATISTICS)
+        self._changes.absorb(fresh.without(STATISTICS))
+        self._changed = max(serial, self._changes.serial)
+        write(self._backend, self._changes.since(serial))
+
+    def _snapshot(self) -> bytes:
+        """The state of the optimizer, and which changes of callbacks are in it."""
+        return stamped(self._backend.snapshot(), self._changed)
+
+    def _take_changes(self) -> None:
+        """Takes in what callbacks have changed, before the next step."""
+        member = self._member
+        fresh, member.changes = member.changes, Changes()
+        if not fresh:
+            return
+        self._changes.absorb(fresh.without(STATISTICS))
+        self._changed = max(self._changed, fresh.serial)
+        write(self._backend, fresh)
+        if fresh.only(STATISTICS):
+            fresh.write_statistics(member.statistics)
+            self._backend.set_statistics(member.statistics)
+
+    # --------------------------------------------------------------- waiting
+
+    def _wait(self) -> None:
+        """No data: the epoch drains, or callbacks run, or others take a gang's step."""
+        member, clock = self._member, self._clock()
+        began = time.perf_counter()
+        head, blob = member.need()
+        member.times.wait_s += time.perf_counter() - began
+        if head["kind"] == "merged":
+            self._merged(clock)
+        elif head.get("body") in ("center", "snapshot"):
+            self._start_over(blob)
+
+    def _tell_use(self) -> None:
+        """Says what this machine is busy with, now and then."""
+        found = None if self._use is None else self._use.look()
+        if found is not None:
+            self._member.tell("node_used", node=self._far_host, **found.to_json())
+
+    def _clock(self) -> Clock:
+        """The run clock now, as the last answer told it."""
+        progress = self._member.progress
+        pace = 1.0 if self.is_gang else float(progress.workers)
+        start = self._spec.clock_start + progress.clock + self._ahead * pace
+        if progress.learning_rate is not None and progress.learning_rate != self._rate:
+            self._rate = progress.learning_rate
+            self._backend.set_learning_rate(self._rate)
+        self._take_changes()
+        return Clock(start=start, pace=pace)
+
+    # ----------------------------------------------------------- for turns
+
+    def _is_void(self, pieces: Sequence[Piece]) -> bool:
+        """Whether some of the samples are not to be trained on again."""
+        left_out = self._spec.left_out
+        return left_out.touches(pieces, lambda: self._reader.indices(pieces))
+
+    def _look(self) -> None:
+        """Lets a test end this worker when its leases are worked on, not committed."""
+        if self._spec.watch is not None:
+            member = self._member
+            self._spec.watch(Moment(member.rank, member.incarnation, self.steps))
+
+
+def _sampler(secret: bytes) -> UseSampler:
+    """What looks at this machine, in one of the run's workers here."""
+    # Most workers do without it, and without what it would import.
+    using: Any = import_module("shoal.clusters.use")
+    return using.UseSampler(f"use-{tag_of(secret)}")

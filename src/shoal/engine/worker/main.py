@@ -1,0 +1,57 @@
+"""A worker: leases data, takes local steps, exchanges, until there is no more."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+
+from shoal.engine.transport.client_connection import Fenced
+from shoal.engine.worker.client import Member
+from shoal.engine.worker.gradient_loop import Gang
+from shoal.engine.worker.spec import WorkerSpec
+from shoal.engine.worker.weight_loop import Windows
+from shoal.errors import DataError, ShoalError
+from shoal.launchers.titles import title
+
+MOST_TEXT = (
+    1 << 15
+)  # characters of an error that travel: a head of JSON holds 12 bytes each
+
+
+def work(spec: WorkerSpec) -> None:
+    """Runs one worker to the end of the run.
+
+    A failure of user code is reported to the controller with its traceback; a
+    server that is gone ends the worker quietly, the controller knows why.
+    """
+    title(f"worker-{spec.seat.hint}", spec.run)
+    try:
+        member = Member(spec.seat, spec.strategy, is_early=spec.has_overlap)
+    except (OSError, ShoalError) as error:
+        # The controller does not know it yet: only the end of the process tells.
+        sys.exit(f"this worker could not join the run: {error}")
+    title(f"worker-{member.rank}", spec.run)
+    worker = None
+    try:
+        worker = (Gang if spec.is_gang else Windows)(spec, member)
+        worker.run()
+    except (ConnectionError, Fenced):
+        return
+    except Exception as error:
+        text = traceback.format_exc()
+        print(text, flush=True)  # noqa: T201 - this is the worker's log
+        with contextlib.suppress(OSError, ShoalError):
+            member.fail(
+                traceback=text[-MOST_TEXT:],
+                error=f"{type(error).__name__}: {error}"[:MOST_TEXT],
+                step=0 if worker is None else worker.steps,
+                is_data=isinstance(error, DataError),
+            )
+    finally:
+        member.leave()
+        if worker is not None:
+            worker.close()
+        if spec.clean_up is not None:
+            worker = None
+            spec.clean_up()

@@ -1,0 +1,213 @@
+"""A worker's guard against numbers that are not finite.
+
+This file decides what one worker does: before it pushes weights, and, in a gang, when
+a gradient of any worker was not finite. All workers of a gang see the same mean, have
+the same state, and therefore decide alike without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.backends.base import Backend, Clock
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.messages import LOSS, NUMBERS, SURE, VOID
+from shoal.engine.worker.client import Member
+from shoal.engine.worker.nan_policy import Reaction, is_finite, joined, report, suspects
+from shoal.engine.worker.reader import Reader
+from shoal.vectors import Vector
+
+Doubles = npt.NDArray[np.float64]
+
+WORDS = {LOSS: "loss", NUMBERS: "gradient"}
+
+
+class Harmed(Exception):
+    """This worker's numbers are not finite; the controller knows, and goes on."""
+
+
+@final
+class Guard:
+    """Looks at one worker's numbers, and does what was chosen.
+
+    Args:
+        reaction: Chosen by `on_nan`.
+        member: The worker's seat.
+        backend: Its model.
+        reader: Its data, to look where the harm comes from.
+        loss_at: Places of the loss among the sums of metrics.
+        batch_size: Rows of its full step.
+    """
+
+    def __init__(
+        self,
+        reaction: Reaction,
+        member: Member,
+        backend: Backend,
+        reader: Reader,
+        *,
+        loss_at: Sequence[int],
+        batch_size: int,
+    ) -> None:
+        self._reaction, self._member = reaction, member
+        self._backend, self._reader = backend, reader
+        self._loss_at, self._batch_size = list(loss_at), batch_size
+        self._kept: tuple[Any, ...] | None = None
+        self._is_done = False  # a warning is given once
+
+    # -------------------------------------------------- weights, by windows
+
+    def begin_window(self) -> None:
+        """Before the first step of a window, whose weights have been loaded."""
+        if self._reaction.is_undone:
+            self._kept = self._backend.keep()
+
+    def is_harmed(
+        self, pieces: Sequence[Piece], steps: tuple[int, int], turned: int | None
+    ) -> bool:
+        """Whether a window did harm and was undone: nothing was learnt from it.
+
+        Args:
+            pieces: The samples of the window that were trained on.
+            steps: Its first and last step, of the worker's own.
+            turned: The first of them whose loss was not finite, None for none.
+
+        Raises:
+            Harmed: The worker is to stop here.
+        """
+        if self._is_done:
+            return False
+        what = self._found(*self._backend.read())
+        if not what:
+            return False
+        what = what if turned is None else "loss"  # the first of it that could be seen
+        member = self._member
+        was_fine = is_finite(member.local) and is_finite(member.statistics)
+        if not self.is_shared:
+            if was_fine:  # else it came with the center, from another worker
+                self._tell(what, pieces, steps, turned)
+            self._is_done = True
+            return False
+        self._tell(what, pieces, steps, turned, is_lost=not was_fine)
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return False
+        self._backend.revert(kept)
+        member.metrics[:] = 0.0
+        return True
+
+    def _found(self, vector: Vector, statistics: Vector) -> str:
+        """What is not finite, empty for nothing."""
+        if not is_finite(vector):
+            return "weights"
+        if not is_finite(statistics):
+            return "statistics"
+        return "" if self._is_loss_finite() else "loss"
+
+    def _is_loss_finite(self) -> bool:
+        return bool(np.isfinite(self._member.metrics[self._loss_at]).all())
+
+    # ------------------------------------------------- gradients, by steps
+
+    def doubt(self, gradient: Vector, statistics: Vector) -> int:
+        """What this worker has to say of its part of a step.
+
+        An optimizer may cope with a gradient that is not finite: loss scaling is made
+        for that. Nobody can help a loss.
+        """
+        if self._is_done:
+            return SURE
+        if not is_finite(gradient) or not is_finite(statistics):
+            return NUMBERS
+        return SURE if self._is_loss_finite() else LOSS
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the gang is to know of doubts, to decide alike."""
+        return self._reaction.is_undone or self._reaction.is_final
+
+    def cleaned(self, statistics: Vector) -> Vector:
+        """What a worker in doubt sends beside its gradient; its metrics as well."""
+        if not self.is_shared:
+            return statistics
+        if not np.isfinite(self._member.metrics).all():
+            self._member.metrics[:] = 0.0
+        return statistics if is_finite(statistics) else self._member.statistics
+
+    def apply(
+        self, mean: Vector, clock: Clock, piece: Piece | None, step: int, doubt: int
+    ) -> None:
+        """Takes a gang's step with care, as somebody was in doubt, or not at all.
+
+        Args:
+            mean: The gradient.
+            clock: As for `Backend.apply`.
+            piece: This worker's part, None when it had none.
+            step: Of its own.
+            doubt: What this worker said of its part.
+
+        Raises:
+            Harmed: The worker is to stop here.
+        """
+        backend, worst = self._backend, max(doubt, self._member.progress.doubt)
+        if worst == VOID:
+            return
+        was_fine = is_finite(backend.read()[0])
+        kept = backend.keep()
+        backend.apply(mean, clock)
+        if worst == NUMBERS and all(map(is_finite, backend.read())):
+            return  # the optimizer copes
+        mine = [] if piece is None or doubt == SURE else [piece]
+        if not self.is_shared:
+            if mine and was_fine:
+                self._tell(WORDS[doubt], mine, (step, step))
+            self._is_done = True
+            return
+        backend.revert(kept)
+        if mine:
+            self._tell(WORDS[doubt], mine, (step, step), is_lost=not was_fine)
+        if self._reaction.is_final or not was_fine:
+            raise Harmed
+
+    # -------------------------------------------------------------- telling
+
+    def _tell(
+        self,
+        what: str,
+        pieces: Sequence[Piece],
+        steps: tuple[int, int],
+        turned: int | None = None,
+        *,
+        is_lost: bool = False,
+    ) -> None:
+        """Reports, after a look at the data.
+
+        Args:
+            what: Is not finite.
+            pieces: See `report`.
+            steps: See `report`.
+            turned: The first of them whose loss was not finite, None for unknown.
+            is_lost: The weights were not finite before: there is nothing to go back to.
+        """
+        runs = self._reader.runs(pieces, self._batch_size)
+        found = joined(
+            (suspects(data, self._reader.indices(part)), sum(p.rows for p in part))
+            for part, data in runs
+        )
+        # A row may harm the weights, and only the loss of the step that follows.
+        known = [] if turned is None else [turned]
+        rows, size = sum(piece.rows for piece in pieces), self._batch_size
+        if found.first >= 0 and -(-rows // size) == steps[1] - steps[0] + 1:
+            known.append(steps[0] + found.first // size)
+        if known:
+            steps = min(known), min(known)
+        is_over = is_lost and self._reaction.is_undone
+        name = "stop" if is_over else self._reaction.name
+        told = report(what, pieces, steps, found)
+        self._member.tell("not_finite", reaction=name, **told)
+        if self._reaction.is_final or is_over:
+            raise Harmed

@@ -1,0 +1,234 @@
+"""Numbers that are not finite: what is looked for, what follows, and how it is told.
+
+This file decides what `on_nan` means. It looks at vectors and says words; what a
+worker does about them lies in `guard.py`, what a run does in the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.data import trees
+from shoal.engine.coordination.ledger import Piece
+from shoal.errors import NotFinite
+from shoal.vectors import Vector
+from shoal.wire.frames import Head
+
+MOST_ROWS = 8  # of the data that are named
+MOST_ROLLBACKS = 3
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Reaction:
+    """What a worker does when its numbers are not finite.
+
+    Args:
+        name: What the user chose; "warn" where nothing was.
+        is_undone: The worker goes back to where it was before.
+        is_final: It stops there, and the controller goes on: ends the run, or rolls
+            it back.
+    """
+
+    name: str
+    is_undone: bool
+    is_final: bool
+
+
+WARN = Reaction(name="warn", is_undone=False, is_final=False)
+REACTIONS = {
+    "stop": Reaction(name="stop", is_undone=False, is_final=True),
+    "skip": Reaction(name="skip", is_undone=True, is_final=False),
+    "rollback": Reaction(name="rollback", is_undone=False, is_final=True),
+}
+"""By the values of `on_nan`; None is `WARN`."""
+
+
+def reaction_to(on_nan: str | None) -> Reaction:
+    """Returns what an `on_nan` that was checked stands for.
+
+    Example:
+        >>> reaction_to("skip").is_undone, reaction_to(None).name
+        (True, 'warn')
+    """
+    return WARN if on_nan is None else REACTIONS[on_nan]
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether no number is NaN or infinite; half the time of looking at each.
+
+    Example:
+        >>> is_finite(np.array([1e30, 1], "f4")), is_finite(np.array([1, np.inf], "f4"))
+        (True, False)
+    """
+    with np.errstate(all="ignore"):
+        if np.isfinite(np.dot(vector, vector)):
+            return True
+    # Squares may have been too large for float32 where the numbers are not.
+    return bool(np.isfinite(vector).all())
+
+
+class Suspects(NamedTuple):
+    """Where the data that was read is not finite.
+
+    Args:
+        first: Place of the first such row among those that were read, -1 for none.
+        total: How many rows.
+        rows: Numbers of the first of them, of the data as given.
+    """
+
+    first: int = -1
+    total: int = 0
+    rows: tuple[int, ...] = ()
+
+
+def suspects(data: Any, indices: npt.NDArray[np.int64]) -> Suspects:
+    """Looks for rows that hold NaN or infinity.
+
+    Args:
+        data: A pytree of arrays, rows first.
+        indices: Numbers of the rows.
+
+    Example:
+        >>> suspects((np.array([0.0, np.nan]),), np.array([7, 5]))
+        Suspects(first=1, total=1, rows=(5,))
+    """
+    bad = np.zeros(len(indices), bool)
+    for leaf in trees.leaves(data):
+        array = np.asarray(leaf)
+        if array.dtype.kind in "fc" and array.size:
+            bad |= ~np.isfinite(array.reshape(len(indices), -1)).all(axis=1)
+    places = np.flatnonzero(bad)
+    if not places.size:
+        return Suspects()
+    named = tuple(int(row) for row in indices[places[:MOST_ROWS]])
+    return Suspects(int(places[0]), int(places.size), named)
+
+
+def joined(parts: Iterable[tuple[Suspects, int]]) -> Suspects:
+    """What was found in parts of some rows, that follow one another.
+
+    Args:
+        parts: What was found, and the rows of the part.
+
+    Example:
+        >>> joined([(Suspects(), 4), (Suspects(first=1, total=1, rows=(5,)), 2)])
+        Suspects(first=5, total=1, rows=(5,))
+    """
+    first, total, rows, before = -1, 0, tuple[int, ...](), 0
+    for found, count in parts:
+        if first < 0 <= found.first:
+            first = before + found.first
+        total, rows, before = total + found.total, rows + found.rows, before + count
+    return Suspects(first, total, rows[:MOST_ROWS]) if total else Suspects()
+
+
+def report(
+    what: str, pieces: Sequence[Piece], steps: tuple[int, int], found: Suspects
+) -> Head:
+    """What a worker tells of numbers that are not finite.
+
+    Args:
+        what: Which numbers: "weights", "statistics", "gradient" or "loss".
+        pieces: The samples it was busy with, all of one epoch.
+        steps: The first and the last of its own steps that it may have been.
+        found: In the data.
+    """
+    return {
+        "what": what,
+        "epoch": pieces[0].epoch,
+        "ranges": _joined(pieces),
+        "step": steps[0],
+        "last_step": steps[1],
+        "rows": list(found.rows),
+        "bad_rows": found.total,
+    }
+
+
+def _joined(pieces: Sequence[Piece]) -> list[list[int]]:
+    """Ranges of samples, those that touch as one."""
+    found: list[list[int]] = []
+    for piece in pieces:
+        if found and found[-1][1] == piece.start:
+            found[-1][1] = piece.stop
+        else:
+            found.append([piece.start, piece.stop])
+    return found
+
+
+def describe(head: Head) -> str:
+    """One sentence, without its end, of what a worker has reported.
+
+    Example:
+        >>> head = report("loss", [Piece(2, 0, 64)], (4, 4), Suspects(9, 1, (9,)))
+        >>> describe({**head, "rank": 1})
+        'the loss of worker 1 turned NaN or infinite in its step 4, on samples 0 to \
+63 of the order of epoch 3; row 9 of the data is not finite'
+    """
+    first, last = int(head["step"]), int(head["last_step"])
+    steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    samples = " and ".join(
+        f"{int(start):,} to {int(stop) - 1:,}" for start, stop in head["ranges"]
+    )
+    return (
+        f"the {head['what']} of worker {head['rank']} turned NaN or infinite in its "
+        f"{steps}, on samples {samples} of the order of epoch {head['epoch'] + 1}; "
+        f"{_data(head)}"
+    )
+
+
+def _data(head: Head) -> str:
+    rows, count = head["rows"], int(head["bad_rows"])
+    named = ", ".join(f"{int(row):,}" for row in rows)
+    if not count:
+        return "their data is finite"
+    if count == 1:
+        return f"row {named} of the data is not finite"
+    if count == len(rows):
+        return f"rows {named} of the data are not finite"
+    return f"{count:,} rows of the data are not finite, rows {named} among them"
+
+
+def error_of(head: Head) -> NotFinite:
+    """The error that ends a run.
+
+    Args:
+        head: What a worker has reported, with its rank.
+    """
+    advice = (
+        "Correct or leave out such rows"
+        if head["bad_rows"]
+        else "Lower the learning rate, or give the optimizer a clipnorm"
+    )
+    text = describe(head)
+    after = ""
+    if head["reaction"] == "rollback":
+        after = f" after {MOST_ROLLBACKS} rollbacks"
+    return NotFinite(
+        f"{text}. Finite numbers were expected, and on_nan={head['reaction']!r} ends "
+        f"the run{after}; the model holds the last center that was good. "
+        f"{advice}, or pass on_nan='skip' to leave out what does harm.",
+        rank=int(head["rank"]),
+        step=int(head["step"]),
+        epoch=int(head["epoch"]),
+        samples=tuple((int(a), int(b)) for a, b in head["ranges"]),
+        rows=tuple(int(row) for row in head["rows"]),
+    )
+
+
+def what_follows(head: Head) -> str:
+    """What is told to the user where the run goes on."""
+    after = {
+        "skip": "these samples count, and nothing was learnt from them",
+        "rollback": "the run goes back to its last checkpoint, and leaves them out",
+    }.get(
+        head["reaction"],
+        "training goes on as plain Keras would; on_nan='stop', 'skip' or 'rollback' "
+        "does otherwise",
+    )
+    return f"{describe(head)}; {after}"

@@ -1,0 +1,95 @@
+"""A worker's way around the server: the mean of a step, from the workers' own group.
+
+This file decides when a group is formed and left. What it cannot give goes through the
+server, so nothing in here is an error of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from shoal.backends.group import LIMIT_S, GroupBroken
+from shoal.backends.group import Group as Adder
+from shoal.engine.coordination.instructions import Group
+from shoal.vectors import Vector
+
+GROUP_S = 2 * LIMIT_S  # to form a group, and to add in it
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneSpec:
+    """How a worker comes into a group.
+
+    Args:
+        open_group: Forms one, of a path, a place in it, its size and a library.
+        folder: Where members find each other.
+        library: That adds, for example "gloo".
+    """
+
+    open_group: Callable[[Path, int, int, str], Adder]
+    folder: Path
+    library: str
+
+
+@final
+class Lane:
+    """Averages gradients in groups, one after the other.
+
+    Args:
+        spec: How to come into one.
+        size: Of the vectors.
+    """
+
+    def __init__(self, spec: LaneSpec, size: int) -> None:
+        self._spec = spec
+        self._sum = np.empty(size, np.float32)
+        self._group: Adder | None = None
+        self._name = ""
+
+    def mean(
+        self, group: Group, lineage: int, rank: int, gradient: Vector, mass: float
+    ) -> Vector | None:
+        """The mean of a step of all members; None where it is not to be had.
+
+        Args:
+            group: That takes the step.
+            lineage: Of the run; a new server counts groups from the start.
+            rank: Of this worker.
+            gradient: The sum over its samples; it stays as it is.
+            mass: What it weighs.
+        """
+        name = f"{lineage}-{group.generation}"
+        try:
+            if name != self._name:
+                self.close()
+                self._name, place = name, group.ranks.index(rank)
+                spec, size = self._spec, len(group.ranks)
+                path = spec.folder / name
+                self._group = spec.open_group(path, place, size, spec.library)
+                self._note(f"formed by {size} workers, with {spec.library}")
+            if self._group is None:  # it broke
+                return None
+            self._sum[:] = gradient
+            total = self._group.add(self._sum, mass)
+        except GroupBroken as error:
+            self.close()
+            self._note(f"broke: {error}")
+            return None
+        # Weights of zero come with gradients of zero, and must not become NaN.
+        np.divide(self._sum, total if total > 0 else 1.0, out=self._sum)
+        return self._sum
+
+    def _note(self, text: str) -> None:
+        """For the worker's log."""
+        print(f"group {self._name} {text}", flush=True)  # noqa: T201
+
+    def close(self) -> None:
+        """Leaves the group, if there is one."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()

@@ -1,0 +1,204 @@
+"""A worker at the servers that have a part of the vector, and order nothing.
+
+Before a message is sent to the server that orders, or at the same time, each of these
+gets its part; with the answer of that one, each sends its part of the answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar, final
+
+import numpy as np
+
+from shoal.engine.transport import answers
+from shoal.engine.transport.buffers import Bulk
+from shoal.engine.transport.client_connection import Line, Seat, who
+from shoal.engine.transport.codec import parcels_of
+from shoal.engine.transport.messages import exactly, whole
+from shoal.engine.transport.partition import cuts, sizes_of
+from shoal.strategies.base import Strategy
+from shoal.vectors import Vector
+
+T = TypeVar("T")
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Starts what waits for the network, in a thread that no exit waits for."""
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="shoal-exchange", daemon=True).start()
+    return found
+
+
+@final
+class Desk:
+    """A worker at one of them.
+
+    Args:
+        line: To it.
+        bulk: Where its part of messages and answers lies.
+        strategy: Of the run.
+        me: Rank and incarnation, as the server that orders told them.
+    """
+
+    def __init__(
+        self, line: Line, bulk: Bulk, strategy: Strategy, me: dict[str, Any]
+    ) -> None:
+        self._line, self._bulk, self._me = line, bulk, me
+        self._strategy = strategy
+        self._staged = self._taken = 0
+
+    def attend(self) -> Vector:
+        """Takes a place there; returns its part of the center."""
+        head = {"kind": "attend", **self._me, "question": 0, "wants_center": True}
+        answer, body = self._line.call(head, can_map=False)
+        self._settle()
+        with answers.reading(answer):
+            size = 4 * self._bulk.sizes.vector
+            return np.frombuffer(exactly(body, size, "a center"), np.float32)
+
+    def _settle(self) -> None:
+        self._parcels = parcels_of(self._bulk, self._strategy, is_server=False)
+
+    def stage(self, question: int, *, is_push: bool) -> None:
+        """Sends its part of a message, until it has it, and whoever follows it."""
+        self._staged = question
+        parcels = self._parcels
+        coded = parcels.pack() if parcels is not None and is_push else None
+        if parcels is not None and coded is None:
+            parcels.sent()
+        parts = (self._bulk.up,) if coded is None else coded
+        head = {"kind": "stage", "question": question, "is_coded": coded is not None}
+        try:
+            self._line.link.send(head, *parts)
+        except ConnectionError as error:
+            self._go_back(error, question)
+        self._await("kept", question)
+
+    def take(self, question: int) -> None:
+        """Waits for its part of an answer; that lies in the bulk then."""
+        if self._taken != question:
+            self._await("part", question)
+
+    def _await(self, kind: str, question: int) -> None:
+        while True:
+            try:
+                head = self._receive()
+            except ConnectionError as error:
+                self._go_back(error, question)
+                continue
+            with answers.reading(head):
+                answered = whole(head["question"])
+            if head["kind"] == "part":  # one that took over may have it ready
+                self._taken = answered
+            if (head["kind"], answered) == (kind, question):
+                return
+
+    def _receive(self) -> dict[str, Any]:
+        parcels = self._parcels
+        into = self._bulk.down if parcels is None else parcels.landing
+        head, body = self._line.link.receive(into)
+        with answers.reading(head):
+            if head["kind"] not in ("part", "kept"):
+                raise ValueError("a shard says something else")
+            if parcels is not None and head.get("is_coded"):
+                exactly(body[parcels.unpack(body) :], 0, "more than a part")
+            elif len(body) or head.get("body", "none") != "none":
+                # What is too short has been received over the last reply.
+                size = len(self._bulk.down)
+                vectors = exactly(body, size, "a part")
+                if body.obj is not self._bulk.down.obj:
+                    self._bulk.down[:] = vectors
+        return head
+
+    def _go_back(self, error: ConnectionError, question: int) -> None:
+        """To whichever process has its part now; it may lack the message."""
+        head = {"kind": "attend", **self._me, "question": question}
+        self._line.call_again(error, {**head, "wants_center": False}, can_map=False)
+        self._settle()
+        if self._staged == question:
+            # As it is: that process may not know what the other one had.
+            plain = {"kind": "stage", "question": question, "is_coded": False}
+            try:
+                self._line.link.send(plain, self._bulk.up)
+            except ConnectionError as again:
+                self._go_back(again, question)
+
+    def leave(self) -> None:
+        """Closes the connection, if there is one."""
+        self._line.close()
+
+
+@final
+class Desks:
+    """A worker at all of them.
+
+    Args:
+        seat: Of the worker.
+        bulk: Where whole messages and answers lie.
+        strategy: Of the run.
+        rank: Of the worker.
+        incarnation: Of the worker.
+    """
+
+    def __init__(
+        self, seat: Seat, bulk: Bulk, strategy: Strategy, rank: int, incarnation: int
+    ) -> None:
+        count = len(seat.shards) + 1
+        parts = cuts(seat.sizes.vector, count)
+        me = who(rank, incarnation)
+        self._desks = [
+            Desk(
+                Line(seat, addresses),
+                bulk.part(parts[number], sizes_of(seat.sizes, number, count)),
+                strategy,
+                me,
+            )
+            for number, addresses in enumerate(seat.shards, start=1)
+        ]
+
+    def attend(self) -> Sequence[Vector]:
+        """Takes a place at each; returns their parts of the center."""
+        return [desk.attend() for desk in self._desks]
+
+    def stage(self, question: int, *, is_push: bool) -> Future[None]:
+        """Sends each its part of a message; does not wait."""
+
+        def work(desk: Desk) -> Callable[[], None]:
+            return lambda: desk.stage(question, is_push=is_push)
+
+        return _all([work(desk) for desk in self._desks])
+
+    def take(self, question: int) -> None:
+        """Waits for all parts of an answer."""
+
+        def work(desk: Desk) -> Callable[[], None]:
+            return lambda: desk.take(question)
+
+        _all([work(desk) for desk in self._desks]).result()
+
+    def leave(self) -> None:
+        """Closes the connections."""
+        for desk in self._desks:
+            desk.leave()
+
+
+def _all(works: Sequence[Callable[[], None]]) -> Future[None]:
+    """Does all of it, side by side."""
+
+    def run() -> None:
+        others = [in_background(work) for work in works[1:]]
+        works[0]()
+        for other in others:
+            other.result()
+
+    return in_background(run)

@@ -1,0 +1,302 @@
+"""A worker's way around the server, where all workers share a machine's memory.
+
+Each lays its gradient where the others can read it, and makes the mean for itself. The
+server is told before the others are, and decides which steps count: so nobody ever
+waits for another worker, only for the server, and calls among workers merely save time.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+
+from shoal.engine.coordination.instructions import Group
+from shoal.engine.transport.buffers import aligned_bytes
+from shoal.engine.transport.segments import segments
+from shoal.engine.transport.shared_memory import Slot
+from shoal.errors import DataError
+from shoal.paths import one_inside
+from shoal.vectors import Vector
+
+_LINE = 64
+_NOTE = struct.Struct("<qqqd")  # of a step: see `Step`, and its mass
+_CALL = struct.Struct("<qqqq")  # rank, step
+_OFFER = ".offer"
+_CALLS = ".calls"
+SEGMENT = 1 << 17  # floats; shorter ones cost more in Python than in the cache
+
+
+class Step(NamedTuple):
+    """Names a step of a group; later ones are greater.
+
+    Args:
+        lineage: Of the run; a new server counts groups from the start.
+        generation: Of the group.
+        number: Of the step in it.
+    """
+
+    lineage: int
+    generation: int
+    number: int
+
+
+NEVER = Step(-1, -1, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedLaneSpec:
+    """How the workers of one machine find each other.
+
+    Args:
+        folder: Where each says where its memory is; nobody else may enter it.
+        tag: Of the run, for memory that has a name; see `slots`.
+    """
+
+    folder: Path
+    tag: str = ""
+
+
+@final
+class SharedLane:
+    """A worker's place among those that share memory.
+
+    It has room for two gradients, in turns. Before it writes a third its second was
+    answered, for which every other member had to speak; and who speaks has read what
+    came before. So nothing is overwritten that somebody still reads.
+
+    Args:
+        spec: How to find the others.
+        size: Floats of the vectors.
+        rank: Of this worker.
+        incarnation: Of this worker.
+    """
+
+    def __init__(
+        self, spec: SharedLaneSpec, size: int, rank: int, incarnation: int
+    ) -> None:
+        self._spec, self._size, self._rank = spec, size, rank
+        self._mean = aligned_bytes(4 * size).view(np.float32)
+        self._step, self._turn = NEVER, 0
+        self._ranks: tuple[int, ...] = ()
+        self._others: dict[int, Member] = {}
+        self._called: dict[int, Step] = {}
+        self._own: Places | None = None
+        self._line: socket.socket | None = None
+        try:
+            self._open(f"{rank}-{incarnation}")
+        except OSError as error:
+            self._note(f"no memory is shared: {error}")
+
+    def _open(self, name: str) -> None:
+        """Makes the room, and says where it is, before anybody can want to know."""
+        folder = self._spec.folder
+        made = Slot.make(Places.bytes(self._size), self._spec.tag)
+        if made is None:
+            raise OSError("there is none")
+        self._own = Places(made[0], self._size)
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._line.setblocking(False)
+        self._line.bind(str(folder / f"{name}{_CALLS}"))
+        draft = folder / name
+        draft.write_text(json.dumps({"name": name, **(made[0].offer or {})}))
+        draft.replace(folder / f"{self._rank}{_OFFER}")
+
+    @property
+    def room(self) -> Vector | None:
+        """Where the next gradient lies best; None where there is no such memory."""
+        own = self._own
+        return None if own is None or self._line is None else own.vectors[self._turn]
+
+    def enter(self, group: Group, lineage: int) -> bool:
+        """Joins a group, unless this worker is in it; whether it is then.
+
+        Args:
+            group: That takes the step.
+            lineage: See `Step`.
+        """
+        if self._own is None or self._line is None:
+            return False
+        if self._step[:2] != (lineage, group.generation):
+            self._step = Step(lineage, group.generation, 0)
+            self._ranks = ()
+            try:
+                for rank in group.ranks:
+                    if rank != self._rank:
+                        self._find(rank)
+                self._ranks = group.ranks
+                self._note(f"formed by {len(group.ranks)} workers, in shared memory")
+            except (OSError, ValueError, LookupError, DataError) as error:
+                self._note(f"was not formed: {type(error).__name__}: {error}")
+        return bool(self._ranks)
+
+    def _find(self, rank: int) -> None:
+        """Maps the memory of whoever has a rank now."""
+        folder = self._spec.folder
+        offer = json.loads((folder / f"{rank}{_OFFER}").read_text())
+        name = str(offer["name"])
+        known = self._others.get(rank)
+        if known is not None and known.name == name:
+            return
+        size = Places.bytes(self._size)
+        slot = Slot.attach(str(offer["path"]), size, str(offer["mark"]))
+        if slot is None:
+            raise ValueError(f"memory of worker {rank} that cannot be mapped")
+        if known is not None:
+            known.places.close()
+        line = str(one_inside(folder, f"{name}{_CALLS}"))
+        self._others[rank] = Member(name, Places(slot, self._size), line)
+
+    # ---------------------------------------------------------------- a step
+
+    def put(self, gradient: Vector, mass: float) -> None:
+        """Lays down what this worker has for the next step.
+
+        Args:
+            gradient: The sum over its samples; it stays as it is.
+            mass: What it weighs.
+        """
+        own, room = self._own, self.room
+        if own is None or room is None:
+            raise RuntimeError("a gradient, and nowhere to lay it")
+        if not np.may_share_memory(gradient, room):
+            np.copyto(room, gradient)
+        self._step = self._step._replace(number=self._step.number + 1)
+        own.note(self._turn, self._step, mass)
+        self._turn ^= 1
+
+    def call(self) -> None:
+        """Tells the others that it lies there, as far as they can hear it."""
+        word = _CALL.pack(self._rank, *self._step)
+        for rank in self._ranks:
+            if rank != self._rank and self._line is not None:
+                with suppress(OSError):  # the server will tell as well
+                    self._line.sendto(word, self._others[rank].line)
+
+    def wait(self, server: int) -> bool:
+        """Waits until all have called; False once the server says something instead.
+
+        Args:
+            server: Descriptor of the connection to it.
+        """
+        line = self._line
+        if line is None:
+            return False
+        poll: select.poll | None = None
+        while not self._have_all_called(line):
+            if poll is None:
+                poll = select.poll()
+                poll.register(server, select.POLLIN)
+                poll.register(line, select.POLLIN)
+            if any(descriptor == server for descriptor, _ in poll.poll()):
+                return self._have_all_called(line)
+        return True
+
+    def _have_all_called(self, line: socket.socket) -> bool:
+        while True:
+            try:
+                rank, *step = _CALL.unpack(line.recv(_CALL.size))
+            except BlockingIOError:
+                break
+            self._called[rank] = max(Step(*step), self._called.get(rank, NEVER))
+        others = (rank for rank in self._ranks if rank != self._rank)
+        return all(self._called.get(rank, NEVER) >= self._step for rank in others)
+
+    def mean(self) -> Vector:
+        """The mean of a step that all have laid something down for, a view."""
+        own = self._own
+        if own is None:
+            raise RuntimeError("a mean, and no memory")
+        found = [
+            (own if rank == self._rank else self._others[rank].places).find(self._step)
+            for rank in self._ranks
+        ]
+        # Weights of zero come with gradients of zero, and must not become NaN.
+        total, out = sum(mass for _, mass in found) or 1.0, self._mean
+        first, second, *others = [vector for vector, _ in found]
+        with np.errstate(all="ignore"):
+            for part in segments(self._size, SEGMENT):
+                to = out[part]
+                np.add(first[part], second[part], out=to)
+                for vector in others:
+                    np.add(to, vector[part], out=to)
+                np.divide(to, total, out=to)
+        return out
+
+    def _note(self, text: str) -> None:
+        """For the worker's log."""
+        name = f"{self._step.lineage}-{self._step.generation} "
+        print(f"group {name if self._step != NEVER else ''}{text}", flush=True)  # noqa: T201
+
+    def close(self) -> None:
+        """Lets go of all memory."""
+        line, self._line, self._ranks = self._line, None, ()
+        if line is not None:
+            line.close()
+        for member in self._others.values():
+            member.places.close()
+        self._others.clear()
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
+
+
+class Member(NamedTuple):
+    """Another worker.
+
+    Args:
+        name: Of its process.
+        places: Its memory.
+        line: Where it hears calls.
+    """
+
+    name: str
+    places: Places
+    line: str
+
+
+@final
+class Places:
+    """A worker's room for two gradients, as it and the others see it.
+
+    Args:
+        slot: Shared memory.
+        size: Floats of a gradient.
+    """
+
+    def __init__(self, slot: Slot, size: int) -> None:
+        self._slot = slot
+        at = [turn * self.bytes(size) // 2 for turn in (0, 1)]
+        self._notes = [slot.bytes[start : start + _LINE] for start in at]
+        self.vectors = [slot.array(start + _LINE, size, np.float32) for start in at]
+
+    @staticmethod
+    def bytes(size: int) -> int:
+        """Of both; each begins at a line of the cache."""
+        return 2 * (_LINE + -(-4 * size // _LINE) * _LINE)
+
+    def note(self, turn: int, step: Step, mass: float) -> None:
+        """Says what lies at a place, once it lies there."""
+        _NOTE.pack_into(self._notes[turn], 0, *step, mass)
+
+    def find(self, step: Step) -> tuple[Vector, float]:
+        """The gradient of a step that counts, and its mass."""
+        for note, vector in zip(self._notes, self.vectors, strict=True):
+            *found, mass = _NOTE.unpack_from(note)
+            if Step(*found) == step:
+                return vector, mass
+        raise AssertionError(f"{step} counts, and somebody has not laid it down")
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        for note in self._notes:
+            note.release()
+        self.vectors, self._notes = [], []
+        self._slot.close()

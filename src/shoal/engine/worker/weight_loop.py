@@ -1,0 +1,187 @@
+"""Workers that exchange weights: windows of local steps, then one exchange."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, final
+
+from shoal.backends.base import Clock
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.worker.loop import Loop
+
+
+class Window(NamedTuple):
+    """Steps that were taken between two exchanges.
+
+    Args:
+        pieces: Whose samples are done.
+        taught: Those of them that something was learnt from.
+        steps: That were taken.
+        turned: The first whose loss was not finite, of the worker's own; None for none.
+    """
+
+    pieces: list[Piece]
+    taught: list[Piece]
+    steps: int
+    turned: int | None
+
+
+@final
+class Windows(Loop):
+    """See `Loop`."""
+
+    def _turn(self) -> None:
+        """Up to `window` local steps, then one exchange."""
+        member, backend = self._member, self._backend
+        self._guard.begin_window()
+        done = self._compute_window()
+        span = self.steps - done.steps + 1, self.steps
+        taught = done.taught
+        if self._guard.is_harmed(taught or done.pieces, span, done.turned):
+            taught = []
+        vector, statistics = backend.read()
+        self._look()
+        if member.has_early:
+            if not self._catch_up():
+                return
+            if member.progress.wants_snapshot:
+                self._publish()
+            vector, statistics = member.local, member.statistics
+        learnt = sum(piece.rows for piece in taught)
+        is_going_on = bool(member.progress.pieces) and not member.progress.is_done
+        if self._spec.has_overlap and is_going_on:
+            self._ahead = done.steps
+            member.push_early(vector, statistics, done.pieces, done.steps, learnt)
+            return
+        member.push_weights(vector, statistics, done.pieces, done.steps, learnt)
+        backend.load(member.local, member.statistics)
+
+    def _compute_window(self) -> Window:
+        """Takes the steps of a window."""
+        member = self._member
+        clock, size, steps = self._clock(), self._compute.batch_size, 0
+        pieces, taught = list[Piece](), list[Piece]()
+        turned: int | None = None
+        member.metrics[:] = 0.0
+        while steps < self._compute.window and member.progress.pieces:
+            most = self._compute.window - steps
+            starts = self._starts()
+            batches = next_batches(member.progress.pieces, size, most, pieces, starts)
+            if not batches:
+                break
+            rows = sum(p.rows for p in batches)
+            count = max(1, rows // size)
+            start = clock.start + steps * clock.pace
+            if not self._is_void(batches):
+                found = self._take_steps(batches, replace(clock, start=start))
+                if turned is None and found is not None:
+                    turned = self.steps + found + 1
+                taught += batches
+            pieces += batches
+            steps += count
+            self.steps += count
+            if rows % size and starts is None:
+                break  # the short batch ends the window, as it ends the epoch
+        return Window(pieces, taught, steps, turned)
+
+    def _starts(self) -> Sequence[int] | None:
+        """Where the data's own batches begin in the epoch that comes next."""
+        return self._spec.order.batch_starts(self._member.progress.pieces[0].epoch)
+
+    def _take_steps(self, batches: list[Piece], clock: Clock) -> int | None:
+        """Takes the steps of some batches; returns the first whose loss is not finite.
+
+        As one call, or where shapes change from batch to batch as one for each shape.
+        """
+        times, size, steps = self._member.times, self._compute.batch_size, 0
+        turned: int | None = None
+        began = time.perf_counter()
+        runs = self._reader.runs(batches, size)
+        times.data_s += time.perf_counter() - began
+        began = time.perf_counter()
+        for part, data in runs:
+            rows = sum(piece.rows for piece in part)
+            count = max(1, rows // size)
+            self._expect(min(rows, size), data)
+            at = replace(clock, start=clock.start + steps * clock.pace)
+            with self._pacing(rows, data):
+                found = self._backend.run(data, count, at)
+                self._backend.take_metrics(self._member.metrics, add=True)
+            if turned is None and found is not None:
+                turned = steps + found
+            steps += count
+        times.compute_s += time.perf_counter() - began
+        return turned
+
+    def _catch_up(self) -> bool:
+        """Takes the answer that was not waited for."""
+        member, backend = self._member, self._backend
+        self._ahead = 0
+        is_good = member.catch_up(*backend.read())
+        backend.load(member.local, member.statistics)
+        return is_good
+
+    def _publish(self) -> None:
+        """Sends the state of the optimizer; the weights are the server's."""
+        self._member.publish_optimizer(self._snapshot())
+
+
+def next_batches(
+    pieces: deque[Piece],
+    size: int,
+    most: int,
+    before: Sequence[Piece],
+    starts: Sequence[int] | None = None,
+) -> list[Piece]:
+    """Takes whole batches, or one short batch, of one epoch from the leases.
+
+    Args:
+        pieces: The leases; what is taken leaves them.
+        size: Rows of a batch.
+        most: Batches to take at most.
+        before: What the window has taken already; it stays within an epoch.
+        starts: Where the data's own batches begin, of which one is taken then.
+    """
+    epoch = before[0].epoch if before else pieces[0].epoch
+    if starts is not None:
+        return _own_batch(pieces, size, epoch, starts)
+    total = 0
+    for piece in pieces:
+        if piece.epoch != epoch:
+            break
+        total += piece.rows
+    wanted = min(most * size, total - total % size) or total
+    taken: list[Piece] = []
+    while wanted and pieces and pieces[0].epoch == epoch:
+        piece = pieces.popleft()
+        if piece.rows > wanted:
+            rest = piece._replace(start=piece.start + wanted)
+            piece = piece._replace(stop=rest.start)
+            pieces.appendleft(rest)
+        taken.append(piece)
+        wanted -= piece.rows
+    return taken
+
+
+def _own_batch(
+    pieces: deque[Piece], size: int, epoch: int, starts: Sequence[int]
+) -> list[Piece]:
+    """Takes one of the data's own batches, or what there is of it."""
+    first = pieces[0].start
+    place = bisect_right(starts, first)
+    stop = min([first + size, *starts[place : place + 1]])
+    taken: list[Piece] = []
+    while pieces and (pieces[0].epoch, pieces[0].start) == (epoch, first):
+        piece = pieces.popleft()
+        if piece.stop > stop:
+            pieces.appendleft(piece._replace(start=stop))
+            piece = piece._replace(stop=stop)
+        taken.append(piece)
+        first = piece.stop
+        if first == stop:
+            break
+    return taken

@@ -1,0 +1,117 @@
+"""A run's machines, where they are not this one: asked for when its plan stands."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from shoal.clusters.base import Cluster, Machines, Wish
+from shoal.clusters.finding import find_cluster
+from shoal.clusters.local import read_machine
+from shoal.engine.controller.process_pool import Cast, Stage
+from shoal.facts import MachineFacts
+from shoal.interruption import undisturbed
+from shoal.launchers.shared import SharedBlob
+from shoal.plan import Plan, Request, resolve
+from shoal.plan.cautions import room_warnings
+from shoal.training.early_start import cast_of
+
+
+def look(given: Any, backend: str) -> MachineFacts:
+    """What `plan` has to know of the machines of a run.
+
+    Args:
+        given: What `fit` was given as its cluster.
+        backend: Of Keras.
+    """
+    cluster = find_cluster(given)
+    if isinstance(cluster, Cluster):
+        return cluster.look(backend)
+    return read_machine(backend)
+
+
+@contextmanager
+def opened(
+    given: Any, plan: Plan, request: Request
+) -> Generator[tuple[Plan, Machines | None]]:
+    """Sets machines aside, and fits the plan to the workers that there is room for.
+
+    Others join when there is room for them, up to what the plan was made for.
+
+    Yields:
+        The plan, and None where workers are processes of this machine.
+    """
+    cluster = find_cluster(given)
+    if not isinstance(cluster, Cluster):
+        yield plan, None
+        return
+    wish = Wish(
+        least=plan.min_workers,
+        most=plan.workers,
+        threads=plan.threads,
+        backend=plan.backend,
+    )
+    with cluster.open(wish) as machines:
+        if machines.workers < plan.workers:
+            some = replace(request, workers=(plan.min_workers, machines.workers))
+            some = replace(some, threads=plan.threads)
+            asked, plan = plan, resolve(some, plan.model, plan.data, plan.machine)
+            plan = grown(plan, asked, machines.growth)
+        yield plan, machines
+
+
+def grown(plan: Plan, asked: Plan, growth: int) -> Plan:
+    """A plan for few workers, and more that may join them.
+
+    Args:
+        plan: For those that there is room for.
+        asked: For all of them; a round that is to go on without late ones counts on
+            them.
+        growth: Those that are missing, and may come.
+    """
+    if not growth:
+        return plan
+    text = (
+        f"the cluster has room for {plan.workers} of {asked.workers} workers; others "
+        "join as soon as there is room for them."
+    )
+    old = room_warnings(plan.workers, plan.threads, plan.machine)
+    kept = (line for line in plan.warnings if line not in old)
+    return replace(plan, growth=growth, quorum=asked.quorum, warnings=(*kept, text))
+
+
+@contextmanager
+def staged(
+    plan: Plan, machines: Machines | None, blob: SharedBlob | None = None
+) -> Generator[Stage | None]:
+    """The processes of a run on other machines, which end with this context.
+
+    Yields:
+        A stage; None where there are no other machines.
+    """
+    if machines is None:
+        yield None
+        return
+    stage = Stage(cast_for(plan), blob, host=machines.host, hire=machines.hire)
+    try:
+        yield stage
+    finally:
+        with undisturbed():
+            stage.close()
+
+
+def cast_for(plan: Plan) -> Cast:
+    """What workers of a plan need before they know their part."""
+    cast = cast_of(plan.backend, plan.workers, plan.threads, plan.places)
+    if not plan.machine.nodes:
+        return cast
+    # Programs that are kept here are for this processor, and in a folder of its own.
+    return replace(cast, environment=_elsewhere(plan.backend, cast.environment))
+
+
+def _elsewhere(backend: str, here: Mapping[str, str]) -> dict[str, str]:
+    """Of variables that are good here, those that are good anywhere."""
+    kept = {n: v for n, v in here.items() if "COMPILATION_CACHE" not in n}
+    return {**kept, "KERAS_BACKEND": backend}

@@ -1,0 +1,322 @@
+"""Trains on a cluster of hosts from outside of it: sent to its head, and followed.
+
+The run's folder is made here with all it begins with, goes to the head as a job, and
+is trained there as a run that goes on is. Whoever follows may go, and come back; when
+the job is over the folder comes back here, with the trained model.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from shoal.clusters.cluster_state import ClusterStore
+from shoal.clusters.finding import find_cluster, is_known_elsewhere
+from shoal.clusters.jobs import Jobs
+from shoal.clusters.ray import Ray
+from shoal.clusters.ray_jobs import RayJobs
+from shoal.clusters.remote_jobs import DONE, RUNNING, SENT_RUN, SENT_SCRIPT, Away, Job
+from shoal.data import ArraySource
+from shoal.errors import ClusterError, ConfigError, PlanError
+from shoal.host.private import make_private, share
+from shoal.host.temporary import temporary_folder
+from shoal.paths import one_inside, unpack
+from shoal.plan import environment
+from shoal.runs.store import StoredRun, create, model_file, open_run
+from shoal.terminal import Lines, say, say_output, write
+from shoal.training.arguments import Arguments, Ready, read
+from shoal.training.inputs import MOST_DATA_BYTES, write_inputs
+from shoal.training.run_fit import inputs_of
+from shoal.training.start_run import announce
+
+TEXT = """import os
+import shoal
+
+folder = os.path.dirname(os.path.abspath(__file__))
+shoal.resume(os.path.join(folder, {run!r}), workers={workers!r}, force=True)
+"""
+PAUSE_S = 2.0  # between two tries to reach the head again
+PATIENCE_S = 300.0  # of tries, one after the other, that all fail
+LIVE_S, TOLD_S = 0.2, 5.0  # between two words of what has gone
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A job that trains.
+
+    Args:
+        jobs: Of its cluster.
+        id: Of the job.
+    """
+
+    jobs: Away
+    id: str
+
+    @property
+    def hint(self) -> str:
+        """How to come back to it."""
+        return f"shoal attach {self.id} --cluster {self.jobs.name}"
+
+    def follow(self, write: Callable[[bytes], object]) -> Job:
+        """Passes on what it writes, until it is over; returns it as it is then.
+
+        A connection that is lost is made again.
+
+        Raises:
+            ClusterError: The head cannot be reached any more.
+        """
+        seen, since = 0, time.monotonic()
+        while True:
+            try:
+                job = self.jobs.find(self.id)
+                with closing(self._new(job, seen)) as new:
+                    for data in new:
+                        seen += len(data)
+                        write(data)
+                since = time.monotonic()
+                if job.state != RUNNING:
+                    return job
+            except ClusterError:
+                if time.monotonic() - since > PATIENCE_S:
+                    raise
+                time.sleep(PAUSE_S)
+
+    def _new(self, job: Job, seen: int) -> Generator[bytes]:
+        """What it wrote, but for so many bytes at the beginning."""
+        count = 0
+        with closing(self.jobs.read(job)) as written:
+            for data in written:
+                count += len(data)
+                new = data[max(0, len(data) - max(0, count - seen)) :]
+                if new:
+                    yield new
+
+    def fetch(self, job: Job, root: Path) -> StoredRun:
+        """Brings the folder of its run here.
+
+        Args:
+            job: That is over.
+            root: Where runs are kept here.
+
+        Raises:
+            ClusterError: It cannot be had.
+            DataError: What came could write outside of `root`, or is no archive.
+        """
+        make_private(root)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".") as folder:
+            packed = Path(folder, "run.tar.gz")
+            self.jobs.fetch(job, SENT_RUN, packed)
+            left_out = unpack(packed, Path(folder))
+            place, made = one_inside(root, self.id), Path(folder, SENT_RUN)
+            if left_out:
+                _say(f"links stay where they are: {', '.join(left_out)}")
+            if not place.exists() and not made.is_dir():
+                raise ClusterError(
+                    f"what came of job {self.id} is not its run. Expected a folder "
+                    f"{SENT_RUN!r} from {self.jobs.head}. Try again: {self.hint}"
+                )
+            if not place.exists():
+                made.chmod(0o700)  # whatever the archive says
+                made.rename(place)
+                share(place)
+        return open_run(str(place.resolve()))
+
+
+def is_away(given: Any) -> bool:
+    """Whether this is a cluster that a call of `fit` has to be sent to."""
+    if is_known_elsewhere(given, environment().clusters):
+        return True
+    cluster = find_cluster(given)
+    return isinstance(cluster, Ray) and cluster.is_away
+
+
+def jobs_of(given: Any) -> Away:
+    """The jobs of a cluster.
+
+    Raises:
+        ConfigError: None of this name was brought up from here.
+    """
+    cluster = find_cluster(given)
+    if isinstance(cluster, Ray):
+        return RayJobs(cluster)
+    return Jobs(ClusterStore(environment().clusters).get(given))
+
+
+def sent_to(given: Any, job: str) -> Sent:
+    """A job that was sent to a cluster, by its id or the beginning of one."""
+    jobs = jobs_of(given)
+    try:
+        return Sent(jobs=jobs, id=jobs.find(job).id)
+    except BaseException:
+        jobs.close()
+        raise
+
+
+def send(arguments: Mapping[str, Any], given: Any) -> Sent:
+    """Sends a call of `fit` to the head of a cluster.
+
+    Args:
+        arguments: Of the call.
+        given: The cluster, as `fit` was given it.
+
+    Raises:
+        PlanError: Something of it cannot travel.
+        ClusterError: The head does not take it.
+    """
+    jobs = jobs_of(given)
+    if arguments["run"] is False:
+        raise ConfigError(
+            f"run=False with cluster={jobs.name!r}. Expected a run that is kept: its "
+            "folder is what comes back. Leave run out."
+        )
+    local: dict[str, Any] = {**arguments, "cluster": "local"}
+    ready = read(Arguments(**local))
+    with tempfile.TemporaryDirectory(
+        prefix="shoal-send-", dir=temporary_folder()
+    ) as folder:
+        root = Path(folder)
+        with create(root / "made", ready.work.model.name) as record:
+            _fill(record, ready, there(given))
+            made = Path(record.folder.local_path("plan.json")).parent
+        place = root / SENT_RUN
+        made.rename(place)
+        script = root / SENT_SCRIPT
+        workers = arguments["workers"]
+        script.write_text(TEXT.format(run=SENT_RUN, workers=workers))
+        size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
+        _say(f"sending {size / 1e6:,.1f} MB to {jobs.head} ...")
+        try:
+            job = jobs.submit(script, [], [place], _Upload().tell)
+        except BaseException:
+            jobs.close()
+            raise
+    return Sent(jobs=jobs, id=job)
+
+
+def there(given: Any) -> Any:
+    """The cluster, as the process that trains is to see it."""
+    cluster = find_cluster(given)
+    return cluster.inside() if isinstance(cluster, Ray) else "ray"
+
+
+def _fill(record: StoredRun, ready: Ready, cluster: Any) -> None:
+    """What the run begins with, for the process that trains it on a cluster."""
+    source = ready.work.source
+    if isinstance(source, ArraySource) and source.size_bytes > MOST_DATA_BYTES:
+        raise PlanError(
+            f"the data takes {source.size_bytes / 1e9:,.1f} GB. Expected at most "
+            f"{MOST_DATA_BYTES / 1e9:,.1f} GB to be sent to a cluster. Put it where "
+            "its hosts see it, pass the path or URL, or submit a script."
+        )
+    inputs = inputs_of(ready)
+    inputs.settings["cluster"] = cluster
+    record.write_plan(ready.plan.to_json())
+    announce(ready.plan, record)
+    write_inputs(record.folder, inputs)
+
+
+def finish(sent: Sent, job: Job, model: Any = None) -> Any:
+    """Brings a job's run here, puts the weights into the model; returns the history.
+
+    Raises:
+        ClusterError: The job did not end well.
+    """
+    root = Path(environment().runs).expanduser()
+    record = sent.fetch(job, root)
+    sent.jobs.settle(job)
+    if job.state != DONE:
+        raise ClusterError(
+            f"job {sent.id} on {sent.jobs.name} {job.state}. Expected it to train to "
+            f"the end; what it said is above. What it left is in {record.url}."
+        )
+    if model is not None:
+        _take_weights(model, record, f"job {sent.id} on {sent.jobs.name}")
+    keras: Any = import_module("keras")
+    history = keras.callbacks.History()
+    metrics = record.summary().metrics
+    history.epoch = list(range(len(metrics)))
+    history.history = {
+        name: [epoch.get(name) for epoch in metrics]
+        for name in dict.fromkeys(name for epoch in metrics for name in epoch)
+    }
+    history.set_model(model)
+    history.run = record
+    return history
+
+
+def _take_weights(model: Any, record: StoredRun, job: str) -> None:
+    """Puts what the run has trained into a model.
+
+    Raises:
+        ClusterError: The file that came is none, or of another model.
+    """
+    found = Path(record.folder.local_path(model_file(record.folder)))
+    # The state of the optimizer is in the archive as well.
+    model.optimizer.build(model.trainable_variables)
+    try:
+        model.load_weights(found)
+    except Exception as error:  # whatever a reader of archives raises
+        raise ClusterError(
+            f"{job} has trained its model, and {found} cannot be read "
+            f"({type(error).__name__}: {error!s:.300}). Expected the file as it was "
+            f"written there. Remove {record.url} here, and attach to the job again."
+        ) from error
+
+
+def _say(text: str) -> None:
+    say(text, err=True)
+
+
+@final
+class _Upload:
+    """Says how much of what is sent has gone: on a terminal often, in one line."""
+
+    def __init__(self) -> None:
+        self._is_live = sys.stderr.isatty()
+        self._pause_s = LIVE_S if self._is_live else TOLD_S
+        self._next = time.monotonic() + self._pause_s
+
+    def tell(self, gone: int, whole: int) -> None:
+        """Takes note; says so now and then, and at the end of what took long."""
+        now, is_over = time.monotonic(), gone == whole
+        if now < self._next and not (is_over and self._is_live):
+            return
+        self._next = now + self._pause_s
+        text = f"sent {gone / 1e6:,.1f} of {whole / 1e6:,.1f} MB, packed"
+        end = "\n" if is_over or not self._is_live else ""
+        write(sys.stderr, f"\r{text}{end}" if self._is_live else f"{text}\n")
+
+
+def fit_there(arguments: Mapping[str, Any], given: Any) -> Any:
+    """`fit` on a cluster, from outside of it; see `send`, `follow` and `finish`."""
+    sent = send(arguments, given)
+    _say(f"job {sent.id}; it goes on without you, and you come back by: {sent.hint}")
+    return attach(sent, arguments["model"])
+
+
+def attach(sent: Sent, model: Any = None) -> Any:
+    """Follows a job to its end; returns the history of its run."""
+    lines = Lines()
+
+    def show(data: bytes) -> None:
+        for piece in lines.feed(data):
+            say_output(piece.text, end="\n" if piece.is_end else "")
+
+    with closing(sent.jobs):
+        try:
+            job = sent.follow(show)
+        except KeyboardInterrupt:
+            _say(f"\nthe job goes on; come back by: {sent.hint}")
+            raise
+        finally:
+            for piece in lines.end():
+                say_output(piece.text)
+        return finish(sent, job, model)

@@ -1,0 +1,273 @@
+"""What a call of `fit` does: it reads the arguments, trains, and records all of it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.clusters.base import Machines
+from shoal.engine.controller.process_pool import Stage
+from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
+from shoal.forks import Origin
+from shoal.interruption import (
+    Terminated,
+    check,
+    interruptible,
+    pause,
+    undisturbed,
+)
+from shoal.models.no_tensorflow import no_tensorflow
+from shoal.plan import environment
+from shoal.runs.base import Run
+from shoal.runs.store import StoredRun, is_of_storage, start
+from shoal.training import inline
+from shoal.training.allocation import opened, staged
+from shoal.training.arguments import Arguments, Ready, read
+from shoal.training.checkpoint_writer import Keeper
+from shoal.training.driver import Habits
+from shoal.training.ensemble import train_members
+from shoal.training.inputs import Inputs, write_inputs
+from shoal.training.likeness import Likeness
+from shoal.training.progress import warn_aside
+from shoal.training.sampling import sampling
+from shoal.training.start_run import Outcome, announce, train
+
+RETRIES_S = (0.5, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What `fit` has at hand before it knows what to do with it.
+
+    Args:
+        began: Monotonic seconds of the call.
+        stage: Processes that have been started, None for none.
+        machines: Where workers are; None for this one.
+    """
+
+    began: float
+    stage: Stage | None
+    machines: Machines | None = None
+
+
+def perform(arguments: Mapping[str, Any], means: Means) -> Any:
+    """Does what the arguments of `fit` say, and records it; returns the history."""
+    with interruptible():  # data of the user is read, models are tried
+        ready = read(Arguments(**arguments))
+    name, root = ready.work.model.name, environment().runs
+    with ExitStack() as stack:
+        # What cannot be had is found out before there is a record of a run.
+        found = opened(ready.arguments.cluster, ready.plan, ready.request)
+        with interruptible():  # it may wait for room
+            plan, machines = stack.enter_context(found)
+        ready = replace(ready, plan=plan)
+        record = stack.enter_context(start(ready.arguments.run, name=name, root=root))
+        record.write_plan(plan.to_json())
+        announce(plan, record)
+        keeper = _keeper(ready, record)
+
+        def work() -> Outcome:
+            for text in plan.warnings:
+                record.event("warning", text=text)
+                # Of the caller of `fit`, four calls away.
+                warnings.warn(text, ShoalWarning, stacklevel=5)
+            return _train(ready, record, replace(means, machines=machines), keeper)
+
+        return follow(record, ready.work.model, means.began, work, keeper)
+
+
+def follow(
+    record: Run,
+    model: Any,
+    began: float,
+    work: Callable[[], Outcome],
+    keeper: Keeper | None,
+) -> Any:
+    """Trains, saves the model, and records how that ends.
+
+    Args:
+        record: Of the run.
+        model: That is trained.
+        began: Monotonic seconds of the user's call.
+        work: Trains it.
+        keeper: Of its checkpoints, None for none. They go when the model is saved.
+
+    Raises:
+        ModelNotSaved: It is trained, and the storage did not take it.
+    """
+    before_s, started = time.monotonic() - began, time.monotonic()
+    origin = Origin()
+    try:
+        outcome = work()
+        is_saved = _save(record, model)
+    except BaseException as error:
+        if origin.is_forked:  # code of the user has forked, and raised there
+            raise
+        with undisturbed():
+            try:
+                if keeper:
+                    keeper.close()
+                    _tell_of_resume(record, keeper, error)
+            finally:
+                _record_end(record, model, error)
+        raise
+    report: dict[str, Any] = {"total_s": round(time.monotonic() - began, 3)}
+    if outcome.first_step is not None:
+        startup_s = before_s + outcome.first_step - started
+        report["startup_s"] = round(startup_s, 3)
+    outcome.history.run = record
+    if not is_saved:
+        raise _not_saved(record, outcome.history, keeper, report)
+    record.finish("finished", report)
+    if keeper:
+        keeper.discard()
+    return outcome.history
+
+
+def _save(record: Run, model: Any) -> bool:
+    """Saves the trained model; a storage that is away for a moment is waited for.
+
+    Returns:
+        False when it is nowhere, and might have been saved.
+    """
+    for wait_s in (*RETRIES_S, None):
+        with no_tensorflow():
+            saved = record.save_model(model, "last")
+        if saved or not _is_away(record):
+            return True
+        if wait_s is not None:
+            pause(wait_s)
+    return False
+
+
+def _is_away(record: Run) -> bool:
+    """Whether it was not the model that could not be saved."""
+    error = record.model_error if isinstance(record, StoredRun) else None
+    return error is not None and is_of_storage(error)
+
+
+def _not_saved(
+    record: Run, history: Any, keeper: Keeper | None, report: dict[str, Any]
+) -> ModelNotSaved:
+    """A program must not end as if all were well when the model is nowhere."""
+    cause, place = None, record.url
+    if isinstance(record, StoredRun):
+        cause, place = record.model_error, record.model_place or place
+    text = (
+        f"the model is trained, but {place} did not take it ({cause}). "
+        "Expected a storage with space that can be reached. The model object holds "
+        "the trained weights: save it elsewhere with model.save(path); this error "
+        "has the history."
+    )
+    try:
+        if keeper:
+            keeper.close()
+            if keeper.has_saved:
+                text += (
+                    " Or make space, and when this process has ended, train the end "
+                    f"of the run again: shoal runs resume {record.url}"
+                )
+    finally:
+        record.finish("failed", {**report, "reason": f"ModelNotSaved: {text}"})
+    return ModelNotSaved(text, history=history)
+
+
+def _tell_of_resume(record: Run, keeper: Keeper, error: BaseException) -> None:
+    """What a traceback ends with; of Ctrl-C there is a line of its own."""
+    is_fenced = isinstance(error, CheckpointError)
+    if keeper.has_saved and isinstance(error, Exception) and not is_fenced:
+        error.add_note(
+            "The run can go on from its last checkpoint: "
+            f"shoal runs resume {record.url}, or shoal.resume in Python."
+        )
+
+
+def _keeper(ready: Ready, record: Run) -> Keeper | None:
+    """Of the checkpoints of a run that can be resumed."""
+    is_kept = ready.often is not None and not (
+        ready.plan.strategy.is_independent or ready.plan.cluster == "inline"
+    )
+    if not is_kept or not isinstance(record, StoredRun):
+        return None
+    folder, inputs = record.folder, inputs_of(ready)
+    keeper = Keeper(folder, warner(record))
+    keeper.begin(lambda: write_inputs(folder, inputs))
+    return keeper
+
+
+def _train(ready: Ready, record: Run, means: Means, keeper: Keeper | None) -> Outcome:
+    if ready.plan.strategy.is_independent:
+        return train_members(ready, record)
+    if ready.plan.cluster == "inline":
+        return inline.train(ready.plan, ready.work, record, ready.habits())
+    with (
+        sampling(record, check) as on_turn,
+        staged(ready.plan, means.machines) as stage,
+    ):
+        habits = replace(ready.habits(), on_turn=on_turn)
+        if keeper:
+            habits = keeping(keeper, habits)
+        return train(ready.plan, ready.work, record, habits, stage or means.stage)
+
+
+def keeping(keeper: Keeper, habits: Habits) -> Habits:
+    """The habits of a run that has checkpoints."""
+    return replace(habits, keep=lambda past: keeper.keep(past.to_checkpoint()))
+
+
+def warner(record: Run) -> Callable[[str], None]:
+    """Tells the user and the run of a line."""
+
+    def warn(text: str) -> None:
+        record.event("warning", text=text)
+        warn_aside(text)
+
+    return warn
+
+
+def inputs_of(ready: Ready) -> Inputs:
+    """What the run begins with, for another process that may go on with it."""
+    given, validation = ready.arguments, ready.validation
+    settings = {
+        "verbose": ready.verbose,
+        "echo": given.echo,
+        "validation_freq": given.validation_freq,
+        "checkpoint_every": given.checkpoint_every,
+        "class_weight": given.class_weight,
+        "validation_split": given.validation_split,
+        "files": given.files,
+        "cluster": given.cluster,
+    }
+    callbacks = given.callbacks
+    if callbacks is not None and not isinstance(callbacks, (list, tuple)):
+        callbacks = [callbacks]
+    return Inputs(
+        plan=ready.plan,
+        request=ready.request,
+        packed=ready.work.packed,
+        source=ready.work.source,
+        validation=validation,
+        callbacks=callbacks,
+        settings=settings,
+        scoring=(0, None)
+        if validation is None
+        else (validation.batch_size, validation.steps),
+        likeness=Likeness.of(ready.work.source, ready.work.sample),
+    )
+
+
+def _record_end(record: Run, model: Any, error: BaseException) -> None:
+    """Records why a run ended early; what was interrupted keeps its weights."""
+    if isinstance(error, CheckpointError):
+        return  # another process goes on with the run, and will say how it ends
+    if isinstance(error, KeyboardInterrupt):
+        with no_tensorflow():
+            record.save_model(model, "last")
+        reason = str(error) if isinstance(error, Terminated) else "KeyboardInterrupt"
+        record.finish("interrupted", {"reason": reason})
+    else:
+        record.finish("failed", {"reason": f"{type(error).__name__}: {error}"})

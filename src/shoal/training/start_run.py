@@ -1,0 +1,475 @@
+"""Trains one model as a plan says: the order in which everything is started.
+
+Processes import what they need while the data is written to memory they can map.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.backends.base import ComputeSpec, Mass, RateScaling
+from shoal.backends.fixed import most_bytes, size_bytes
+from shoal.data import ArraySource, Source
+from shoal.data.chunks import first_rows
+from shoal.engine.controller.controller import Controller, Job
+from shoal.engine.controller.process_pool import Stage
+from shoal.engine.coordination.restart_policy import RecoveryPolicy
+from shoal.engine.coordination.sequencer import Rules
+from shoal.engine.server.records import Rescue
+from shoal.engine.server.spec import ServerSpec
+from shoal.engine.transport.buffers import Sizes
+from shoal.engine.transport.changes import Changes
+from shoal.engine.transport.client_connection import Addresses, Seat
+from shoal.engine.transport.shared_memory import tag_of
+from shoal.engine.worker.factories import (
+    CleanUp,
+    OpenBackend,
+    OpenChunks,
+    OpenGroup,
+    OpenMapped,
+)
+from shoal.engine.worker.nan_policy import reaction_to
+from shoal.engine.worker.native_allreduce import GROUP_S, LaneSpec
+from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
+from shoal.engine.worker.spec import WATCH, WorkerSpec
+from shoal.errors import NotFinite
+from shoal.facts import SAMPLE_ROWS
+from shoal.forks import Origin
+from shoal.interruption import check, interruptible, undisturbed
+from shoal.launchers.cores import shares_of_cores
+from shoal.launchers.shared import SharedBlob
+from shoal.models.fixed_batch import sample_rows
+from shoal.models.inspection import learning_rate_of, step_variable
+from shoal.models.metrics import MetricStates, loss_totals
+from shoal.models.pickling import dumps
+from shoal.models.travel import pack
+from shoal.optimizers import optimizer_variables
+from shoal.plan import Plan
+from shoal.plan.collective import library_of
+from shoal.runs.base import Run
+from shoal.terminal import say
+from shoal.training.allocation import cast_for
+from shoal.training.driver import Driver, Habits
+from shoal.training.evaluator import Evaluator
+from shoal.training.past import Past
+from shoal.vectors import (
+    Layout,
+    exchanged_variables,
+    local_variables,
+    statistic_variables,
+)
+from shoal.wire.handshake import worker_secret
+from shoal.wire.tls import identity_for
+
+SECRET_BYTES = 32
+SALVAGE_S = 2.0  # for what the server has
+GANG_SALVAGE_S = 10.0  # for a gang's weights, which one of its workers has to send
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is trained.
+
+    Args:
+        model: The user's, built and compiled.
+        source: Its data.
+        custom_objects: As for `keras.saving.load_model`.
+        factory: Makes the model anew on workers, None to send it.
+        packed: The model as `pack` made it.
+        shared: Holds the data already, None to write it.
+        sample: A few of its rows; None to read them when they are needed.
+    """
+
+    model: Any
+    source: Source
+    custom_objects: Mapping[str, Any] | None = None
+    factory: Callable[[], Any] | None = None
+    packed: bytes = b""
+    shared: SharedBlob | None = None
+    sample: Any = None
+
+    def with_packed(self) -> Work:
+        """Returns this with the model packed as it is now.
+
+        Raises:
+            PlanError: A part of it cannot travel.
+        """
+        custom, factory = self.custom_objects, self.factory
+        sample = self.sample
+        if sample is None:
+            sample = first_rows(self.source, sample_rows(self.model))
+        packed = pack(self.model, custom_objects=custom, factory=factory, sample=sample)
+        return replace(self, packed=packed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What training gave.
+
+    Args:
+        history: Keras' own.
+        first_step: Monotonic seconds when the first step had been taken, None when
+            there was none.
+    """
+
+    history: Any
+    first_step: float | None
+
+
+def train(
+    plan: Plan, work: Work, run: Run, habits: Habits, stage: Stage | None = None
+) -> Outcome:
+    """Trains `work.model` on processes of this machine, or on those of a stage.
+
+    Args:
+        plan: Of the run.
+        work: Model and data.
+        run: Where it is recorded.
+        habits: Of `fit`.
+        stage: Processes that have been started, and are the caller's to end; None
+            starts some.
+
+    Raises:
+        WorkerFailed, WorkerLost, NotFinite, ClusterError: See `shoal.errors`.
+        KeyboardInterrupt: After Ctrl-C; the model holds the center so far.
+    """
+    driver = Driver(work.model, plan, run, habits)
+    plan = begin(driver, plan, work, run, habits.past)
+    if not work.packed or (habits.callbacks and habits.past is None):
+        # A callback may have loaded other weights when training began.
+        with interruptible():
+            work = work.with_packed()
+    cast = cast_for(plan)
+    own = stage is None
+    stage = stage or Stage(cast, work.shared)
+    controller = Controller(_job(plan, run, habits), driver, stage)
+    driver.fetch_center = controller.center
+    origin = Origin()
+    try:
+        driver.evaluator = evaluator_of(plan, work, habits, run)
+        stage.run = run.id if run.url else ""
+        stage.recast(cast)
+        stage.echo(driver.echo if habits.echo else None)
+        if work.shared is None:
+            write_data(work.source, stage.blob)
+        stage.share()
+        check()
+        _give(controller, plan, work, stage, habits.past, driver.changes)
+        driver.rehearse()
+        check()
+        with work.source.serving():
+            controller.run()
+        return Outcome(history=driver.end(), first_step=driver.first_step)
+    except KeyboardInterrupt:
+        if not origin.is_forked:
+            rescue(driver, controller.rescue, is_told=habits.verbose != 0)
+        raise
+    except NotFinite:
+        try:
+            patience_s = GANG_SALVAGE_S if plan.is_gang else SALVAGE_S
+            driver.salvage(controller.rescue(patience_s))
+        finally:
+            driver.abandon()
+        raise
+    except BaseException:
+        driver.abandon()
+        raise
+    finally:
+        with undisturbed():
+            if driver.evaluator is not None:
+                driver.evaluator.close()
+            controller.close()
+            if own:
+                stage.close()
+
+
+def evaluator_of(plan: Plan, work: Work, habits: Habits, run: Run) -> Evaluator | None:
+    """What validates beside the training; None where training waits for it."""
+    if habits.late is None:
+        return None
+    return Evaluator(
+        packed=work.packed,
+        validation=habits.late,
+        backend=plan.backend,
+        threads=plan.threads,
+        heed=habits.on_turn,
+        run=run,
+    )
+
+
+def rescue(driver: Driver, ask: Callable[[], Rescue | None], *, is_told: bool) -> None:
+    """After Ctrl-C: saves what can be had, and says what that is.
+
+    Args:
+        driver: Of the run.
+        ask: For the center of now; not waited for when Ctrl-C is pressed again.
+        is_told: Whether the user wants to read of it.
+    """
+    try:
+        found = None
+        with suppress(KeyboardInterrupt):  # pressed again: with what is here already
+            found = ask()
+        with undisturbed():
+            text = driver.interrupt(found)
+            if is_told:
+                say(text, err=True)
+    finally:
+        driver.abandon()
+
+
+def announce(plan: Plan, run: Run) -> None:
+    """Records that a run begins, and what it is to do."""
+    order, first = plan.order(), plan.initial_epoch
+    last = min(plan.epochs, first + order.epochs_per_pass)
+    run.event(
+        "run_started",
+        strategy=plan.strategy.name,
+        workers=plan.workers,
+        rows=plan.rows,
+        epochs=plan.epochs,
+        initial_epoch=plan.initial_epoch,
+        # Of one model; after a pass over the data they repeat.
+        epoch_rows=[order.rows_of(epoch) for epoch in range(first, last)],
+        models=plan.models,
+        samples_expected=plan.samples_expected,
+        monitor=plan.monitor.name,
+        is_higher_better=plan.monitor.is_higher_better,
+    )
+
+
+def write_data(source: Source, blob: SharedBlob) -> None:
+    """Writes arrays to memory that children map; chunks they read themselves."""
+    if not isinstance(source, ArraySource):
+        return
+    with blob.allocate(source.blob_size()) as memory:
+        source.write_blob(memory)
+
+
+def begin(
+    driver: Driver, plan: Plan, work: Work, run: Run, past: Past | None = None
+) -> Plan:
+    """Lets callbacks begin; one of them may have restored a later epoch.
+
+    Not when the run itself goes on: it knows better where it stood.
+    """
+    work.model._initial_epoch = None
+    driver.begin()
+    if driver.counts_steps and "plain" in plan.strategy.promises and not plan.is_gang:
+        # An exchange is what hooks are called for; here it changes no weight.
+        every = int(getattr(work.model, "steps_per_execution", 1) or 1)
+        plan = replace(plan, strategy=replace(plan.strategy, period=every))
+        driver.follow(plan)
+    if past is not None:
+        return plan
+    epoch = work.model._initial_epoch
+    if not epoch or epoch == plan.initial_epoch:
+        return plan
+    plan = replace(plan, initial_epoch=int(epoch))
+    driver.follow(plan)
+    announce(plan, run)
+    return plan
+
+
+def _job(plan: Plan, run: Run, habits: Habits) -> Job:
+    past = habits.past
+    return Job(
+        workers=plan.workers,
+        policy=RecoveryPolicy(
+            max_restarts=plan.max_restarts, min_workers=plan.min_workers
+        ),
+        first_epoch=plan.initial_epoch if past is None else past.diary.epoch,
+        epochs=plan.epochs,
+        log=run.log_path,
+        often=habits.often,
+        has_standby=plan.standby > 0,
+        spares=plan.spares,
+        servers=plan.servers,
+        growth=plan.growth,
+    )
+
+
+def rules(plan: Plan) -> Rules:
+    """The sequencer's part of a plan."""
+    order = plan.order()
+    cycle = range(min(order.epochs_per_pass, max(1, plan.epochs)))
+    return Rules(
+        epoch_rows=tuple(order.rows_of(epoch) for epoch in cycle),
+        first_epoch=plan.initial_epoch,
+        epochs=plan.epochs,
+        workers=plan.workers,
+        batch=plan.gang_batch_size if plan.is_gang else plan.worker_batch_size,
+        window=plan.strategy.period,
+        is_rounds=not plan.strategy.is_asynchronous,
+        is_gang=plan.is_gang,
+        is_elastic="conserves" in plan.strategy.promises,
+        has_barrier=plan.epoch_barrier,
+        quorum=plan.quorum,
+        borders=order.borders if order.can_be_spread else None,
+        starts=order.batch_starts if order.has_batches else None,
+        has_groups=plan.collective != "server",
+        group_s=GROUP_S if plan.collective == "native" else 0.0,
+    )
+
+
+def compute_spec(plan: Plan, began: float) -> ComputeSpec:
+    """The backend's part of a plan.
+
+    Args:
+        plan: Of the run.
+        began: Where the optimizer began, in steps of the user's batch size.
+    """
+    model = plan.model
+    is_weighted = "mean_with_sample_weight" in model.reductions
+    masses: tuple[tuple[Mass, Mass], ...]
+    masses = ("rows", "weights"), ("entries", "entry weights")
+    is_masked = model.masks == 1 and not model.has_own_loss
+    is_masked = is_masked and "sum" not in model.reductions
+    return ComputeSpec(
+        window=plan.strategy.period,
+        batch_size=plan.worker_batch_size,
+        local_momentum=plan.strategy.local_momentum,
+        mass=masses[is_masked][is_weighted],
+        is_summed="sum" in model.reductions,
+        summed=model.summed,
+        applied=model.applied,
+        sample_rows=model.fixed_batch or SAMPLE_ROWS,
+        logs=plan.model.step_logs,
+        is_alone=plan.most_workers == 1,
+        has_one_thread=plan.threads == 1,
+        scaling=_scaling(plan, began),
+    )
+
+
+def _scaling(plan: Plan, began: float) -> RateScaling | None:
+    factor, epochs = plan.strategy.rate_scaling(plan.workers)
+    if factor == 1:
+        return None
+    steps_per_epoch = math.ceil(plan.rows / plan.batch_size)
+    return RateScaling(factor=factor, steps=epochs * steps_per_epoch, began=began)
+
+
+def most_state(model: Any) -> int:
+    """Most bytes of a worker's state beside the vectors: what a server takes of it."""
+    slots = sum(size_bytes(variable) for variable in optimizer_variables(model))
+    return slots + most_bytes(local_variables(model))
+
+
+def _memory_share(plan: Plan, hint: int) -> float:
+    """Of a GPU's memory, what a worker may take."""
+    return plan.places[hint % len(plan.places)].share if plan.places else 1.0
+
+
+def _lane(plan: Plan, stage: Stage, tag: str) -> LaneSpec | SharedLaneSpec | None:
+    """How workers come into groups of their own."""
+    if plan.collective == "server":
+        return None
+    if plan.collective == "shared":
+        return SharedLaneSpec(folder=stage.make_folder(), tag=tag)
+    return LaneSpec(
+        open_group=OpenGroup(name=plan.backend),
+        folder=stage.make_folder(),
+        library=library_of(plan.backend, plan.places),
+    )
+
+
+def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
+    """How workers come by the data."""
+    if isinstance(source, ArraySource):
+        return OpenMapped(descriptor=blob.descriptor)
+    return OpenChunks(source=dumps(source))
+
+
+def _shards(plan: Plan, stage: Stage) -> tuple[Addresses, ...]:
+    """Where the servers listen that share the vector with the one that orders."""
+    pairs = [stage.pair(number) for number in range(1, plan.servers)]
+    if plan.standby:
+        return tuple((pair.address, pair.other_address) for pair in pairs)
+    return tuple((pair.address,) for pair in pairs)
+
+
+def _give(
+    controller: Controller,
+    plan: Plan,
+    work: Work,
+    stage: Stage,
+    past: Past | None,
+    changes: Changes,
+) -> None:
+    """Sends everyone their part."""
+    model = work.model
+    weights, statistics = exchanged_variables(model), statistic_variables(model)
+    layout, beside = Layout.of(weights), Layout.of(statistics)
+    states = MetricStates.of(model, logs=plan.model.step_logs)
+    sizes = Sizes(
+        vector=layout.size,
+        statistics=beside.size,
+        metrics=states.size,
+        digest=layout.digest + beside.digest,
+        codec=plan.codec,
+        state=most_state(model),
+    )
+    secret = secrets.token_bytes(SECRET_BYTES)
+    identity = identity_for(stage.main.address[0])
+    shards = _shards(plan, stage)
+    server = ServerSpec(
+        secret=secret,
+        strategy=plan.strategy,
+        rules=rules(plan),
+        sizes=sizes,
+        vector=layout.gather(weights),
+        statistics=beside.gather(statistics),
+        learning_rate=learning_rate_of(model),
+        restart=None if past is None else past.restart,
+        changes=changes,
+        identity=identity,
+        shards=plan.servers,
+        losses=loss_totals(model),
+    )
+    # Cores of other machines have other numbers, and other users.
+    mine = () if plan.machine.nodes else None
+    cores = shares_of_cores(plan.workers, plan.threads, mine)
+    open_backend = OpenBackend(
+        name=plan.backend, model=work.packed, is_kept=stage.is_kept
+    )
+    began = float(int(step_variable(model).numpy()))
+    compute = compute_spec(plan, began)
+    open_source = _opening(work.source, stage.blob)
+    lane = _lane(plan, stage, tag_of(secret))
+
+    def make(hint: int, token: str) -> WorkerSpec:
+        seat = Seat(
+            address=stage.main.address,
+            secret=worker_secret(secret),
+            sizes=sizes,
+            hint=hint,
+            token=token,
+            other=stage.main.other_address if plan.standby else None,
+            shards=shards,
+            certificate=None if identity is None else identity.certificate,
+        )
+        return WorkerSpec(
+            seat=seat,
+            strategy=plan.strategy,
+            compute=replace(
+                compute, loss_at=states.loss_at, memory_share=_memory_share(plan, hint)
+            ),
+            order=plan.order(),
+            open_backend=open_backend,
+            open_source=open_source,
+            is_gang=plan.is_gang,
+            clock_start=began,
+            cores=cores[hint] if hint < len(cores) else (),
+            watch=WATCH.get(),
+            reaction=reaction_to(plan.on_nan),
+            lane=lane,
+            has_overlap=plan.overlap,
+            clean_up=CleanUp(name=plan.backend) if stage.is_kept else None,
+            run=stage.run,
+        )
+
+    controller.give(server, make)
