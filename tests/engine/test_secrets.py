@@ -165,24 +165,43 @@ def test_the_search_would_find_it(
 
 
 READERS = (
-    "shoal.engine.transport.buffers", "shoal.engine.transport.server_connection", "shoal.engine.transport.listener",
-    "shoal.engine.transport.messages", "shoal.engine.controller.controller", "shoal.engine.transport.messages",
-    "shoal.engine.transport.client_connection", "shoal.engine.worker.request_channel", "shoal.engine.worker.shard_client",
-    "shoal.wire.handshake", "shoal.engine.server.base", "shoal.engine.server.replica",
-    "shoal.engine.worker.client", "shoal.engine.server.event_log", "shoal.engine.controller.shared_servers",
-    "shoal.engine.server.replication", "shoal.engine.transport.listener", "shoal.engine.server.reports",
-    "shoal.engine.server.reports", "shoal.engine.server.checkpoint", "shoal.engine.server.primary",
-    "shoal.engine.controller.servers", "shoal.engine.server.shard", "shoal.engine.transport.partition",
-    "shoal.engine.controller.shared_servers", "shoal.engine.transport.shared_memory", "shoal.engine.server.standby",
-    "shoal.wire.tls", "shoal.wire.frames", "shoal.engine.transport.messages",
-)  # fmt: skip
+    "shoal.engine.controller.controller",
+    "shoal.engine.controller.servers",
+    "shoal.engine.controller.shared_servers",
+    "shoal.engine.server.base",
+    "shoal.engine.server.checkpoint",
+    "shoal.engine.server.event_log",
+    "shoal.engine.server.primary",
+    "shoal.engine.server.replica",
+    "shoal.engine.server.replication",
+    "shoal.engine.server.reports",
+    "shoal.engine.server.shard",
+    "shoal.engine.server.standby",
+    "shoal.engine.transport.buffers",
+    "shoal.engine.transport.client_connection",
+    "shoal.engine.transport.listener",
+    "shoal.engine.transport.messages",
+    "shoal.engine.transport.partition",
+    "shoal.engine.transport.server_connection",
+    "shoal.engine.transport.shared_memory",
+    "shoal.engine.worker.client",
+    "shoal.engine.worker.request_channel",
+    "shoal.engine.worker.shard_client",
+    "shoal.wire.frames",
+    "shoal.wire.handshake",
+    "shoal.wire.tls",
+)
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml"}
 EVALUATORS = {"eval", "exec", "compile", "__import__"}
 
 
 def test_only_a_standby_thaws_and_only_what_its_leader_froze() -> None:
     engine = Path(importlib.import_module("shoal.engine").__file__ or "").parent
-    found = [p for p in engine.rglob("*.py") if "frozen import unpack" in p.read_text()]
+    found = [
+        p
+        for p in engine.rglob("*.py")
+        if "state_transfer import unpack" in p.read_text()
+    ]
     assert [path.name for path in found] == ["standby.py"]
     assert found[0].read_text().count("unpack(") == 1
 

@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
-import numpy.typing as npt
-
 from shoal.engine.coordination.ledger import Piece
 
 
@@ -52,7 +49,7 @@ class LeftOut:
     def touches(
         self,
         pieces: Sequence[Piece],
-        indices: Callable[[], npt.NDArray[Any] | Sequence[int]],
+        indices: Callable[[], Iterable[Any]],
     ) -> bool:
         """Whether some samples of pieces are left out.
 
@@ -60,7 +57,7 @@ class LeftOut:
             pieces: Of the order of an epoch.
             indices: Gives the numbers of their rows.
         """
-        if self.rows and np.isin(indices(), self.rows).any():
+        if self.rows and not set(self.rows).isdisjoint(map(int, indices())):
             return True
         return any(
             piece.epoch == epoch and piece.start < stop and start < piece.stop

@@ -1,7 +1,7 @@
 """A simulated controller: epochs in order, lost processes replaced, and a clock.
 
-It does what `shoal.engine.controller.controller` and `staff` do, with the recovery function of
-a run, and what they have to do when the server comes back from a checkpoint.
+It does what `controller` and `supervisor` of `shoal.engine.controller` do, with the
+restart policy of a run, and what follows when the server comes back from a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A simulated server: the sequencer, and a center that remembers what went into it.
 
-It carries instructions out as `shoal.engine.server.primary` does, and checks each of them
+It carries instructions out as `shoal.engine.server.primary` does, and checks each
 against what it knows of the messages and the engine does not.
 """
 

@@ -1,4 +1,4 @@
-"""A simulated worker: the protocol of `shoal.engine.worker.client` and `worker`, no model."""
+"""A simulated worker: the protocol of `shoal.engine.worker`, without a model."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SimWorker:
         self.line.say(message)
 
     def _push(self, rules: Rules) -> None:
-        """Works on a window of its leases; see `shoal.engine.worker.weight_loop.Windows`."""
+        """Works on a window of its leases; see `engine/worker/weight_loop.py`."""
         if self._insists():
             return
         own: tuple[float, ...] = ()

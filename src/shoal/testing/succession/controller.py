@@ -1,6 +1,6 @@
 """A simulated controller: what it is told, and what it does about who is lost.
 
-The protocol of `shoal.engine.controller.controller` and `shoal.engine.controller.servers`, without their
+The protocol of `controller` and `servers` of `shoal.engine.controller`, without their
 clocks. Where a run has neither leader nor standby left it ends: what follows from
 checkpoints is the business of `shoal.testing.fleet`.
 """
