@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.one_server import Client, one_server
-from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.client_connection import ServerAddress
 from shoal.testing.hosts import Hosts
 from shoal.wire.tls import (
     Identity,
@@ -125,7 +125,7 @@ def _both_ways(given: dict[str, Any], *, is_encrypted: bool) -> float:
 def there() -> None:
     """Runs on the other host: what is asked comes by standard input."""
     given = pickle.load(sys.stdin.buffer)
-    seat: Seat = given["seat"]
+    seat: ServerAddress = given["seat"]
     client = Client(seat, given["strategy"], has_slot=False, has_cores=True)
     exchange_ms = timed(client.exchange, given["rounds"])
     client.leave()

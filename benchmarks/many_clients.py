@@ -14,13 +14,13 @@ import time
 from typing import Any
 
 from benchmarks.one_server import Client, one_server
-from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.client_connection import ServerAddress
 
 STRATEGY, PROCESSES, SIZE = "aeasgd", 2, 400_000
 COUNTS = (4, 16, 64)
 
 
-def crowd(seat: Seat, count: int, gate: Any, over: Any, told: Any) -> None:
+def crowd(seat: ServerAddress, count: int, gate: Any, over: Any, told: Any) -> None:
     """So many clients in threads of this process."""
     clients = [Client(seat, STRATEGY) for _ in range(count)]
     done = [0] * count

@@ -15,9 +15,9 @@ from shoal.engine.coordination.sequencer import Rules
 from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
-from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.transport.segments import LONG, InPairs
-from shoal.engine.worker.client import Member
+from shoal.engine.worker.client import ServerClient
 from shoal.launchers.base import Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.strategies import get
@@ -34,7 +34,7 @@ def one_server(
     clients: int = 1,
     host: str = "127.0.0.1",
     identity: Identity | None = None,
-) -> Generator[Seat]:
+) -> Generator[ServerAddress]:
     """Serves until the context ends; yields what a client joins with.
 
     Args:
@@ -49,7 +49,7 @@ def one_server(
     sizes = Sizes(vector=size, statistics=0, metrics=4, digest="")
     rules = Rules(
         epoch_rows=(1 << 40,), first_epoch=0, epochs=1, workers=clients, batch=1,
-        window=1, is_rounds=False, is_gang=False, is_elastic=True,
+        window=1, is_rounds=False, exchanges_gradients=False, is_elastic=True,
     )  # fmt: skip
     secret = secrets.token_bytes(32)
     spec = ServerSpec(
@@ -66,7 +66,7 @@ def one_server(
         control = Link(address, secret, certificate=certificate)
         control.send({"kind": "control"})
         control.send({"kind": "proceed", "epoch": 0})
-        yield Seat(
+        yield ServerAddress(
             address=address, secret=secret, sizes=sizes, hint=-1, token="",
             certificate=certificate,
         )  # fmt: skip
@@ -88,13 +88,13 @@ class Client:
 
     def __init__(
         self,
-        seat: Seat,
+        seat: ServerAddress,
         strategy: str,
         *,
         has_slot: bool = True,
         has_cores: bool = False,
     ) -> None:
-        self._member = Member(replace(seat, wants_slot=has_slot), get(strategy))
+        self._member = ServerClient(replace(seat, wants_slot=has_slot), get(strategy))
         self._pairs = InPairs(LONG)
         if has_cores:
             self._member.spread = self._pairs

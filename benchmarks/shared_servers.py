@@ -28,13 +28,13 @@ import numpy as np
 import psutil
 
 from benchmarks.one_server import Client
-from shoal.engine.controller.process_pool import Cast, Stage
+from shoal.engine.controller.process_pool import ProcessPool, WorkerEnvironment
 from shoal.engine.controller.shared_servers import SharedServers, cut
 from shoal.engine.coordination.sequencer import Rules
 from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
-from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.client_connection import ServerAddress
 from shoal.launchers.base import Preload, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.strategies import get
@@ -49,7 +49,7 @@ def spec_of(size: int, servers: int, clients: int) -> ServerSpec:
     """What all servers together are given; there is always more data."""
     rules = Rules(
         epoch_rows=(1 << 40,), first_epoch=0, epochs=1, workers=clients, batch=1,
-        window=1, is_rounds=False, is_gang=False, is_elastic=False,
+        window=1, is_rounds=False, exchanges_gradients=False, is_elastic=False,
     )  # fmt: skip
     return ServerSpec(
         secret=secrets.token_bytes(32), strategy=get(STRATEGY), rules=rules,
@@ -78,7 +78,7 @@ def listen_in(host: str, address: str) -> socket.socket:
 
 
 @contextmanager
-def behind_cables(size: int, servers: int) -> Generator[Seat]:
+def behind_cables(size: int, servers: int) -> Generator[ServerAddress]:
     """Servers in namespaces; yields what a client joins with."""
     hosts, cable = Hosts(servers), Cable(mbit=MBIT)
     launchers: list[ProcessLauncher] = []
@@ -109,7 +109,7 @@ def behind_cables(size: int, servers: int) -> Generator[Seat]:
             links.append(Link(listeners[n].getsockname(), spec.secret))
             links[-1].send({"kind": "control"})
         links[0].send({"kind": "proceed", "epoch": 0})
-        yield Seat(
+        yield ServerAddress(
             address=order, secret=spec.secret, sizes=spec.sizes, hint=-1, token="",
             shards=tuple((listener.getsockname(),) for listener in listeners[1:]),
         )  # fmt: skip
@@ -123,7 +123,7 @@ def behind_cables(size: int, servers: int) -> Generator[Seat]:
         hosts.close()
 
 
-def exchange(seat: Seat, times: int, gate: Any, told: Any) -> None:
+def exchange(seat: ServerAddress, times: int, gate: Any, told: Any) -> None:
     """One client; tells the seconds of each exchange."""
     client = Client(seat, STRATEGY, has_slot=False)
     client.exchange()
@@ -173,7 +173,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
     The client adds 1 to every weight at each exchange: the center tells how often each
     of its parts has heard of that.
     """
-    stage = Stage(Cast(workers=0, threads=1, preload=Preload()))
+    stage = ProcessPool(WorkerEnvironment(workers=0, threads=1, preload=Preload()))
     notes: Any = Notes()
     spec = spec_of(size, servers, 1)
     shared = SharedServers(
@@ -183,7 +183,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
     shared.connect(60.0, lambda: None)
     shared.command("proceed", epoch=0)
     pairs = [stage.pair(n) for n in range(servers)]
-    seat = Seat(
+    seat = ServerAddress(
         address=pairs[0].address, other=pairs[0].other_address, secret=spec.secret,
         sizes=spec.sizes, hint=-1, token="client", wants_slot=False,
         shards=tuple((pair.address, pair.other_address) for pair in pairs[1:]),

@@ -117,7 +117,7 @@ JOINED_BY_HAND = {
     "host/locks.py": "beside a path that is given",
     "host/processes.py": "of /proc",
     "host/scratch.py": "names in this file",
-    "launchers/ray_steward.py": "an archive of who commands it, by tar's own filter",
+    "launchers/ray_job_actor.py": "an archive of who commands it, by tar's own filter",
     "paths.py": "what the others call",
     "runs/checkpoint_files.py": "beside a path that is checked",
     "runs/folder.py": "beside a path that is checked",

@@ -13,11 +13,11 @@ import shoal
 from benchmarks.entrants.keras_fit import Marks
 from benchmarks.entrants.told import answer, asked
 from benchmarks.works import WORKS
-from shoal.engine.controller.process_pool import Stage
+from shoal.engine.controller.process_pool import ProcessPool
 from shoal.launchers.base import Role
 from shoal.testing.hosts import Cable, Hosts
 from shoal.training.early_start import cast_of
-from shoal.training.run_fit import Means, perform
+from shoal.training.run_fit import FitContext, perform
 
 
 def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:
@@ -35,9 +35,9 @@ def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:
             return []
         return ["ip", "netns", "exec", hosts.names[int(number) % 2]]
 
-    stage = Stage(cast_of("jax", 2, 1), host=hosts.address, through=through)
+    stage = ProcessPool(cast_of("jax", 2, 1), host=hosts.address, through=through)
     try:
-        means = Means(began=time.monotonic(), stage=stage, heed=lambda: None)
+        means = FitContext(began=time.monotonic(), stage=stage, heed=lambda: None)
         return perform({"workers": 2, "run": False, "verbose": 0, **arguments}, means)
     finally:
         stage.close()

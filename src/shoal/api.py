@@ -211,9 +211,9 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         if is_away(cluster):
             return fit_there(arguments, cluster)
     with undisturbed(), early_stage(chosen, cluster, workers, threads) as stage:
-        from shoal.training.run_fit import Means, perform
+        from shoal.training.run_fit import FitContext, perform
 
-        return perform(arguments, Means(began=began, stage=stage))
+        return perform(arguments, FitContext(began=began, stage=stage))
 
 
 def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:

@@ -19,7 +19,7 @@ import pytest
 import shoal
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.host_agent import processes
-from shoal.clusters.host_setup import Preparer
+from shoal.clusters.host_setup import HostSetup
 from shoal.clusters.hosts import HostCluster
 from shoal.clusters.hosts_file import HostsFile, parse_hosts
 from shoal.clusters.pins import Pins, differences, pins_here
@@ -140,7 +140,7 @@ def test_an_environment_is_made_once(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     pins = pins_here(BACKEND)
     hosts = parse_hosts("hosts: [here]", "hosts.yaml")
-    preparer = Preparer(hosts, pins, lambda address, step: None)
+    preparer = HostSetup(hosts, pins, lambda address, step: None)
     request = {
         "environment": pins.digest, "size": len(preparer.payload), "limit_s": 100.0,
         "options": ["--no-index", "--no-deps"], "requirements": [],

@@ -23,8 +23,8 @@ from shoal.clusters.finding import find_cluster
 from shoal.clusters.ray import read_nodes
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
-from shoal.launchers.freight import PIECE_BYTES, Carrier, Freight
-from shoal.launchers.porter import Arrival, Memory, Porter
+from shoal.launchers.data_broadcast import PIECE_BYTES, Carrier, DataBroadcast
+from shoal.launchers.node_agent import Arrival, Memory, NodeAgent
 from shoal.launchers.shared import SharedBlob
 from shoal.launchers.versions import versions
 from shoal.runs.events import read_events
@@ -190,11 +190,11 @@ class Journey:
         self.size = 2 * PIECE_BYTES + 5
         with self.blob.allocate(self.size) as memory:
             memory[-5:] = b"fives"
-        self.freight = Freight(self.blob, "here", self.hands)
-        self.porters: list[Porter] = []
+        self.freight = DataBroadcast(self.blob, "here", self.hands)
+        self.porters: list[NodeAgent] = []
 
-    def arrive(self, node_id: str) -> tuple[Porter, Memory]:
-        porter = Porter(77)
+    def arrive(self, node_id: str) -> tuple[NodeAgent, Memory]:
+        porter = NodeAgent(77)
         self.porters.append(porter)
         here = Arrival(node=node_id, node_id=node_id, versions={}, memory=porter.memory)
         return porter, self.freight.home(here, porter)

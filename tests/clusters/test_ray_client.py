@@ -20,7 +20,7 @@ from shoal.clusters.jobs import pack
 from shoal.clusters.ray_jobs import RayJobs
 from shoal.clusters.remote_jobs import pick
 from shoal.errors import ClusterError, ConfigError, PlanError
-from shoal.launchers.ray_steward import Steward
+from shoal.launchers.ray_job_actor import JobActor
 from shoal.training import remote_fit as sending
 from tests.clusters.test_ray import ROWS, data, model
 from tests.ray_nodes import RayNode, free_port, imported, own_address
@@ -32,14 +32,14 @@ GIVEN: dict[str, Any] = {"workers": 2, "strategy": "aeasgd", "batch_size": 8,
 # ------------------------------------------------------------------ one steward
 
 
-def sent(folder: Path, code: str) -> tuple[Steward, str]:
+def sent(folder: Path, code: str) -> tuple[JobActor, str]:
     """A steward that was given a script and a folder beside it."""
     script, beside = folder / "go_on.py", folder / "run"
     script.write_text(code)
     beside.mkdir()
     (beside / "plan.json").write_text("{}")
     payload = pack([script, beside])
-    steward = Steward()
+    steward = JobActor()
     for offset in range(0, len(payload), 100):
         steward.write(offset, payload[offset : offset + 100])
     return steward, script.name

@@ -243,7 +243,7 @@ def test_who_does_not_wait_any_longer_leaves_no_room_set_aside(
     monkeypatch.setenv("PYTHONBREAKPOINT", "")  # set by ray.init as well
     ray.init(address=ray_node.address, log_to_driver=False, logging_level="ERROR")
     try:
-        group = importlib.import_module("shoal.launchers.ray_room").Group
+        group = importlib.import_module("shoal.launchers.ray_bundles").Group
 
         def leave(*_: Any) -> bool:
             raise KeyboardInterrupt

@@ -19,7 +19,7 @@ ROUNDS: dict[str, Any] = {
     "batch": 4,
     "window": 2,
     "is_rounds": True,
-    "is_gang": False,
+    "exchanges_gradients": False,
     "is_elastic": False,
     "quorum": 3,
 }

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from shoal.engine.transport.server_connection import Channel
+from shoal.engine.transport.server_connection import ServerConnection
 from shoal.wire.frames import HEADER, MAGIC, pack_head
 
 SECRET = b"s" * 32
@@ -49,7 +49,7 @@ def saying(*frames: bytes, secret: bytes = SECRET) -> Iterator[tuple[str, int]]:
 
 def _say(listener: socket.socket, secret: bytes, frames: tuple[bytes, ...]) -> None:
     connection, _ = listener.accept()
-    channel = Channel(connection, secret, max_body_bytes=0)
+    channel = ServerConnection(connection, secret, max_body_bytes=0)
     with connection, suppress(ConnectionError):
         while not channel.is_proven:
             select.select([connection], [], [], PATIENCE_S)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.transport import answers
-from shoal.engine.transport.buffers import Bulk, Sizes
+from shoal.engine.transport.buffers import Buffers, Sizes
 from shoal.engine.transport.changes import FIXED, Changes, Key
-from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.transport.messages import WRONG
-from shoal.engine.worker.client import Member
-from shoal.engine.worker.shard_client import Desks
+from shoal.engine.worker.client import ServerClient
+from shoal.engine.worker.shard_client import ShardClients
 from shoal.strategies import get
 from shoal.testing.inline import Cluster
 from shoal.wire.frames import HEADER, MAGIC, BadFrame, memory_for
@@ -130,8 +130,8 @@ JOINING: dict[str, bytes] = {
 }
 
 
-def seat(address: tuple[str, int], **fields: Any) -> Seat:
-    return Seat(
+def seat(address: tuple[str, int], **fields: Any) -> ServerAddress:
+    return ServerAddress(
         address=address, secret=SECRET, sizes=SIZES, hint=0, token="t",
         wants_slot=False, **fields,
     )  # fmt: skip
@@ -140,7 +140,7 @@ def seat(address: tuple[str, int], **fields: Any) -> Seat:
 @pytest.mark.parametrize("what", JOINING)
 def test_a_worker_says_what_it_cannot_read_of_a_welcome(what: str) -> None:
     with saying(JOINING[what]) as address, pytest.raises(BadFrame):
-        Member(seat(address), get("aeasgd"))
+        ServerClient(seat(address), get("aeasgd"))
 
 
 VECTORS = bytes(SIZES.down_bytes)
@@ -174,7 +174,7 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
 def test_a_worker_says_what_it_cannot_read_of_an_answer(what: str) -> None:
     content, why = ANSWERS[what]
     with saying(frame(WELCOME, START), content) as address:
-        member = Member(seat(address), get("aeasgd"))
+        member = ServerClient(seat(address), get("aeasgd"))
         with pytest.raises(BadFrame, match=why):
             member.need()
         member.leave()
@@ -187,7 +187,7 @@ def test_vectors_that_are_no_numbers_come_as_they_are(value: float) -> None:
     with saying(
         frame(WELCOME, START), frame({**GRANT, "body": "center"}, body)
     ) as address:
-        member = Member(seat(address), get("aeasgd"))
+        member = ServerClient(seat(address), get("aeasgd"))
         member.need()
         np.testing.assert_array_equal(member.local, np.float32(value))
         member.leave()
@@ -223,13 +223,13 @@ def test_a_worker_says_what_it_cannot_read_of_a_shard(what: str) -> None:
     frames, why = PARTS[what]
     with saying(*frames) as address:
         given = seat(("127.0.0.1", 1), shards=((address,),))
-        desks = Desks(given, Bulk(SHARD_SIZES, None), get("aeasgd"), 0, 1)
+        desks = ShardClients(given, Buffers(SHARD_SIZES, None), get("aeasgd"), 0, 1)
         with pytest.raises(BadFrame, match=why):
             exchange(desks)
         desks.leave()
 
 
-def exchange(desks: Desks) -> None:
+def exchange(desks: ShardClients) -> None:
     desks.attend()
     desks.stage(1, is_push=True).result()
     desks.take(1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from shoal.engine.transport.buffers import Bulk, Sizes, aligned_bytes
+from shoal.engine.transport.buffers import Buffers, Sizes, aligned_bytes
 from shoal.engine.transport.shared_memory import Slot
 
 SIZES = st.builds(
@@ -19,7 +19,7 @@ SIZES = st.builds(
 )
 
 
-def parts(bulk: Bulk) -> list[np.ndarray]:
+def parts(bulk: Buffers) -> list[np.ndarray]:
     return [
         bulk.message, bulk.message_statistics, bulk.metrics,
         bulk.reply, bulk.reply_statistics,
@@ -28,7 +28,7 @@ def parts(bulk: Bulk) -> list[np.ndarray]:
 
 @given(SIZES)
 def test_parts_do_not_overlap_and_start_at_cache_lines(sizes: Sizes) -> None:
-    bulk = Bulk(sizes, None)
+    bulk = Buffers(sizes, None)
     for number, part in enumerate(parts(bulk)):
         part[:] = number
         assert part.size == 0 or part.ctypes.data % 64 == 0
@@ -39,7 +39,7 @@ def test_parts_do_not_overlap_and_start_at_cache_lines(sizes: Sizes) -> None:
 
 @given(SIZES)
 def test_without_a_slot_all_goes_over_the_socket(sizes: Sizes) -> None:
-    bulk = Bulk(sizes, None)
+    bulk = Buffers(sizes, None)
     assert len(bulk.inline_up) == sizes.up_bytes
     assert len(bulk.inline_down) == sizes.down_bytes
     bulk.message[:] = 7
@@ -53,7 +53,7 @@ def test_two_ends_of_a_slot_see_the_same() -> None:
     made = Slot.make(sizes.slot_bytes)
     assert made is not None
     theirs = Slot.attach(str(made[0].path), sizes.slot_bytes, made[1])
-    ends = Bulk(sizes, made[0]), Bulk(sizes, theirs)
+    ends = Buffers(sizes, made[0]), Buffers(sizes, theirs)
     for number in range(5):
         parts(ends[0])[number][:] = number
         assert set(parts(ends[1])[number].tolist()) == {number}
@@ -67,7 +67,7 @@ def test_close_while_a_program_still_reads_its_input(is_shared: bool) -> None:
     # A gang's last mean is a view that the backend keeps; closing raised BufferError.
     sizes = Sizes(vector=5, statistics=0, metrics=0, digest="")
     made = Slot.make(sizes.slot_bytes) if is_shared else None
-    bulk = Bulk(sizes, made[0] if made else None)
+    bulk = Buffers(sizes, made[0] if made else None)
     mean = bulk.reply
     mean[:] = 1
     bulk.close()

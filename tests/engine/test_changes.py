@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
 from shoal.engine.server.checkpoint import read_restart
-from shoal.engine.server.replica import Machine
+from shoal.engine.server.replica import Replica
 from shoal.engine.transport.changes import (
     ATTRIBUTE,
     FIXED,
@@ -116,13 +116,13 @@ def test_a_checkpoint_says_which_changes_it_holds() -> None:
     assert restart.changes == 1
     for known, wanted in ((restart, 6.0), (replace(restart, changes=0), 5.0)):
         spec = replace(stand.machine.spec, changes=changes, restart=known)
-        assert list(Machine(spec, stand).center.statistics) == [wanted]
+        assert list(Replica(spec, stand).center.statistics) == [wanted]
 
 
 def test_a_standby_knows_what_was_changed() -> None:
     stand = Stand("aeasgd", workers=1)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
-    other = Machine(stand.machine.spec, stand)
+    other = Replica(stand.machine.spec, stand)
     other.thaw(stand.machine.freeze())
     assert other.changes == stand.machine.changes
     assert other.posts[0].told == stand.machine.posts[0].told
@@ -166,15 +166,21 @@ def test_the_vector_shared_by_servers_does_not_mind() -> None:
 def rules(**fields: Any) -> Rules:
     full: dict[str, Any] = {
         "epoch_rows": (12,), "first_epoch": 0, "epochs": 1, "workers": 2, "batch": 4,
-        "window": 5, "is_rounds": True, "is_gang": True, "is_elastic": False, **fields,
+        "window": 5, "is_rounds": True, "exchanges_gradients": True, "is_elastic": False, **fields,
     }  # fmt: skip
     return Rules(**full)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_step_waits_until_it_is_let(workers: int) -> None:
-    is_gang = workers > 1
-    sequencer = Sequencer(rules(workers=workers, is_gang=is_gang, is_rounds=is_gang))
+    exchanges_gradients = workers > 1
+    sequencer = Sequencer(
+        rules(
+            workers=workers,
+            exchanges_gradients=exchanges_gradients,
+            is_rounds=exchanges_gradients,
+        )
+    )
     members = [sequencer.join(rank) for rank in range(workers)]
     sequencer.pace(-1)
     sequencer.proceed(0)
@@ -197,7 +203,7 @@ def test_each_step_waits_until_it_is_let(workers: int) -> None:
 
 def test_a_pace_that_is_given_up_deals_as_before() -> None:
     sequencer = Sequencer(
-        rules(epoch_rows=(40,), workers=1, is_gang=False, is_rounds=False)
+        rules(epoch_rows=(40,), workers=1, exchanges_gradients=False, is_rounds=False)
     )
     member = sequencer.join()
     sequencer.pace(-1)

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shoal.engine.transport.buffers import Bulk, Sizes
+from shoal.engine.transport.buffers import Buffers, Sizes
 from shoal.engine.transport.codec import (
     BLOCK,
     CODECS,
     LARGEST,
     Codec,
-    Parcels,
+    ConnectionCodec,
     Receiver,
     Sender,
-    parcels_of,
+    connection_codec,
 )
 from shoal.engine.transport.segments import SEGMENT
 from shoal.strategies import get
@@ -179,9 +179,9 @@ def test_a_long_vector_is_encoded_by_segments(name: str) -> None:
 @pytest.mark.parametrize("strategy", ["aeasgd", "downpour", "all_reduce", "local_sgd"])
 def test_a_message_and_a_reply(name: str, strategy: str) -> None:
     sizes = Sizes(vector=300, statistics=3, metrics=2, digest="", codec=name)
-    here, there = Bulk(sizes, None), Bulk(sizes, None)
-    worker = Parcels(here, get(strategy), is_server=False)
-    server = Parcels(there, get(strategy), is_server=True)
+    here, there = Buffers(sizes, None), Buffers(sizes, None)
+    worker = ConnectionCodec(here, get(strategy), is_server=False)
+    server = ConnectionCodec(there, get(strategy), is_server=True)
     for number in range(4):
         here.message[:] = np.arange(300) * number / 300
         here.message_statistics[:] = number
@@ -210,7 +210,7 @@ def test_a_message_and_a_reply(name: str, strategy: str) -> None:
 
 def test_who_says_less_than_a_vector_is_told_so() -> None:
     sizes = Sizes(vector=300, statistics=3, metrics=2, digest="", codec="int8")
-    server = Parcels(Bulk(sizes, None), get("downpour"), is_server=True)
+    server = ConnectionCodec(Buffers(sizes, None), get("downpour"), is_server=True)
     for body in (b"", bytes(300), bytes(308)):
         with pytest.raises(ValueError, match="encoded vector"):
             server.unpack(memoryview(body))
@@ -218,4 +218,4 @@ def test_who_says_less_than_a_vector_is_told_so() -> None:
 
 def test_nothing_is_encoded_without_being_asked_for() -> None:
     sizes = Sizes(vector=3, statistics=0, metrics=0, digest="")
-    assert parcels_of(Bulk(sizes, None), get("aeasgd"), is_server=True) is None
+    assert connection_codec(Buffers(sizes, None), get("aeasgd"), is_server=True) is None

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.engine.controller.controller import Controller, Job
 from shoal.engine.coordination.instructions import Rules
-from shoal.engine.coordination.restart_policy import RecoveryPolicy
+from shoal.engine.coordination.restart_policy import RestartPolicy
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.server.checkpoint import Restart
 from shoal.engine.transport.changes import Changes
@@ -25,7 +25,7 @@ def controller() -> Controller:
     anybody.on_checkpoint = anybody.pair = lambda _: None
     job = Job(
         workers=2,
-        policy=RecoveryPolicy(),
+        policy=RestartPolicy(),
         first_epoch=0,
         epochs=1,
         log=lambda _: None,
@@ -83,7 +83,7 @@ def restart(complete: int) -> Restart:
 
 RULES = Rules(
     epoch_rows=(8,), first_epoch=0, epochs=6, workers=1, batch=8, window=1,
-    is_rounds=False, is_gang=False, is_elastic=False,
+    is_rounds=False, exchanges_gradients=False, is_elastic=False,
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_epochs_that_a_checkpoint_does_not_know_are_trained_again(
     """Their ends were told: nobody hears of them twice, and none is left out."""
     observer: Any = Heard()
     job = Job(
-        workers=1, policy=RecoveryPolicy(), first_epoch=0, epochs=6,
+        workers=1, policy=RestartPolicy(), first_epoch=0, epochs=6,
         log=lambda _: None, often=Often(),
     )  # fmt: skip
     controller, told = Controller(job, observer, observer), list[Any]()

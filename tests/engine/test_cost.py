@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from benchmarks.one_server import Client, one_server
-from shoal.engine.transport.client_connection import Seat
-from shoal.engine.worker.client import Member
+from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.worker.client import ServerClient
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
@@ -30,13 +30,13 @@ MOST_FRAME_BYTES = 1024
 
 
 @contextmanager
-def seated(name: str, *, wants_slot: bool = True) -> Iterator[Member]:
+def seated(name: str, *, wants_slot: bool = True) -> Iterator[ServerClient]:
     """A member of a server in a thread of this process, before its first push."""
     fields = {"workers": 1, "epochs": 4, "batch_size": 1}
     strategy = type(get(name))(period=1)
     with Cluster(Setup.linear(PROBLEM, strategy, **fields)) as cluster:
-        member = Member(
-            Seat(
+        member = ServerClient(
+            ServerAddress(
                 address=cluster.address, secret=cluster.secret, sizes=cluster.sizes,
                 hint=0, token="t", wants_slot=wants_slot,
             ),
@@ -48,7 +48,7 @@ def seated(name: str, *, wants_slot: bool = True) -> Iterator[Member]:
         member.leave()
 
 
-def push(member: Member, local: Any) -> None:
+def push(member: ServerClient, local: Any) -> None:
     pieces = [member.progress.pieces.popleft()]
     member.push_weights(local, member.statistics, pieces, 1)
 

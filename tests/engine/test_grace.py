@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from shoal.engine.coordination.rounds import Standing
-from shoal.engine.coordination.timeouts import HICCUP_S, LEAST_S, Grace
+from shoal.engine.coordination.timeouts import HICCUP_S, LEAST_S, StragglerTimeout
 
 Times = list[tuple[float, float]]
 
@@ -20,9 +20,9 @@ def quorate(closed: int = 0, dealt: int = 1, pushes: int = 3) -> Standing:
     return Standing(closed, dealt, pushes, (3,), is_quorate=True)
 
 
-def after(times: Times) -> Grace:
+def after(times: Times) -> StragglerTimeout:
     """A grace that has seen rounds: seconds to the quorum, and from then to the end."""
-    grace, now = Grace(), 0.0
+    grace, now = StragglerTimeout(), 0.0
     for closed, (took, waited) in enumerate(times):
         grace.look(begun(closed), now)
         grace.look(quorate(closed), now + took)
@@ -32,14 +32,14 @@ def after(times: Times) -> Grace:
 
 
 def test_there_is_none_before_the_quorum() -> None:
-    grace = Grace()
+    grace = StragglerTimeout()
     grace.look(begun(), 5.0)
     assert grace.left_s(1e9) == math.inf
     assert not grace.is_over(1e9)
 
 
 def test_as_long_again_and_the_patience_in_store() -> None:
-    grace = Grace()
+    grace = StragglerTimeout()
     grace.look(begun(), 5.0)
     grace.look(quorate(), 8.0)
     grace.look(quorate(), 9.0)
@@ -70,7 +70,7 @@ def test_time_without_data_does_not_count() -> None:
 
 
 def test_nobody_is_late_for_data_whose_pace_nobody_knows() -> None:
-    grace = Grace()
+    grace = StragglerTimeout()
     grace.look(quorate(pushes=0), 0.0)  # the others have none
     assert grace.due == math.inf
     grace.look(quorate(pushes=1), 7.0)
@@ -100,7 +100,7 @@ def test_a_slip_is_forgiven_and_a_habit_is_not() -> None:
 
 
 def test_a_server_that_was_stopped_blames_nobody() -> None:
-    grace = Grace()
+    grace = StragglerTimeout()
     grace.forgive(50.0)
     grace.look(begun(), 50.0)
     grace.look(quorate(), 51.0)
@@ -109,7 +109,7 @@ def test_a_server_that_was_stopped_blames_nobody() -> None:
 
 
 def test_a_quorum_that_is_lost_ends_it() -> None:
-    grace = Grace()
+    grace = StragglerTimeout()
     grace.look(begun(), 0.0)
     grace.look(quorate(), 1.0)
     grace.look(Standing(0, 1, 2, (3,)), 1.5)  # one of those that had pushed died

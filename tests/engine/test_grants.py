@@ -17,7 +17,7 @@ def shared(
     sequencer = Sequencer(
         Rules(
             epoch_rows=(rows,), first_epoch=0, epochs=1, workers=workers, batch=batch,
-            window=window, is_rounds=is_rounds, is_gang=False, is_elastic=False,
+            window=window, is_rounds=is_rounds, exchanges_gradients=False, is_elastic=False,
         )
     )  # fmt: skip
     members = [sequencer.join(rank) for rank in range(workers)]
@@ -73,19 +73,19 @@ def test_leases_end_where_a_batch_of_the_data_does(
 ) -> None:
     starts = (0, *accumulate(sizes[:-1]))
     rows = sum(sizes)
-    is_gang = kind == "gang"
+    exchanges_gradients = kind == "gang"
     rules = Rules(
         epoch_rows=(rows,), first_epoch=0, epochs=1, workers=workers, batch=8,
-        window=1 if is_gang else window, is_rounds=kind != "asynchronous",
-        is_gang=is_gang, is_elastic=False, starts=lambda epoch: starts,
-        borders=(lambda epoch: starts) if is_spread and not is_gang else None,
+        window=1 if exchanges_gradients else window, is_rounds=kind != "asynchronous",
+        exchanges_gradients=exchanges_gradients, is_elastic=False, starts=lambda epoch: starts,
+        borders=(lambda epoch: starts) if is_spread and not exchanges_gradients else None,
     )  # fmt: skip
     sequencer = Sequencer(rules)
     members = [sequencer.join(rank) for rank in range(workers)]
     sequencer.proceed(0)
     for member in members:
         sequencer.ready(member.rank, member.incarnation)
-    if is_one_lost and workers > 1 and not is_gang:
+    if is_one_lost and workers > 1 and not exchanges_gradients:
         lost = members.pop(0)
         sequencer.leave(lost.rank, lost.incarnation)
     number, edges, done = 0, {*starts, rows}, 0
@@ -95,8 +95,10 @@ def test_leases_end_where_a_batch_of_the_data_does(
             held = sequencer.ledger.held(member.rank)
             for piece in held:
                 inside = max(at for at in starts if at <= piece.start)
-                assert is_gang or {piece.start, piece.stop} <= edges
-                assert not is_gang or piece.stop <= min(e for e in edges if e > inside)
+                assert exchanges_gradients or {piece.start, piece.stop} <= edges
+                assert not exchanges_gradients or piece.stop <= min(
+                    e for e in edges if e > inside
+                )
             if not held:
                 sequencer.need(member.rank, member.incarnation)
                 continue

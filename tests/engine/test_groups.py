@@ -14,7 +14,7 @@ import pytest
 from shoal.backends.group import Group, GroupBroken
 from shoal.backends.torch_group import open_group
 from shoal.data.order import Order
-from shoal.engine.worker.native_allreduce import LaneSpec
+from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
 from shoal.strategies import AllReduce
 from shoal.testing import faults
 from shoal.testing.inline import Outcome, Setup, train
@@ -70,7 +70,7 @@ def never(path: Path, place: int, size: int, library: str) -> Group:
 
 
 def setup(folder: Path, opener: Any = None, **changes: Any) -> Setup:
-    lane = LaneSpec(open_group=opener, folder=folder, library="gloo")
+    lane = NativeAllReduceSpec(open_group=opener, folder=folder, library="gloo")
     given: dict[str, Any] = {
         "workers": 3, "epochs": EPOCHS, "batch_size": BATCH,
         "lane": None if opener is None else lane, **changes,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.worker.nan_guard import Guard
+from shoal.engine.worker.nan_guard import NanGuard
 from shoal.engine.worker.nan_policy import WARN
 
 SIZE, STEPS = 4, 5  # rows of a step, steps of the window
@@ -35,7 +35,7 @@ def told(bad_row: int | None, turned: int | None, rows: int = SIZE * STEPS) -> A
         indices=lambda pieces: np.arange(rows),
         runs=lambda pieces, size: [(pieces, (data,))],
     )
-    guard = Guard(WARN, member, backend, reader, loss_at=(0,), batch_size=SIZE)
+    guard = NanGuard(WARN, member, backend, reader, loss_at=(0,), batch_size=SIZE)
     span = FIRST, FIRST + STEPS - 1
     assert not guard.is_harmed([Piece(0, 0, rows)], span, turned)
     [found] = said

@@ -13,8 +13,8 @@ from shoal.backends.torch_group import open_group
 from shoal.data import ArraySource
 from shoal.data.order import Order, shares
 from shoal.engine.worker.factories import OpenBackend
-from shoal.engine.worker.native_allreduce import LaneSpec
-from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
+from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
+from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import pack
@@ -59,7 +59,7 @@ def engine(
     prepare(model, sample)
     variables, statistics = exchanged_variables(model), statistic_variables(model)
     layout, beside = Layout.of(variables), Layout.of(statistics)
-    is_gang = strategy.exchanges == "gradients"
+    exchanges_gradients = strategy.exchanges == "gradients"
     packed = pack(model)
     lock = threading.Lock()
 
@@ -70,7 +70,9 @@ def engine(
 
     given: dict[str, Any] = {
         "batch_size": BATCH,
-        "worker_batch_size": shares(BATCH, workers)[0] if is_gang else BATCH,
+        "worker_batch_size": shares(BATCH, workers)[0]
+        if exchanges_gradients
+        else BATCH,
         "epochs": EPOCHS,
     }
     return train(
@@ -214,9 +216,11 @@ def test_masks_weigh_by_what_they_leave_on_every_way(lane: str, tmp_path: Any) -
         return model
 
     lanes: dict[str, Any] = {
-        "shared": {"lane": SharedLaneSpec(folder=tmp_path)},
+        "shared": {"lane": SharedMemoryAllReduceSpec(folder=tmp_path)},
         "native": {
-            "lane": LaneSpec(open_group=open_group, folder=tmp_path, library="gloo")
+            "lane": NativeAllReduceSpec(
+                open_group=open_group, folder=tmp_path, library="gloo"
+            )
         },
         "two servers": {"servers": 2},
     }

@@ -97,13 +97,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.integers(0, 6), max_size=4), data=st.data())
     def deal(self, sizes: list[int], data) -> None:
         epoch = data.draw(st.sampled_from(sorted(self.free)))
-        is_gang = data.draw(st.booleans())
+        exchanges_gradients = data.draw(st.booleans())
         run = self.ledger.run(epoch)
-        dealt = self.ledger.deal(epoch, enumerate(sizes), is_gang=is_gang)
+        dealt = self.ledger.deal(
+            epoch, enumerate(sizes), exchanges_gradients=exchanges_gradients
+        )
         total = min(run, sum(sizes))
         assert sum(piece.rows for _, piece in dealt) == total
         for owner, piece in dealt:
-            assert piece.gang == (total if is_gang else 0)
+            assert piece.gang == (total if exchanges_gradients else 0)
             assert piece.rows <= sizes[owner]
             self.take(owner, piece)
 

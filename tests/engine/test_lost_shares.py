@@ -19,8 +19,8 @@ from shoal.backends.torch_group import open_group
 from shoal.engine.coordination.instructions import Answer, Merge, Push, Rules
 from shoal.engine.coordination.rounds import Round
 from shoal.engine.coordination.sequencer import Sequencer
-from shoal.engine.worker.native_allreduce import LaneSpec
-from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
+from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
+from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.strategies import AllReduce, get
 from shoal.testing import faults
 from shoal.testing.inline import Outcome, Setup, train
@@ -50,13 +50,13 @@ def check(found: Outcome, losses: int = 1) -> None:
 
 
 def lanes(folder: Path) -> dict[str, dict[str, Any]]:
-    native = LaneSpec(open_group=open_group, folder=folder, library="gloo")
+    native = NativeAllReduceSpec(open_group=open_group, folder=folder, library="gloo")
     return {
         "server": {},
         "socket": {"wants_slot": False},
         "several servers": {"servers": 2},
         "standby": {"has_standby": True},
-        "shared": {"lane": SharedLaneSpec(folder=folder)},
+        "shared": {"lane": SharedMemoryAllReduceSpec(folder=folder)},
         "native": {"lane": native},
     }
 
@@ -112,7 +112,7 @@ def gang(workers: int = 3) -> tuple[Sequencer, dict[int, Any]]:
     """A gang whose first step of six rows was dealt, and what each holds of it."""
     rules = Rules(
         epoch_rows=(60,), first_epoch=0, epochs=1, workers=workers, batch=6, window=1,
-        is_rounds=True, is_gang=True, is_elastic=False,
+        is_rounds=True, exchanges_gradients=True, is_elastic=False,
     )  # fmt: skip
     table = Sequencer(rules)
     members = [table.join() for _ in range(workers)]

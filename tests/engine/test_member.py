@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.transport.client_connection import Fenced, Seat
+from shoal.engine.transport.client_connection import Fenced, ServerAddress
 from shoal.engine.transport.shared_memory import Slot
 from shoal.engine.worker import request_channel as conversation
-from shoal.engine.worker.client import Member, Times, Weight
+from shoal.engine.worker.client import ServerClient, Times, Weight
 from shoal.strategies import (
     AEASGD,
     Downpour,
@@ -35,7 +35,7 @@ FIELDS = {"workers": 1, "epochs": 1, "batch_size": 8}
 @contextmanager
 def seated(
     name: str | Strategy = "downpour", *, is_early: bool = False, **seat: Any
-) -> Iterator[tuple[Member, Cluster]]:
+) -> Iterator[tuple[ServerClient, Cluster]]:
     """A member of its own at a server of its own, that has data."""
     strategy = get(name)
     with Cluster(Setup.linear(PROBLEM, strategy, **FIELDS)) as cluster:
@@ -47,7 +47,7 @@ def seated(
             "token": "t",
             **seat,
         }
-        member = Member(Seat(**fields), strategy, is_early=is_early)
+        member = ServerClient(ServerAddress(**fields), strategy, is_early=is_early)
         cluster.command("proceed", epoch=0)
         try:
             yield member, cluster
@@ -55,11 +55,11 @@ def seated(
             member.leave()
 
 
-def move(member: Member, by: float) -> np.ndarray:
+def move(member: ServerClient, by: float) -> np.ndarray:
     return member.local + np.float32(by)
 
 
-def push(member: Member, by: float) -> list[Any]:
+def push(member: ServerClient, by: float) -> list[Any]:
     pieces = [member.progress.pieces.popleft()]
     member.push_weights(move(member, by), member.statistics, pieces, 1)
     return pieces
@@ -263,7 +263,7 @@ def test_data_that_is_not_there_is_waited_for() -> None:
         assert member.progress.is_done
 
 
-def until_asked(member: Member) -> None:
+def until_asked(member: ServerClient) -> None:
     """Works, or waits, until the server asks for a snapshot."""
     while not member.progress.wants_snapshot:
         if member.progress.pieces:
@@ -289,8 +289,8 @@ def test_a_snapshot_reaches_the_center_and_who_joins(
         member.publish(weights, np.array([7.0], "f4"), blob)
         np.testing.assert_array_equal(cluster.server.machine.center.vector, weights)
         assert cluster.server.machine.center.statistics.tolist() == [7.0]
-        joiner = Member(
-            Seat(
+        joiner = ServerClient(
+            ServerAddress(
                 address=cluster.address, secret=cluster.secret, sizes=cluster.sizes,
                 hint=1, token="", wants_slot=wants_slot,
             ),
@@ -313,12 +313,12 @@ def test_a_refusal_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> Non
     close = Link.close
     monkeypatch.setattr(Link, "close", lambda link: (closed.append(link), close(link)))
     with seated() as (member, cluster):
-        seat = Seat(
+        seat = ServerAddress(
             address=cluster.address, secret=cluster.secret, hint=0, token="",
             sizes=type(member.sizes)(vector=1, statistics=0, metrics=0, digest="x"),
         )  # fmt: skip
         with pytest.raises(Fenced, match="another model layout"):
-            Member(seat, member.strategy)
+            ServerClient(seat, member.strategy)
         assert len(closed) == 1
 
 

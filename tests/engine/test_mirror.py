@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.engine.coordination.timeouts import PAUSE_S, Patience
+from shoal.engine.coordination.timeouts import PAUSE_S, LivenessTimeout
 from shoal.engine.server import replication as mirrors
-from shoal.engine.server.primary import Server
+from shoal.engine.server.primary import Primary
 from shoal.engine.transport.listener import Connections
 from shoal.testing.succession.network import SimConnections, Wire
 from shoal.testing.succession.stage import server_spec
@@ -37,7 +37,7 @@ def test_short_waits_are_no_stall_and_no_second_counts_twice(
     assert (mirror.stalled_s(), mirror.waiting) == (0.0, set())
 
 
-def join(connections: SimConnections, server: Server, rank: int) -> Wire:
+def join(connections: SimConnections, server: Primary, rank: int) -> Wire:
     """A worker that has compiled, and was heard last a long time ago."""
     wire, sizes = Wire(), server.spec.sizes
     connections.accept(wire)
@@ -45,7 +45,7 @@ def join(connections: SimConnections, server: Server, rank: int) -> Wire:
     asks = {"digest": sizes.digest, "metrics": sizes.metrics, "wants_slot": False}
     say(connections, wire, {"kind": "join", **who, **asks})
     say(connections, wire, {"kind": "slot", "is_shared": False})
-    server.machine.posts[rank].patience = Patience(startup_s=1.0, since=LONG_AGO)
+    server.machine.posts[rank].patience = LivenessTimeout(startup_s=1.0, since=LONG_AGO)
     return wire
 
 
@@ -57,7 +57,7 @@ def say(connections: SimConnections, wire: Wire, head: Any) -> None:
 
 def test_a_slow_standby_excuses_who_waits_for_it_and_nobody_else() -> None:
     connections = SimConnections()
-    server = Server(server_spec(setup("downpour")), cast("Connections", connections))
+    server = Primary(server_spec(setup("downpour")), cast("Connections", connections))
     waiting, _ = (join(connections, server, rank) for rank in range(2))
     controller, standby = Wire(is_commander=True), Wire(is_commander=True)
     connections.accept(controller)
@@ -66,7 +66,7 @@ def test_a_slow_standby_excuses_who_waits_for_it_and_nobody_else() -> None:
     say(connections, controller, {"kind": "proceed", "epoch": 0})
     server._mirror.begin(connections.peers[standby], b"all")
     say(connections, waiting, {"kind": "ready", "question": 1})
-    server.machine.posts[0].patience = Patience(startup_s=1.0, since=LONG_AGO)
+    server.machine.posts[0].patience = LivenessTimeout(startup_s=1.0, since=LONG_AGO)
     server._mirror._held[0] = server._mirror._held[0]._replace(since=LONG_AGO)
     server._flushed, began = LONG_AGO, server._grace.began
     server.turn()

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from shoal.engine.coordination.instructions import Answer, EpochDone, Merge, Push, Rules
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.sequencer import Sequencer
-from shoal.engine.coordination.timeouts import Grace
+from shoal.engine.coordination.timeouts import StragglerTimeout
 from shoal.engine.worker.weight_loop import next_batches
 from tests.engine.cases import ROUNDS
 
@@ -36,7 +36,7 @@ class Race:
     ) -> None:
         given: dict[str, Any] = {**ROUNDS, "workers": len(speeds), **fields}
         rules = Rules(**given)
-        self.sequencer, self.grace = Sequencer(rules), Grace()
+        self.sequencer, self.grace = Sequencer(rules), StragglerTimeout()
         self.speeds, self.tired, self.now, self.late = speeds, tired, 0.0, 0
         self.pieces = {rank: deque[Piece]() for rank in range(len(speeds))}
         self.work: dict[int, list[Piece]] = {}

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.coordination.timeouts import FLOOR_S, TIMES, Patience
+from shoal.engine.coordination.timeouts import FLOOR_S, TIMES, LivenessTimeout
 
 SECONDS = st.floats(1e-6, 1e4)
 
 
-def worked(startup_s: float, silences: list[float]) -> tuple[Patience, float]:
+def worked(startup_s: float, silences: list[float]) -> tuple[LivenessTimeout, float]:
     """A worker that compiled and then spoke after each silence, and the time now."""
-    patience, now = Patience(), 0.0
+    patience, now = LivenessTimeout(), 0.0
     for number, silence in enumerate([startup_s, *silences]):
         patience.answered(now)
         now += silence
@@ -95,7 +95,7 @@ def test_what_is_done_for_the_first_time_shows_the_pace(
 
 
 def test_nobody_is_given_up_while_it_compiles_or_waits() -> None:
-    patience = Patience()
+    patience = LivenessTimeout()
     patience.answered(0.0)
     assert not patience.is_over(1e9)
     patience, now = worked(1.0, [0.1])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.data.order import Order
 from shoal.engine.coordination.ledger import Ledger, Piece
-from shoal.engine.coordination.locality import Places
+from shoal.engine.coordination.locality import Locality
 from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
 from shoal.facts import Chunking
 
@@ -23,7 +23,7 @@ def run(
     sequencer = Sequencer(
         Rules(
             epoch_rows=(order.rows,), first_epoch=0, epochs=1, workers=len(speeds),
-            batch=batch, window=window, is_rounds=is_rounds, is_gang=False,
+            batch=batch, window=window, is_rounds=is_rounds, exchanges_gradients=False,
             is_elastic=False, borders=order.borders,
         )
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_workers_of_many_speeds_open_few_chunks_twice() -> None:
 
 
 def test_a_stretch_of_the_dead_is_taken_from_its_start() -> None:
-    ledger, places = Ledger(), Places(lambda epoch: (0, 50), batch=5)
+    ledger, places = Ledger(), Locality(lambda epoch: (0, 50), batch=5)
     ledger.open(0, rows=100)
 
     def lease(rank: int) -> Piece:
@@ -130,7 +130,7 @@ def test_a_stretch_of_the_dead_is_taken_from_its_start() -> None:
 
 
 def test_without_borders_in_reach_a_stretch_is_parted_at_a_step() -> None:
-    ledger, places = Ledger(), Places(lambda epoch: (0,), batch=8)
+    ledger, places = Ledger(), Locality(lambda epoch: (0,), batch=8)
     ledger.open(0, rows=100)
     first = ledger.lease(0, 0, 16, places.next(0, 0, ledger, 2))
     assert first is not None

@@ -15,19 +15,19 @@ from shoal.engine.coordination.timeouts import PAUSE_S, TIMES
 from shoal.engine.transport.heartbeat import (
     FLOOR_S,
     PING_S,
-    Pulse,
-    Silent,
+    Heartbeat,
+    ServerSilent,
     hear,
     start_limit_s,
 )
-from shoal.engine.transport.server_connection import Channel
+from shoal.engine.transport.server_connection import ServerConnection
 from shoal.errors import ExchangeTimeout
 from shoal.wire.frames import HEADER, MAGIC, Link, pack_head
 
 SECRET = b"s" * 32
 
 
-def asked_until(pulse: Pulse, now: float, until: float) -> bool:
+def asked_until(pulse: Heartbeat, now: float, until: float) -> bool:
     """Looks ten times a second; whether the server counts as silent by then."""
     while now < until:
         if pulse.look(now):
@@ -39,7 +39,7 @@ def asked_until(pulse: Pulse, now: float, until: float) -> bool:
 
 
 def test_a_server_that_never_answers_is_silent_after_its_limit() -> None:
-    pulse = Pulse(startup_s=1.0, looked=100.0, answered=100.0)
+    pulse = Heartbeat(startup_s=1.0, looked=100.0, answered=100.0)
     assert not asked_until(pulse, 100.0, 100.0 + pulse.limit_s)
     assert asked_until(pulse, 100.0 + pulse.limit_s, 100.0 + pulse.limit_s + 2 * PING_S)
 
@@ -48,7 +48,7 @@ def test_a_server_that_never_answers_is_silent_after_its_limit() -> None:
 def test_what_it_once_took_it_may_take_again_and_longer(
     took: list[float], start: float
 ):
-    pulse, now = Pulse(startup_s=start), 50.0
+    pulse, now = Heartbeat(startup_s=start), 50.0
     for seconds in took:
         pulse.look(now)
         pulse.ask(now)
@@ -61,7 +61,7 @@ def test_what_it_once_took_it_may_take_again_and_longer(
 
 def test_nothing_is_held_against_it_while_nobody_looked() -> None:
     """A callback took an hour, or the machine was asleep."""
-    pulse = Pulse(looked=10.0)
+    pulse = Heartbeat(looked=10.0)
     assert pulse.look(10.1)
     pulse.ask(10.1)
     assert not pulse.look(3600.0)
@@ -71,7 +71,7 @@ def test_nothing_is_held_against_it_while_nobody_looked() -> None:
 
 
 def test_one_question_at_a_time() -> None:
-    pulse = Pulse(looked=10.0)
+    pulse = Heartbeat(looked=10.0)
     assert pulse.look(10.1)
     pulse.ask(10.1)
     assert not pulse.look(10.9)
@@ -81,8 +81,8 @@ def test_one_question_at_a_time() -> None:
 
 
 def test_large_models_and_many_workers_are_given_time() -> None:
-    small = Pulse.of(1.0, slot_bytes=1 << 20, workers=3)
-    large = Pulse.of(1.0, slot_bytes=8 << 30, workers=3)
+    small = Heartbeat.of(1.0, slot_bytes=1 << 20, workers=3)
+    large = Heartbeat.of(1.0, slot_bytes=8 << 30, workers=3)
     assert small.limit_s < FLOOR_S + 1.1
     assert large.limit_s > FLOOR_S + 60
 
@@ -104,7 +104,9 @@ class Peer:
             address = listener.getsockname()
             caller = threading.Thread(target=lambda: made.append(Link(address, SECRET)))
             caller.start()
-            self.channel = Channel(listener.accept()[0], SECRET, max_body_bytes=1 << 20)
+            self.channel = ServerConnection(
+                listener.accept()[0], SECRET, max_body_bytes=1 << 20
+            )
             self.channel.flush()
             while not self.channel.is_proven:
                 self.channel.read()
@@ -130,14 +132,14 @@ def peer():
     made.close()
 
 
-def expired() -> Pulse:
+def expired() -> Heartbeat:
     """A server of which an answer is due since long ago."""
     now = time.monotonic()
-    return Pulse(asked=now - 3600, looked=now)
+    return Heartbeat(asked=now - 3600, looked=now)
 
 
 def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
-    pulse = Pulse.of(0.1, 8, 1)
+    pulse = Heartbeat.of(0.1, 8, 1)
     assert hear(peer.link, pulse, 7, 0.0) is None
     assert peer.heard() == "ping"
     assert pulse.asked is not None
@@ -151,7 +153,9 @@ def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
 
 
 def test_silence_is_found(peer: Peer) -> None:
-    with pytest.raises(Silent, match=r"hung: it answered nothing for more than 5.0 s"):
+    with pytest.raises(
+        ServerSilent, match=r"hung: it answered nothing for more than 5.0 s"
+    ):
         hear(peer.link, expired(), 7, 0.0)
 
 
@@ -171,10 +175,10 @@ HALVES: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("what", HALVES)
 def test_a_frame_that_stops_half_way_is_silence(what: str, peer: Peer) -> None:
-    pulse = Pulse.of(0.1, 8, 1)
+    pulse = Heartbeat.of(0.1, 8, 1)
     pulse.work_s = 0.01 - FLOOR_S - pulse.startup_s  # so that the test need not wait
     peer.channel.socket.sendall(HALVES[what]())
-    with pytest.raises(Silent):
+    with pytest.raises(ServerSilent):
         hear(peer.link, pulse, 7, 20.0)
 
 

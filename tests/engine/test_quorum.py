@@ -160,7 +160,11 @@ class TestQuorum:
 
     @pytest.mark.parametrize(
         "fields",
-        [{"quorum": -1}, {"is_gang": True, "window": 1}, {"is_rounds": False}],
+        [
+            {"quorum": -1},
+            {"exchanges_gradients": True, "window": 1},
+            {"is_rounds": False},
+        ],
     )
     def test_rules_refuse_a_quorum_where_it_cannot_be(self, fields: Any) -> None:
         with pytest.raises(ValueError, match="quorum"):

@@ -10,8 +10,8 @@ from shoal.engine.coordination.restart_policy import (
     LONGEST_DELAY_S,
     Abort,
     Loss,
-    RecoveryPolicy,
     Restart,
+    RestartPolicy,
     Shrink,
     decide,
 )
@@ -26,7 +26,7 @@ def loss(living: int, failures: int = 0) -> Loss:
     ("failures", "after_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (3, 4.0), (9, 30.0)]
 )
 def test_a_place_that_fails_again_waits_longer(failures: int, after_s: float) -> None:
-    policy = RecoveryPolicy(max_restarts=10)
+    policy = RestartPolicy(max_restarts=10)
     assert decide(loss(1, failures), policy, restarts=9) == Restart(after_s)
 
 
@@ -40,7 +40,7 @@ def test_a_place_that_fails_again_waits_longer(failures: int, after_s: float) ->
     ],
 )
 def test_without_restarts_left(living: int, least: int, decision) -> None:
-    policy = RecoveryPolicy(max_restarts=3, min_workers=least)
+    policy = RestartPolicy(max_restarts=3, min_workers=least)
     assert decide(loss(living), policy, 3) == decision
 
 
@@ -49,7 +49,7 @@ def test_without_restarts_left(living: int, least: int, decision) -> None:
     st.integers(0, 2000),
 )  # fmt: skip
 def test_no_run_goes_on_without_workers(living, most, least, restarts, failures):
-    policy = RecoveryPolicy(max_restarts=most, min_workers=least)
+    policy = RestartPolicy(max_restarts=most, min_workers=least)
     decision = decide(loss(living, failures), policy, restarts)
     if isinstance(decision, Restart):
         assert restarts < most

@@ -34,7 +34,7 @@ def rules(**fields: Any) -> Rules:
         "batch": 4,
         "window": 2,
         "is_rounds": False,
-        "is_gang": False,
+        "exchanges_gradients": False,
         "is_elastic": False,
     }
     return Rules(**{**defaults, **fields})
@@ -100,7 +100,7 @@ def answers(found: list[Any], rank: int) -> list[Answer]:
 
 
 def gang(**fields: Any) -> Table:
-    return Table(is_rounds=True, is_gang=True, window=1, **fields)
+    return Table(is_rounds=True, exchanges_gradients=True, window=1, **fields)
 
 
 class TestMembers:

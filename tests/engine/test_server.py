@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from shoal.engine.server import primary as server_module
-from shoal.engine.server.primary import Server
+from shoal.engine.server.primary import Primary
 from shoal.engine.transport import listener as module
-from shoal.engine.transport.client_connection import Fenced, Seat
-from shoal.engine.transport.server_connection import Channel
+from shoal.engine.transport.client_connection import Fenced, ServerAddress
+from shoal.engine.transport.server_connection import ServerConnection
 from shoal.engine.transport.shared_memory import Slot
-from shoal.engine.worker.client import Member
+from shoal.engine.worker.client import ServerClient
 from shoal.errors import ClusterError
 from shoal.strategies import get
 from shoal.testing.inline import Cluster
@@ -98,7 +98,7 @@ def test_a_peer_that_breaks_the_protocol_is_dropped(what: str) -> None:
         runs_well(cluster)
 
 
-def seat(cluster: Cluster, **fields: Any) -> Seat:
+def seat(cluster: Cluster, **fields: Any) -> ServerAddress:
     defaults: dict[str, Any] = {
         "address": cluster.address,
         "secret": cluster.secret,
@@ -106,7 +106,7 @@ def seat(cluster: Cluster, **fields: Any) -> Seat:
         "hint": 9,
         "token": "",
     }
-    return Seat(**{**defaults, **fields})
+    return ServerAddress(**{**defaults, **fields})
 
 
 PUSH: dict[str, Any] = {
@@ -139,7 +139,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", MESSAGES)
 def test_a_worker_that_talks_nonsense_is_dropped_alone(what: str) -> None:
     with Cluster(setup("all_reduce")) as cluster:
-        member = Member(seat(cluster), get("all_reduce"))
+        member = ServerClient(seat(cluster), get("all_reduce"))
         member._link.send(MESSAGES[what])
         with pytest.raises(ConnectionResetError):
             member._link.receive(timeout_s=20)
@@ -168,7 +168,7 @@ def test_a_vector_before_the_slot_is_settled_is_a_bad_frame() -> None:
 @pytest.mark.parametrize("pieces", [[], [[0, 0, 8, 0]], [[77, 0, 8, 0]]])
 def test_samples_nobody_was_given_are_refused(pieces: list[list[int]]) -> None:
     with Cluster(setup()) as cluster:
-        member = Member(seat(cluster), get("aeasgd"))
+        member = ServerClient(seat(cluster), get("aeasgd"))
         with pytest.raises(Fenced, match="samples it does not hold"):
             member._answer({**PUSH, "pieces": pieces})
         member.leave()
@@ -179,7 +179,7 @@ def test_another_model_is_refused() -> None:
     with Cluster(setup()) as cluster:
         wrong = replace(cluster.sizes, digest="another")
         with pytest.raises(Fenced, match="another model layout"):
-            Member(seat(cluster, sizes=wrong), get("aeasgd"))
+            ServerClient(seat(cluster, sizes=wrong), get("aeasgd"))
         events = runs_well(cluster)
     assert "mismatch" in {event["kind"] for event in events}
 
@@ -192,9 +192,9 @@ def test_a_peer_found_gone_while_another_is_served(
     # The error of sending to one peer was taken for an error of the one that had
     # spoken: it was dropped in its place, and answers to the others were lost.
     broken: list[str] = []
-    real = Channel.send
+    real = ServerConnection.send
 
-    def send(self: Channel, head: dict[str, Any], *body: Any) -> None:
+    def send(self: ServerConnection, head: dict[str, Any], *body: Any) -> None:
         is_round = head["kind"] in ("reply", "grant", "merged")
         if is_round and not broken and head["version"] >= 2:
             broken.append(head["kind"])
@@ -202,7 +202,7 @@ def test_a_peer_found_gone_while_another_is_served(
             raise BrokenPipeError("it is gone")
         real(self, head, *body)
 
-    monkeypatch.setattr(Channel, "send", send)
+    monkeypatch.setattr(ServerConnection, "send", send)
     with Cluster(setup(name, workers=3, wants_slot=wants_slot)) as cluster:
         events = runs_well(cluster)
     assert broken
@@ -231,7 +231,7 @@ def test_a_server_gives_back_the_slots_of_those_who_are_still_there(
 
     monkeypatch.setattr(Slot, "make", make)
     with Cluster(setup()) as cluster:
-        member = Member(seat(cluster), get("aeasgd"))
+        member = ServerClient(seat(cluster), get("aeasgd"))
         assert [slot._memory is None for slot in made] == [False]
     member.leave()
     assert [slot._memory is None for slot in made] == [True]
@@ -277,16 +277,16 @@ def test_whoever_works_hears_that_the_run_is_over(
 ) -> None:
     # It was cut off, and a worker of a session ended though the next run needs it.
     monkeypatch.setattr(server_module, "SEE_OFF_S", 60.0)
-    is_stopped, see_off = threading.Event(), Server._see_off
+    is_stopped, see_off = threading.Event(), Primary._see_off
 
-    def stopped(server: Server) -> None:
+    def stopped(server: Primary) -> None:
         is_stopped.set()
         see_off(server)
 
-    monkeypatch.setattr(Server, "_see_off", stopped)
+    monkeypatch.setattr(Primary, "_see_off", stopped)
     with Cluster(setup("aeasgd", workers=1)) as cluster:
         cluster.command("proceed", epoch=0)
-        member = Member(seat(cluster), get("aeasgd"))
+        member = ServerClient(seat(cluster), get("aeasgd"))
         member.ready()
         assert member.progress.pieces
         cluster.command("finish")
@@ -299,7 +299,7 @@ def test_whoever_works_hears_that_the_run_is_over(
 
 def test_closing_frees_the_port() -> None:
     with Cluster(setup()) as cluster:
-        assert isinstance(cluster.server, Server)
+        assert isinstance(cluster.server, Primary)
         address = cluster.address
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)

@@ -13,7 +13,7 @@ import pytest
 from shoal.engine.controller.servers import Servers
 from shoal.engine.server.base import open_connections
 from shoal.engine.server.main import ServeInherited
-from shoal.engine.server.primary import Server
+from shoal.engine.server.primary import Primary
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.testing.inline import Setup
@@ -86,7 +86,7 @@ def servers(stage: FakeStage, notes: Notes) -> Iterator[Servers]:
     """With a server that greets, whose controller has started a standby."""
     given: Setup = setup("aeasgd")
     spec: ServerSpec = server_spec(given)
-    server = Server(spec, open_connections(spec, stage.listener.dup()))
+    server = Primary(spec, open_connections(spec, stage.listener.dup()))
     thread = threading.Thread(target=server.run)
     thread.start()
     processes: Any = stage

@@ -23,8 +23,11 @@ from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.shared_memory import Slot
 from shoal.engine.worker import shared_memory_allreduce as shared_lane
 from shoal.engine.worker.client import Times, Weight
-from shoal.engine.worker.gradient_loop import Gang, Part
-from shoal.engine.worker.shared_memory_allreduce import SharedLane, SharedLaneSpec
+from shoal.engine.worker.gradient_loop import GradientLoop, Part
+from shoal.engine.worker.shared_memory_allreduce import (
+    SharedMemoryAllReduce,
+    SharedMemoryAllReduceSpec,
+)
 from shoal.strategies import AllReduce
 from shoal.testing import faults
 from shoal.testing.inline import Outcome, Setup, train
@@ -39,9 +42,11 @@ PROBLEM = LeastSquares.seeded(rows=ROWS, size=5)
 
 
 @contextmanager
-def lanes(folder: Path, size: int, floats: int = 3) -> Generator[list[SharedLane]]:
-    spec = SharedLaneSpec(folder=folder)
-    found = [SharedLane(spec, floats, rank, 1) for rank in range(size)]
+def lanes(
+    folder: Path, size: int, floats: int = 3
+) -> Generator[list[SharedMemoryAllReduce]]:
+    spec = SharedMemoryAllReduceSpec(folder=folder)
+    found = [SharedMemoryAllReduce(spec, floats, rank, 1) for rank in range(size)]
     try:
         yield found
     finally:
@@ -60,7 +65,7 @@ def pipe() -> Generator[tuple[int, int]]:
             os.close(end)
 
 
-def enter(found: list[SharedLane], generation: int = 1) -> None:
+def enter(found: list[SharedMemoryAllReduce], generation: int = 1) -> None:
     group = Group(generation, tuple(range(len(found))))
     assert all(lane.enter(group, 0) for lane in found)
 
@@ -149,7 +154,9 @@ def test_who_is_replaced_is_found_in_the_next_group(tmp_path: Path) -> None:
     with lanes(tmp_path, 2) as (first, second), pipe() as (never, _):
         enter([first, second])
         second.close()
-        with closing(SharedLane(SharedLaneSpec(folder=tmp_path), 3, 1, 2)) as third:
+        with closing(
+            SharedMemoryAllReduce(SharedMemoryAllReduceSpec(folder=tmp_path), 3, 1, 2)
+        ) as third:
             enter([first, third], 2)
             first.put(np.ones(3, "f4"), 1.0)
             third.put(np.zeros(3, "f4"), 3.0)
@@ -187,7 +194,7 @@ def test_a_group_that_cannot_be_formed(
 
 
 def setup(folder: Path | None, **changes: Any) -> Setup:
-    lane = None if folder is None else SharedLaneSpec(folder=folder)
+    lane = None if folder is None else SharedMemoryAllReduceSpec(folder=folder)
     given_: dict[str, Any] = {
         "workers": 3, "epochs": EPOCHS, "batch_size": BATCH, "lane": lane, **changes,
     }  # fmt: skip
@@ -210,14 +217,14 @@ def assert_same(one: Outcome, other: Outcome) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Generations of the means that workers made, one for each worker's."""
     found: list[int] = []
-    before = SharedLane.mean
+    before = SharedMemoryAllReduce.mean
 
-    def count(lane: SharedLane) -> Any:
+    def count(lane: SharedMemoryAllReduce) -> Any:
         mean = before(lane)
         found.append(lane._step.generation)
         return mean
 
-    monkeypatch.setattr(SharedLane, "mean", count)
+    monkeypatch.setattr(SharedMemoryAllReduce, "mean", count)
     return found
 
 
@@ -261,11 +268,11 @@ def _fail_once(
     monkeypatch: pytest.MonkeyPatch, method: str, at: int, *, is_after: bool
 ) -> None:
     """One worker ends when it does something for the so-many-th time."""
-    before, lock = getattr(SharedLane, method), threading.Lock()
+    before, lock = getattr(SharedMemoryAllReduce, method), threading.Lock()
     counts: dict[int, int] = {}
     has_failed = threading.Event()
 
-    def fail(lane: SharedLane, *arguments: Any) -> Any:
+    def fail(lane: SharedMemoryAllReduce, *arguments: Any) -> Any:
         with lock:
             counts[id(lane)] = counts.get(id(lane), 0) + 1
             is_now = counts[id(lane)] == at and not has_failed.is_set()
@@ -278,7 +285,7 @@ def _fail_once(
             raise ConnectionError("a test has ended it")
         return found
 
-    monkeypatch.setattr(SharedLane, method, fail)
+    monkeypatch.setattr(SharedMemoryAllReduce, method, fail)
 
 
 POINTS = [
@@ -317,7 +324,7 @@ def test_who_joins_later_is_in_the_next_group(tmp_path: Path) -> None:
 def test_a_group_that_cannot_be_formed_is_given_up_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SharedLane, "enter", lambda *_: False)
+    monkeypatch.setattr(SharedMemoryAllReduce, "enter", lambda *_: False)
     found = train(setup(tmp_path))
     check_counts(found)
     [warning] = found.of_kind("warning")
@@ -337,14 +344,14 @@ def test_the_gradient_is_written_where_others_read_it(
 ) -> None:
     """Nobody copies it."""
     found: list[bool] = []
-    before: Callable[..., None] = SharedLane.put
+    before: Callable[..., None] = SharedMemoryAllReduce.put
 
-    def put(lane: SharedLane, gradient: Any, mass: float) -> None:
+    def put(lane: SharedMemoryAllReduce, gradient: Any, mass: float) -> None:
         room = lane.room
         found.append(room is not None and np.may_share_memory(gradient, room))
         before(lane, gradient, mass)
 
-    monkeypatch.setattr(SharedLane, "put", put)
+    monkeypatch.setattr(SharedMemoryAllReduce, "put", put)
     check_counts(train(setup(tmp_path, workers=2)))
     assert all(found)
     assert found
@@ -354,7 +361,7 @@ def test_who_is_told_that_the_run_is_over_takes_no_step(tmp_path: Path) -> None:
     """The others may not have laid anything down, and never will."""
     with lanes(tmp_path, 2, PROBLEM.size) as members:
         enter(members)
-        loop = object.__new__(Gang)
+        loop = object.__new__(GradientLoop)
         loop._shared = members[0]
         member: Any = SimpleNamespace(
             push_shared=lambda *_: None, confirm=lambda: True, times=Times(),

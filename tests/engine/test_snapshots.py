@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.controller.resume_point import Past
+from shoal.engine.controller.resume_point import ResumePoint
 from shoal.engine.server.checkpoint import Restart, Snapshot
-from shoal.engine.server.event_log import Order
-from shoal.engine.server.replica import Machine
-from shoal.engine.server.session import Post
+from shoal.engine.server.event_log import LogEntry
+from shoal.engine.server.replica import Replica
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.worker.spec import WorkerSpec
@@ -42,7 +42,7 @@ class Stand:
             vector=setup.vector,
             statistics=setup.statistics,
         )
-        self.machine = Machine(spec, self)
+        self.machine = Replica(spec, self)
         self.reports: list[tuple[Head, bytes]] = []
         self.answers: dict[int, Head] = {}
         self.questions = dict.fromkeys(range(workers), 0)
@@ -53,10 +53,10 @@ class Stand:
         for rank in range(workers):
             self.says(rank, "ready")
 
-    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
         self.answers[post.rank] = head
 
-    def ordered(self, order: Order) -> None: ...
+    def ordered(self, order: LogEntry) -> None: ...
 
     def report(self, head: Head, *body: bytes) -> None:
         self.reports.append((head, b"".join(body)))
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_wants_none_asks_nobody() -> None:
 
 
 @pytest.fixture
-def past() -> Past:
+def past() -> ResumePoint:
     """What a controller keeps of a run without checkpoint."""
     nothing: Any = None
     part = WorkerSpec(
@@ -160,20 +160,20 @@ def past() -> Past:
         order=nothing,
         open_backend=nothing,
         open_source=nothing,
-        is_gang=False,
+        exchanges_gradients=False,
     )
     stand = Stand()
-    return Past(stand.machine.spec, lambda _hint, _token: part)
+    return ResumePoint(stand.machine.spec, lambda _hint, _token: part)
 
 
-def test_a_worker_that_takes_a_place_gets_what_was_there(past: Past) -> None:
+def test_a_worker_that_takes_a_place_gets_what_was_there(past: ResumePoint) -> None:
     assert past.worker(0, "token").optimizer == b""
     past.keep_snapshot(1, Snapshot(1, 4, b"older"))
     past.keep_snapshot(1, Snapshot(2, 9, b"of rank 1"))
     restart = Restart(sequencer={"lineage": 0}, arrays={"vector": np.zeros(2, "f4")})
     kept = past.keep(restart)
     assert kept.snapshots == {1: Snapshot(2, 9, b"of rank 1")}
-    again = Past(past.server, lambda *given: past._make_worker(*given))
+    again = ResumePoint(past.server, lambda *given: past._make_worker(*given))
     for one in (past, again):
         assert one.worker(1, "token").optimizer == b"of rank 1"
         assert one.worker(0, "token").optimizer == b""

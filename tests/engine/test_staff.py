@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.engine.controller import supervisor as module
-from shoal.engine.controller.supervisor import Staff
-from shoal.engine.coordination.restart_policy import SETTLED_S, RecoveryPolicy
+from shoal.engine.controller.supervisor import WorkerSupervisor
+from shoal.engine.coordination.restart_policy import SETTLED_S, RestartPolicy
 from shoal.engine.transport.heartbeat import start_limit_s
 from shoal.launchers.base import Exit
 
@@ -28,8 +28,10 @@ def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
     )
     told: list[str] = []
     observer: Any = SimpleNamespace(on_event=lambda kind, **_: told.append(kind))
-    policy = RecoveryPolicy(max_restarts=0, min_workers=2)
-    staff = Staff(stage, policy, lambda _: None, observer, lambda *_, **__: None)
+    policy = RestartPolicy(max_restarts=0, min_workers=2)
+    staff = WorkerSupervisor(
+        stage, policy, lambda _: None, observer, lambda *_, **__: None
+    )
     spec: Any = None
     staff.give(2, lambda hint, token: spec)
     assert list(staff.watch()) == ["s"]
@@ -53,12 +55,12 @@ class Stand:
         self.warm, self.waiting = set[str](), set[str]()
         self.given = list[str]()
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
-        policy, observer = RecoveryPolicy(max_restarts=99), SimpleNamespace()
+        policy, observer = RestartPolicy(max_restarts=99), SimpleNamespace()
         observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
         stage: Any = self
         watcher: Any = observer
         spec: Any = None
-        self.staff = Staff(
+        self.staff = WorkerSupervisor(
             stage, policy, lambda _: None, watcher, lambda *_, **__: None
         )
         self.staff.give(workers, lambda hint, token: spec, growth)

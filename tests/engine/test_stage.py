@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engine.controller.process_pool import Cast, Stage
+from shoal.engine.controller.process_pool import ProcessPool, WorkerEnvironment
 from shoal.launchers.base import Preload
 
 
-def told(stage: Stage, token: str) -> str:
+def told(stage: ProcessPool, token: str) -> str:
     text = Path(f"/proc/{stage._launcher.pid(token)}/environ").read_bytes()
     lines = text.decode().split("\0")
     return next(line for line in lines if line.startswith("CUDA_VISIBLE_DEVICES="))
@@ -20,9 +20,11 @@ def told(stage: Stage, token: str) -> str:
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="no /proc here")
 def test_each_worker_sees_the_gpu_of_its_place_and_a_spare_one_takes_only_its_own():
     places = ({"CUDA_VISIBLE_DEVICES": "a"}, {"CUDA_VISIBLE_DEVICES": "b"})
-    cast = Cast(workers=2, threads=1, preload=Preload(), places=places)
-    with_none = Cast(workers=0, threads=1, preload=Preload(), places=places)
-    stage = Stage(with_none)
+    cast = WorkerEnvironment(workers=2, threads=1, preload=Preload(), places=places)
+    with_none = WorkerEnvironment(
+        workers=0, threads=1, preload=Preload(), places=places
+    )
+    stage = ProcessPool(with_none)
     try:
         stage.recast(cast)
         first = [stage.worker(hint) for hint in (0, 1)]

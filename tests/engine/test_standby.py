@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.server.base import Leader
-from shoal.engine.server.event_log import Order
+from shoal.engine.server.base import BaseServer
+from shoal.engine.server.event_log import LogEntry
 from shoal.engine.server.primary import JOINED_AGAIN
-from shoal.engine.server.replica import Machine
-from shoal.engine.server.session import Post
+from shoal.engine.server.replica import Replica
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.server.state_transfer import pack, unpack
-from shoal.engine.transport.server_connection import TURN_FRAMES, Channel
-from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
+from shoal.engine.transport.server_connection import TURN_FRAMES, ServerConnection
+from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Outcome, Setup
 from shoal.testing.problems import LeastSquares
@@ -33,7 +33,7 @@ PROBLEM = LeastSquares.seeded(rows=96)
 EPOCHS = 3
 
 
-def kill(server: Leader, at: int, where: str) -> None:
+def kill(server: BaseServer, at: int, where: str) -> None:
     """Lets a server die at one of its events, as if its process was killed.
 
     Args:
@@ -156,7 +156,7 @@ def test_killing_the_server_of_workers_that_share_memory(
     for at in (5, 13, 20, 31):
         folder = tmp_path / str(at)
         folder.mkdir()
-        given = setup("all_reduce", lane=SharedLaneSpec(folder=folder))
+        given = setup("all_reduce", lane=SharedMemoryAllReduceSpec(folder=folder))
         wild = train(given, (at, where), (at, where))
         is_exact(wild)
         for one, other in zip(calm.epochs, wild.epochs, strict=True):
@@ -172,14 +172,14 @@ def test_one_server_after_the_other(name: str) -> None:
 class Silence:
     """Nobody who could be told anything."""
 
-    def answer(self, post: Post, head: Head, blob: bytes) -> None: ...
+    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None: ...
 
-    def ordered(self, order: Order) -> None: ...
+    def ordered(self, order: LogEntry) -> None: ...
 
     def report(self, head: Head, *body: bytes) -> None: ...
 
 
-def describe(machine: Machine) -> dict[str, Any]:
+def describe(machine: Replica) -> dict[str, Any]:
     """What machines that took the same events agree on."""
     found = unpack(pack(machine.freeze()))
     for post in found["posts"]:
@@ -222,7 +222,7 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
 
         cluster.server._mirror.log = record  # type: ignore[method-assign]
         spec = cluster.server.spec
-        again = Machine(spec, Silence())
+        again = Replica(spec, Silence())
         again.thaw(unpack(pack(machine.freeze())))
         cluster.run()
     assert len(taken) > 20  # joins, pushes, and how often somebody has to wait
@@ -241,7 +241,7 @@ def test_a_leader_with_much_to_say_leaves_time_for_others() -> None:
 
     def lead(listener: socket.socket, secret: bytes) -> None:
         connection, _ = listener.accept()
-        channel = Channel(connection, secret, max_body_bytes=0)
+        channel = ServerConnection(connection, secret, max_body_bytes=0)
         while not channel.is_proven:
             select.select([connection], [], [], 20)
             channel.read()

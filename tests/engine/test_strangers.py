@@ -15,7 +15,13 @@ import pytest
 
 from shoal.engine.transport import listener as module
 from shoal.engine.transport import listener as porch
-from shoal.engine.transport.listener import EVERY_S, SAVED_S, SHARE, Porch, Strangers
+from shoal.engine.transport.listener import (
+    EVERY_S,
+    SAVED_S,
+    SHARE,
+    RejectedCallers,
+    UnverifiedCallers,
+)
 from shoal.engine.transport.messages import MOST_NAME, failure, hint_of, names
 from shoal.engine.transport.server_connection import LATER, MOST_WAITING, TURN_FRAMES
 from shoal.testing.inline import Cluster
@@ -209,10 +215,10 @@ def test_without_descriptors_a_stranger_goes() -> None:
 
 
 @contextmanager
-def knocked() -> Iterator[tuple[selectors.BaseSelector, Porch]]:
+def knocked() -> Iterator[tuple[selectors.BaseSelector, UnverifiedCallers]]:
     """A house, and its porch with somebody who has said something."""
     house = selectors.DefaultSelector()
-    door = Porch(house)
+    door = UnverifiedCallers(house)
     mine, theirs = socket.socketpair()
     with house, mine, theirs:
         door.selector.register(mine, selectors.EVENT_READ, None)
@@ -268,7 +274,7 @@ class TestPorch:
         self, clock: dict[str, float]
     ) -> None:
         house = selectors.DefaultSelector()
-        door = Porch(house)
+        door = UnverifiedCallers(house)
         with house, ExitStack() as stack:
             for name in range(10):
                 mine, theirs = socket.socketpair()
@@ -289,7 +295,7 @@ class TestPorch:
 
 
 def test_a_flood_is_told_of_now_and_then() -> None:
-    strangers, told = Strangers(), []
+    strangers, told = RejectedCallers(), []
     for second in range(100):
         for _ in range(7):
             strangers.note("somebody", "no proof")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.engine.server.base import Leader
-from shoal.engine.server.replication import Mirror, Relief
-from shoal.engine.worker.client import Member
+from shoal.engine.server.base import BaseServer
+from shoal.engine.server.replication import Replication, StandbyPeer
+from shoal.engine.worker.client import ServerClient
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.strategies import LocalSGD, get
 from shoal.testing import inline
@@ -213,9 +213,9 @@ def test_alone_although_the_end_of_the_standby_was_not_heard_yet(
     assert [end.rows for end in outcome.epochs] == [PROBLEM.rows]
 
 
-def quiet_mirror() -> Mirror:
+def quiet_mirror() -> Replication:
     """Of a server that can send whatever it likes."""
-    return Mirror(type("Connections", (), {"send": lambda *_: None})())  # type: ignore[arg-type]
+    return Replication(type("Connections", (), {"send": lambda *_: None})())  # type: ignore[arg-type]
 
 
 def standby_of(generation: int) -> Any:
@@ -241,7 +241,7 @@ def test_a_standby_that_goes_before_it_was_taken_is_told_of() -> None:
     """It may hang, and would not be missed."""
     said: list[Head] = []
     mirror, peer = quiet_mirror(), standby_of(0)
-    relief = Relief(mirror._connections, mirror, said.append)
+    relief = StandbyPeer(mirror._connections, mirror, said.append)
     relief.called(peer, {"generation": 3})
     relief.gone(peer, "cut")
     assert [head["kind"] for head in said] == ["standby_called", "standby_left"]
@@ -254,7 +254,7 @@ def test_an_earlier_standby_does_not_take_the_place_of_a_later_one() -> None:
     """It was given up, and what it had said comes late."""
     said: list[Head] = []
     mirror, later, earlier = quiet_mirror(), standby_of(0), standby_of(0)
-    relief = Relief(mirror._connections, mirror, said.append)
+    relief = StandbyPeer(mirror._connections, mirror, said.append)
     relief.called(later, {"generation": 3})
     with pytest.raises(BadFrame):
         relief.called(earlier, {"generation": 2})
@@ -342,7 +342,7 @@ def test_a_large_machine_takes_its_time_to_reach_a_standby(
     connections: Any = type("C", (), {"send": lambda _, p, h, *b: sent.append(h)})()
     peer: Any = type("P", (), {"channel": channel, "is_gone": False})()
     monkeypatch.setattr("shoal.engine.server.replication.time.monotonic", lambda: now)
-    mirror = Mirror(connections)
+    mirror = Replication(connections)
 
     class Large(bytes):
         def __len__(self) -> int:
@@ -358,7 +358,7 @@ def test_a_large_machine_takes_its_time_to_reach_a_standby(
     assert mirror.overdue()
 
 
-def follow(cluster: Cluster, server: Leader) -> None:
+def follow(cluster: Cluster, server: BaseServer) -> None:
     """The controller hears that a server is lost, and has its standby lead."""
     while cluster.server is server:
         cluster._hear(is_over=False)
@@ -378,7 +378,7 @@ def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
             cluster._ask("proceed", epoch=0)
             seat, strategy = cluster.worker_spec(0).seat, given.strategy
             cluster._hands.append((seat.token, threading.current_thread()))
-            member = Member(seat, strategy, is_early=True)
+            member = ServerClient(seat, strategy, is_early=True)
             member.ready()
             local = np.linspace(1, 2, PROBLEM.size, dtype=np.float32)
             statistics = np.ones(1, np.float32)
@@ -421,7 +421,7 @@ def test_a_server_that_goes_while_a_worker_comes_back_is_one_loss_more(
         cluster._ask("proceed", epoch=0)
         seat = cluster.worker_spec(0).seat
         cluster._hands.append((seat.token, threading.current_thread()))
-        member = Member(seat, given.strategy)
+        member = ServerClient(seat, given.strategy)
         member.ready()
         monkeypatch.setattr(Link, "send", sent)
         teller = threading.Thread(target=member.tell, args=("busy",), name="comes back")

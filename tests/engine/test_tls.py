@@ -23,10 +23,10 @@ import pytest
 from hypothesis import given, settings
 
 from shoal.engine.transport import listener as module
-from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.transport.listener import Connections, Listener, Peer
-from shoal.engine.transport.server_connection import Channel
-from shoal.engine.worker.client import Member
+from shoal.engine.transport.server_connection import ServerConnection
+from shoal.engine.worker.client import ServerClient
 from shoal.errors import ConfigError, ExchangeTimeout
 from shoal.strategies import get
 from shoal.testing.inline import Cluster
@@ -275,7 +275,7 @@ def test_a_server_that_does_not_shake_hands_is_left_in_time() -> None:
 ALERT = 0x15
 
 
-def read_to_the_end(channel: Channel) -> None:
+def read_to_the_end(channel: ServerConnection) -> None:
     until = time.monotonic() + 20
     while time.monotonic() < until:
         assert channel.read() == []
@@ -288,7 +288,7 @@ def test_whatever_comes_first_gets_no_word_of_ours(data: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         caller = socket.create_connection(listener.getsockname(), timeout=20)
         accepted, _ = listener.accept()
-    channel = Channel(accepted, SECRET, max_body_bytes=9, context=CONTEXT)
+    channel = ServerConnection(accepted, SECRET, max_body_bytes=9, context=CONTEXT)
     with caller:
         caller.sendall(data)
         caller.shutdown(socket.SHUT_WR)
@@ -316,7 +316,7 @@ def test_keys_are_of_one_run_and_leave_no_file(tmp_path: Path) -> None:
 
 def test_keys_and_secrets_are_in_no_text() -> None:
     identity = tls.make_identity()
-    seat = Seat(
+    seat = ServerAddress(
         address=("127.0.0.1", 1), secret=SECRET, sizes=None, hint=0, token=""  # type: ignore[arg-type]
     )  # fmt: skip
     shown = repr(identity) + repr(seat)
@@ -329,7 +329,7 @@ def test_workers_get_the_certificate_and_not_the_key() -> None:
     with Cluster(setup()) as cluster:
         identity = cluster.server.spec.identity
         assert identity is not None
-        seat = Seat(
+        seat = ServerAddress(
             address=cluster.address,
             secret=worker_secret(cluster.secret),
             sizes=cluster.sizes,
@@ -341,7 +341,7 @@ def test_workers_get_the_certificate_and_not_the_key() -> None:
         assert identity.certificate in sent
         for private in (cluster.secret, identity.key, identity.password):
             assert private not in sent
-        Member(seat, get("aeasgd")).leave()
+        ServerClient(seat, get("aeasgd")).leave()
         runs_well(cluster)
 
 

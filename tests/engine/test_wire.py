@@ -20,7 +20,10 @@ import pytest
 from hypothesis import given, settings
 
 from shoal.engine.transport import server_connection as module
-from shoal.engine.transport.server_connection import STRANGER_HEAD_BYTES, Channel
+from shoal.engine.transport.server_connection import (
+    STRANGER_HEAD_BYTES,
+    ServerConnection,
+)
 from shoal.errors import ExchangeTimeout
 from shoal.wire.frames import (
     AHEAD_BYTES,
@@ -57,18 +60,20 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[tuple[str, int
 
 
 @contextmanager
-def pair(limit: int = LIMIT) -> Iterator[tuple[socket.socket, Channel]]:
+def pair(limit: int = LIMIT) -> Iterator[tuple[socket.socket, ServerConnection]]:
     """A caller's raw socket, and the channel it has called."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         caller = socket.create_connection(listener.getsockname(), timeout=20)
         accepted, _ = listener.accept()
-    channel = Channel(accepted, SECRET, max_body_bytes=limit)
+    channel = ServerConnection(accepted, SECRET, max_body_bytes=limit)
     with caller:
         yield caller, channel
     channel.close()
 
 
-def greet(caller: socket.socket, channel: Channel, secret: bytes = SECRET) -> None:
+def greet(
+    caller: socket.socket, channel: ServerConnection, secret: bytes = SECRET
+) -> None:
     """Proves a secret as a peer does that has said what it is."""
     talk = Caller(secret)
     caller.sendall(talk.hello)
@@ -88,7 +93,7 @@ def exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def frames(channel: Channel) -> list[tuple[dict, bytes]]:
+def frames(channel: ServerConnection) -> list[tuple[dict, bytes]]:
     """Reads until something is complete."""
     found: list = []
     while not found:
@@ -133,13 +138,13 @@ def wait_readable(connection: socket.socket) -> None:
     assert select.select([connection], [], [], 20)[0]
 
 
-def read_greeting(channel: Channel) -> None:
+def read_greeting(channel: ServerConnection) -> None:
     while not channel.is_proven:
         wait_readable(channel.socket)
         channel.read()
 
 
-def flushed(caller: socket.socket, channel: Channel, size: int) -> bytes:
+def flushed(caller: socket.socket, channel: ServerConnection, size: int) -> bytes:
     """The body of one frame, of so many bytes, that waits to be sent."""
     received = bytearray()
     while channel.has_output:
@@ -434,7 +439,7 @@ class TestFrames:
 
 def echo(connection: socket.socket) -> None:
     """The server's side of a greeting, then every frame back as it came."""
-    channel = Channel(connection, SECRET, max_body_bytes=LIMIT)
+    channel = ServerConnection(connection, SECRET, max_body_bytes=LIMIT)
     channel.admit()
     with suppress(ConnectionResetError):
         while True:
@@ -463,7 +468,7 @@ class TestLink:
     @given(STREAMS)
     def test_takes_frames_however_they_lie_together(self, stream: Stream) -> None:
         def serve(connection: socket.socket) -> None:
-            channel = Channel(connection, SECRET, max_body_bytes=LIMIT)
+            channel = ServerConnection(connection, SECRET, max_body_bytes=LIMIT)
             read_greeting(channel)
             connection.setblocking(True)
             for part in stream.parts:
@@ -482,7 +487,7 @@ class TestLink:
         goes_on = threading.Event()
 
         def serve(connection: socket.socket) -> None:
-            read_greeting(Channel(connection, SECRET, max_body_bytes=LIMIT))
+            read_greeting(ServerConnection(connection, SECRET, max_body_bytes=LIMIT))
             connection.setblocking(True)
             connection.sendall(text[:9])
             assert goes_on.wait(20)

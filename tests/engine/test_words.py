@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engine.transport import messages as words
-from shoal.engine.transport.client_connection import Seat
-from shoal.engine.worker.client import Member
+from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.worker.client import ServerClient
 from shoal.strategies import get
 from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
@@ -123,10 +123,10 @@ NOBODY: dict[str, bytes] = {
 }
 
 
-def worker_of(cluster: Cluster, **fields: Any) -> Member:
+def worker_of(cluster: Cluster, **fields: Any) -> ServerClient:
     """A worker beside those of the run, which knows no more than they do."""
-    return Member(
-        Seat(
+    return ServerClient(
+        ServerAddress(
             address=cluster.address, secret=worker_secret(cluster.secret),
             sizes=cluster.sizes, hint=9, token="t", shards=cluster.shards.addresses,
             **fields,

@@ -10,16 +10,16 @@ import pytest
 
 import shoal
 from shoal.data import training_data
-from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.checkpoint import Restart
 from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.runs.store import NullRun
 from shoal.training.callback_state import CallbackStates
-from shoal.training.driver import Driver, Habits
+from shoal.training.driver import Driver, DriverOptions
 from shoal.training.hooks import BatchHooks
-from shoal.training.past import Diary, Past
+from shoal.training.resume_state import Diary, ResumeState
 from shoal.training.start_run import Work, begin
 from shoal.vectors import Layout, exchanged_variables
 from tests.habits.cases import Recorder, data, make_model
@@ -40,7 +40,7 @@ class Stage:
         self.plan = shoal.plan(
             self.model, x, y, batch_size=BATCH, epochs=3, workers=2, **arguments
         )
-        habits = Habits(callbacks=callbacks, verbose=2)
+        habits = DriverOptions(callbacks=callbacks, verbose=2)
         self.driver = Driver(self.model, self.plan, self.run, habits)
         self.driver.fetch_center = self.fetch
         self.fetched = 0
@@ -88,8 +88,8 @@ def test_scores_that_were_to_come_when_a_run_broke_off_are_missed_aloud(
         unscored=[1, 2],
     )  # fmt: skip
     arrays = {"vector": stage.center, "statistics": np.zeros(0, np.float32)}
-    restart = Restart(sequencer={}, arrays=arrays, blob=b"", left_out=LeftOut())
-    stage.driver._go_on(Past(restart=restart, diary=diary))
+    restart = Restart(sequencer={}, arrays=arrays, blob=b"", left_out=Skipped())
+    stage.driver._go_on(ResumeState(restart=restart, diary=diary))
     found = stage.model.history.history["val_loss"]
     assert found == pytest.approx([4.0, np.nan, np.nan], nan_ok=True)
     assert "epochs 2, 3 were not validated" in capsys.readouterr().out

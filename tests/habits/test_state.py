@@ -14,7 +14,7 @@ from shoal.data import training_data
 from shoal.models.inspection import prepare
 from shoal.runs.store import NullRun
 from shoal.training import inline
-from shoal.training.driver import Habits
+from shoal.training.driver import DriverOptions
 from shoal.training.start_run import Work
 from tests.habits.cases import assert_close, data, make_model, weights_of
 
@@ -89,7 +89,7 @@ def test_schedules_end_where_keras_ends(strategy: str, workers: int) -> None:
     source, _ = training_data(x, y)
     prepare(model, source.take(slice(0, 4)))
     with NullRun(name="schedule") as run:
-        inline.train(plan, Work(model=model, source=source), run, Habits())
+        inline.train(plan, Work(model=model, source=source), run, DriverOptions())
     assert int(model.optimizer.iterations) == int(plain.optimizer.iterations)
     assert float(model.optimizer.learning_rate) == pytest.approx(
         float(plain.optimizer.learning_rate)

@@ -25,7 +25,10 @@ def stopped(seed: int, moment: int) -> tuple[SimServer, Center]:
             break
     server = fleet.server
     assert server is not None
-    return server, server.snapshot if server.rules.is_gang else server.center
+    return (
+        server,
+        server.snapshot if server.rules.exchanges_gradients else server.center,
+    )
 
 
 @settings(max_examples=150, deadline=None)

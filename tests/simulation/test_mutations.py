@@ -14,7 +14,7 @@ import pytest
 from shoal.engine.coordination.epochs import Epochs
 from shoal.engine.coordination.groups import Grouping
 from shoal.engine.coordination.instructions import Answer, Apply, EpochDone, Push
-from shoal.engine.coordination.leases import Grants
+from shoal.engine.coordination.leases import Leases
 from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Roster
 from shoal.engine.coordination.rounds import Round
@@ -464,7 +464,7 @@ def rolls_the_version_back_with_the_center(patch: Patch) -> None:
 
 @mutant
 def deals_a_joiner_into_steps_that_were_dealt(patch: Patch) -> None:
-    original = Grants.deal
+    original = Leases.deal
 
     def deal(self: Any, ledger: Any, members: Any) -> None:
         for member in members:
@@ -472,7 +472,7 @@ def deals_a_joiner_into_steps_that_were_dealt(patch: Patch) -> None:
                 original(self, ledger, [member])
         original(self, ledger, members)
 
-    patch.setattr(Grants, "deal", deal)
+    patch.setattr(Leases, "deal", deal)
 
 
 # -------------------------------------------------------------------- tests

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from benchmarks import simulate
-from shoal.engine.server.replication import Mirror
+from shoal.engine.server.replication import Replication
 from shoal.testing.fleet import Violation
 from shoal.testing.succession import KINDS, Succession, draw
 from shoal.testing.succession.scenario import SERVERS, WORKERS
@@ -41,7 +41,7 @@ def test_one_seed_twice_is_one_run(seed: int) -> None:
 def test_a_seed_that_fails_says_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Mirror, "_release", lambda self: None)  # all wait for ever
+    monkeypatch.setattr(Replication, "_release", lambda self: None)  # all wait for ever
     _, broken = simulate.succeed(0, 2)
     seed, why = next(iter(broken.items()))
     simulate.report(seed, why, "--standby")

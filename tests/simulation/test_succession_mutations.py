@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from shoal.engine.coordination.rounds import Round
-from shoal.engine.server.primary import Server
-from shoal.engine.server.replica import Machine
-from shoal.engine.server.replication import Mirror
-from shoal.engine.server.reports import Reporter
+from shoal.engine.server.primary import Primary
+from shoal.engine.server.replica import Replica
+from shoal.engine.server.replication import Replication
+from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.standby import Standby
 from shoal.engine.transport.listener import Peer
-from shoal.engine.worker.client import Member
-from shoal.engine.worker.gradient_loop import Gang
+from shoal.engine.worker.client import ServerClient
+from shoal.engine.worker.gradient_loop import GradientLoop
 from shoal.testing.fleet import Violation
 from shoal.testing.succession import Succession, draw
 from shoal.testing.succession.network import Wire
@@ -53,7 +53,7 @@ def answers_before_the_standby_knows(patch: Patch) -> None:
     def send(self: Any, peer: Peer, head: Any, *body: Any) -> None:
         self._connections.send(peer, head, *body)
 
-    patch.setattr(Mirror, "send", send)
+    patch.setattr(Replication, "send", send)
 
 
 @mutant
@@ -63,7 +63,7 @@ def tells_the_standby_after_the_event(patch: Patch) -> None:
         self.machine.handle(event, blob)
         self._mirror.log(event, post, blob)
 
-    patch.setattr(Server, "_do", do)
+    patch.setattr(Primary, "_do", do)
 
 
 @mutant
@@ -72,7 +72,7 @@ def goes_on_when_its_standby_is_lost(patch: Patch) -> None:
         self.peer = self._asked = None
         self._let_go()
 
-    patch.setattr(Mirror, "lost", lost)
+    patch.setattr(Replication, "lost", lost)
 
 
 @mutant
@@ -82,7 +82,7 @@ def sends_vectors_that_have_changed(patch: Patch) -> None:
 
 @mutant
 def blames_workers_for_what_its_standby_does(patch: Patch) -> None:
-    patch.setattr(Mirror, "waiting", property(lambda self: set()))
+    patch.setattr(Replication, "waiting", property(lambda self: set()))
 
 
 # -------------------------------------------------------------- what it knows
@@ -106,7 +106,7 @@ def takes_over_without_the_numbers_of_questions(patch: Patch) -> None:
         for post in server.machine.posts.values() if server._handover else ():
             post.question = -1
 
-    before(patch, Server, "begin", forget)
+    before(patch, Primary, "begin", forget)
 
 
 @mutant
@@ -115,7 +115,7 @@ def takes_over_without_its_answers(patch: Patch) -> None:
         for post in server.machine.posts.values() if server._handover else ():
             post.answer = None
 
-    before(patch, Server, "begin", forget)
+    before(patch, Primary, "begin", forget)
 
 
 @mutant
@@ -123,7 +123,7 @@ def joins_without_the_center(patch: Patch) -> None:
     def spoil(machine: Any, found: Any) -> None:
         found["center"]["vector"] = machine.spec.vector.copy()
 
-    before(patch, Machine, "thaw", spoil)
+    before(patch, Replica, "thaw", spoil)
 
 
 # -------------------------------------------------------------- the controller
@@ -131,12 +131,12 @@ def joins_without_the_center(patch: Patch) -> None:
 
 @mutant
 def reports_again_what_was_heard(patch: Patch) -> None:
-    patch.setattr(Reporter, "forget", lambda self, heard: None)
+    patch.setattr(ReportChannel, "forget", lambda self, heard: None)
 
 
 @mutant
 def keeps_no_reports(patch: Patch) -> None:
-    patch.setattr(Reporter, "keep", lambda self, head, *body: None)
+    patch.setattr(ReportChannel, "keep", lambda self, head, *body: None)
 
 
 # ----------------------------------------------------------------- the workers
@@ -148,28 +148,28 @@ def forgets_who_called_meanwhile(patch: Patch) -> None:
         if server._handover:
             server._handover.callers.clear()
 
-    before(patch, Server, "begin", forget)
+    before(patch, Primary, "begin", forget)
 
 
 @mutant
 def goes_back_without_its_message(patch: Patch) -> None:
-    original = Member._go_back
+    original = ServerClient._go_back
 
     def go_back(self: Any, error: Any) -> None:
         self.bulk.up[:] = bytes(len(self.bulk.up))
         original(self, error)
 
-    patch.setattr(Member, "_go_back", go_back)
+    patch.setattr(ServerClient, "_go_back", go_back)
 
 
 @mutant
 def loses_the_steps_taken_during_an_exchange(patch: Patch) -> None:
-    original = Member.catch_up
+    original = ServerClient.catch_up
 
     def catch_up(self: Any, local: Any, statistics: Any) -> bool:
         return original(self, self._pushed, statistics)
 
-    patch.setattr(Member, "catch_up", catch_up)
+    patch.setattr(ServerClient, "catch_up", catch_up)
 
 
 # ----------------------------------------------------------- what a step is made of
@@ -185,7 +185,7 @@ def computes_nothing_anew(patch: Patch) -> None:
     def learn_again(self: Any, part: Any, sums: Any) -> Any:
         return part._replace(weight=part.weight._replace(assumed=sums))
 
-    patch.setattr(Gang, "_learn_again", learn_again)
+    patch.setattr(GradientLoop, "_learn_again", learn_again)
 
 
 # ------------------------------------------------------------ quorum and grace
@@ -193,13 +193,13 @@ def computes_nothing_anew(patch: Patch) -> None:
 
 @mutant
 def closes_an_overdue_round_alone(patch: Patch) -> None:
-    original = Mirror.log
+    original = Replication.log
 
     def log(self: Any, event: Any, *bodies: Any) -> None:
         if event["event"] != "overdue":
             original(self, event, *bodies)
 
-    patch.setattr(Mirror, "log", log)
+    patch.setattr(Replication, "log", log)
 
 
 class Counting(dict[str, Any]):
@@ -213,12 +213,12 @@ class Counting(dict[str, Any]):
 
 @mutant
 def asks_something_new_when_it_comes_back(patch: Patch) -> None:
-    original = Member._ask
+    original = ServerClient._ask
 
     def ask(self: Any, head: Any, **fields: Any) -> Any:
         return original(self, Counting(head), **fields)
 
-    patch.setattr(Member, "_ask", ask)
+    patch.setattr(ServerClient, "_ask", ask)
 
 
 def catch(most: int = MOST_SEEDS) -> int:

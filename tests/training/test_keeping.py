@@ -12,7 +12,7 @@ import pytest
 from shoal.errors import CheckpointError
 from shoal.runs.checkpoints import Checkpoint, CheckpointStore
 from shoal.runs.folder import Folder
-from shoal.training.checkpoint_writer import CHECKPOINTS, Keeper
+from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
 
 
 def at(epoch: int) -> Checkpoint:
@@ -41,9 +41,11 @@ class Gate:
             raise self.error
 
 
-def failing(folder: Folder, said: list[str], error: Exception) -> tuple[Keeper, Gate]:
+def failing(
+    folder: Folder, said: list[str], error: Exception
+) -> tuple[CheckpointWriter, Gate]:
     """A keeper that cannot write what comes first, at the first time."""
-    keeper, gate = Keeper(folder, said.append), Gate(error)
+    keeper, gate = CheckpointWriter(folder, said.append), Gate(error)
     gate.open.set()
     keeper.begin(gate)
     return keeper, gate
@@ -62,7 +64,7 @@ def folder(tmp_path: Path) -> Folder:
 def test_the_newest_of_those_that_waited_is_kept(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper, gate = Keeper(folder, said.append), Gate()
+    keeper, gate = CheckpointWriter(folder, said.append), Gate()
     keeper.begin(gate)
     gate.entered.wait()
     for epoch in range(5):
@@ -77,7 +79,7 @@ def test_the_newest_of_those_that_waited_is_kept(
 def test_what_was_to_be_written_is_written_in_the_end(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper = Keeper(folder, said.append)
+    keeper = CheckpointWriter(folder, said.append)
     keeper.keep(at(7))
     keeper.close()
     keeper.close()
@@ -103,7 +105,7 @@ def test_storage_that_stays_away_costs_no_training(
     tmp_path: Path, said: list[str]
 ) -> None:
     (tmp_path / CHECKPOINTS).write_text("a file where the folder should be")
-    keeper = Keeper(Folder.at(tmp_path), said.append)
+    keeper = CheckpointWriter(Folder.at(tmp_path), said.append)
     for epoch in range(3):
         keeper.keep(at(epoch))
     keeper.close()
@@ -112,7 +114,7 @@ def test_storage_that_stays_away_costs_no_training(
 
 
 def test_another_process_takes_the_run_over(folder: Folder, said: list[str]) -> None:
-    keeper = Keeper(folder, said.append)
+    keeper = CheckpointWriter(folder, said.append)
     keeper.keep(at(1))
     _until(lambda: newest(folder) == 1)
     CheckpointStore(folder.child(CHECKPOINTS)).open()
@@ -137,7 +139,7 @@ def test_a_run_that_cannot_be_resumed_trains_all_the_same(
 def test_nothing_stays_of_a_run_that_ended_well(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper = Keeper(folder, said.append)
+    keeper = CheckpointWriter(folder, said.append)
     keeper.keep(at(1))
     keeper.discard()
     assert not folder.child(CHECKPOINTS).exists()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.checkpoint import Restart, Snapshot
 from shoal.errors import CheckpointError, ConfigError
 from shoal.plan.often import Often, read_often
@@ -28,7 +28,7 @@ from shoal.training.callback_state import (
     pack_callbacks,
     unpack_callbacks,
 )
-from shoal.training.past import Diary, Past
+from shoal.training.resume_state import Diary, ResumeState
 
 
 def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
         arrays={"vector": np.arange(4, dtype="f4"), "statistics": np.zeros(0, "f4"),
                 "sums/3": np.ones(2)},
         blob=b"optimizer",
-        left_out=LeftOut(((0, 8, 16),), (3, 77)),
+        left_out=Skipped(((0, 8, 16),), (3, 77)),
         snapshots={0: Snapshot(1, 12, b"of rank 0"), 3: Snapshot(2, 7, b"of rank 3")},
     )  # fmt: skip
     diary = Diary(
@@ -46,10 +46,10 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
         callbacks=b"states", unscored=[2], kept=[0.1, 3.0],
     )  # fmt: skip
     store = CheckpointStore(Folder.at(tmp_path)).open()
-    store.save(Past(restart=restart, diary=diary).to_checkpoint())
+    store.save(ResumeState(restart=restart, diary=diary).to_checkpoint())
     found = store.latest(print)
     assert found is not None
-    past = Past.of(found)
+    past = ResumeState.of(found)
     assert past.restart.sequencer == restart.sequencer
     assert past.restart.blob == restart.blob
     assert past.restart.left_out == restart.left_out
@@ -97,7 +97,7 @@ def test_a_document_of_another_kind_is_an_error_that_says_so(
     inner[path[-1]] = value
     checkpoint = Checkpoint(number=4, document=document, arrays={}, blobs=BLOBS)
     with suppress(CheckpointError):
-        assert Past.of(checkpoint).diary.epoch >= 0
+        assert ResumeState.of(checkpoint).diary.epoch >= 0
 
 
 @pytest.mark.parametrize("name", sorted(set(WHOLE) - {"changes"}))
@@ -105,7 +105,7 @@ def test_a_document_that_lacks_something_is_an_error_that_says_so(name: str) -> 
     document = {key: value for key, value in WHOLE.items() if key != name}
     checkpoint = Checkpoint(number=4, document=document, arrays={}, blobs=BLOBS)
     with pytest.raises(CheckpointError, match="checkpoint 4 does not hold"):
-        Past.of(checkpoint)
+        ResumeState.of(checkpoint)
 
 
 class Own(keras.callbacks.Callback):

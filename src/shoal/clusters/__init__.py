@@ -1,7 +1,7 @@
 """Where machines come from: one file a kind of cluster."""
 
-from shoal.clusters.base import Cluster, Machines, Wish
+from shoal.clusters.base import Allocation, Cluster, ResourceRequest
 from shoal.clusters.ray import Ray
 from shoal.clusters.yarn import Yarn
 
-__all__ = ["Cluster", "Machines", "Ray", "Wish", "Yarn"]
+__all__ = ["Allocation", "Cluster", "Ray", "ResourceRequest", "Yarn"]

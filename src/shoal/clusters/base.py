@@ -15,7 +15,7 @@ from shoal.launchers.shared import SharedBlob
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ResourceRequest:
     """What a run wants of a cluster.
 
     Args:
@@ -33,7 +33,7 @@ class Wish:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Machines:
+class Allocation:
     """What a cluster has set aside for a run.
 
     Args:
@@ -71,7 +71,7 @@ class Cluster(ABC):
         """
 
     @abstractmethod
-    def open(self, wish: Wish) -> AbstractContextManager[Machines]:
+    def open(self, wish: ResourceRequest) -> AbstractContextManager[Allocation]:
         """Sets room aside, waits for it where it has to, and gives it back at the end.
 
         Raises:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, final
 
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
-from shoal.clusters.host_setup import SPARE_S, Preparer, Tell
+from shoal.clusters.host_setup import SPARE_S, HostSetup, Tell
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.remote_call import ask
 from shoal.errors import ClusterError, PlanError
@@ -76,7 +76,7 @@ def end(
 
 
 @final
-class Raising:
+class BringUp:
     """One `up`.
 
     Args:
@@ -95,7 +95,7 @@ class Raising:
         self,
         state: ClusterState,
         hosts: HostsFile,
-        preparer: Preparer,
+        preparer: HostSetup,
         store: ClusterStore,
         tell: Tell,
     ) -> None:

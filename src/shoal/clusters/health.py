@@ -14,7 +14,7 @@ from typing import Any, final
 from shoal.clusters.bring_up import look, on_all
 from shoal.clusters.cluster_state import ClusterState, NodeState
 from shoal.clusters.doctor import GIB, LEAST_FREE, Finding
-from shoal.clusters.remote_call import Talk
+from shoal.clusters.remote_call import RemoteCall
 from shoal.errors import ClusterError
 
 LIMIT_S = 120.0
@@ -103,14 +103,14 @@ def examine(state: ClusterState) -> list[NodeHealth]:
         ]  # fmt: skip
 
 
-def _talk(state: ClusterState, node: NodeState, secret: str) -> Talk:
+def _talk(state: ClusterState, node: NodeState, secret: str) -> RemoteCall:
     request = {
         "mark": state.mark_of(node), "private": node.private, "secret": secret,
         "shared": state.hosts.shared, "limit_s": LIMIT_S,
     }  # fmt: skip
     way, pythons = state.way_to(node), [node.python, "python3"]
     try:
-        return Talk(way, pythons, "probe", request, limit_s=LIMIT_S)
+        return RemoteCall(way, pythons, "probe", request, limit_s=LIMIT_S)
     except OSError as error:
         raise ClusterError(f"ssh cannot be run: {error}") from error
 

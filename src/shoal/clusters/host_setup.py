@@ -27,7 +27,7 @@ Tell: TypeAlias = Callable[[str, str], None]
 
 
 @final
-class Preparer:
+class HostSetup:
     """Prepares hosts, many at a time.
 
     Args:

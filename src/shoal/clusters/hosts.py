@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from shoal.clusters.bring_up import STOP_LIMIT_S, Raising, end, look, on_all
+from shoal.clusters.bring_up import STOP_LIMIT_S, BringUp, end, look, on_all
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
 from shoal.clusters.health import NodeHealth, examine
-from shoal.clusters.host_setup import Preparer, Tell
+from shoal.clusters.host_setup import HostSetup, Tell
 from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.pins import pins_here
 from shoal.clusters.remote_call import ask
@@ -125,8 +125,8 @@ class HostCluster:
         pins = pins_here(backend, hosts.environment.packages)
         with self._store.lock(self._name):
             state = self._store.read(self._name) or ClusterState.new(hosts, backend)
-            preparer = Preparer(hosts, pins, tell)
-            raising = Raising(state, hosts, preparer, self._store, tell)
+            preparer = HostSetup(hosts, pins, tell)
+            raising = BringUp(state, hosts, preparer, self._store, tell)
             running = raising.run()
             return Standing(
                 state=raising.state, running=tuple(running), failed=raising.failed

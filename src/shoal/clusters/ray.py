@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, final
 
 import psutil
 
-from shoal.clusters.base import Cluster, Machines, Wish
+from shoal.clusters.base import Allocation, Cluster, ResourceRequest
 from shoal.clusters.gpus import reaches_gpus, usable_gpus
 from shoal.clusters.local import usable_cores
 from shoal.clusters.ray_joining import (
@@ -257,7 +257,7 @@ class Ray(Cluster):
     # -------------------------------------------------------------- opening
 
     @contextmanager
-    def open(self, wish: Wish) -> Generator[Machines]:
+    def open(self, wish: ResourceRequest) -> Generator[Allocation]:
         """Connects, sets a bundle aside for each worker, and waits for room."""
         self._refuse()
         with self._joined() as joined:
@@ -269,13 +269,15 @@ class Ray(Cluster):
             yield machines
 
     @contextmanager
-    def _opened(self, ray: Any, wish: Wish, *, is_own: bool) -> Generator[Machines]:
+    def _opened(
+        self, ray: Any, wish: ResourceRequest, *, is_own: bool
+    ) -> Generator[Allocation]:
         launching: Any = import_module("shoal.launchers.ray")
         gpus = self.gpus
         if gpus is None:
             has_gpus = any(node.gpus for node in _nodes(ray))
             gpus = float(has_gpus and reaches_gpus(wish.backend))
-        room = import_module("shoal.launchers.ray_room").Room(
+        room = import_module("shoal.launchers.ray_bundles").Room(
             cpus=float(wish.threads if self.cpus is None else self.cpus),
             gpus=gpus,
             placement=self.placement.upper(),
@@ -291,7 +293,7 @@ class Ray(Cluster):
             return launching.RayLauncher(blob, room, group)
 
         try:
-            yield Machines(
+            yield Allocation(
                 workers=group.workers,
                 host=host,
                 hire=hire,
@@ -300,9 +302,9 @@ class Ray(Cluster):
         finally:
             group.close()
 
-    def _set_aside(self, room: Any, wish: Wish) -> Any:
+    def _set_aside(self, room: Any, wish: ResourceRequest) -> Any:
         """Waits for the most, and takes what there is when the time is over."""
-        launching: Any = import_module("shoal.launchers.ray_room")
+        launching: Any = import_module("shoal.launchers.ray_bundles")
         group = launching.Group(room, wish.most)
         try:
             if group.wait(CALL_S):

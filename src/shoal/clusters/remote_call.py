@@ -164,7 +164,7 @@ def failure(code: int | None, complaint: bytes, pythons: Sequence[str]) -> Clust
 
 
 @final
-class Talk:
+class RemoteCall:
     """A question with more than one answer; closed by its end of `with`.
 
     Args: as of `ask`; the limit is for all of it.

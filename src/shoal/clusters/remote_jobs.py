@@ -51,7 +51,7 @@ class Job:
     pid: str = ""
 
 
-class Away(Protocol):
+class RemoteJobs(Protocol):
     """What is done with jobs on any such cluster."""
 
     @property

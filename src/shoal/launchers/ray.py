@@ -25,10 +25,17 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from shoal.errors import ClusterError
 from shoal.host.private import alike
 from shoal.launchers.base import Exit, Launcher, Role
-from shoal.launchers.freight import Freight
-from shoal.launchers.porter import BEAT_S, Arrival, Memory, Report
-from shoal.launchers.ray_berths import REPORTS, WORK, Berth, Hand, RayPorter, why_gone
-from shoal.launchers.ray_room import Group, Room, room_now
+from shoal.launchers.data_broadcast import DataBroadcast
+from shoal.launchers.node_agent import BEAT_S, Arrival, Memory, Report
+from shoal.launchers.ray_agents import (
+    REPORTS,
+    WORK,
+    AgentSlot,
+    Hand,
+    RayNodeAgent,
+    why_gone,
+)
+from shoal.launchers.ray_bundles import Bundle, Group, room_now
 from shoal.launchers.ray_store import Store
 from shoal.launchers.shared import SharedBlob
 from shoal.launchers.versions import difference, versions
@@ -52,15 +59,15 @@ class RayLauncher(Launcher):
         group: Room that is set aside; whoever made it closes it.
     """
 
-    def __init__(self, blob: SharedBlob, room: Room, group: Group) -> None:
+    def __init__(self, blob: SharedBlob, room: Bundle, group: Group) -> None:
         self._room, self._group, self._number = room, group, blob.descriptor
         groups = {REPORTS: 1, WORK: 1}
         as_actor: Any = ray.remote  # whose types leave these options out
-        self._kind: Any = as_actor(concurrency_groups=groups)(RayPorter)
+        self._kind: Any = as_actor(concurrency_groups=groups)(RayNodeAgent)
         self._versions = versions(room.backend)
         here = ray.get_runtime_context().get_node_id()
-        self._freight = Freight(blob, here, Store())
-        self._berths: list[Berth] = []
+        self._freight = DataBroadcast(blob, here, Store())
+        self._berths: list[AgentSlot] = []
         self._hands: dict[str, Hand] = {}
         self._ended: dict[str, Exit] = {}
         self._avoided: set[str] = set()
@@ -85,19 +92,19 @@ class RayLauncher(Launcher):
             self._begin(token, hand, free)
         return token
 
-    def _idle(self, now: float, least_s: float = 0.0) -> Berth | None:
+    def _idle(self, now: float, least_s: float = 0.0) -> AgentSlot | None:
         """A porter that has had no process for so long."""
         idle = (b for b in self._berths if b.here and not b.token)
         return next((b for b in idle if now - b.idle_since >= least_s), None)
 
-    def _ask_for_room(self, now: float) -> list[Berth]:
+    def _ask_for_room(self, now: float) -> list[AgentSlot]:
         """In a bundle that nobody is in, and where a node is gone also elsewhere.
 
         Until Ray knows of that, the bundle is still on the node.
         """
         taken = {berth.bundle for berth in self._berths}
         free = [n for n in range(self._group.workers) if n not in taken]
-        found: list[Berth] = []
+        found: list[AgentSlot] = []
         if free:
             place: Any = PlacementGroupSchedulingStrategy(
                 self._group.bundles, placement_group_bundle_index=free[0]
@@ -107,7 +114,7 @@ class RayLauncher(Launcher):
             found.append(self._ask_anywhere(now))
         return found
 
-    def _ask_anywhere(self, now: float) -> Berth:
+    def _ask_anywhere(self, now: float) -> AgentSlot:
         """Outside of what is set aside; an autoscaler hears of it."""
         where: dict[str, Any] = {}
         if self._avoided:
@@ -117,17 +124,17 @@ class RayLauncher(Launcher):
             where["scheduling_strategy"] = "SPREAD"
         return self._open(now, None, **where)
 
-    def _open(self, now: float, bundle: int | None, **options: Any) -> Berth:
+    def _open(self, now: float, bundle: int | None, **options: Any) -> AgentSlot:
         """Asks Ray for a porter."""
         room = self._room
         kind = self._kind.options(num_cpus=room.cpus, num_gpus=room.gpus, **options)
         porter = kind.remote(self._number)
         first = porter.arrive.options(concurrency_group=WORK).remote(room.backend)
-        berth = Berth(porter=porter, arrival=first, bundle=bundle, since=now)
+        berth = AgentSlot(porter=porter, arrival=first, bundle=bundle, since=now)
         self._berths.append(berth)
         return berth
 
-    def _arrived(self, berth: Berth, here: Arrival) -> None:
+    def _arrived(self, berth: AgentSlot, here: Arrival) -> None:
         """A porter is there: its process starts, if it is still wanted."""
         odd = difference(here.versions, self._versions)
         hand = self._hands.get(berth.token)
@@ -152,7 +159,7 @@ class RayLauncher(Launcher):
         hand.berths = [berth]
         self._begin(berth.token, hand, berth)
 
-    def _begin(self, token: str, hand: Hand, berth: Berth) -> None:
+    def _begin(self, token: str, hand: Hand, berth: AgentSlot) -> None:
         if berth.here is not None:
             memory = self._freight.home(berth.here, berth.porter)
             variables = {**self._room.variables, **(hand.role.environment or {})}
@@ -231,7 +238,7 @@ class RayLauncher(Launcher):
                 why, is_node = why_gone(error)
                 self._gone(berth, why, is_node=is_node)
 
-    def _take(self, berth: Berth, ref: Any, answer: Any) -> None:
+    def _take(self, berth: AgentSlot, ref: Any, answer: Any) -> None:
         if ref == berth.arrival and berth.here is None:
             self._arrived(berth, answer)
         elif ref == berth.report:
@@ -242,14 +249,14 @@ class RayLauncher(Launcher):
             if isinstance(answer, Memory) and berth.here is not None:
                 self._freight.opened(berth.here.node_id, berth.porter, answer)
 
-    def _failed(self, berth: Berth, ref: Any, error: Exception) -> None:
+    def _failed(self, berth: AgentSlot, ref: Any, error: Exception) -> None:
         """A method of a porter raised."""
         if ref in berth.calls:
             berth.calls.remove(ref)
         cause = str(getattr(error, "cause", None) or error)
         self._gone(berth, f"could not start a process: {cause}", is_node=False)
 
-    def _heard(self, berth: Berth, report: Report) -> None:
+    def _heard(self, berth: AgentSlot, report: Report) -> None:
         for token, line in report.lines:
             hand = self._hands.get(token)
             if hand is not None and hand.has_part:
@@ -324,7 +331,7 @@ class RayLauncher(Launcher):
         is_set_aside = all(berth.bundle is not None for berth in hand.berths)
         return max(room.start_s, room.wait_s if not is_set_aside else 0.0)
 
-    def _gone(self, berth: Berth, why: str, *, is_node: bool = True) -> None:
+    def _gone(self, berth: AgentSlot, why: str, *, is_node: bool = True) -> None:
         """A porter is lost, and its process with it."""
         token, here = berth.token, berth.here
         self._drop(berth)
@@ -341,7 +348,7 @@ class RayLauncher(Launcher):
         reason = f"{where} is gone: it {why}" if is_node else f"{where} {why}"
         self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
 
-    def _drop(self, berth: Berth) -> None:
+    def _drop(self, berth: AgentSlot) -> None:
         if berth in self._berths:
             self._berths.remove(berth)
             self._freight.forget(berth.porter)

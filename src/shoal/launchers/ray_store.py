@@ -8,8 +8,8 @@ from typing import Any, final
 import ray
 from ray.exceptions import RayError
 
-from shoal.launchers.freight import Carrier
-from shoal.launchers.ray_berths import WORK
+from shoal.launchers.data_broadcast import Carrier
+from shoal.launchers.ray_agents import WORK
 
 
 @final

@@ -226,7 +226,7 @@ def read_model(
     *,
     weights: Any = None,
     has_monitor: bool = False,
-    is_gang: bool = False,
+    exchanges_gradients: bool = False,
 ) -> ModelFacts:
     """Reads the facts of a prepared model.
 
@@ -235,12 +235,15 @@ def read_model(
         sample: A few rows, as `train_step` gets them.
         weights: Sample weights as `fit` was given them.
         has_monitor: Whether anybody will ask for the directions of its metrics.
-        is_gang: Whether its gradients are to be averaged.
+        exchanges_gradients: Whether its gradients are to be averaged.
     """
     keras = import_module("keras")
     trainable = exchanged_variables(model)
     x, y, weighted = keras.utils.unpack_x_y_sample_weight(sample)
-    trial, losses = try_step(model, sample, is_gang=is_gang), read_losses(model, sample)
+    trial, losses = (
+        try_step(model, sample, exchanges_gradients=exchanges_gradients),
+        read_losses(model, sample),
+    )
     logs = trial.logs
     return ModelFacts(
         name=model.name,

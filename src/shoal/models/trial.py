@@ -58,13 +58,13 @@ class Trial:
     is_sum: bool = False
 
 
-def try_step(model: Any, sample: Any, *, is_gang: bool = False) -> Trial:
+def try_step(model: Any, sample: Any, *, exchanges_gradients: bool = False) -> Trial:
     """Tries a step of a model whose `train_step` is the user's.
 
     Args:
         model: Prepared.
         sample: A few rows, as `train_step` gets them.
-        is_gang: Look whether it sums over the batch, which takes two steps more; on
+        exchanges_gradients: Look whether it sums over the batch, which takes two steps more; on
             JAX they are compiled.
     """
     if not has_own_step(model):
@@ -87,7 +87,7 @@ def try_step(model: Any, sample: Any, *, is_gang: bool = False) -> Trial:
         applied=tuple(times[id(optimizer)] for optimizer in held),
         unseen=tuple(dict.fromkeys(described(optimizer) for optimizer in unseen)),
         beside=tuple(beside),
-        is_sum=is_gang and _sums(model, sample),
+        is_sum=exchanges_gradients and _sums(model, sample),
     )
 
 

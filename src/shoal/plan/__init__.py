@@ -144,7 +144,7 @@ class Plan:
         return "gpu" if self.places else "cpu"
 
     @property
-    def is_gang(self) -> bool:
+    def exchanges_gradients(self) -> bool:
         """Whether all workers take each step together."""
         return self.strategy.exchanges == "gradients"
 
@@ -178,7 +178,7 @@ class Plan:
             first_epoch=self.initial_epoch,
             chunking=None
             if self.data.chunking is None
-            else replace(self.data.chunking, has_lanes=self.is_gang),
+            else replace(self.data.chunking, has_lanes=self.exchanges_gradients),
         )
 
     def explain(self) -> str:
@@ -221,12 +221,12 @@ def resolve(
     batch = request.batch_size or data.batch_size
     batch = batch or default_batch(rows_all, request.steps_per_epoch)
     rows = min(rows_all, (request.steps_per_epoch or rows_all) * batch)
-    is_gang = strategy.exchanges == "gradients"
+    exchanges_gradients = strategy.exchanges == "gradients"
     workers = min(most, useful_workers(strategy, rows, batch))
     refuse(request, model, workers)
     refuse_uncompiled(strategy, model, machine)
     refuse_late(request, data)
-    gang = min(batch, rows) if is_gang else workers * batch
+    gang = min(batch, rows) if exchanges_gradients else workers * batch
     steps_each = steps(rows, batch if strategy.is_independent else gang)
     strategy = replace(strategy, period=strategy.period or steps_each)
     exchanges = steps_each / strategy.period
@@ -245,8 +245,8 @@ def resolve(
         rows=rows,
         data_rows=rows_all,
         batch_size=batch,
-        worker_batch_size=shares(batch, workers)[0] if is_gang else batch,
-        gang_batch_size=batch if is_gang else gang,
+        worker_batch_size=shares(batch, workers)[0] if exchanges_gradients else batch,
+        gang_batch_size=batch if exchanges_gradients else gang,
         exchanges_per_epoch=exchanges,
         shuffle=request.shuffle,
         seed=request.seed,
@@ -283,7 +283,9 @@ def resolve(
         model,
         plan.order(),
         range(plan.initial_epoch, plan.epochs),
-        range(plan.min_workers, plan.most_workers + 1) if is_gang else range(1, 2),
+        range(plan.min_workers, plan.most_workers + 1)
+        if exchanges_gradients
+        else range(1, 2),
     )
     return replace(plan, warnings=tuple(_warnings(plan, asked=most)))
 
@@ -291,7 +293,7 @@ def resolve(
 def _warnings(plan: Plan, asked: int) -> list[str]:
     """What works, but perhaps not as the user hopes."""
     found: list[str] = []
-    small = plan.rows < asked * plan.batch_size if not plan.is_gang else (
+    small = plan.rows < asked * plan.batch_size if not plan.exchanges_gradients else (
         min(plan.rows, plan.batch_size) < asked
     )  # fmt: skip
     if small and not plan.strategy.is_independent:
@@ -324,7 +326,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += metric_warnings(plan.model)
     found += state_warnings(plan.model, plan.workers)
     found += optimizer_warnings(plan.model)
-    if plan.is_gang and plan.workers > 1:
+    if plan.exchanges_gradients and plan.workers > 1:
         found += gang_warnings(plan.model, plan.strategy.name)
     return found + plan.strategy.warnings(
         workers=plan.workers, exchanges_per_epoch=plan.exchanges_per_epoch

@@ -59,7 +59,7 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
         found.append(("late", _late(plan)))
     if plan.on_nan is not None:
         found.append(("nan", _not_finite(plan)))
-    if plan.is_gang and plan.workers > 1 and plan.device == "cpu":
+    if plan.exchanges_gradients and plan.workers > 1 and plan.device == "cpu":
         found.append((
             "note",
             f"on CPU {strategy.name} exchanges every step and waits for it; aeasgd "
@@ -112,7 +112,7 @@ def _exchanged(plan: Plan) -> str:
         )
     if plan.collective == "shared":
         return "gradients averaged by the workers themselves, in shared memory"
-    done = "averaged" if plan.is_gang else "exchanged"
+    done = "averaged" if plan.exchanges_gradients else "exchanged"
     beside = " while workers compute on" if plan.overlap else ""
     if plan.codec != "float32":
         beside += f", in {plan.codec} between hosts"
@@ -176,7 +176,7 @@ def _late(plan: Plan) -> str:
 def _not_finite(plan: Plan) -> str:
     """What follows where numbers turn NaN or infinite."""
     window = f"window of {count(plan.strategy.period, 'step')}"
-    part = "step" if plan.is_gang else window
+    part = "step" if plan.exchanges_gradients else window
     return {
         "stop": "the run stops; the model keeps the last good center",
         "skip": f"nothing is learnt from that {part}; its samples count",

@@ -21,14 +21,14 @@ from typing import Any, final
 from shoal.backends.base import ComputeSpec
 from shoal.data.order import steps
 from shoal.engine.controller.shared_servers import cut
-from shoal.engine.server.base import Leader, open_connections
-from shoal.engine.server.primary import JOINED_AGAIN, Server
+from shoal.engine.server.base import BaseServer, open_connections
+from shoal.engine.server.primary import JOINED_AGAIN, Primary
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.server.reports import read_epoch, read_records
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.transport.buffers import Sizes
-from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.worker.main import work
 from shoal.engine.worker.nan_policy import error_of
 from shoal.engine.worker.spec import WorkerSpec
@@ -104,7 +104,7 @@ class Cluster:
         )
         self._own_spec = cut(self._spec, 0)
         connections = open_connections(self._own_spec, self._listeners[0].dup())
-        self.server: Leader = Server(self._own_spec, connections)
+        self.server: BaseServer = Primary(self._own_spec, connections)
         self._threads: list[threading.Thread] = []
         self._run("shoal-server", self.server.run)
         means = Means(
@@ -218,7 +218,7 @@ class Cluster:
     def worker_spec(self, hint: int = -1) -> WorkerSpec:
         """What one more worker is given, wherever it runs."""
         setup = self._setup
-        seat = Seat(
+        seat = ServerAddress(
             address=self.address,
             other=self._listeners[1].getsockname() if setup.has_standby else None,
             secret=worker_secret(self.secret),
@@ -242,7 +242,7 @@ class Cluster:
             order=setup.order,
             open_backend=setup.open_backend,
             open_source=lambda: setup.source,
-            is_gang=setup.is_gang,
+            exchanges_gradients=setup.exchanges_gradients,
             watch=setup.watch,
             reaction=setup.reaction,
             retry=setup.retry,

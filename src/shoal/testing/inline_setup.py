@@ -12,10 +12,10 @@ from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
 from shoal.engine.coordination.sequencer import Rules
 from shoal.engine.server.records import EpochEnd, Record
-from shoal.engine.worker.nan_policy import WARN, Reaction
-from shoal.engine.worker.native_allreduce import GROUP_S, LaneSpec
+from shoal.engine.worker.nan_policy import WARN, NanPolicy
+from shoal.engine.worker.native_allreduce import GROUP_S, NativeAllReduceSpec
 from shoal.engine.worker.reader import Retry, Rows
-from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
+from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.engine.worker.spec import Watch
 from shoal.strategies.base import Strategy
 from shoal.testing.linear import LinearBackend, LinearRows
@@ -83,9 +83,9 @@ class Setup:
     servers: int = 1
     watch: Watch | None = None
     late: Sequence[int] = ()
-    lane: LaneSpec | SharedLaneSpec | None = None
+    lane: NativeAllReduceSpec | SharedMemoryAllReduceSpec | None = None
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
-    reaction: Reaction = WARN
+    reaction: NanPolicy = WARN
     retry: Retry = field(default_factory=Retry)
 
     @classmethod
@@ -105,7 +105,7 @@ class Setup:
         )
 
     @property
-    def is_gang(self) -> bool:
+    def exchanges_gradients(self) -> bool:
         """Whether gradients are exchanged."""
         return self.strategy.exchanges == "gradients"
 
@@ -120,13 +120,13 @@ class Setup:
             batch=self.batch_size,
             window=self.strategy.period,
             is_rounds=not self.strategy.is_asynchronous,
-            is_gang=self.is_gang,
+            exchanges_gradients=self.exchanges_gradients,
             is_elastic="conserves" in self.strategy.promises,
             has_barrier=self.has_barrier,
             quorum=self.quorum,
             borders=order.borders if order.can_be_spread else None,
             has_groups=self.lane is not None,
-            group_s=GROUP_S if isinstance(self.lane, LaneSpec) else 0.0,
+            group_s=GROUP_S if isinstance(self.lane, NativeAllReduceSpec) else 0.0,
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from shoal.engine.controller.shared_servers import Message, cut, join
-from shoal.engine.server.base import Leader, open_connections
+from shoal.engine.server.base import BaseServer, open_connections
 from shoal.engine.server.shard import Shard
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
@@ -60,7 +60,7 @@ class InlineShard:
         host = means.order()[0]
         self.listeners = [socket.create_server((host, 0), backlog=64) for _ in "12"]
         connections = open_connections(spec, self.listeners[0].dup())
-        self.server: Leader = Shard(spec, connections)
+        self.server: BaseServer = Shard(spec, connections)
         means.run(f"shoal-server-{spec.shard}", self.server.run)
         self._link = means.call(self._address(0))
         self._link.send({"kind": "control"})

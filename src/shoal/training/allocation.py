@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from shoal.clusters.base import Cluster, Machines, Wish
+from shoal.clusters.base import Allocation, Cluster, ResourceRequest
 from shoal.clusters.finding import find_cluster
 from shoal.clusters.local import read_machine
-from shoal.engine.controller.process_pool import Cast, Stage
+from shoal.engine.controller.process_pool import ProcessPool, WorkerEnvironment
 from shoal.facts import MachineFacts
 from shoal.interruption import undisturbed
 from shoal.launchers.shared import SharedBlob
@@ -35,7 +35,7 @@ def look(given: Any, backend: str) -> MachineFacts:
 @contextmanager
 def opened(
     given: Any, plan: Plan, request: Request
-) -> Generator[tuple[Plan, Machines | None]]:
+) -> Generator[tuple[Plan, Allocation | None]]:
     """Sets machines aside, and fits the plan to the workers that there is room for.
 
     Others join when there is room for them, up to what the plan was made for.
@@ -47,7 +47,7 @@ def opened(
     if not isinstance(cluster, Cluster):
         yield plan, None
         return
-    wish = Wish(
+    wish = ResourceRequest(
         least=plan.min_workers,
         most=plan.workers,
         threads=plan.threads,
@@ -84,8 +84,8 @@ def grown(plan: Plan, asked: Plan, growth: int) -> Plan:
 
 @contextmanager
 def staged(
-    plan: Plan, machines: Machines | None, blob: SharedBlob | None = None
-) -> Generator[Stage | None]:
+    plan: Plan, machines: Allocation | None, blob: SharedBlob | None = None
+) -> Generator[ProcessPool | None]:
     """The processes of a run on other machines, which end with this context.
 
     Yields:
@@ -94,7 +94,7 @@ def staged(
     if machines is None:
         yield None
         return
-    stage = Stage(cast_for(plan), blob, host=machines.host, hire=machines.hire)
+    stage = ProcessPool(cast_for(plan), blob, host=machines.host, hire=machines.hire)
     try:
         yield stage
     finally:
@@ -102,7 +102,7 @@ def staged(
             stage.close()
 
 
-def cast_for(plan: Plan) -> Cast:
+def cast_for(plan: Plan) -> WorkerEnvironment:
     """What workers of a plan need before they know their part."""
     cast = cast_of(plan.backend, plan.workers, plan.threads, plan.places)
     if not plan.machine.nodes:

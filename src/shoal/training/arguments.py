@@ -39,7 +39,7 @@ from shoal.runs.base import Run
 from shoal.strategies import Strategy, get
 from shoal.training.allocation import look
 from shoal.training.caps import capped_epochs, capped_steps
-from shoal.training.driver import Habits
+from shoal.training.driver import DriverOptions
 from shoal.training.start_run import Work
 from shoal.training.validation import (
     Validation,
@@ -147,10 +147,10 @@ class Ready:
     verbose: int | str
     often: Often | None
 
-    def habits(self) -> Habits:
+    def habits(self) -> DriverOptions:
         """The part of the arguments that concerns this process."""
         validation, model = self.validation, self.work.model
-        return Habits(
+        return DriverOptions(
             callbacks=self.arguments.callbacks,
             **validating(validation, model, self.plan.validation),
             validation_freq=read_freq(self.arguments.validation_freq),
@@ -206,7 +206,7 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
         sample,
         weights=arguments.sample_weight,
         has_monitor=arguments.monitor is not None,
-        is_gang=strategy.exchanges == "gradients" and request.workers != 1,
+        exchanges_gradients=strategy.exchanges == "gradients" and request.workers != 1,
     )
     _check_travels(request, source)
     plan = resolve(request, facts, data, look(arguments.cluster, facts.backend))

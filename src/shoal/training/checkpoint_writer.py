@@ -29,7 +29,7 @@ class CannotBegin(Exception):
 
 
 @final
-class Keeper:
+class CheckpointWriter:
     """The checkpoints of a run that trains.
 
     Args:

@@ -33,8 +33,8 @@ from shoal.training.copies import Copies
 from shoal.training.evaluator import Evaluator, Score
 from shoal.training.hooks import BatchHooks
 from shoal.training.in_step import InStep
-from shoal.training.past import Diary, Past
 from shoal.training.progress import Progress
+from shoal.training.resume_state import Diary, ResumeState
 from shoal.training.user_model import UserModel
 from shoal.training.validation import Validation
 from shoal.vectors import Sums, Vector
@@ -42,7 +42,7 @@ from shoal.vectors import Sums, Vector
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Habits:
+class DriverOptions:
     """Arguments of Keras' `fit` that concern the user's process.
 
     Args:
@@ -66,8 +66,8 @@ class Habits:
     echo: bool = False
     on_turn: Callable[[], None] = lambda: None
     often: Often = field(default_factory=Often)
-    keep: Callable[[Past], None] | None = None
-    past: Past | None = None
+    keep: Callable[[ResumeState], None] | None = None
+    past: ResumeState | None = None
 
 
 FETCH_S = 0.1
@@ -76,7 +76,7 @@ FETCH_S = 0.1
 
 def can_wait(plan: Plan) -> bool:
     """Whether workers can wait for batch hooks after each step of the user's."""
-    is_plain = plan.is_gang or "plain" in plan.strategy.promises
+    is_plain = plan.exchanges_gradients or "plain" in plan.strategy.promises
     return is_plain and plan.epoch_barrier
 
 
@@ -101,7 +101,7 @@ class Driver(Observer):
         habits: Of `fit`.
     """
 
-    def __init__(self, model: Any, plan: Plan, run: Run, habits: Habits) -> None:
+    def __init__(self, model: Any, plan: Plan, run: Run, habits: DriverOptions) -> None:
         self._model, self._run, self._habits = model, run, habits
         facts = plan.model
         # Where epochs have no barrier, a worker's own state is of later steps.
@@ -166,7 +166,7 @@ class Driver(Observer):
         self._user.remember()
         self._watch.begin()
 
-    def _go_on(self, past: Past) -> None:
+    def _go_on(self, past: ResumeState) -> None:
         """Takes over what an earlier process knew of this run.
 
         What callbacks set when training begins is a change to that.
@@ -198,7 +198,7 @@ class Driver(Observer):
         self._model.stop_training = diary.is_stopped
         self._tell_unscored(diary.unscored)
 
-    def _restore(self, past: Past) -> None:
+    def _restore(self, past: ResumeState) -> None:
         """Puts weights, state of workers and changes of callbacks into the model."""
         diary, arrays = past.diary, past.restart.arrays
         self._watch.begin()
@@ -282,7 +282,7 @@ class Driver(Observer):
             return
         self.adopt(rescue.vector, rescue.statistics)
         # In a gang, of before the step; elsewhere perhaps that of the worker's harm.
-        if self._plan.is_gang:
+        if self._plan.exchanges_gradients:
             self._restore_state(rescue.optimizer_state)
         self._user.finalize(rescue.clock)
 
@@ -372,7 +372,7 @@ class Driver(Observer):
             unscored=[] if self.evaluator is None else self.evaluator.waiting,
             kept=self._kept_now().tolist() if self._states.has_kept else (),
         )
-        self._habits.keep(Past(restart=found, diary=diary))
+        self._habits.keep(ResumeState(restart=found, diary=diary))
 
     def _kept_now(self) -> Any:
         """What the next epoch's end, in a run that goes on, counts on from."""

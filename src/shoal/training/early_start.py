@@ -15,7 +15,7 @@ from typing import Any
 from shoal.backends import BACKENDS
 from shoal.backends.compile_cache import cache_variables
 from shoal.clusters.local import read_machine
-from shoal.engine.controller.process_pool import Cast, Stage
+from shoal.engine.controller.process_pool import ProcessPool, WorkerEnvironment
 from shoal.interruption import undisturbed
 from shoal.launchers.base import Preload
 from shoal.plan.gpus import Place
@@ -35,7 +35,7 @@ def preload_for(backend: str, module: str) -> Preload:
 
 def cast_of(
     backend: str, workers: int, threads: int, places: Sequence[Place] = ()
-) -> Cast:
+) -> WorkerEnvironment:
     """What workers of a backend need before they know their part.
 
     Args:
@@ -44,7 +44,7 @@ def cast_of(
         threads: Compute threads of each.
         places: Their GPUs; none where they compute on the CPU.
     """
-    return Cast(
+    return WorkerEnvironment(
         workers=workers,
         threads=threads,
         preload=preload_for(backend, "shoal.engine.worker.factories"),
@@ -84,7 +84,7 @@ def _unsaid(wanted: Mapping[str, str]) -> dict[str, str]:
 @contextmanager
 def early_stage(
     strategy: Strategy, cluster: Any, workers: Any, threads: Any
-) -> Generator[Stage | None]:
+) -> Generator[ProcessPool | None]:
     """Processes for a run of `fit` with these arguments, good or bad ones.
 
     Args:
@@ -97,7 +97,7 @@ def early_stage(
         A stage that ends with this context; None where one would be of no use.
     """
     cast = guess(strategy, cluster, workers, threads)
-    stage = None if cast is None else Stage(cast)
+    stage = None if cast is None else ProcessPool(cast)
     try:
         yield stage
     finally:
@@ -106,7 +106,9 @@ def early_stage(
                 stage.close()
 
 
-def guess(strategy: Strategy, cluster: Any, workers: Any, threads: Any) -> Cast | None:
+def guess(
+    strategy: Strategy, cluster: Any, workers: Any, threads: Any
+) -> WorkerEnvironment | None:
     """What workers of such a run will probably need; None where there are none."""
     keras: Any = sys.modules.get("keras")
     if cluster != "local" or strategy.is_independent or keras is None:

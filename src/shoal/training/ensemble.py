@@ -33,8 +33,8 @@ from shoal.plan import Place, Plan
 from shoal.runs.base import Run
 from shoal.terminal import say
 from shoal.training.arguments import SEED_LIMIT, Ready
-from shoal.training.driver import Habits
-from shoal.training.ensemble_records import Board, MemberRun
+from shoal.training.driver import DriverOptions
+from shoal.training.ensemble_records import EnsembleRecords, MemberRun
 from shoal.training.sampling import sampling
 from shoal.training.start_run import Outcome, Work, train, write_data
 
@@ -54,7 +54,7 @@ def train_members(ready: Ready, run: Run) -> Outcome:
             its last epoch ended, with what it has learnt since.
     """
     plan = ready.plan
-    board = Board(run, plan, ready.verbose)
+    board = EnsembleRecords(run, plan, ready.verbose)
     works = _works(ready)
     blob = SharedBlob()
     try:
@@ -151,7 +151,9 @@ def _reseed(model: Any, member: int) -> None:
             variable.assign(state)
 
 
-def _train_all(ready: Ready, works: Sequence[Work], board: Board) -> list[Outcome]:
+def _train_all(
+    ready: Ready, works: Sequence[Work], board: EnsembleRecords
+) -> list[Outcome]:
     """Trains members in threads, as many at a time as there are workers."""
     jobs = [
         replace(_habits(ready, work, member), on_turn=board.heed)
@@ -190,7 +192,7 @@ def _are_over(futures: Sequence[Future[Outcome]]) -> bool:
 
 
 def _train_member(
-    places: SimpleQueue[Place], plan: Plan, work: Work, run: Run, habits: Habits
+    places: SimpleQueue[Place], plan: Plan, work: Work, run: Run, habits: DriverOptions
 ) -> Outcome:
     """Trains one member on a GPU that no other one is on, where there are GPUs."""
     if not plan.places:
@@ -239,7 +241,7 @@ def _member_plan(plan: Plan, member: int) -> Plan:
     )
 
 
-def _habits(ready: Ready, work: Work, member: int) -> Habits:
+def _habits(ready: Ready, work: Work, member: int) -> DriverOptions:
     """Callbacks and validation of one member."""
     try:
         callbacks = copy.deepcopy(ready.arguments.callbacks)

@@ -20,7 +20,7 @@ from shoal.training.progress import Progress
 
 
 @final
-class Board:
+class EnsembleRecords:
     """Puts the records of members together in one run. Safe from several threads.
 
     Args:
@@ -84,7 +84,7 @@ class MemberRun(Run):
         member: Number of this one.
     """
 
-    def __init__(self, board: Board, member: int) -> None:
+    def __init__(self, board: EnsembleRecords, member: int) -> None:
         run = board.run
         super().__init__(run_id=run.id, name=run.name, url=run.url, complain=None)
         self._board, self._member = board, member

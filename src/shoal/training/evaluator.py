@@ -23,7 +23,7 @@ from shoal.launchers.shared import SharedBlob
 from shoal.models.pickling import dumps
 from shoal.runs.base import Run
 from shoal.training.early_start import cast_of, preload_for
-from shoal.training.evaluator_seat import Ask, Desk, Weights
+from shoal.training.evaluation_spec import Ask, EvaluationSpec, Weights
 from shoal.training.validation import Validation
 
 NAME = "evaluator"
@@ -87,7 +87,7 @@ class Evaluator:
         else:
             with data.allocate(source.blob_size()) as memory:
                 source.write_blob(memory)
-        self._desk = Desk(
+        self._desk = EvaluationSpec(
             model=model.descriptor,
             data=data.descriptor,
             chunks=chunks,
@@ -122,9 +122,9 @@ class Evaluator:
 
     def _start(self) -> None:
         role = Role(
-            target="shoal.training.evaluator_seat:score_epoch",
+            target="shoal.training.evaluation_spec:score_epoch",
             name=NAME,
-            preload=preload_for(self._backend, "shoal.training.evaluator_seat"),
+            preload=preload_for(self._backend, "shoal.training.evaluation_spec"),
             environment={
                 **cast_of(self._backend, 1, self._threads).environment,
                 "CUDA_VISIBLE_DEVICES": "",  # the workers have them

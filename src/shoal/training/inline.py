@@ -38,8 +38,8 @@ from shoal.models.metrics import loss_totals
 from shoal.plan import Plan
 from shoal.runs.base import Run
 from shoal.strategies.base import Facts
-from shoal.training.crew import Crew, Mate
-from shoal.training.driver import Driver, Habits
+from shoal.training.driver import Driver, DriverOptions
+from shoal.training.inline_workers import InlineWorker, InlineWorkers
 from shoal.training.start_run import Outcome, Work, begin, rescue, rules
 from shoal.vectors import Layout, Vector, exchanged_variables, statistic_variables
 
@@ -56,7 +56,11 @@ def equal_speeds(rank: int) -> float:
 
 
 def train(
-    plan: Plan, work: Work, run: Run, habits: Habits, speeds: Speeds = equal_speeds
+    plan: Plan,
+    work: Work,
+    run: Run,
+    habits: DriverOptions,
+    speeds: Speeds = equal_speeds,
 ) -> Outcome:
     """Trains as `fitting.train` does, with all workers in this thread.
 
@@ -121,7 +125,7 @@ class InlineCluster:
             Layout.of(beside).gather(beside),
         )
         self._sequencer = Sequencer(rules(plan))
-        self._crew = Crew(plan, work.packed, work.source, began)
+        self._crew = InlineWorkers(plan, work.packed, work.source, began)
         for rank in range(plan.workers):
             member = self._sequencer.join(rank)
             self._crew.hire(member.incarnation, *self.copy_center())
@@ -144,7 +148,7 @@ class InlineCluster:
 
     def newest(self) -> tuple[Vector, Vector]:
         """The same; in a gang the weights of its last step, which it publishes."""
-        if self._plan.is_gang:
+        if self._plan.exchanges_gradients:
             self._center.vector[:] = self._crew.read()
         return self.copy_center()
 
@@ -195,11 +199,11 @@ class InlineCluster:
             pieces=tuple(mate.pieces),
             steps=steps,
             samples=samples,
-            rows=float(mate.rows) if self._plan.is_gang else None,
+            rows=float(mate.rows) if self._plan.exchanges_gradients else None,
         )
         self._carry_out(sequencer.push(push))
 
-    def _begin(self, mate: Mate) -> None:
+    def _begin(self, mate: InlineWorker) -> None:
         """A worker sets to work on a window of its leases, or asks for some."""
         steps = self._crew.take_window(mate, self._sequencer.clock)
         if not steps:
@@ -269,7 +273,7 @@ class InlineCluster:
                 case _:
                     raise AssertionError(f"no worker is ever lost: {instruction}")
 
-    def _apply(self, mate: Mate, facts: Facts) -> None:
+    def _apply(self, mate: InlineWorker, facts: Facts) -> None:
         self._center.apply(
             mate.rank, mate.message, mate.message_statistics, facts, mate.reply
         )
@@ -289,9 +293,11 @@ class InlineCluster:
             write,
         )
         for rank, mate in mates.items():
-            share = share_of_loss(rank, facts) if self._plan.is_gang else 1.0
+            share = (
+                share_of_loss(rank, facts) if self._plan.exchanges_gradients else 1.0
+            )
             self._record(mate, facts[rank], share)
-        if self._plan.is_gang:
+        if self._plan.exchanges_gradients:
             for mate in self._crew.mates:
                 if mate.rank not in facts:
                     self._crew.skip(mate)
@@ -305,7 +311,7 @@ class InlineCluster:
         mate.leases.extend(answer.pieces)
         if answer.body != "none":
             mate.statistics = center.statistics.copy()
-        if answer.body == "reply" and not self._plan.is_gang:
+        if answer.body == "reply" and not self._plan.exchanges_gradients:
             self._crew.pull(mate)
         elif answer.body == "center":
             self._crew.adopt(mate, center.vector)
@@ -313,12 +319,12 @@ class InlineCluster:
             self._publish(mate)
         self._begin(mate)
 
-    def _publish(self, mate: Mate) -> None:
+    def _publish(self, mate: InlineWorker) -> None:
         """The gang's weights become the center, as a worker's snapshot would."""
         self._center.vector[:] = self._crew.read()
         self._carry_out(self._sequencer.published(mate.rank, mate.incarnation))
 
-    def _record(self, mate: Mate, facts: Facts, share: float = 1.0) -> None:
+    def _record(self, mate: InlineWorker, facts: Facts, share: float = 1.0) -> None:
         """Adds a push to the epoch's sums and to what the observer will hear."""
         epoch, rows = mate.pieces[0].epoch, mate.rows
         sums = self._metrics.setdefault(epoch, np.zeros(self._crew.metrics_size))

@@ -242,7 +242,9 @@ class Progress:
     def advice(self) -> str | None:
         """What would have been faster, when most of the time went to exchanges."""
         plan, share = self._plan, self._share.share
-        is_cpu_gang = plan.is_gang and plan.workers > 1 and plan.device == "cpu"
+        is_cpu_gang = (
+            plan.exchanges_gradients and plan.workers > 1 and plan.device == "cpu"
+        )
         if not is_cpu_gang or share <= 0.5:
             return None
         return (

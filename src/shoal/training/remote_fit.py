@@ -22,7 +22,14 @@ from shoal.clusters.finding import find_cluster, is_known_elsewhere
 from shoal.clusters.jobs import Jobs
 from shoal.clusters.ray import Ray
 from shoal.clusters.ray_jobs import RayJobs
-from shoal.clusters.remote_jobs import DONE, RUNNING, SENT_RUN, SENT_SCRIPT, Away, Job
+from shoal.clusters.remote_jobs import (
+    DONE,
+    RUNNING,
+    SENT_RUN,
+    SENT_SCRIPT,
+    Job,
+    RemoteJobs,
+)
 from shoal.data import ArraySource
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.host.private import make_private, share
@@ -57,7 +64,7 @@ class Sent:
         id: Of the job.
     """
 
-    jobs: Away
+    jobs: RemoteJobs
     id: str
 
     @property
@@ -138,7 +145,7 @@ def is_away(given: Any) -> bool:
     return isinstance(cluster, Ray) and cluster.is_away
 
 
-def jobs_of(given: Any) -> Away:
+def jobs_of(given: Any) -> RemoteJobs:
     """The jobs of a cluster.
 
     Raises:

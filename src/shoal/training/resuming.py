@@ -31,11 +31,11 @@ from shoal.runs.checkpoints import CheckpointStore
 from shoal.runs.store import StoredRun, model_file, open_run
 from shoal.training.allocation import look, opened, staged
 from shoal.training.arguments import reading_of
-from shoal.training.checkpoint_writer import CHECKPOINTS, Keeper
-from shoal.training.driver import Habits
+from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
+from shoal.training.driver import DriverOptions
 from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.likeness import difference
-from shoal.training.past import Past
+from shoal.training.resume_state import ResumeState
 from shoal.training.run_fit import follow, keeping, warner
 from shoal.training.same_files import check_files
 from shoal.training.sampling import sampling
@@ -76,7 +76,7 @@ def resume(call: Call) -> Any:
         store = CheckpointStore(record.folder.child(CHECKPOINTS), complain=warn)
         store.open()  # from here on, whoever else writes for this run is refused
         found = store.latest(warn)
-        past = None if found is None else Past.of(found)
+        past = None if found is None else ResumeState.of(found)
         _check_nothing_is_lost(record, inputs, past, call, warn)
         with interruptible():  # data of the user is read, and the model made
             inputs = _with_data(inputs, call, warn)
@@ -90,7 +90,7 @@ def resume(call: Call) -> Any:
         epoch = plan.initial_epoch if past is None else past.diary.epoch
         record.event("run_resumed", workers=plan.workers, epoch=epoch)
         number = 0 if found is None else found.number + 1
-        keeper = Keeper(record.folder, warn, first=number, store=store)
+        keeper = CheckpointWriter(record.folder, warn, first=number, store=store)
 
         def go_on() -> Outcome:
             with (
@@ -144,7 +144,7 @@ def _check_backend(wanted: str) -> None:
 def _check_nothing_is_lost(
     record: StoredRun,
     inputs: Inputs,
-    past: Past | None,
+    past: ResumeState | None,
     call: Call,
     warn: Callable[[str], None],
 ) -> None:
@@ -306,7 +306,7 @@ def _cluster(inputs: Inputs) -> Any:
 
 def _habits(
     inputs: Inputs, call: Call, model: Any, warn: Callable[[str], None]
-) -> Habits:
+) -> DriverOptions:
     callbacks = inputs.callbacks if call.callbacks is None else call.callbacks
     if callbacks is None:
         warn(
@@ -316,7 +316,7 @@ def _habits(
     if inputs.request.validation == "async":
         check_late(callbacks)
     settings, validation = inputs.settings, inputs.validation
-    return Habits(
+    return DriverOptions(
         callbacks=callbacks or [],
         **validating(validation, model, inputs.request.validation),
         validation_freq=read_freq(settings["validation_freq"]),

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.clusters.base import Machines
-from shoal.engine.controller.process_pool import Stage
+from shoal.clusters.base import Allocation
+from shoal.engine.controller.process_pool import ProcessPool
 from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
 from shoal.forks import Origin
 from shoal.interruption import (
@@ -27,8 +27,8 @@ from shoal.runs.store import StoredRun, is_of_storage, start
 from shoal.training import inline
 from shoal.training.allocation import opened, staged
 from shoal.training.arguments import Arguments, Ready, read
-from shoal.training.checkpoint_writer import Keeper
-from shoal.training.driver import Habits
+from shoal.training.checkpoint_writer import CheckpointWriter
+from shoal.training.driver import DriverOptions
 from shoal.training.ensemble import train_members
 from shoal.training.inputs import Inputs, write_inputs
 from shoal.training.likeness import Likeness
@@ -40,7 +40,7 @@ RETRIES_S = (0.5, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Means:
+class FitContext:
     """What `fit` has at hand before it knows what to do with it.
 
     Args:
@@ -50,11 +50,11 @@ class Means:
     """
 
     began: float
-    stage: Stage | None
-    machines: Machines | None = None
+    stage: ProcessPool | None
+    machines: Allocation | None = None
 
 
-def perform(arguments: Mapping[str, Any], means: Means) -> Any:
+def perform(arguments: Mapping[str, Any], means: FitContext) -> Any:
     """Does what the arguments of `fit` say, and records it; returns the history."""
     with interruptible():  # data of the user is read, models are tried
         ready = read(Arguments(**arguments))
@@ -85,7 +85,7 @@ def follow(
     model: Any,
     began: float,
     work: Callable[[], Outcome],
-    keeper: Keeper | None,
+    keeper: CheckpointWriter | None,
 ) -> Any:
     """Trains, saves the model, and records how that ends.
 
@@ -151,7 +151,7 @@ def _is_away(record: Run) -> bool:
 
 
 def _not_saved(
-    record: Run, history: Any, keeper: Keeper | None, report: dict[str, Any]
+    record: Run, history: Any, keeper: CheckpointWriter | None, report: dict[str, Any]
 ) -> ModelNotSaved:
     """A program must not end as if all were well when the model is nowhere."""
     cause, place = None, record.url
@@ -176,7 +176,9 @@ def _not_saved(
     return ModelNotSaved(text, history=history)
 
 
-def _tell_of_resume(record: Run, keeper: Keeper, error: BaseException) -> None:
+def _tell_of_resume(
+    record: Run, keeper: CheckpointWriter, error: BaseException
+) -> None:
     """What a traceback ends with; of Ctrl-C there is a line of its own."""
     is_fenced = isinstance(error, CheckpointError)
     if keeper.has_saved and isinstance(error, Exception) and not is_fenced:
@@ -186,7 +188,7 @@ def _tell_of_resume(record: Run, keeper: Keeper, error: BaseException) -> None:
         )
 
 
-def _keeper(ready: Ready, record: Run) -> Keeper | None:
+def _keeper(ready: Ready, record: Run) -> CheckpointWriter | None:
     """Of the checkpoints of a run that can be resumed."""
     is_kept = ready.often is not None and not (
         ready.plan.strategy.is_independent or ready.plan.cluster == "inline"
@@ -194,12 +196,14 @@ def _keeper(ready: Ready, record: Run) -> Keeper | None:
     if not is_kept or not isinstance(record, StoredRun):
         return None
     folder, inputs = record.folder, inputs_of(ready)
-    keeper = Keeper(folder, warner(record))
+    keeper = CheckpointWriter(folder, warner(record))
     keeper.begin(lambda: write_inputs(folder, inputs))
     return keeper
 
 
-def _train(ready: Ready, record: Run, means: Means, keeper: Keeper | None) -> Outcome:
+def _train(
+    ready: Ready, record: Run, means: FitContext, keeper: CheckpointWriter | None
+) -> Outcome:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record)
     if ready.plan.cluster == "inline":
@@ -214,7 +218,7 @@ def _train(ready: Ready, record: Run, means: Means, keeper: Keeper | None) -> Ou
         return train(ready.plan, ready.work, record, habits, stage or means.stage)
 
 
-def keeping(keeper: Keeper, habits: Habits) -> Habits:
+def keeping(keeper: CheckpointWriter, habits: DriverOptions) -> DriverOptions:
     """The habits of a run that has checkpoints."""
     return replace(habits, keep=lambda past: keeper.keep(past.to_checkpoint()))
 

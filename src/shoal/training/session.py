@@ -6,14 +6,14 @@ import threading
 import time
 from typing import Any, final
 
-from shoal.engine.controller.process_pool import Stage
+from shoal.engine.controller.process_pool import ProcessPool
 from shoal.errors import ConfigError
 from shoal.forks import gives_up
 from shoal.interruption import undisturbed
 from shoal.strategies import get
 from shoal.training.arguments import Arguments
 from shoal.training.early_start import guess
-from shoal.training.run_fit import Means, perform
+from shoal.training.run_fit import FitContext, perform
 
 
 @final
@@ -41,7 +41,7 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self._stage: Stage | None = None
+        self._stage: ProcessPool | None = None
         self._is_closed = False
         self._training = threading.Lock()
         gives_up(self)
@@ -88,16 +88,16 @@ class Session:
         with undisturbed():
             try:
                 stage = self._stage = self._stage or self._start(read)
-                means = Means(began=began, stage=stage)
+                means = FitContext(began=began, stage=stage)
                 return perform({"model": model, "x": x, "y": y, **arguments}, means)
             except BaseException:
                 self._end()
                 raise
 
-    def _start(self, given: Arguments) -> Stage | None:
+    def _start(self, given: Arguments) -> ProcessPool | None:
         strategy = get(given.strategy)
         cast = guess(strategy, given.cluster, given.workers, given.threads)
-        return None if cast is None else Stage(cast, is_kept=True)
+        return None if cast is None else ProcessPool(cast, is_kept=True)
 
     def _end(self) -> None:
         stage, self._stage = self._stage, None

@@ -17,14 +17,14 @@ from shoal.backends.fixed import most_bytes, size_bytes
 from shoal.data import ArraySource, Source
 from shoal.data.chunks import first_rows
 from shoal.engine.controller.controller import Controller, Job
-from shoal.engine.controller.process_pool import Stage
-from shoal.engine.coordination.restart_policy import RecoveryPolicy
+from shoal.engine.controller.process_pool import ProcessPool
+from shoal.engine.coordination.restart_policy import RestartPolicy
 from shoal.engine.coordination.sequencer import Rules
 from shoal.engine.server.records import Rescue
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.changes import Changes
-from shoal.engine.transport.client_connection import Addresses, Seat
+from shoal.engine.transport.client_connection import Addresses, ServerAddress
 from shoal.engine.transport.shared_memory import tag_of
 from shoal.engine.worker.factories import (
     CleanUp,
@@ -34,8 +34,8 @@ from shoal.engine.worker.factories import (
     OpenMapped,
 )
 from shoal.engine.worker.nan_policy import reaction_to
-from shoal.engine.worker.native_allreduce import GROUP_S, LaneSpec
-from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
+from shoal.engine.worker.native_allreduce import GROUP_S, NativeAllReduceSpec
+from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.engine.worker.spec import WATCH, WorkerSpec
 from shoal.errors import NotFinite
 from shoal.facts import SAMPLE_ROWS
@@ -54,9 +54,9 @@ from shoal.plan.collective import library_of
 from shoal.runs.base import Run
 from shoal.terminal import say
 from shoal.training.allocation import cast_for
-from shoal.training.driver import Driver, Habits
+from shoal.training.driver import Driver, DriverOptions
 from shoal.training.evaluator import Evaluator
-from shoal.training.past import Past
+from shoal.training.resume_state import ResumeState
 from shoal.vectors import (
     Layout,
     exchanged_variables,
@@ -122,7 +122,11 @@ class Outcome:
 
 
 def train(
-    plan: Plan, work: Work, run: Run, habits: Habits, stage: Stage | None = None
+    plan: Plan,
+    work: Work,
+    run: Run,
+    habits: DriverOptions,
+    stage: ProcessPool | None = None,
 ) -> Outcome:
     """Trains `work.model` on processes of this machine, or on those of a stage.
 
@@ -146,7 +150,7 @@ def train(
             work = work.with_packed()
     cast = cast_for(plan)
     own = stage is None
-    stage = stage or Stage(cast, work.shared)
+    stage = stage or ProcessPool(cast, work.shared)
     controller = Controller(_job(plan, run, habits), driver, stage)
     driver.fetch_center = controller.center
     origin = Origin()
@@ -171,7 +175,7 @@ def train(
         raise
     except NotFinite:
         try:
-            patience_s = GANG_SALVAGE_S if plan.is_gang else SALVAGE_S
+            patience_s = GANG_SALVAGE_S if plan.exchanges_gradients else SALVAGE_S
             driver.salvage(controller.rescue(patience_s))
         finally:
             driver.abandon()
@@ -188,7 +192,9 @@ def train(
                 stage.close()
 
 
-def evaluator_of(plan: Plan, work: Work, habits: Habits, run: Run) -> Evaluator | None:
+def evaluator_of(
+    plan: Plan, work: Work, habits: DriverOptions, run: Run
+) -> Evaluator | None:
     """What validates beside the training; None where training waits for it."""
     if habits.late is None:
         return None
@@ -251,7 +257,7 @@ def write_data(source: Source, blob: SharedBlob) -> None:
 
 
 def begin(
-    driver: Driver, plan: Plan, work: Work, run: Run, past: Past | None = None
+    driver: Driver, plan: Plan, work: Work, run: Run, past: ResumeState | None = None
 ) -> Plan:
     """Lets callbacks begin; one of them may have restored a later epoch.
 
@@ -259,7 +265,11 @@ def begin(
     """
     work.model._initial_epoch = None
     driver.begin()
-    if driver.counts_steps and "plain" in plan.strategy.promises and not plan.is_gang:
+    if (
+        driver.counts_steps
+        and "plain" in plan.strategy.promises
+        and not plan.exchanges_gradients
+    ):
         # An exchange is what hooks are called for; here it changes no weight.
         every = int(getattr(work.model, "steps_per_execution", 1) or 1)
         plan = replace(plan, strategy=replace(plan.strategy, period=every))
@@ -275,11 +285,11 @@ def begin(
     return plan
 
 
-def _job(plan: Plan, run: Run, habits: Habits) -> Job:
+def _job(plan: Plan, run: Run, habits: DriverOptions) -> Job:
     past = habits.past
     return Job(
         workers=plan.workers,
-        policy=RecoveryPolicy(
+        policy=RestartPolicy(
             max_restarts=plan.max_restarts, min_workers=plan.min_workers
         ),
         first_epoch=plan.initial_epoch if past is None else past.diary.epoch,
@@ -302,10 +312,12 @@ def rules(plan: Plan) -> Rules:
         first_epoch=plan.initial_epoch,
         epochs=plan.epochs,
         workers=plan.workers,
-        batch=plan.gang_batch_size if plan.is_gang else plan.worker_batch_size,
+        batch=plan.gang_batch_size
+        if plan.exchanges_gradients
+        else plan.worker_batch_size,
         window=plan.strategy.period,
         is_rounds=not plan.strategy.is_asynchronous,
-        is_gang=plan.is_gang,
+        exchanges_gradients=plan.exchanges_gradients,
         is_elastic="conserves" in plan.strategy.promises,
         has_barrier=plan.epoch_barrier,
         quorum=plan.quorum,
@@ -364,13 +376,15 @@ def _memory_share(plan: Plan, hint: int) -> float:
     return plan.places[hint % len(plan.places)].share if plan.places else 1.0
 
 
-def _lane(plan: Plan, stage: Stage, tag: str) -> LaneSpec | SharedLaneSpec | None:
+def _lane(
+    plan: Plan, stage: ProcessPool, tag: str
+) -> NativeAllReduceSpec | SharedMemoryAllReduceSpec | None:
     """How workers come into groups of their own."""
     if plan.collective == "server":
         return None
     if plan.collective == "shared":
-        return SharedLaneSpec(folder=stage.make_folder(), tag=tag)
-    return LaneSpec(
+        return SharedMemoryAllReduceSpec(folder=stage.make_folder(), tag=tag)
+    return NativeAllReduceSpec(
         open_group=OpenGroup(name=plan.backend),
         folder=stage.make_folder(),
         library=library_of(plan.backend, plan.places),
@@ -384,7 +398,7 @@ def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
     return OpenChunks(source=dumps(source))
 
 
-def _shards(plan: Plan, stage: Stage) -> tuple[Addresses, ...]:
+def _shards(plan: Plan, stage: ProcessPool) -> tuple[Addresses, ...]:
     """Where the servers listen that share the vector with the one that orders."""
     pairs = [stage.pair(number) for number in range(1, plan.servers)]
     if plan.standby:
@@ -396,8 +410,8 @@ def _give(
     controller: Controller,
     plan: Plan,
     work: Work,
-    stage: Stage,
-    past: Past | None,
+    stage: ProcessPool,
+    past: ResumeState | None,
     changes: Changes,
 ) -> None:
     """Sends everyone their part."""
@@ -442,7 +456,7 @@ def _give(
     lane = _lane(plan, stage, tag_of(secret))
 
     def make(hint: int, token: str) -> WorkerSpec:
-        seat = Seat(
+        seat = ServerAddress(
             address=stage.main.address,
             secret=worker_secret(secret),
             sizes=sizes,
@@ -461,7 +475,7 @@ def _give(
             order=plan.order(),
             open_backend=open_backend,
             open_source=open_source,
-            is_gang=plan.is_gang,
+            exchanges_gradients=plan.exchanges_gradients,
             clock_start=began,
             cores=cores[hint] if hint < len(cores) else (),
             watch=WATCH.get(),

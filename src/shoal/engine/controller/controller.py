@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.engine.controller.observer import EpochsInOrder, Observer
-from shoal.engine.controller.process_pool import Stage
-from shoal.engine.controller.resume_point import Past
+from shoal.engine.controller.process_pool import ProcessPool
+from shoal.engine.controller.resume_point import ResumePoint
 from shoal.engine.controller.servers import GRACE_S, Message, ServerGone
 from shoal.engine.controller.shared_servers import SharedServers
-from shoal.engine.controller.supervisor import Staff
+from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination import restart_policy as recovery
 from shoal.engine.server.checkpoint import Snapshot, read_restart
 from shoal.engine.server.records import Rescue
@@ -64,7 +64,7 @@ class Job:
     """
 
     workers: int
-    policy: recovery.RecoveryPolicy
+    policy: recovery.RestartPolicy
     first_epoch: int
     epochs: int
     log: Callable[[int], Path | None]
@@ -84,14 +84,14 @@ class Controller:
         stage: Whose processes do it; whoever made it closes it.
     """
 
-    def __init__(self, job: Job, observer: Observer, stage: Stage) -> None:
+    def __init__(self, job: Job, observer: Observer, stage: ProcessPool) -> None:
         self._job, self._observer, self._stage = job, observer, stage
         self._learning_rate: float | None = None
         self._changes = Changes()
         self._version = -1  # of the newest exchange that was told; -1 for unknown
         self._is_in_step = False
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
-        self._staff = Staff(
+        self._staff = WorkerSupervisor(
             stage, job.policy, job.log, observer, self._tell_of_staff, job.spares
         )
         self._servers = SharedServers(
@@ -104,7 +104,7 @@ class Controller:
         )
         self._servers.on_succession = self._repeat
         self._is_halted = False
-        self._past: Past | None = None
+        self._past: ResumePoint | None = None
         self._opened: int | None = None
         self._expected: int | None = None
         self._asked = ""
@@ -127,10 +127,10 @@ class Controller:
         """Sends everyone their part and connects to the server."""
         self._learning_rate = server.learning_rate
         self._changes = Changes(dict(server.changes.found))
-        self._past = Past(server, make_spec)
+        self._past = ResumePoint(server, make_spec)
         self._begin(self._past)
 
-    def _begin(self, past: Past) -> None:
+    def _begin(self, past: ResumePoint) -> None:
         known = {"learning_rate": self._learning_rate, "changes": self._changes}
         self._servers.start(replace(past.part, **known))
         self._staff.give(self._job.workers, past.worker, self._job.growth)
@@ -192,7 +192,7 @@ class Controller:
         seconds = round(time.monotonic() - began, 3)
         self._observer.on_event("server_replaced", seconds=seconds, by="restart")
 
-    def _go_back(self, past: Past) -> None:
+    def _go_back(self, past: ResumePoint) -> None:
         """The server begins at the checkpoint: before an end that was told, perhaps."""
         restart, upcoming = past.server.restart, self._job.first_epoch
         if restart is not None:

@@ -16,7 +16,7 @@ BACKLOG = 512  # connections that wait until the server accepts them
 
 
 @final
-class Pair:
+class ServerEndpoints:
     """A server and its standby, as processes.
 
     Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from shoal.engine.controller.endpoints import Pair
+from shoal.engine.controller.endpoints import ServerEndpoints
 from shoal.host.scratch import Scratch
 from shoal.launchers.base import Exit, Launcher, Preload, Role
 from shoal.launchers.process import ProcessLauncher
@@ -21,7 +21,7 @@ from shoal.launchers.shared import SharedBlob
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cast:
+class WorkerEnvironment:
     """What is known of workers before anything else.
 
     Args:
@@ -50,7 +50,7 @@ Hire: TypeAlias = Callable[[SharedBlob], Launcher]
 
 
 @final
-class Stage:
+class ProcessPool:
     """Server and workers that wait for their parts; it owns all they share.
 
     Args:
@@ -65,7 +65,7 @@ class Stage:
 
     def __init__(
         self,
-        cast: Cast,
+        cast: WorkerEnvironment,
         blob: SharedBlob | None = None,
         *,
         is_kept: bool = False,
@@ -81,7 +81,7 @@ class Stage:
         self.blob = SharedBlob() if blob is None else blob
         self._scratch: Scratch | None = None
         self._launcher = ProcessLauncher((self.blob.descriptor,), through)
-        self._pairs = [Pair("server", host, self._start_server)]
+        self._pairs = [ServerEndpoints("server", host, self._start_server)]
         self._workers: Launcher = self._launcher
         self._waiting: dict[int, str] = {}
         self._spares: dict[str, int] = {}
@@ -103,15 +103,15 @@ class Stage:
     # ---------------------------------------------------------------- servers
 
     @property
-    def main(self) -> Pair:
+    def main(self) -> ServerEndpoints:
         """The server of the run; where there are several, the one that orders."""
         return self._pairs[0]
 
-    def pair(self, number: int) -> Pair:
+    def pair(self, number: int) -> ServerEndpoints:
         """One of the servers that share the vector; its process is started."""
         while len(self._pairs) <= number:
             name = f"server-{len(self._pairs)}"
-            self._pairs.append(Pair(name, self._host, self._start_server))
+            self._pairs.append(ServerEndpoints(name, self._host, self._start_server))
             self._pairs[-1].start_server()
         return self._pairs[number]
 
@@ -139,7 +139,7 @@ class Stage:
         self._began[token] = time.monotonic()
         return token
 
-    def recast(self, cast: Cast) -> None:
+    def recast(self, cast: WorkerEnvironment) -> None:
         """The plan has become clear: workers that do not suit it go."""
         if self._is_resting:
             self._is_resting = False

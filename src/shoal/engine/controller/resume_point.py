@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import final
 
-from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.checkpoint import Restart, Snapshot
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.worker.spec import WorkerSpec
 
 
 @final
-class Past:
+class ResumePoint:
     """The parts of server and workers, with what the run has come to know since.
 
     Args:
@@ -30,7 +30,7 @@ class Past:
         self.server, self._make_worker = server, make_worker
         self.rollbacks = 0
         before = server.restart
-        self._left_out = LeftOut() if before is None else before.left_out
+        self._left_out = Skipped() if before is None else before.left_out
         self._snapshots = {} if before is None else dict(before.snapshots)
 
     def worker(self, hint: int, token: str) -> WorkerSpec:
@@ -74,6 +74,6 @@ class Past:
     def leave_out(
         self, epoch: int, ranges: Iterable[Sequence[int]], rows: Iterable[int]
     ) -> None:
-        """The run goes back, and on without these samples; see `LeftOut.also`."""
+        """The run goes back, and on without these samples; see `Skipped.also`."""
         self.rollbacks += 1
         self._left_out = self._left_out.also(epoch, ranges, rows)

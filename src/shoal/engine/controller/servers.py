@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from shoal.engine.controller.endpoints import Pair
+from shoal.engine.controller.endpoints import ServerEndpoints
 from shoal.engine.controller.observer import Observer
-from shoal.engine.controller.process_pool import Stage
+from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.coordination.restart_policy import FIRST_DELAY_S, later_delay_s
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import StandbySpec
-from shoal.engine.transport.heartbeat import Pulse, Silent, hear
+from shoal.engine.transport.heartbeat import Heartbeat, ServerSilent, hear
 from shoal.engine.transport.shared_memory import sweep, tag_of
 from shoal.errors import ClusterError, ExchangeTimeout, ShoalError
 from shoal.forks import Origin
@@ -57,8 +57,8 @@ class Servers:
 
     def __init__(
         self,
-        stage: Stage,
-        pair: Pair,
+        stage: ProcessPool,
+        pair: ServerEndpoints,
         observer: Observer,
         workers: int,
         living: Living,
@@ -72,7 +72,7 @@ class Servers:
         self._spec: ServerSpec | None = None
         self._link: Link | None = None
         self._relief: Link | None = None
-        self._pulse = Pulse()
+        self._pulse = Heartbeat()
         self._heard = 0
         self._standby_due: float | None = None
         self._standby_started: float | None = None  # and has not called its server yet
@@ -145,7 +145,7 @@ class Servers:
         spec, size = self._spec, 0
         if spec is not None:  # the state of a worker is kept, packed and told on
             size = spec.sizes.slot_bytes + spec.sizes.state
-        self._pulse = Pulse.of(startup_s, size, self._workers)
+        self._pulse = Heartbeat.of(startup_s, size, self._workers)
 
     def _call(
         self, limit_s: float, meanwhile: Callable[[], None], *, is_leader: bool = True
@@ -200,7 +200,7 @@ class Servers:
             raise RuntimeError("there is no server yet; call `connect` first")
         try:
             message = hear(link, self._pulse, self._heard, timeout_s)
-        except Silent as silent:
+        except ServerSilent as silent:
             self.lost(why=str(silent))
             return None
         except OSError:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.controller.observer import Observer
-from shoal.engine.controller.process_pool import Stage
+from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.controller.servers import Living, Message, Servers
 from shoal.engine.server.checkpoint import STATE, Restart
 from shoal.engine.server.spec import ServerSpec
@@ -127,7 +127,7 @@ class SharedServers:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: ProcessPool,
         observer: Observer,
         workers: int,
         living: Living,

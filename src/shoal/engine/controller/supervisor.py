@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from shoal.engine.controller.observer import Observer
-from shoal.engine.controller.process_pool import Stage
+from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.coordination import restart_policy as recovery
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.transport.heartbeat import start_limit_s
@@ -24,7 +24,7 @@ LAST_WORDS_S = 1.0  # for a process that lost its connection to say why it ends
 
 
 @dataclass(kw_only=True)
-class Hand:
+class WorkerProcess:
     """One worker's process.
 
     Args:
@@ -51,7 +51,7 @@ class Hand:
 
 
 @final
-class Staff:
+class WorkerSupervisor:
     """Starts workers, hears of their ends, and replaces them.
 
     Args:
@@ -66,8 +66,8 @@ class Staff:
 
     def __init__(
         self,
-        stage: Stage,
-        policy: recovery.RecoveryPolicy,
+        stage: ProcessPool,
+        policy: recovery.RestartPolicy,
         log: Callable[[int], Path | None],
         observer: Observer,
         tell: Callable[..., None],
@@ -76,9 +76,9 @@ class Staff:
         self._stage, self._policy, self._log = stage, policy, log
         self._observer, self._tell = observer, tell
         self._make_spec: Callable[[int, str], WorkerSpec] | None = None
-        self._hands: dict[str, Hand] = {}
+        self._hands: dict[str, WorkerProcess] = {}
         self._ended: dict[str, Exit] = {}
-        self._due: list[tuple[float, Hand]] = []
+        self._due: list[tuple[float, WorkerProcess]] = []
         self._awaited: dict[str, int] = {}
         self._spares, self._restarts = spares, 0
         self._failures: dict[int, int] = {}
@@ -93,7 +93,7 @@ class Staff:
         # In a session all may have been there already, and the next one is not.
         return start_limit_s(longest_s and max(longest_s, self._stage.longest_join_s))
 
-    def _limit_s(self, hand: Hand) -> float:
+    def _limit_s(self, hand: WorkerProcess) -> float:
         if hand.is_warm:
             return start_limit_s(self._longest_start_s, is_warm=True)
         return self.start_limit_s
@@ -126,7 +126,7 @@ class Staff:
         if self._make_spec is None:
             raise RuntimeError("workers have no part yet; call `give` first")
         began = time.monotonic()
-        self._hands[token] = Hand(
+        self._hands[token] = WorkerProcess(
             hint=hint,
             token=token,
             started=began,
@@ -270,7 +270,7 @@ class Staff:
             self._stage.stop(token)
         self._awaited.clear()
 
-    def _lost(self, hand: Hand, gone: Exit) -> None:
+    def _lost(self, hand: WorkerProcess, gone: Exit) -> None:
         now = time.monotonic()
         self._tell("gone", token=hand.token)
         was_ended = bool(hand.ends_at) and hand.ends_at <= now

@@ -138,7 +138,7 @@ class Epochs:
 
     def to_json(self) -> dict[str, Any]:
         """What a new server goes on from: in a gang, what was kept last."""
-        ledger = self._kept() if self._rules.is_gang else self.ledger
+        ledger = self._kept() if self._rules.exchanges_gradients else self.ledger
         return {
             "ledger": ledger.to_json(),
             "allowed": self._allowed,

@@ -22,10 +22,10 @@ class Rules:
         first_epoch: The epoch a run starts with.
         epochs: The epoch it ends before.
         workers: How many must be ready before a round strategy starts.
-        batch: Rows of one step of one worker; with `is_gang`, of all together.
+        batch: Rows of one step of one worker; with `exchanges_gradients`, of all together.
         window: Steps between two exchanges.
         is_rounds: Messages are merged in rounds.
-        is_gang: Rounds are single steps of gradients, one share a worker.
+        exchanges_gradients: Rounds are single steps of gradients, one share a worker.
         is_elastic: A worker keeps its own weights where others adopt the center.
         has_barrier: An epoch opens when the controller says so; otherwise when the
             one before is leased out, but never two ahead of the controller.
@@ -52,7 +52,7 @@ class Rules:
     batch: int
     window: int
     is_rounds: bool
-    is_gang: bool
+    exchanges_gradients: bool
     is_elastic: bool
     has_barrier: bool = True
     quorum: int = 0
@@ -64,7 +64,7 @@ class Rules:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.window < 1:
             raise ValueError(f"a window of {self.window} steps of {self.batch} rows")
-        has_rounds = self.is_rounds and not self.is_gang
+        has_rounds = self.is_rounds and not self.exchanges_gradients
         if self.quorum < 0 or (self.quorum and not has_rounds):
             raise ValueError(f"a quorum of {self.quorum} workers, without rounds of it")
 

@@ -13,7 +13,7 @@ from typing import final
 from shoal.data.order import shares, steps
 from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.ledger import Ledger
-from shoal.engine.coordination.locality import Places
+from shoal.engine.coordination.locality import Locality
 from shoal.engine.coordination.roster import Member
 
 AHEAD = 2  # windows a worker holds: one it computes, one it can read ahead
@@ -27,7 +27,7 @@ def fair_rows(rules: Rules, free: int, workers: int) -> int:
 
 
 @final
-class Grants:
+class Leases:
     """Gives leases to workers.
 
     Args:
@@ -36,9 +36,9 @@ class Grants:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._places: Places | None = None
-        if rules.borders is not None and not rules.is_gang:
-            self._places = Places(rules.borders, rules.batch, rules.starts_of)
+        self._places: Locality | None = None
+        if rules.borders is not None and not rules.exchanges_gradients:
+            self._places = Locality(rules.borders, rules.batch, rules.starts_of)
 
     def forget(self, rank: int) -> None:
         """A worker is gone."""
@@ -90,7 +90,9 @@ class Grants:
                 needy = [m for m in members if held[m.rank] < most]
                 # Shares of one step must be pushed in one round: whoever is new, or got
                 # no row of a short step, waits until the others have used up theirs.
-                if not needy or (rules.is_gang and len(set(held.values())) > 1):
+                if not needy or (
+                    rules.exchanges_gradients and len(set(held.values())) > 1
+                ):
                     return has_dealt
                 self._deal(ledger, needy, epoch)
                 has_dealt = True
@@ -106,7 +108,9 @@ class Grants:
         counts = _counts(self._rules, ledger, epoch, run, ranks)
         members = {member.rank: member for member in needy}
         if self._places is None:
-            dealt = ledger.deal(epoch, counts, is_gang=self._rules.is_gang)
+            dealt = ledger.deal(
+                epoch, counts, exchanges_gradients=self._rules.exchanges_gradients
+            )
             for rank, piece in dealt:
                 members[rank].untold.append(piece)
             return
@@ -147,7 +151,7 @@ def _counts(
 ) -> list[tuple[int, int]]:
     """Rows of each rank; a small gap that a dead worker left is shared as well."""
     first, starts = ledger.first(epoch), rules.starts_of(epoch)
-    if rules.is_gang:
+    if rules.exchanges_gradients:
         size = min(rules.batch, run)
         if starts is not None:
             size = min(size, _next_start(starts, first + 1) - first)

@@ -182,7 +182,11 @@ class Ledger:
         return None if taken is None else self._grant(owner, epoch, *taken, gang=0)
 
     def deal(
-        self, epoch: int, counts: Iterable[tuple[int, int]], *, is_gang: bool
+        self,
+        epoch: int,
+        counts: Iterable[tuple[int, int]],
+        *,
+        exchanges_gradients: bool,
     ) -> list[tuple[int, Piece]]:
         """Splits the next contiguous free samples among owners.
 
@@ -190,14 +194,14 @@ class Ledger:
             epoch: The epoch to take from.
             counts: (owner, rows) in rank order. Where fewer are left, the last
                 owners get less or nothing.
-            is_gang: The pieces are the shares of one step.
+            exchanges_gradients: The pieces are the shares of one step.
         """
         wanted = list(counts)
         taken = self._books[epoch].free.take(sum(rows for _, rows in wanted))
         if taken is None:
             return []
         start, stop = taken
-        gang = stop - start if is_gang else 0
+        gang = stop - start if exchanges_gradients else 0
         dealt: list[tuple[int, Piece]] = []
         for owner, rows in wanted:
             end = min(stop, start + rows)

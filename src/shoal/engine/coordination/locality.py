@@ -18,7 +18,7 @@ Borders: TypeAlias = Callable[[int], Sequence[int]]
 
 
 @final
-class Places:
+class Locality:
     """The last position of each worker, and where it goes on.
 
     It is no part of what a checkpoint keeps: without it every sample is leased just
@@ -30,7 +30,7 @@ class Places:
         starts: Where the data's own batches begin in an epoch, None where it has none.
 
     Example:
-        >>> ledger, places = Ledger(), Places(lambda epoch: (0, 40, 70), batch=4)
+        >>> ledger, places = Ledger(), Locality(lambda epoch: (0, 40, 70), batch=4)
         >>> ledger.open(0, rows=100)
         >>> for rank in (0, 1, 0):
         ...     start = places.next(rank, 0, ledger, workers=2)

@@ -13,7 +13,7 @@ MOST_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveryPolicy:
+class RestartPolicy:
     """The limits a user set.
 
     Args:
@@ -67,7 +67,7 @@ class Abort:
 Decision: TypeAlias = Restart | Shrink | Abort
 
 
-def decide(loss: Loss, policy: RecoveryPolicy, restarts: int) -> Decision:
+def decide(loss: Loss, policy: RestartPolicy, restarts: int) -> Decision:
     """Chooses what to do about a worker that is gone.
 
     Args:
@@ -80,14 +80,14 @@ def decide(loss: Loss, policy: RecoveryPolicy, restarts: int) -> Decision:
 
     Example:
         >>> gone = Loss(name="worker-1", reason="killed by SIGKILL", living=1)
-        >>> decide(gone, RecoveryPolicy(max_restarts=1), restarts=0)
+        >>> decide(gone, RestartPolicy(max_restarts=1), restarts=0)
         Restart(after_s=0.0)
         >>> again = Loss(name="worker-1", reason="left", living=1, failures=3)
-        >>> decide(again, RecoveryPolicy(max_restarts=9), restarts=3)
+        >>> decide(again, RestartPolicy(max_restarts=9), restarts=3)
         Restart(after_s=4.0)
-        >>> decide(gone, RecoveryPolicy(max_restarts=1), restarts=1)
+        >>> decide(gone, RestartPolicy(max_restarts=1), restarts=1)
         Shrink(workers=1)
-        >>> decide(gone, RecoveryPolicy(max_restarts=1, min_workers=2), restarts=1)
+        >>> decide(gone, RestartPolicy(max_restarts=1, min_workers=2), restarts=1)
         Abort(reason='worker-1 killed by SIGKILL; 1 of 1 restarts used')
     """
     if restarts < policy.max_restarts:

@@ -169,7 +169,7 @@ def tell_of_round(
         member.version = version
         if member.rank in facts:
             found.append(Answer(member.rank, "reply", "reply", member.tell()))
-        elif rules.is_gang:
+        elif rules.exchanges_gradients:
             member.is_parked = False
             found.append(Answer(member.rank, "merged", "reply", member.tell()))
         else:

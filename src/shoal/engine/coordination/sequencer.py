@@ -23,7 +23,7 @@ from shoal.engine.coordination.instructions import (
     Rules,
     Ungroup,
 )
-from shoal.engine.coordination.leases import Grants
+from shoal.engine.coordination.leases import Leases
 from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import (
     LINEAGE_INCARNATIONS,
@@ -56,7 +56,7 @@ class Sequencer:
 
     Example:
         >>> sequencer = Sequencer(Rules(epoch_rows=(8,), first_epoch=0, epochs=1,
-        ...     workers=1, batch=4, window=2, is_rounds=False, is_gang=False,
+        ...     workers=1, batch=4, window=2, is_rounds=False, exchanges_gradients=False,
         ...     is_elastic=False))
         >>> member = sequencer.join()
         >>> sequencer.proceed(0)
@@ -74,7 +74,7 @@ class Sequencer:
         self._epochs = Epochs(rules)
         self._roster = Roster()
         self._publishing = Publishing()
-        self._grants = Grants(rules)
+        self._grants = Leases(rules)
         self.lineage = 0
         self.version = 0
         self.expected = rules.workers
@@ -91,10 +91,12 @@ class Sequencer:
         It belongs to the center as it is now; in a gang, to the snapshot that was
         published last, or to what the run began with.
         """
-        is_gang = self.rules.is_gang
+        exchanges_gradients = self.rules.exchanges_gradients
         return {
             "lineage": self.lineage,
-            "version": self._epochs.saved_version if is_gang else self.version,
+            "version": self._epochs.saved_version
+            if exchanges_gradients
+            else self.version,
             "epochs": self._epochs.to_json(),
         }
 
@@ -116,7 +118,7 @@ class Sequencer:
 
         Example:
             >>> rules = Rules(epoch_rows=(8,), first_epoch=0, epochs=1, workers=1,
-            ...     batch=4, window=2, is_rounds=False, is_gang=False, is_elastic=False)
+            ...     batch=4, window=2, is_rounds=False, exchanges_gradients=False, is_elastic=False)
             >>> sequencer = Sequencer.from_json(rules, Sequencer(rules).to_json())
             >>> sequencer.lineage, sequencer.join().incarnation
             (1, 1000001)
@@ -175,14 +177,16 @@ class Sequencer:
         member.is_parked = True
         if self.has_finished:
             return self._dismiss()
-        if self.rules.is_gang and self.has_started:
+        if self.rules.exchanges_gradients and self.has_started:
             # Its weights must be the gang's of one version: somebody publishes them.
             self._publishing.joiners.append(rank)
             return self._ask()
         member.is_ready = True
-        member.is_stale = not self.rules.is_gang and member.version != self.version
+        member.is_stale = (
+            not self.rules.exchanges_gradients and member.version != self.version
+        )
         member.version = self.version
-        has_snapshot = self.rules.is_gang and self._epochs.is_saved
+        has_snapshot = self.rules.exchanges_gradients and self._epochs.is_saved
         found = self._welcome([member]) if has_snapshot else []
         return found + self._ask() + self._hand_out()
 
@@ -198,7 +202,11 @@ class Sequencer:
         if self.has_finished:
             return []
         found: list[Instruction] = []
-        if self.rules.is_gang and self.has_started and not self._roster.ready():
+        if (
+            self.rules.exchanges_gradients
+            and self.has_started
+            and not self._roster.ready()
+        ):
             found += self._roll_back()
         return found + self._ask() + self._close_round() + self._hand_out()
 
@@ -269,7 +277,7 @@ class Sequencer:
 
     def _end_epochs(self) -> list[Instruction]:
         """Tells of epochs that are complete, or waits for a center that shows it."""
-        if not self.rules.is_gang:
+        if not self.rules.exchanges_gradients:
             return [EpochDone(e) for e in self._epochs.end()]
         self._publishing.epochs += self._epochs.end()
         return []
@@ -322,7 +330,7 @@ class Sequencer:
 
         Either way its samples are no longer the sender's to do.
         """
-        if self.rules.is_gang:
+        if self.rules.exchanges_gradients:
             # The mean it needs is gone, and with it the gang's weights.
             return Refuse(member.rank, member.incarnation, "a step of the past")
         member.untold, member.is_late = [], False
@@ -455,7 +463,7 @@ class Sequencer:
             return []
         self.members[rank].is_parked = False  # it publishes, whatever it said before
         self._publishing.publisher, self._publishing.is_wanted = None, False
-        if not self.rules.is_gang:
+        if not self.rules.exchanges_gradients:
             return []
         self._epochs.save(self.version)
         done = [EpochDone(e) for e in self._publishing.take_epochs()]

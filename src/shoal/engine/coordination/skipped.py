@@ -11,7 +11,7 @@ from shoal.engine.coordination.ledger import Piece
 
 @final
 @dataclass(frozen=True)
-class LeftOut:
+class Skipped:
     """What a run that was rolled back does not train on again.
 
     Args:
@@ -19,14 +19,14 @@ class LeftOut:
         rows: Numbers of rows of the data, in any epoch.
 
     Example:
-        >>> out = LeftOut().also(0, [(8, 16)], rows=[3])
+        >>> out = Skipped().also(0, [(8, 16)], rows=[3])
         >>> out.touches([Piece(0, 12, 20)], lambda: [5])
         True
         >>> out.touches([Piece(1, 12, 20)], lambda: [5])
         False
         >>> out.touches([Piece(1, 12, 20)], lambda: [3])
         True
-        >>> LeftOut.from_json(out.to_json()) == out
+        >>> Skipped.from_json(out.to_json()) == out
         True
     """
 
@@ -35,7 +35,7 @@ class LeftOut:
 
     def also(
         self, epoch: int, ranges: Iterable[Sequence[int]], rows: Iterable[int]
-    ) -> LeftOut:
+    ) -> Skipped:
         """Returns this and more.
 
         Args:
@@ -44,7 +44,7 @@ class LeftOut:
             rows: Numbers of rows of the data, in any epoch.
         """
         found = ((epoch, int(start), int(stop)) for start, stop in ranges)
-        return LeftOut((*self.ranges, *found), (*self.rows, *map(int, rows)))
+        return Skipped((*self.ranges, *found), (*self.rows, *map(int, rows)))
 
     def touches(
         self,
@@ -70,7 +70,7 @@ class LeftOut:
         return {"ranges": [list(r) for r in self.ranges], "rows": list(self.rows)}
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> LeftOut:
+    def from_json(cls, document: Mapping[str, Any]) -> Skipped:
         """The inverse of `to_json`."""
         ranges = tuple((e, start, stop) for e, start, stop in document["ranges"])
         return cls(ranges, tuple(document["rows"]))

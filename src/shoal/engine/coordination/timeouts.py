@@ -20,7 +20,7 @@ PAUSE_S = 1.0  # the server itself did not run for so long: nobody is to blame
 
 
 @dataclass
-class Patience:
+class LivenessTimeout:
     """What is known of one worker's pace.
 
     Args:
@@ -95,9 +95,9 @@ class Patience:
         """Seconds it may be silent; for ever until it has compiled once.
 
         Example:
-            >>> Patience(startup_s=2.0, longest_s=0.5).limit_s
+            >>> LivenessTimeout(startup_s=2.0, longest_s=0.5).limit_s
             5.0
-            >>> Patience(startup_s=2.0, longest_s=0.5, is_compiling=True).limit_s
+            >>> LivenessTimeout(startup_s=2.0, longest_s=0.5, is_compiling=True).limit_s
             9.0
         """
         if not self.startup_s:
@@ -123,7 +123,7 @@ ROUNDS = 8  # the last rounds, of which the longest counts
 
 @final
 @dataclass
-class Grace:
+class StragglerTimeout:
     """The clock of the round that is open; times are seconds of a monotonic clock.
 
     A round may take twice as long as its quorum took, or as the longest of the last
@@ -149,7 +149,7 @@ class Grace:
         lengths: How long the last rounds took to their quorum.
 
     Example:
-        >>> grace = Grace()
+        >>> grace = StragglerTimeout()
         >>> grace.look(Standing(dealt=1, awaited=(0, 1, 2)), now=100.0)
         >>> grace.is_over(200.0)
         False

@@ -13,15 +13,15 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 
-from shoal.engine.coordination.timeouts import Grace
-from shoal.engine.server.event_log import Order
-from shoal.engine.server.replica import Machine, StrategyFailed
-from shoal.engine.server.replication import Handover, Mirror, Relief
-from shoal.engine.server.reports import Reporter
-from shoal.engine.server.session import Post
+from shoal.engine.coordination.timeouts import StragglerTimeout
+from shoal.engine.server.event_log import LogEntry
+from shoal.engine.server.replica import Replica, StrategyFailed
+from shoal.engine.server.replication import FailoverState, Replication, StandbyPeer
+from shoal.engine.server.reports import ReportChannel
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import pack
-from shoal.engine.transport.listener import Connections, Listener, Peer, Strangers
+from shoal.engine.transport.listener import Connections, Listener, Peer, RejectedCallers
 from shoal.engine.transport.messages import WRONG, whole
 from shoal.engine.transport.segments import InPairs
 from shoal.wire.frames import BadFrame, Head
@@ -44,7 +44,7 @@ def open_connections(spec: ServerSpec, socket_: socket.socket) -> Connections:
     return Connections(socket_, spec.secret, limit, tls)
 
 
-class Leader(Listener):
+class BaseServer(Listener):
     """A server that leads: nobody else answers for what it holds.
 
     Args:
@@ -57,14 +57,14 @@ class Leader(Listener):
         self,
         spec: ServerSpec,
         connections: Connections,
-        handover: Handover | None = None,
+        handover: FailoverState | None = None,
     ) -> None:
         self.spec, self._handover = spec, handover
         self._connections = connections
-        self._mirror = Mirror(connections)
+        self._mirror = Replication(connections)
         self._workers: dict[int, Peer] = {}
-        self._strangers = Strangers()
-        self._relief = Relief(connections, self._mirror, self._mention)
+        self._strangers = RejectedCallers()
+        self._relief = StandbyPeer(connections, self._mirror, self._mention)
         self._receivers = {
             "": self._greet,
             "controller": self._obey,
@@ -74,8 +74,8 @@ class Leader(Listener):
         self._is_running = True
         self._flushed = time.monotonic()
         if handover is None:
-            self._reporter, self._grace = Reporter(), Grace()
-            self.machine = Machine(spec, self)
+            self._reporter, self._grace = ReportChannel(), StragglerTimeout()
+            self.machine = Replica(spec, self)
         else:
             self._reporter, self._grace = handover.reporter, handover.grace
             self.machine = handover.machine
@@ -155,7 +155,9 @@ class Leader(Listener):
 
     # --------------------------------------------------------------- telling
 
-    def _send_vectors(self, peer: Peer, post: Post, head: Head, blob: bytes) -> None:
+    def _send_vectors(
+        self, peer: Peer, post: WorkerSession, head: Head, blob: bytes
+    ) -> None:
         """Sends a worker what was written for it."""
         parts = (post.bulk.inline_down,)
         if peer.parcels is not None:
@@ -165,11 +167,11 @@ class Leader(Listener):
                 peer.parcels.sent()
         self._mirror.send(peer, head, *parts, blob)
 
-    def ordered(self, order: Order) -> None:
+    def ordered(self, order: LogEntry) -> None:
         """An event is about to be handled."""
 
     @abstractmethod
-    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
         """Answers a worker, as its machine says."""
 
     def report(self, head: Head, *body: bytes) -> None:
@@ -247,7 +249,7 @@ class Leader(Listener):
     def _take_caller(self, peer: Peer, head: Head) -> bool:
         """Somebody says what it is; whether it is known here."""
 
-    def _seat(self, peer: Peer, post: Post) -> None:
+    def _seat(self, peer: Peer, post: WorkerSession) -> None:
         peer.role = "worker"
         peer.rank, peer.incarnation = post.rank, post.incarnation
         self._workers[post.rank] = peer
@@ -295,5 +297,5 @@ class Leader(Listener):
                 self._connections.deliver_again(peer, head)
 
     @abstractmethod
-    def _start(self, handover: Handover | None) -> None:
+    def _start(self, handover: FailoverState | None) -> None:
         """It leads from now on; who called meanwhile is heard after this."""

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.coordination.sequencer import Rules, Sequencer
-from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.center import Center
-from shoal.engine.server.reports import Accounts
+from shoal.engine.server.reports import EpochTotals
 from shoal.wire.frames import Head
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -52,7 +52,7 @@ class Restart:
     sequencer: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]
     blob: bytes = b""
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: Skipped = field(default_factory=Skipped)
     snapshots: Mapping[int, Snapshot] = field(default_factory=dict[int, Snapshot])
     changes: int = 0
 
@@ -71,7 +71,7 @@ class Restart:
         """Returns a sequencer of the lineage after this one."""
         return Sequencer.from_json(rules, self.sequencer)
 
-    def fill(self, center: Center, accounts: Accounts) -> None:
+    def fill(self, center: Center, accounts: EpochTotals) -> None:
         """Puts everything back where it was."""
         center.vector[:] = self.arrays["vector"]
         center.statistics[:] = self.arrays["statistics"]
@@ -85,14 +85,17 @@ class Restart:
 
 
 def pack_restart(
-    sequencer: Sequencer, center: Center, accounts: Accounts, blob: bytes
+    sequencer: Sequencer, center: Center, accounts: EpochTotals, blob: bytes
 ) -> tuple[Head, list[bytes]]:
     """A frame that tells of a server's whole state."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "vector": center.vector,
         "statistics": center.statistics,
         **{STATE + name: value for name, value in center.state.items()},
-        **{SUMS + str(e): s for e, s in accounts.kept(sequencer.rules.is_gang)},
+        **{
+            SUMS + str(e): s
+            for e, s in accounts.kept(sequencer.rules.exchanges_gradients)
+        },
     }
     table = [[name, str(a.dtype), a.size] for name, a in arrays.items()]
     head = {"kind": "restart", "sequencer": sequencer.to_json(), "arrays": table}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 from shoal.wire.frames import Head
 
 
-class Order(NamedTuple):
+class LogEntry(NamedTuple):
     """An event, and how many there were until then."""
 
     number: int
@@ -25,7 +25,7 @@ class Order(NamedTuple):
 
 @final
 @dataclass
-class Orders:
+class EventLog:
     """What was ordered.
 
     Args:
@@ -33,7 +33,7 @@ class Orders:
         number: Of the last order.
 
     Example:
-        >>> orders = Orders(shards=(1,))
+        >>> orders = EventLog(shards=(1,))
         >>> orders.add({"event": "flush"}).number
         1
         >>> [order.number for order in orders.after(0)]
@@ -44,18 +44,18 @@ class Orders:
 
     shards: tuple[int, ...] = ()
     number: int = 0
-    _kept: deque[Order] = field(default_factory=deque[Order])
+    _kept: deque[LogEntry] = field(default_factory=deque[LogEntry])
     _known: dict[int, int] = field(default_factory=dict[int, int])
 
-    def add(self, event: Head) -> Order:
+    def add(self, event: Head) -> LogEntry:
         """Enters an event."""
         self.number += 1
-        order = Order(self.number, dict(event) if self.shards else event)
+        order = LogEntry(self.number, dict(event) if self.shards else event)
         if self.shards:
             self._kept.append(order)
         return order
 
-    def after(self, number: int) -> Iterator[Order]:
+    def after(self, number: int) -> Iterator[LogEntry]:
         """Orders that are kept, after this one."""
         return (order for order in self._kept if order.number > number)
 
@@ -92,7 +92,7 @@ class Orders:
     def thaw(self, frozen: dict[str, Any]) -> None:
         """The inverse of `freeze`."""
         self.number = frozen["number"]
-        self._kept = deque(Order(*order) for order in frozen["kept"])
+        self._kept = deque(LogEntry(*order) for order in frozen["kept"])
 
 
 @final

@@ -13,15 +13,15 @@ from shoal.engine.coordination.instructions import Instruction
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.server.center import Center
 from shoal.engine.server.checkpoint import pack_restart
-from shoal.engine.server.reports import Teller
-from shoal.engine.server.session import Post
+from shoal.engine.server.reports import ReportBuffer
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.changes import Changes
 from shoal.vectors import Vector
 from shoal.wire.frames import Head
 
 
 @final
-class Wants:
+class PendingRequests:
     """What is asked for and not told yet; methods return what is to be carried out.
 
     Args:
@@ -31,22 +31,22 @@ class Wants:
         version: Of the center as it is now.
         blob: The optimizer's state that goes with it, empty for none.
         changes: What callbacks changed in the model.
-        is_gang: Nobody but workers has the weights, and what they published is kept.
+        exchanges_gradients: Nobody but workers has the weights, and what they published is kept.
     """
 
     def __init__(
         self,
         center: Center,
-        teller: Teller,
+        teller: ReportBuffer,
         state: Callable[[], Head],
         *,
         version: int,
         blob: bytes,
         changes: Changes,
-        is_gang: bool,
+        exchanges_gradients: bool,
     ) -> None:
         self._center, self._teller, self._state = center, teller, state
-        self.blob, self._changes, self._is_gang = blob, changes, is_gang
+        self.blob, self._changes, self._is_gang = blob, changes, exchanges_gradients
         self._saved: tuple[Vector, Vector] | None = None
         self._is_state_wanted = self._is_center_wanted = False
         self._is_whole_wanted = False
@@ -103,13 +103,13 @@ class Wants:
         """
         self._is_whole_wanted = True
         found = self._ask_gang(sequencer)
-        if with_snapshot and not sequencer.rules.is_gang:
+        if with_snapshot and not sequencer.rules.exchanges_gradients:
             found += sequencer.ask(after=self._last_publisher)
         return found
 
     def ask_state(self, sequencer: Sequencer) -> list[Instruction]:
         """The controller is to get one worker's optimizer state: fit returns it."""
-        if sequencer.rules.is_gang and self.blob:
+        if sequencer.rules.exchanges_gradients and self.blob:
             self._teller.tell({"kind": "optimizer"}, self.blob)
             return []
         self._is_state_wanted = True
@@ -119,7 +119,7 @@ class Wants:
         """Tells now what is wanted; of a gang, once some worker has published it."""
         has_ready = any(m.is_ready for m in sequencer.members.values())
         is_old = self._version != sequencer.version
-        if sequencer.rules.is_gang and has_ready and is_old:
+        if sequencer.rules.exchanges_gradients and has_ready and is_old:
             return sequencer.ask()
         self._tell(sequencer)
         return []
@@ -127,14 +127,14 @@ class Wants:
     # --------------------------------------------------------------- answers
 
     def published(
-        self, sequencer: Sequencer, post: Post, blob: bytes
+        self, sequencer: Sequencer, post: WorkerSession, blob: bytes
     ) -> list[Instruction]:
         """A worker's whole state has come; that of a gang's becomes the center."""
         if sequencer.publisher != post.rank:  # the run was ended meanwhile
             return []
-        is_gang = sequencer.rules.is_gang
+        exchanges_gradients = sequencer.rules.exchanges_gradients
         self.blob, self._last_publisher = blob, post.rank
-        if is_gang:
+        if exchanges_gradients:
             self._center.vector[:] = post.bulk.message
             self._center.statistics[:] = post.bulk.message_statistics
             self._teller.accounts.save()
@@ -142,10 +142,14 @@ class Wants:
         # First of all the ledger of this moment is saved: it goes with the center.
         later = sequencer.published(post.rank, post.incarnation)
         self._tell(sequencer)
-        if self._is_state_wanted and (is_gang or sequencer.is_first(post.rank)):
+        if self._is_state_wanted and (
+            exchanges_gradients or sequencer.is_first(post.rank)
+        ):
             self._is_state_wanted = False
             self._tell_state("optimizer", sequencer, post)
-        elif not is_gang:  # in a gang all have the same, and checkpoints hold it
+        elif (
+            not exchanges_gradients
+        ):  # in a gang all have the same, and checkpoints hold it
             self._tell_state("snapshot", sequencer, post)
         if self._is_state_wanted:  # what fit returns is the state of the first
             later = [*later, *sequencer.ask()]
@@ -166,9 +170,9 @@ class Wants:
             head = {"kind": "center", "samples": samples}
             self._teller.show(head, self._center, self._state())
 
-    def _tell_state(self, kind: str, sequencer: Sequencer, post: Post) -> None:
+    def _tell_state(self, kind: str, sequencer: Sequencer, post: WorkerSession) -> None:
         head: Head = {"kind": kind}
-        if not sequencer.rules.is_gang:
+        if not sequencer.rules.exchanges_gradients:
             member = sequencer.members[post.rank]
             head |= {"rank": post.rank, "incarnation": post.incarnation}
             head["sequence"] = member.sequence

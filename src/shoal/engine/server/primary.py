@@ -10,13 +10,13 @@ import time
 from typing import NamedTuple, final
 
 from shoal.engine.coordination.timeouts import PAUSE_S
-from shoal.engine.server.base import FLUSH_S, Leader
-from shoal.engine.server.event_log import Arrivals, Order
-from shoal.engine.server.replication import ENDED, Handover
-from shoal.engine.server.session import Post
+from shoal.engine.server.base import FLUSH_S, BaseServer
+from shoal.engine.server.event_log import Arrivals, LogEntry
+from shoal.engine.server.replication import ENDED, FailoverState
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
-from shoal.engine.transport.buffers import Bulk
-from shoal.engine.transport.codec import parcels_of
+from shoal.engine.transport.buffers import Buffers
+from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.listener import Connections, Peer
 from shoal.engine.transport.messages import WORDS, exactly, hint_of, names, whole
 from shoal.engine.transport.shared_memory import Slot, tag_of
@@ -30,12 +30,12 @@ class Pending(NamedTuple):
     """A message of which other servers have not got all parts yet."""
 
     event: Head
-    post: Post
+    post: WorkerSession
     blob: bytes
 
 
 @final
-class Server(Leader):
+class Primary(BaseServer):
     """Serves one run until the controller ends it.
 
     Args:
@@ -48,7 +48,7 @@ class Server(Leader):
         self,
         spec: ServerSpec,
         connections: Connections,
-        handover: Handover | None = None,
+        handover: FailoverState | None = None,
     ) -> None:
         super().__init__(spec, connections, handover)
         self._began = time.monotonic() - self.machine.at
@@ -113,7 +113,7 @@ class Server(Leader):
                 self._lose(post, f"hung: silent for more than {limit_s:.1f} s")
         self._relief.look(pause_s)
 
-    def _lose(self, post: Post, reason: str) -> None:
+    def _lose(self, post: WorkerSession, reason: str) -> None:
         """A worker hangs, or has not come back after its server was lost."""
         peer = self._workers.get(post.rank)
         if peer is None:
@@ -135,7 +135,10 @@ class Server(Leader):
     # ---------------------------------------------------------------- events
 
     def _do(
-        self, event: Head, post: Post | None = None, blob: bytes | memoryview = b""
+        self,
+        event: Head,
+        post: WorkerSession | None = None,
+        blob: bytes | memoryview = b"",
     ) -> None:
         """Handles an event, here and on the standby.
 
@@ -150,12 +153,12 @@ class Server(Leader):
         if self.spec.rules.quorum:
             self._grace.look(self.machine.sequencer.standing, time.monotonic())
 
-    def ordered(self, order: Order) -> None:
+    def ordered(self, order: LogEntry) -> None:
         """Other servers are told before this one does its part."""
         for shard in list(self._shards.values()):
             self._send_order(shard, order)
 
-    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
         """Answers a worker; one that is on its way back asks again."""
         peer = self._workers.get(post.rank)
         if peer is None or not peer.is_asking:
@@ -169,7 +172,7 @@ class Server(Leader):
     def _worker_gone(self, peer: Peer, reason: str) -> None:
         self._leave(self.machine.posts[peer.rank], reason, is_hung=peer.is_hung)
 
-    def _leave(self, post: Post, reason: str, *, is_hung: bool) -> None:
+    def _leave(self, post: WorkerSession, reason: str, *, is_hung: bool) -> None:
         self._do(
             {"event": "leave", "rank": post.rank, "incarnation": post.incarnation,
              "reason": reason, "is_hung": is_hung}
@@ -238,7 +241,7 @@ class Server(Leader):
         if made is None:
             return None
         slot, _ = made
-        peer.offer = Bulk(sizes, slot)
+        peer.offer = Buffers(sizes, slot)
         post = self.machine.posts[peer.rank]
         if post.question:
             peer.offer.up[:] = post.bulk.up
@@ -252,7 +255,9 @@ class Server(Leader):
         post, peer.is_settled = self.machine.posts[peer.rank], True
         if offer is None or offer.slot is None or not is_shared:
             strategy = self.spec.strategy
-            peer.parcels = parcels = parcels_of(post.bulk, strategy, is_server=True)
+            peer.parcels = parcels = connection_codec(
+                post.bulk, strategy, is_server=True
+            )
             peer.channel.inbox = post.bulk.up if parcels is None else parcels.landing
             if offer is not None:
                 offer.close()
@@ -287,7 +292,7 @@ class Server(Leader):
         self._take(peer, post, {**event, "question": question, **said}, head, body)
 
     def _take(
-        self, peer: Peer, post: Post, event: Head, head: Head, body: memoryview
+        self, peer: Peer, post: WorkerSession, event: Head, head: Head, body: memoryview
     ) -> None:
         """Makes an event of a message, with its vectors if it has some."""
         kind, sequencer = event["event"], self.machine.sequencer
@@ -295,7 +300,9 @@ class Server(Leader):
         is_asked = sequencer.publisher == peer.rank or sequencer.has_finished
         if is_snapshot and not is_asked:
             raise BadFrame("a snapshot that nobody asked for")
-        has_vectors = kind == "push" or (is_snapshot and self.spec.rules.is_gang)
+        has_vectors = kind == "push" or (
+            is_snapshot and self.spec.rules.exchanges_gradients
+        )
         target = post.bulk.inline_up if has_vectors else memoryview(b"")
         if kind == "push" and head.get("is_coded"):
             if peer.parcels is None:
@@ -336,7 +343,7 @@ class Server(Leader):
         for order in self.machine.orders.after(have):
             self._send_order(peer, order)
 
-    def _send_order(self, peer: Peer, order: Order) -> None:
+    def _send_order(self, peer: Peer, order: LogEntry) -> None:
         head = {"kind": "order", "number": order.number, "event": order.event}
         self._mirror.send(peer, head)
 
@@ -384,12 +391,12 @@ class Server(Leader):
         else:
             self._do({**head, "event": "command"}, None, body)
 
-    def _forget(self, post: Post, reason: str = ENDED) -> None:
+    def _forget(self, post: WorkerSession, reason: str = ENDED) -> None:
         """A worker that is not connected will not come back."""
         if post.rank not in self._workers:
             self._leave(post, reason, is_hung=False)
 
-    def _start(self, handover: Handover | None) -> None:
+    def _start(self, handover: FailoverState | None) -> None:
         if handover is None:
             return
         now = time.monotonic()

@@ -27,14 +27,14 @@ from shoal.engine.coordination.instructions import (
 )
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.sequencer import Sequencer
-from shoal.engine.coordination.timeouts import Patience
+from shoal.engine.coordination.timeouts import LivenessTimeout
 from shoal.engine.server.center import Center
-from shoal.engine.server.event_log import Order, Orders
-from shoal.engine.server.pending_requests import Wants
-from shoal.engine.server.reports import ReportOutlet, Teller
-from shoal.engine.server.session import Post
+from shoal.engine.server.event_log import EventLog, LogEntry
+from shoal.engine.server.pending_requests import PendingRequests
+from shoal.engine.server.reports import ReportBuffer, ReportOutlet
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
-from shoal.engine.transport.buffers import Bulk
+from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.changes import STATISTICS, Changes
 from shoal.strategies.base import Facts
 from shoal.vectors import Vector
@@ -53,15 +53,15 @@ class StrategyFailed(Exception):
 class Outlet(ReportOutlet, Protocol):
     """Where answers and reports go."""
 
-    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
         """A worker is answered; vectors that go along are in its bulk."""
 
-    def ordered(self, order: Order) -> None:
+    def ordered(self, order: LogEntry) -> None:
         """An event is about to be handled; others that hold vectors may begin."""
 
 
 @final
-class Machine:
+class Replica:
     """A run, as its server knows it.
 
     Args:
@@ -71,11 +71,11 @@ class Machine:
 
     def __init__(self, spec: ServerSpec, outlet: Outlet) -> None:
         self.spec, self._outlet = spec, outlet
-        self.posts: dict[int, Post] = {}
+        self.posts: dict[int, WorkerSession] = {}
         self.at = 0.0
         """Seconds of the run at the last event."""
-        self.teller = Teller(spec.sizes, outlet, spec.losses)
-        self.orders = Orders(spec.others)
+        self.teller = ReportBuffer(spec.sizes, outlet, spec.losses)
+        self.orders = EventLog(spec.others)
         restart = spec.restart
         self.sequencer = (
             Sequencer(spec.rules)
@@ -94,14 +94,14 @@ class Machine:
             # Others are in what it left, and workers may have moved them since.
             fresh = self.changes.after(restart.changes)
             fresh.write_statistics(self.center.statistics)
-        self._wants = Wants(
+        self._wants = PendingRequests(
             self.center,
             self.teller,
             self.state,
             version=self.sequencer.version,
             blob=b"" if restart is None else restart.blob,
             changes=self.changes,
-            is_gang=spec.rules.is_gang,
+            exchanges_gradients=spec.rules.exchanges_gradients,
         )
         if restart is not None:
             self._tell_rollback(self.sequencer.lineage)
@@ -149,7 +149,9 @@ class Machine:
         self.teller.thaw(found["teller"])
         self._wants.thaw(found["wants"])
         self.orders.thaw(found["orders"])
-        posts = [Post.thaw(self.spec.sizes, frozen) for frozen in found["posts"]]
+        posts = [
+            WorkerSession.thaw(self.spec.sizes, frozen) for frozen in found["posts"]
+        ]
         self.posts = {post.rank: post for post in posts}
 
     # -------------------------------------------------------------- events
@@ -184,12 +186,12 @@ class Machine:
     def _join(self, event: Head) -> None:
         member = self.sequencer.join(event["hint"])
         rank, incarnation = member.rank, member.incarnation
-        post = Post(
+        post = WorkerSession(
             rank=rank,
             incarnation=incarnation,
             token=event["known"]["token"],
-            bulk=Bulk(self.spec.sizes, None),
-            patience=Patience(more_s=self.spec.rules.group_s),
+            bulk=Buffers(self.spec.sizes, None),
+            patience=LivenessTimeout(more_s=self.spec.rules.group_s),
             adopted=self.changes.serial,
         )
         self.posts[rank] = post
@@ -200,7 +202,7 @@ class Machine:
         )  # fmt: skip
 
     def _hear(
-        self, post: Post, name: str, event: Head, blob: bytes | memoryview
+        self, post: WorkerSession, name: str, event: Head, blob: bytes | memoryview
     ) -> None:
         """A worker says something, or is gone."""
         rank, incarnation = who = post.rank, post.incarnation
@@ -233,7 +235,7 @@ class Machine:
             if name == "compiling":
                 post.patience.compiles()
 
-    def _leave(self, post: Post, event: Head) -> None:
+    def _leave(self, post: WorkerSession, event: Head) -> None:
         rank, incarnation = post.rank, post.incarnation
         del self.posts[rank]
         self.center.forget(rank)
@@ -251,7 +253,7 @@ class Machine:
             self.tell({"kind": "late", "ranks": late})
         self._carry_out(found)
 
-    def _push(self, post: Post, event: Head) -> None:
+    def _push(self, post: WorkerSession, event: Head) -> None:
         post.push = event
         push = Push(
             rank=post.rank,
@@ -301,7 +303,7 @@ class Machine:
              "committed": committed}
         )  # fmt: skip
 
-    def _apply(self, post: Post, facts: Facts) -> None:
+    def _apply(self, post: WorkerSession, facts: Facts) -> None:
         bulk = post.bulk
         self._refresh(post)
         with self._strategy_at_work():
@@ -337,7 +339,7 @@ class Machine:
         self._doubt = max(doubts, default=0)
         self._note(facts)
 
-    def _refresh(self, post: Post) -> None:
+    def _refresh(self, post: WorkerSession) -> None:
         """What a callback changed after a worker began to compute is not put back."""
         values = self.center.statistics
         if not values.size:
@@ -387,7 +389,7 @@ class Machine:
             head["changes"] = len(changes)
         self._say(post, head, blob + changes)
 
-    def _untold(self, post: Post) -> bytes:
+    def _untold(self, post: WorkerSession) -> bytes:
         """What callbacks changed, and this worker was not told yet."""
         if self.spec.shard or post.told == self.changes.serial:
             return b""
@@ -395,7 +397,7 @@ class Machine:
         post.told = post.adopted = self.changes.serial
         return found.pack()
 
-    def _say(self, post: Post, head: Head, blob: bytes = b"") -> None:
+    def _say(self, post: WorkerSession, head: Head, blob: bytes = b"") -> None:
         """Answers a worker; the next word is its own."""
         post.patience.answered(time.monotonic())
         head = {**head, **self.state()}

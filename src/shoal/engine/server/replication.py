@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from shoal.engine.coordination.timeouts import PAUSE_S, TIMES, Grace
-from shoal.engine.server.replica import Machine, StrategyFailed
-from shoal.engine.server.reports import Reporter
-from shoal.engine.server.session import Post
+from shoal.engine.coordination.timeouts import PAUSE_S, TIMES, StragglerTimeout
+from shoal.engine.server.replica import Replica, StrategyFailed
+from shoal.engine.server.reports import ReportChannel
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.heartbeat import SLOWEST
 from shoal.engine.transport.listener import Connections, Peer
 from shoal.engine.transport.messages import whole
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 
 @final
-class Mirror:
+class Replication:
     """Sends events to the standby, and holds back what is said until they are there.
 
     Args:
@@ -90,7 +90,9 @@ class Mirror:
         self._mapped.clear()
         self._post({"kind": "frozen"}, frozen)
 
-    def log(self, event: Head, post: Post | None, blob: bytes | memoryview) -> None:
+    def log(
+        self, event: Head, post: WorkerSession | None, blob: bytes | memoryview
+    ) -> None:
         """An event is about to be handled.
 
         Args:
@@ -108,12 +110,12 @@ class Mirror:
     # A message lies still in its slot until it is answered, and that is not before the
     # standby has said that it has it.
 
-    def _is_mapped(self, post: Post) -> bool:
+    def _is_mapped(self, post: WorkerSession) -> bool:
         """Whether the standby sees the memory where the vectors of a worker lie."""
         has_slot = post.bulk.slot is not None
         return has_slot and (post.rank, post.incarnation) in self._mapped
 
-    def seated(self, post: Post) -> None:
+    def seated(self, post: WorkerSession) -> None:
         """A worker has a slot from now on, which the standby may map as well."""
         slot = post.bulk.slot
         offer = None if slot is None else slot.offer
@@ -238,7 +240,7 @@ ENDED = "its process ended"
 
 
 @final
-class Relief:
+class StandbyPeer:
     """Who follows a server.
 
     Args:
@@ -248,7 +250,10 @@ class Relief:
     """
 
     def __init__(
-        self, connections: Connections, mirror: Mirror, mention: Callable[[Head], None]
+        self,
+        connections: Connections,
+        mirror: Replication,
+        mention: Callable[[Head], None],
     ) -> None:
         self._connections, self._mirror, self._mention = connections, mirror, mention
         self._caller: Peer | None = None
@@ -270,7 +275,7 @@ class Relief:
         self._caller = peer
         self._mention({"kind": "standby_called", "generation": peer.incarnation})
 
-    def take(self, pack: Callable[[], bytes], posts: Iterable[Post]) -> None:
+    def take(self, pack: Callable[[], bytes], posts: Iterable[WorkerSession]) -> None:
         """Takes who has called. No message may be half-way.
 
         Reports from before it joined are known to nobody else. So there must be a
@@ -359,7 +364,7 @@ class Caller(NamedTuple):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Handover:
+class FailoverState:
     """What a standby leaves to the server that it becomes.
 
     Args:
@@ -372,9 +377,9 @@ class Handover:
         failure: Of the strategy, at an event that the leader may not have told of.
     """
 
-    machine: Machine
-    reporter: Reporter
-    grace: Grace
+    machine: Replica
+    reporter: ReportChannel
+    grace: StragglerTimeout
     controller: Peer
     lead: Head
     callers: list[Caller]

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.engine.server.center import Center
 from shoal.engine.server.records import EpochEnd, Record
-from shoal.engine.server.session import Post
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.listener import Peer
 from shoal.strategies.base import Facts
@@ -77,7 +77,7 @@ SMALL_METRICS = 16  # numbers of metric state that ride with every record
 
 
 @final
-class Accounts:
+class EpochTotals:
     """Keeps the books of a run.
 
     Args:
@@ -97,7 +97,12 @@ class Accounts:
         return bool(self._records)
 
     def note(
-        self, post: Post, at: float, version: int, staleness: int, share: float = 1.0
+        self,
+        post: WorkerSession,
+        at: float,
+        version: int,
+        staleness: int,
+        share: float = 1.0,
     ) -> None:
         """Enters a worker's last push and its metric states.
 
@@ -189,20 +194,20 @@ class ReportOutlet(Protocol):
 
 
 @final
-class Teller:
+class ReportBuffer:
     """Gathers and numbers what the controller is told.
 
     Args:
         sizes: Of the vectors.
         outlet: Where reports go.
-        losses: See `Accounts`.
+        losses: See `EpochTotals`.
     """
 
     def __init__(
         self, sizes: Sizes, outlet: ReportOutlet, losses: Sequence[int] = ()
     ) -> None:
         self.outlet = outlet
-        self.accounts = Accounts(sizes.metrics, losses)
+        self.accounts = EpochTotals(sizes.metrics, losses)
         self._sizes, self._told, self._has_worked = sizes, 0, False
 
     def freeze(self) -> tuple[Any, ...]:
@@ -220,7 +225,7 @@ class Teller:
 
     def note(
         self,
-        posts: Mapping[int, Post],
+        posts: Mapping[int, WorkerSession],
         found: dict[int, Facts],
         at: float,
         version: int,
@@ -278,7 +283,7 @@ Send = Callable[..., None]
 
 
 @final
-class Reporter:
+class ReportChannel:
     """Keeps reports until there is a controller; a standby's are kept until one heard.
 
     Attributes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from shoal.engine.coordination.timeouts import Patience
-from shoal.engine.transport.buffers import Bulk, Sizes
+from shoal.engine.coordination.timeouts import LivenessTimeout
+from shoal.engine.transport.buffers import Buffers, Sizes
 from shoal.wire.frames import Head
 
 
 @final
 @dataclass(eq=False, kw_only=True)
-class Post:
+class WorkerSession:
     """Where a worker's vectors lie, what it last said, and what it was told.
 
     Args:
@@ -34,11 +34,11 @@ class Post:
     rank: int
     incarnation: int
     token: str
-    bulk: Bulk
+    bulk: Buffers
     push: Head = field(default_factory=dict[str, Any])
     question: int = 0
     answer: tuple[Head, bytes] | None = None
-    patience: Patience = field(default_factory=Patience)
+    patience: LivenessTimeout = field(default_factory=LivenessTimeout)
     staged: int = 0
     told: int = 0
     adopted: int = 0
@@ -61,9 +61,9 @@ class Post:
         }
 
     @classmethod
-    def thaw(cls, sizes: Sizes, frozen: dict[str, Any]) -> Post:
+    def thaw(cls, sizes: Sizes, frozen: dict[str, Any]) -> WorkerSession:
         """The inverse of `freeze`, with vectors in memory of its own."""
         fields = {k: v for k, v in frozen.items() if k not in ("up", "down")}
-        post = cls(bulk=Bulk(sizes, None), **fields)
+        post = cls(bulk=Buffers(sizes, None), **fields)
         post.bulk.up[:], post.bulk.down[:] = frozen["up"], frozen["down"]
         return post

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import final
 
 from shoal.engine.coordination.timeouts import PAUSE_S
-from shoal.engine.server.base import FLUSH_S, Leader
-from shoal.engine.server.event_log import Order
-from shoal.engine.server.replication import Handover
-from shoal.engine.server.session import Post
+from shoal.engine.server.base import FLUSH_S, BaseServer
+from shoal.engine.server.event_log import LogEntry
+from shoal.engine.server.replication import FailoverState
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
-from shoal.engine.transport.codec import parcels_of
+from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.listener import Connections, Peer
 from shoal.engine.transport.messages import exactly, whole
 from shoal.engine.transport.partition import VECTORS
@@ -30,7 +30,7 @@ START_S = 60.0  # the same, of one that is just starting
 
 
 @final
-class Shard(Leader):
+class Shard(BaseServer):
     """Serves one part until the controller ends it.
 
     Args:
@@ -43,11 +43,11 @@ class Shard(Leader):
         self,
         spec: ServerSpec,
         connections: Connections,
-        handover: Handover | None = None,
+        handover: FailoverState | None = None,
     ) -> None:
         super().__init__(spec, connections, handover)
         self._order: Peer | None = None
-        self._orders: deque[Order] = deque()
+        self._orders: deque[LogEntry] = deque()
         self._attending: dict[Peer, Head] = {}
         self._took = -1
 
@@ -81,7 +81,7 @@ class Shard(Leader):
         if moving and self._order is not None:
             self._connections.send(self._order, {"kind": "moved", "ranks": moving})
 
-    def _start(self, handover: Handover | None) -> None:
+    def _start(self, handover: FailoverState | None) -> None:
         if handover is not None:
             address = handover.lead["order"]
             self._follow((str(address[0]), int(address[1])), FOLLOW_S)
@@ -125,7 +125,7 @@ class Shard(Leader):
         if number > known + 1:
             raise BadFrame(f"order {number} after {known}")
         if number == known + 1:
-            self._orders.append(Order(number, head["event"]))
+            self._orders.append(LogEntry(number, head["event"]))
             self._work()
 
     def _work(self) -> None:
@@ -143,7 +143,9 @@ class Shard(Leader):
 
     def _has_vectors(self, event: Head) -> bool:
         kind = event["event"]
-        if kind != "push" and not (kind == "snapshot" and self.spec.rules.is_gang):
+        if kind != "push" and not (
+            kind == "snapshot" and self.spec.rules.exchanges_gradients
+        ):
             return True
         post = self.machine.posts.get(event["rank"])
         if post is None or post.incarnation != event["incarnation"]:
@@ -182,7 +184,7 @@ class Shard(Leader):
         if before is not None:
             self._connections.drop(before, "it called again")
         self._seat(peer, post)
-        peer.parcels = parcels_of(post.bulk, self.spec.strategy, is_server=True)
+        peer.parcels = connection_codec(post.bulk, self.spec.strategy, is_server=True)
         parcels = peer.parcels
         peer.channel.inbox = post.bulk.up if parcels is None else parcels.landing
         body = self.machine.center.vector.tobytes() if wants_center else b""
@@ -191,7 +193,7 @@ class Shard(Leader):
             self.answer(post, *post.answer)
         return True
 
-    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
         """Sends a worker its part of an answer; all else number 0 tells it.
 
         That its part of a snapshot is stored is told as a part without a vector: the
@@ -203,7 +205,7 @@ class Shard(Leader):
         part = {"kind": "part", "question": post.question, "body": body}
         if body != "none":
             self._send_vectors(peer, post, part, b"")
-        elif head["kind"] == "stored" and self.spec.rules.is_gang:
+        elif head["kind"] == "stored" and self.spec.rules.exchanges_gradients:
             self._mirror.send(peer, {**part, "is_coded": False})
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
@@ -229,7 +231,7 @@ class Shard(Leader):
         self._tell_staged(post)
         self._work()
 
-    def _tell_staged(self, post: Post) -> None:
+    def _tell_staged(self, post: WorkerSession) -> None:
         if self._order is not None and post.staged:
             self._mirror.send(
                 self._order,

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import final
 
-from shoal.engine.coordination.timeouts import Grace
-from shoal.engine.server.base import FLUSH_S, Leader, open_connections
-from shoal.engine.server.event_log import Order
-from shoal.engine.server.primary import Server
-from shoal.engine.server.replica import Machine, StrategyFailed
-from shoal.engine.server.replication import Caller, Handover
-from shoal.engine.server.reports import Reporter
-from shoal.engine.server.session import Post
+from shoal.engine.coordination.timeouts import StragglerTimeout
+from shoal.engine.server.base import FLUSH_S, BaseServer, open_connections
+from shoal.engine.server.event_log import LogEntry
+from shoal.engine.server.primary import Primary
+from shoal.engine.server.replica import Replica, StrategyFailed
+from shoal.engine.server.replication import Caller, FailoverState
+from shoal.engine.server.reports import ReportChannel
+from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.shard import Shard
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import unpack
@@ -83,9 +83,9 @@ class Standby(Listener):
     def __init__(self, spec: ServerSpec, connections: Connections, link: Link) -> None:
         self._spec, self._connections, self._link = spec, connections, link
         connections.listener = self
-        self._machine = Machine(spec, self)
+        self._machine = Replica(spec, self)
         self._landing = memoryview(bytearray(spec.sizes.up_bytes))
-        self._reporter, self._grace = Reporter(), Grace()
+        self._reporter, self._grace = ReportChannel(), StragglerTimeout()
         self._slots: dict[tuple[int, int], Slot] = {}
         self._callers: list[Caller] = []
         self._controller: Peer | None = None
@@ -94,7 +94,7 @@ class Standby(Listener):
         self._took_at = time.monotonic()
         self._is_running = True
         self._failure: StrategyFailed | None = None
-        self._server: Queue[Leader] = Queue()
+        self._server: Queue[BaseServer] = Queue()
         connections.watch(link.socket, self._follow)
 
     @classmethod
@@ -167,7 +167,7 @@ class Standby(Listener):
             return False
         return time.monotonic() - self._lost_at > GREETING_TIMEOUT_S
 
-    def succeed(self) -> Leader | None:
+    def succeed(self) -> BaseServer | None:
         """The server that it becomes; None where it is not needed any more."""
         lead, controller = self._lead, self._controller
         if lead is None or controller is None or not self._is_running:
@@ -179,7 +179,7 @@ class Standby(Listener):
         self._leave_leader()
         # Nobody was heard since; and who is on the way back needs a moment.
         self._grace.forgive(time.monotonic() - self._took_at)
-        handover = Handover(
+        handover = FailoverState(
             machine=self._machine,
             reporter=self._reporter,
             grace=self._grace,
@@ -188,7 +188,7 @@ class Standby(Listener):
             callers=self._callers,
             failure=self._failure,
         )
-        kind = Shard if self._spec.shard else Server
+        kind = Shard if self._spec.shard else Primary
         server = kind(self._spec, self._connections, handover)
         self._server.put(server)
         return server
@@ -197,7 +197,7 @@ class Standby(Listener):
         """Ends it soon, if it does not lead; for whoever runs it in a thread."""
         self._is_running = False
 
-    def successor(self) -> Leader:
+    def successor(self) -> BaseServer:
         """Waits until this leads; for whoever runs it in a thread."""
         return self._server.get()
 
@@ -354,10 +354,10 @@ class Standby(Listener):
 
     # ----------------------------------------------------------------- peers
 
-    def answer(self, post: Post, head: Head, blob: bytes) -> None:
+    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
         """The leader answers; the post keeps it."""
 
-    def ordered(self, order: Order) -> None:
+    def ordered(self, order: LogEntry) -> None:
         """The leader tells others; the machine keeps what they may lack."""
 
     def report(self, head: Head, *body: bytes) -> None:

@@ -78,7 +78,7 @@ def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
     return raw[start : start + size]
 
 
-class Bulk:
+class Buffers:
     """Views of one connection's message and reply.
 
     Args:
@@ -95,14 +95,14 @@ class Bulk:
         down = memory[sizes.up_bytes : sizes.slot_bytes]
         self._divide(memory[: sizes.up_bytes], down)
 
-    def part(self, of: slice, sizes: Sizes) -> Bulk:
+    def part(self, of: slice, sizes: Sizes) -> Buffers:
         """Views of a part of the vectors, without what lies beside them.
 
         Args:
             of: Of the vector; it begins at a cache line.
             sizes: Of the part.
         """
-        found = Bulk.__new__(Bulk)
+        found = Buffers.__new__(Buffers)
         found.sizes, found.slot = sizes, None
         start = 4 * of.start
         found._divide(

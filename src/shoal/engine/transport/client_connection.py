@@ -29,7 +29,7 @@ class Fenced(ShoalError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class ServerAddress:
     """Who a worker says it is when it joins.
 
     Args:
@@ -63,7 +63,7 @@ class Seat:
 
 
 @final
-class Line:
+class ClientConnection:
     """A connection to one server.
 
     Args:
@@ -76,7 +76,7 @@ class Line:
 
     link: Link
 
-    def __init__(self, seat: Seat, addresses: Addresses) -> None:
+    def __init__(self, seat: ServerAddress, addresses: Addresses) -> None:
         self._seat, self._addresses = seat, list(addresses)
 
     def call(self, head: Head, *, can_map: bool) -> Answered:

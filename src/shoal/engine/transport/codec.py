@@ -21,7 +21,7 @@ from typing import ClassVar, final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.engine.transport.buffers import Bulk
+from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.segments import segments
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
@@ -246,7 +246,7 @@ Parts = tuple[memoryview, ...]
 
 
 @final
-class Parcels:
+class ConnectionCodec:
     """One end of a connection.
 
     Args:
@@ -255,7 +255,7 @@ class Parcels:
         is_server: Which end it is.
     """
 
-    def __init__(self, bulk: Bulk, strategy: Strategy, *, is_server: bool) -> None:
+    def __init__(self, bulk: Buffers, strategy: Strategy, *, is_server: bool) -> None:
         sizes = bulk.sizes
         codec, count = CODECS[sizes.codec], sizes.vector
         places = not strategy.message_is_change, not strategy.reply_is_change
@@ -302,7 +302,9 @@ class Parcels:
         return size + rest
 
 
-def parcels_of(bulk: Bulk, strategy: Strategy, *, is_server: bool) -> Parcels | None:
+def connection_codec(
+    bulk: Buffers, strategy: Strategy, *, is_server: bool
+) -> ConnectionCodec | None:
     """Of a connection, None where nothing is encoded.
 
     Args:
@@ -312,4 +314,4 @@ def parcels_of(bulk: Bulk, strategy: Strategy, *, is_server: bool) -> Parcels | 
     """
     if bulk.slot is not None or bulk.sizes.codec not in CODECS:
         return None
-    return Parcels(bulk, strategy, is_server=is_server)
+    return ConnectionCodec(bulk, strategy, is_server=is_server)

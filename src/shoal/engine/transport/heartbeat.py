@@ -2,7 +2,7 @@
 
 A server that hangs says nothing: its connection stays open. So the controller asks it
 for a sign of life now and then. This file decides how long the answer, and the start of
-a process, may take; both from what was measured. `Pulse` and `start_limit_s` are pure,
+a process, may take; both from what was measured. `Heartbeat` and `start_limit_s` are pure,
 `hear` does what they say.
 """
 
@@ -23,13 +23,13 @@ START_TIMES = 4.0  # longest starts that are still believed
 SLOWEST = 5e8  # bytes a second that any server gets through
 
 
-class Silent(ConnectionError):
+class ServerSilent(ConnectionError):
     """The server has answered nothing for longer than it may."""
 
 
 @final
 @dataclass
-class Pulse:
+class Heartbeat:
     """What is known of a server's pace.
 
     Args:
@@ -53,7 +53,7 @@ class Pulse:
     is_relieved: bool = False
 
     @classmethod
-    def of(cls, startup_s: float, slot_bytes: int, workers: int) -> Pulse:
+    def of(cls, startup_s: float, slot_bytes: int, workers: int) -> Heartbeat:
         """Of a server that has just greeted.
 
         Args:
@@ -70,9 +70,9 @@ class Pulse:
         """Seconds an answer may take.
 
         Example:
-            >>> Pulse(startup_s=1.0, longest_s=0.5).limit_s
+            >>> Heartbeat(startup_s=1.0, longest_s=0.5).limit_s
             8.0
-            >>> Pulse(startup_s=1.0, longest_s=0.5, is_relieved=True).limit_s
+            >>> Heartbeat(startup_s=1.0, longest_s=0.5, is_relieved=True).limit_s
             3.5
         """
         floor_s = FLOOR_S + self.startup_s
@@ -123,7 +123,7 @@ def start_limit_s(longest_s: float, *, is_warm: bool = False) -> float:
 
 
 def hear(
-    link: Link, pulse: Pulse, heard: int, timeout_s: float
+    link: Link, pulse: Heartbeat, heard: int, timeout_s: float
 ) -> tuple[Head, memoryview] | None:
     """One message of the server, None when none comes in time.
 
@@ -151,5 +151,7 @@ def hear(
     return None
 
 
-def _silent(pulse: Pulse) -> Silent:
-    return Silent(f"hung: it answered nothing for more than {pulse.limit_s:.1f} s")
+def _silent(pulse: Heartbeat) -> ServerSilent:
+    return ServerSilent(
+        f"hung: it answered nothing for more than {pulse.limit_s:.1f} s"
+    )

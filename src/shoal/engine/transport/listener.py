@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-from shoal.engine.transport.buffers import Bulk
-from shoal.engine.transport.codec import Parcels
-from shoal.engine.transport.server_connection import Channel
+from shoal.engine.transport.buffers import Buffers
+from shoal.engine.transport.codec import ConnectionCodec
+from shoal.engine.transport.server_connection import ServerConnection
 from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
 EVERY_S = 10.0  # a flood fills no disk
 
 
 @final
-class Strangers:
+class RejectedCallers:
     """Counts callers between two lines; the first of them is told of at once."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Strangers:
             now: Seconds of a monotonic clock.
 
         Example:
-            >>> strangers = Strangers()
+            >>> strangers = RejectedCallers()
             >>> strangers.note("10.0.0.9", "no proof of the secret in time")
             >>> strangers.take(100.0)["count"]
             1
@@ -68,7 +68,7 @@ SAVED_S = 0.2  # what is put by while nobody calls: a hundred workers that join 
 
 
 @final
-class Porch:
+class UnverifiedCallers:
     """The strangers' selector, open or closed.
 
     Args:
@@ -155,13 +155,13 @@ class Peer:
         is_refused: It proved the secret, and was turned away.
     """
 
-    channel: Channel
+    channel: ServerConnection
     name: str
     role: str = ""
     rank: int = -1
     incarnation: int = 0
-    offer: Bulk | None = None
-    parcels: Parcels | None = None
+    offer: Buffers | None = None
+    parcels: ConnectionCodec | None = None
     is_settled: bool = False
     is_asking: bool = False
     events: int = selectors.EVENT_READ
@@ -220,7 +220,7 @@ class Connections:
         self._eager: dict[Peer, None] = {}  # in order: of their bytes no selector knows
         socket_.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._porch = Porch(self._selector)
+        self._porch = UnverifiedCallers(self._selector)
         self._porch.selector.register(socket_, selectors.EVENT_READ, None)
 
     def serve(self, timeout_s: float) -> None:
@@ -260,7 +260,7 @@ class Connections:
             link: It is owned from now on.
             role: Of the other end.
         """
-        channel = Channel.of(*link.give_up_socket(), self._secret, self._limit)
+        channel = ServerConnection.of(*link.give_up_socket(), self._secret, self._limit)
         peer = Peer(channel=channel, name=role, role=role)
         self._peers[channel.socket.fileno()] = peer
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
@@ -347,7 +347,7 @@ class Connections:
         try:
             if len(self._peers) >= MAX_CONNECTIONS:
                 raise ConnectionRefusedError("too many connections")
-            channel = Channel(
+            channel = ServerConnection(
                 connection,
                 self._secret,
                 max_body_bytes=self._limit,

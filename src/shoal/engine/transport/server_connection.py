@@ -49,7 +49,7 @@ def _unread(connection: socket.socket) -> int:
 
 
 @final
-class Channel:
+class ServerConnection:
     """One accepted connection.
 
     Args:
@@ -101,7 +101,7 @@ class Channel:
     @classmethod
     def of(
         cls, connection: socket.socket, ahead: bytes, secret: bytes, max_body_bytes: int
-    ) -> Channel:
+    ) -> ServerConnection:
         """A connection whose other end was called, and has greeted.
 
         Args:

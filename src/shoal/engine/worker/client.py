@@ -19,7 +19,7 @@ from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import aligned_bytes
 from shoal.engine.transport.changes import STATISTICS, Changes
-from shoal.engine.transport.client_connection import Fenced, Seat
+from shoal.engine.transport.client_connection import Fenced, ServerAddress
 from shoal.engine.transport.messages import whole
 from shoal.engine.transport.segments import (
     Spread,
@@ -28,7 +28,7 @@ from shoal.engine.transport.segments import (
     push_into,
     segments,
 )
-from shoal.engine.worker.request_channel import Conversation
+from shoal.engine.worker.request_channel import RequestChannel
 from shoal.errors import PlanError
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
@@ -96,7 +96,7 @@ class Progress:
     pieces: deque[Piece] = field(default_factory=deque[Piece])
 
 
-class Member(Conversation):
+class ServerClient(RequestChannel):
     """A worker at its server: every question waits for its answer.
 
     But early pushes, and those of a gang that shares memory, whose answers are taken
@@ -119,7 +119,7 @@ class Member(Conversation):
     """
 
     def __init__(
-        self, seat: Seat, strategy: Strategy, *, is_early: bool = False
+        self, seat: ServerAddress, strategy: Strategy, *, is_early: bool = False
     ) -> None:
         super().__init__(seat, strategy)
         self.progress, self.times = Progress(), Times()

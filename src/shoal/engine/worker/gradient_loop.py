@@ -12,10 +12,13 @@ from typing import Any, NamedTuple, final
 from shoal.backends.base import Clock
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.messages import SURE, VOID
-from shoal.engine.worker.client import Member, Weight
+from shoal.engine.worker.client import ServerClient, Weight
 from shoal.engine.worker.loop import Loop
-from shoal.engine.worker.native_allreduce import Lane
-from shoal.engine.worker.shared_memory_allreduce import SharedLane, SharedLaneSpec
+from shoal.engine.worker.native_allreduce import NativeAllReduce
+from shoal.engine.worker.shared_memory_allreduce import (
+    SharedMemoryAllReduce,
+    SharedMemoryAllReduceSpec,
+)
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.vectors import Vector
 
@@ -39,22 +42,22 @@ class Part(NamedTuple):
 
 
 @final
-class Gang(Loop):
+class GradientLoop(Loop):
     """See `Loop`."""
 
-    is_gang = True
+    exchanges_gradients = True
 
-    def __init__(self, spec: WorkerSpec, member: Member) -> None:
+    def __init__(self, spec: WorkerSpec, member: ServerClient) -> None:
         super().__init__(spec, member)
         size = member.local.size
-        self._lane: Lane | None = None
-        self._shared: SharedLane | None = None
+        self._lane: NativeAllReduce | None = None
+        self._shared: SharedMemoryAllReduce | None = None
         self._data: Any = None  # of the step, where it may have to be computed anew
-        if isinstance(spec.lane, SharedLaneSpec):
+        if isinstance(spec.lane, SharedMemoryAllReduceSpec):
             who = member.rank, member.incarnation
-            self._shared = SharedLane(spec.lane, size, *who)
+            self._shared = SharedMemoryAllReduce(spec.lane, size, *who)
         elif spec.lane is not None:
-            self._lane = Lane(spec.lane, size)
+            self._lane = NativeAllReduce(spec.lane, size)
 
     def close(self) -> None:
         """Leaves the group as well."""
@@ -87,7 +90,7 @@ class Gang(Loop):
             self._step(mean, part, clock)
 
     def _push(self, part: Part, mean: Vector | None = None) -> Vector | None:
-        """Exchanges with the server; returns the mean, as `Member.push_gradient`."""
+        """Exchanges with the server; returns the mean, as `ServerClient.push_gradient`."""
         return self._member.push_gradient(
             part.gradient, part.statistics, [part.piece], part.weight,
             self._told(part), mean,

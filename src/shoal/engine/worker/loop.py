@@ -31,8 +31,8 @@ from shoal.engine.transport.changes import (
 )
 from shoal.engine.transport.segments import LONG, InPairs
 from shoal.engine.transport.shared_memory import tag_of
-from shoal.engine.worker.client import Member
-from shoal.engine.worker.nan_guard import Guard, Harmed
+from shoal.engine.worker.client import ServerClient
+from shoal.engine.worker.nan_guard import NanGuard, NonFinite
 from shoal.engine.worker.reader import Reader
 from shoal.engine.worker.spec import Moment, WorkerSpec
 from shoal.errors import PlanError
@@ -53,9 +53,9 @@ class Loop(ABC):
         steps: That it has taken.
     """
 
-    is_gang = False
+    exchanges_gradients = False
 
-    def __init__(self, spec: WorkerSpec, member: Member) -> None:
+    def __init__(self, spec: WorkerSpec, member: ServerClient) -> None:
         self._spec, self._member = spec, member
         self.steps = 0
         compute = replace(spec.compute, rank_seed=member.rank)
@@ -80,7 +80,7 @@ class Loop(ABC):
         self._far_host = member.far_host
         self._use = _sampler(spec.seat.secret) if self._far_host else None
         self._backend.load(member.local, member.statistics)
-        self._guard = Guard(
+        self._guard = NanGuard(
             spec.reaction,
             member,
             self._backend,
@@ -122,7 +122,7 @@ class Loop(ABC):
             member.spread = self._pairs
         blob = member.ready()
         self._start_over(blob or self._spec.optimizer or member.optimizer)
-        with contextlib.suppress(Harmed):
+        with contextlib.suppress(NonFinite):
             while not member.progress.is_done:
                 if member.progress.wants_snapshot:
                     self._take_changes()
@@ -170,14 +170,14 @@ class Loop(ABC):
 
     def _warm_up(self) -> None:
         compute, order = self._compute, self._spec.order
-        rows = compute.batch_size * (1 if self.is_gang else compute.window)
+        rows = compute.batch_size * (1 if self.exchanges_gradients else compute.window)
         count = min(rows, order.rows_of(order.first_epoch))
         if count > compute.batch_size:
             count -= count % compute.batch_size
         # Of one shape: more rows than the first batch has are those of it again.
         data = self._reader.first(np.arange(count) % order.sample_rows)
         self._compiled = {(min(count, compute.batch_size), kind_of(data))}
-        self._backend.warm_up(data, is_gradient=self.is_gang)
+        self._backend.warm_up(data, is_gradient=self.exchanges_gradients)
 
     def _expect(self, rows: int, data: Any) -> None:
         """Says so when a step of so many such rows has to be compiled first."""
@@ -246,7 +246,7 @@ class Loop(ABC):
     def _clock(self) -> Clock:
         """The run clock now, as the last answer told it."""
         progress = self._member.progress
-        pace = 1.0 if self.is_gang else float(progress.workers)
+        pace = 1.0 if self.exchanges_gradients else float(progress.workers)
         start = self._spec.clock_start + progress.clock + self._ahead * pace
         if progress.learning_rate is not None and progress.learning_rate != self._rate:
             self._rate = progress.learning_rate

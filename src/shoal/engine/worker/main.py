@@ -7,10 +7,10 @@ import sys
 import traceback
 
 from shoal.engine.transport.client_connection import Fenced
-from shoal.engine.worker.client import Member
-from shoal.engine.worker.gradient_loop import Gang
+from shoal.engine.worker.client import ServerClient
+from shoal.engine.worker.gradient_loop import GradientLoop
 from shoal.engine.worker.spec import WorkerSpec
-from shoal.engine.worker.weight_loop import Windows
+from shoal.engine.worker.weight_loop import WeightLoop
 from shoal.errors import DataError, ShoalError
 from shoal.launchers.titles import title
 
@@ -27,14 +27,16 @@ def work(spec: WorkerSpec) -> None:
     """
     title(f"worker-{spec.seat.hint}", spec.run)
     try:
-        member = Member(spec.seat, spec.strategy, is_early=spec.has_overlap)
+        member = ServerClient(spec.seat, spec.strategy, is_early=spec.has_overlap)
     except (OSError, ShoalError) as error:
         # The controller does not know it yet: only the end of the process tells.
         sys.exit(f"this worker could not join the run: {error}")
     title(f"worker-{member.rank}", spec.run)
     worker = None
     try:
-        worker = (Gang if spec.is_gang else Windows)(spec, member)
+        worker = (GradientLoop if spec.exchanges_gradients else WeightLoop)(
+            spec, member
+        )
         worker.run()
     except (ConnectionError, Fenced):
         return

@@ -16,8 +16,14 @@ import numpy.typing as npt
 from shoal.backends.base import Backend, Clock
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.messages import LOSS, NUMBERS, SURE, VOID
-from shoal.engine.worker.client import Member
-from shoal.engine.worker.nan_policy import Reaction, is_finite, joined, report, suspects
+from shoal.engine.worker.client import ServerClient
+from shoal.engine.worker.nan_policy import (
+    NanPolicy,
+    is_finite,
+    joined,
+    report,
+    suspects,
+)
 from shoal.engine.worker.reader import Reader
 from shoal.vectors import Vector
 
@@ -26,12 +32,12 @@ Doubles = npt.NDArray[np.float64]
 WORDS = {LOSS: "loss", NUMBERS: "gradient"}
 
 
-class Harmed(Exception):
+class NonFinite(Exception):
     """This worker's numbers are not finite; the controller knows, and goes on."""
 
 
 @final
-class Guard:
+class NanGuard:
     """Looks at one worker's numbers, and does what was chosen.
 
     Args:
@@ -45,8 +51,8 @@ class Guard:
 
     def __init__(
         self,
-        reaction: Reaction,
-        member: Member,
+        reaction: NanPolicy,
+        member: ServerClient,
         backend: Backend,
         reader: Reader,
         *,
@@ -171,7 +177,7 @@ class Guard:
         if mine:
             self._tell(WORDS[doubt], mine, (step, step), is_lost=not was_fine)
         if self._reaction.is_final or not was_fine:
-            raise Harmed
+            raise NonFinite
 
     # -------------------------------------------------------------- telling
 
@@ -210,4 +216,4 @@ class Guard:
         told = report(what, pieces, steps, found)
         self._member.tell("not_finite", reaction=name, **told)
         if self._reaction.is_final or is_over:
-            raise Harmed
+            raise NonFinite

@@ -25,7 +25,7 @@ MOST_ROLLBACKS = 3
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Reaction:
+class NanPolicy:
     """What a worker does when its numbers are not finite.
 
     Args:
@@ -40,16 +40,16 @@ class Reaction:
     is_final: bool
 
 
-WARN = Reaction(name="warn", is_undone=False, is_final=False)
+WARN = NanPolicy(name="warn", is_undone=False, is_final=False)
 REACTIONS = {
-    "stop": Reaction(name="stop", is_undone=False, is_final=True),
-    "skip": Reaction(name="skip", is_undone=True, is_final=False),
-    "rollback": Reaction(name="rollback", is_undone=False, is_final=True),
+    "stop": NanPolicy(name="stop", is_undone=False, is_final=True),
+    "skip": NanPolicy(name="skip", is_undone=True, is_final=False),
+    "rollback": NanPolicy(name="rollback", is_undone=False, is_final=True),
 }
 """By the values of `on_nan`; None is `WARN`."""
 
 
-def reaction_to(on_nan: str | None) -> Reaction:
+def reaction_to(on_nan: str | None) -> NanPolicy:
     """Returns what an `on_nan` that was checked stands for.
 
     Example:

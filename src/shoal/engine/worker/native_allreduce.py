@@ -22,7 +22,7 @@ GROUP_S = 2 * LIMIT_S  # to form a group, and to add in it
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneSpec:
+class NativeAllReduceSpec:
     """How a worker comes into a group.
 
     Args:
@@ -37,7 +37,7 @@ class LaneSpec:
 
 
 @final
-class Lane:
+class NativeAllReduce:
     """Averages gradients in groups, one after the other.
 
     Args:
@@ -45,7 +45,7 @@ class Lane:
         size: Of the vectors.
     """
 
-    def __init__(self, spec: LaneSpec, size: int) -> None:
+    def __init__(self, spec: NativeAllReduceSpec, size: int) -> None:
         self._spec = spec
         self._sum = np.empty(size, np.float32)
         self._group: Adder | None = None

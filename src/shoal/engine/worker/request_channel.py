@@ -18,19 +18,25 @@ import numpy as np
 
 from shoal.data.read_ahead import BEAT_S
 from shoal.engine.transport import answers
-from shoal.engine.transport.buffers import Bulk
-from shoal.engine.transport.client_connection import Answered, Fenced, Line, Seat, who
-from shoal.engine.transport.codec import parcels_of
+from shoal.engine.transport.buffers import Buffers
+from shoal.engine.transport.client_connection import (
+    Answered,
+    ClientConnection,
+    Fenced,
+    ServerAddress,
+    who,
+)
+from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.messages import exactly
 from shoal.engine.transport.partition import sizes_of
 from shoal.engine.transport.shared_memory import Slot
-from shoal.engine.worker.shard_client import Desks, in_background
+from shoal.engine.worker.shard_client import ShardClients, in_background
 from shoal.errors import ShoalError
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
 from shoal.wire.frames import Head, Link
 
-__all__ = ["Conversation", "Fenced", "Seat"]
+__all__ = ["Fenced", "RequestChannel", "ServerAddress"]
 
 
 @final
@@ -56,7 +62,7 @@ class Question:
 
 
 @final
-class Later:
+class DeferredAnswer:
     """An answer that is read when somebody wants it, and not before.
 
     Args:
@@ -85,7 +91,7 @@ class Later:
         return self._found.result()
 
 
-class Conversation:
+class RequestChannel:
     """A worker's connection.
 
     Args:
@@ -97,18 +103,18 @@ class Conversation:
         rank: Of this worker, once it has joined; so is `incarnation`.
     """
 
-    bulk: Bulk
+    bulk: Buffers
     rank: int
     incarnation: int
 
-    def __init__(self, seat: Seat, strategy: Strategy) -> None:
+    def __init__(self, seat: ServerAddress, strategy: Strategy) -> None:
         self.strategy, self.sizes = strategy, seat.sizes
         self._seat, self._question = seat, 0
-        self._early: Future[Answered] | Later | None = None
-        self._line = Line(seat, seat.addresses)
+        self._early: Future[Answered] | DeferredAnswer | None = None
+        self._line = ClientConnection(seat, seat.addresses)
         count = len(seat.shards) + 1
         self._own_sizes = sizes_of(seat.sizes, 0, count) if count > 1 else seat.sizes
-        self._desks: Desks | None = None
+        self._desks: ShardClients | None = None
 
     @property
     def _link(self) -> Link:
@@ -155,7 +161,7 @@ class Conversation:
         vector, statistics = start[: sizes.vector], start[sizes.vector :]
         self._settle(offer)
         if self._seat.shards:
-            self._desks = Desks(
+            self._desks = ShardClients(
                 self._seat, self.bulk, self.strategy, self.rank, self.incarnation
             )
             vector = np.concatenate([vector, *self._desks.attend()])
@@ -171,12 +177,12 @@ class Conversation:
             if slot is not None:
                 slot.close()
             raise
-        self._own = Bulk(sizes, slot)
+        self._own = Buffers(sizes, slot)
         if not self._seat.shards:
             self.bulk = self._own
         elif self._desks is None:
-            self.bulk = Bulk(self.sizes, None)
-        self._parcels = parcels_of(self._own, self.strategy, is_server=False)
+            self.bulk = Buffers(self.sizes, None)
+        self._parcels = connection_codec(self._own, self.strategy, is_server=False)
 
     def _ask(
         self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
@@ -323,7 +329,7 @@ class Conversation:
         there.
         """
         asked = self._put(head, has_vectors=True)
-        self._early = Later(lambda: self._get(asked))
+        self._early = DeferredAnswer(lambda: self._get(asked))
 
     def _arrive(self) -> Answered:
         """Waits for the answer that was not waited for.

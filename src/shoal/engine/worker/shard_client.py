@@ -14,9 +14,13 @@ from typing import Any, TypeVar, final
 import numpy as np
 
 from shoal.engine.transport import answers
-from shoal.engine.transport.buffers import Bulk
-from shoal.engine.transport.client_connection import Line, Seat, who
-from shoal.engine.transport.codec import parcels_of
+from shoal.engine.transport.buffers import Buffers
+from shoal.engine.transport.client_connection import (
+    ClientConnection,
+    ServerAddress,
+    who,
+)
+from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.messages import exactly, whole
 from shoal.engine.transport.partition import cuts, sizes_of
 from shoal.strategies.base import Strategy
@@ -40,7 +44,7 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 @final
-class Desk:
+class ShardClient:
     """A worker at one of them.
 
     Args:
@@ -51,7 +55,11 @@ class Desk:
     """
 
     def __init__(
-        self, line: Line, bulk: Bulk, strategy: Strategy, me: dict[str, Any]
+        self,
+        line: ClientConnection,
+        bulk: Buffers,
+        strategy: Strategy,
+        me: dict[str, Any],
     ) -> None:
         self._line, self._bulk, self._me = line, bulk, me
         self._strategy = strategy
@@ -67,7 +75,7 @@ class Desk:
             return np.frombuffer(exactly(body, size, "a center"), np.float32)
 
     def _settle(self) -> None:
-        self._parcels = parcels_of(self._bulk, self._strategy, is_server=False)
+        self._parcels = connection_codec(self._bulk, self._strategy, is_server=False)
 
     def stage(self, question: int, *, is_push: bool) -> None:
         """Sends its part of a message, until it has it, and whoever follows it."""
@@ -139,7 +147,7 @@ class Desk:
 
 
 @final
-class Desks:
+class ShardClients:
     """A worker at all of them.
 
     Args:
@@ -151,14 +159,19 @@ class Desks:
     """
 
     def __init__(
-        self, seat: Seat, bulk: Bulk, strategy: Strategy, rank: int, incarnation: int
+        self,
+        seat: ServerAddress,
+        bulk: Buffers,
+        strategy: Strategy,
+        rank: int,
+        incarnation: int,
     ) -> None:
         count = len(seat.shards) + 1
         parts = cuts(seat.sizes.vector, count)
         me = who(rank, incarnation)
         self._desks = [
-            Desk(
-                Line(seat, addresses),
+            ShardClient(
+                ClientConnection(seat, addresses),
                 bulk.part(parts[number], sizes_of(seat.sizes, number, count)),
                 strategy,
                 me,
@@ -173,7 +186,7 @@ class Desks:
     def stage(self, question: int, *, is_push: bool) -> Future[None]:
         """Sends each its part of a message; does not wait."""
 
-        def work(desk: Desk) -> Callable[[], None]:
+        def work(desk: ShardClient) -> Callable[[], None]:
             return lambda: desk.stage(question, is_push=is_push)
 
         return _all([work(desk) for desk in self._desks])
@@ -181,7 +194,7 @@ class Desks:
     def take(self, question: int) -> None:
         """Waits for all parts of an answer."""
 
-        def work(desk: Desk) -> Callable[[], None]:
+        def work(desk: ShardClient) -> Callable[[], None]:
             return lambda: desk.take(question)
 
         _all([work(desk) for desk in self._desks]).result()

@@ -52,7 +52,7 @@ NEVER = Step(-1, -1, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedLaneSpec:
+class SharedMemoryAllReduceSpec:
     """How the workers of one machine find each other.
 
     Args:
@@ -65,7 +65,7 @@ class SharedLaneSpec:
 
 
 @final
-class SharedLane:
+class SharedMemoryAllReduce:
     """A worker's place among those that share memory.
 
     It has room for two gradients, in turns. Before it writes a third its second was
@@ -80,15 +80,15 @@ class SharedLane:
     """
 
     def __init__(
-        self, spec: SharedLaneSpec, size: int, rank: int, incarnation: int
+        self, spec: SharedMemoryAllReduceSpec, size: int, rank: int, incarnation: int
     ) -> None:
         self._spec, self._size, self._rank = spec, size, rank
         self._mean = aligned_bytes(4 * size).view(np.float32)
         self._step, self._turn = NEVER, 0
         self._ranks: tuple[int, ...] = ()
-        self._others: dict[int, Member] = {}
+        self._others: dict[int, Participant] = {}
         self._called: dict[int, Step] = {}
-        self._own: Places | None = None
+        self._own: MemoryLayout | None = None
         self._line: socket.socket | None = None
         try:
             self._open(f"{rank}-{incarnation}")
@@ -98,10 +98,10 @@ class SharedLane:
     def _open(self, name: str) -> None:
         """Makes the room, and says where it is, before anybody can want to know."""
         folder = self._spec.folder
-        made = Slot.make(Places.bytes(self._size), self._spec.tag)
+        made = Slot.make(MemoryLayout.bytes(self._size), self._spec.tag)
         if made is None:
             raise OSError("there is none")
-        self._own = Places(made[0], self._size)
+        self._own = MemoryLayout(made[0], self._size)
         self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._line.setblocking(False)
         self._line.bind(str(folder / f"{name}{_CALLS}"))
@@ -145,14 +145,14 @@ class SharedLane:
         known = self._others.get(rank)
         if known is not None and known.name == name:
             return
-        size = Places.bytes(self._size)
+        size = MemoryLayout.bytes(self._size)
         slot = Slot.attach(str(offer["path"]), size, str(offer["mark"]))
         if slot is None:
             raise ValueError(f"memory of worker {rank} that cannot be mapped")
         if known is not None:
             known.places.close()
         line = str(one_inside(folder, f"{name}{_CALLS}"))
-        self._others[rank] = Member(name, Places(slot, self._size), line)
+        self._others[rank] = Participant(name, MemoryLayout(slot, self._size), line)
 
     # ---------------------------------------------------------------- a step
 
@@ -248,7 +248,7 @@ class SharedLane:
             own.close()
 
 
-class Member(NamedTuple):
+class Participant(NamedTuple):
     """Another worker.
 
     Args:
@@ -258,12 +258,12 @@ class Member(NamedTuple):
     """
 
     name: str
-    places: Places
+    places: MemoryLayout
     line: str
 
 
 @final
-class Places:
+class MemoryLayout:
     """A worker's room for two gradients, as it and the others see it.
 
     Args:

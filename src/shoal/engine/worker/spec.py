@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
-from shoal.engine.coordination.skipped import LeftOut
-from shoal.engine.transport.client_connection import Seat
-from shoal.engine.worker.nan_policy import WARN, Reaction
-from shoal.engine.worker.native_allreduce import LaneSpec
+from shoal.engine.coordination.skipped import Skipped
+from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.worker.nan_policy import WARN, NanPolicy
+from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
 from shoal.engine.worker.reader import Retry, Rows
-from shoal.engine.worker.shared_memory_allreduce import SharedLaneSpec
+from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.strategies.base import Strategy
 
 
@@ -44,7 +44,7 @@ class WorkerSpec:
         order: Of the samples of every epoch.
         open_backend: Makes the backend from a few rows, once the rank is known.
         open_source: Opens the data.
-        is_gang: Exchange gradients every step.
+        exchanges_gradients: Exchange gradients every step.
         clock_start: Where the optimizer began, in steps of the user's batch size.
         cores: The only ones it may run on from its first step; empty for any. To
             compile, a worker may use them all: the others wait for its programs.
@@ -60,21 +60,21 @@ class WorkerSpec:
         run: Id of the run, empty for one that has none.
     """
 
-    seat: Seat
+    seat: ServerAddress
     strategy: Strategy
     compute: ComputeSpec
     order: Order
     open_backend: Callable[[ComputeSpec, Any], Backend]
     open_source: Callable[[], Rows]
-    is_gang: bool
+    exchanges_gradients: bool
     clock_start: float = 0.0
     cores: tuple[int, ...] = ()
     watch: Watch | None = None
-    reaction: Reaction = WARN
-    left_out: LeftOut = field(default_factory=LeftOut)
+    reaction: NanPolicy = WARN
+    left_out: Skipped = field(default_factory=Skipped)
     optimizer: bytes = b""
     retry: Retry = field(default_factory=Retry)
-    lane: LaneSpec | SharedLaneSpec | None = None
+    lane: NativeAllReduceSpec | SharedMemoryAllReduceSpec | None = None
     has_overlap: bool = False
     clean_up: Callable[[], None] | None = None
     run: str = ""

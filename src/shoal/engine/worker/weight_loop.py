@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
 
 @final
-class Windows(Loop):
+class WeightLoop(Loop):
     """See `Loop`."""
 
     def _turn(self) -> None:

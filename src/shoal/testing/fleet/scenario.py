@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, final
 
-from shoal.engine.coordination.restart_policy import RecoveryPolicy
+from shoal.engine.coordination.restart_policy import RestartPolicy
 from shoal.engine.coordination.sequencer import Rules
 
 MOST_ROWS = 60
@@ -17,8 +17,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "elastic": {"is_elastic": True},
     "rounds": {"is_rounds": True},
     "elastic rounds": {"is_rounds": True, "is_elastic": True},
-    "gang": {"is_rounds": True, "is_gang": True, "window": 1},
-    "small gang": {"is_rounds": True, "is_gang": True, "window": 1},
+    "gang": {"is_rounds": True, "exchanges_gradients": True, "window": 1},
+    "small gang": {"is_rounds": True, "exchanges_gradients": True, "window": 1},
 }
 """Rules of each kind; a gang has the most to go wrong, so it is drawn twice."""
 
@@ -71,7 +71,7 @@ class Scenario:
     seed: int
     kind: str
     rules: Rules
-    policy: RecoveryPolicy
+    policy: RestartPolicy
     kills: int = 0
     cuts: int = 0
     crashes: int = 0
@@ -107,7 +107,7 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         seed=seed,
         kind=kind,
         rules=_rules(choice, kind, first),
-        policy=RecoveryPolicy(
+        policy=RestartPolicy(
             max_restarts=choice.choice([0, 1, 3, 8]), min_workers=choice.randint(1, 2)
         ),
         kills=choice.choice([0, 0, 1, 3, 8]),
@@ -140,16 +140,16 @@ def _rules(choice: random.Random, kind: str, first: int) -> Rules:
         "batch": choice.randint(1, most_batch),
         "window": choice.randint(1, 5),
         "is_rounds": False,
-        "is_gang": False,
+        "exchanges_gradients": False,
         "is_elastic": False,
         "has_barrier": choice.random() < 0.6,
     }
     fields |= KINDS[kind]
-    if fields["is_rounds"] and not fields["is_gang"]:
+    if fields["is_rounds"] and not fields["exchanges_gradients"]:
         fields["quorum"] = choice.choice([0, 1, 2, 3])
     apart = random.Random(f"{fields} borders")
-    if fields["is_gang"]:
+    if fields["exchanges_gradients"]:
         fields["has_groups"] = apart.random() < 0.5
-    if not fields["is_gang"] and apart.random() < 0.4:
+    if not fields["exchanges_gradients"] and apart.random() < 0.4:
         fields["borders"] = EvenChunks(apart.randint(1, most_rows))
     return Rules(**fields)

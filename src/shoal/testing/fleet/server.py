@@ -137,7 +137,7 @@ class SimServer:
             self.repeats += 1
             kinds = {(i.kind, i.body) for i in found if isinstance(i, Answer)}
             body = "none" if self.rules.is_elastic else "center"
-            wanted = set() if self.rules.is_gang else {("repeat", body)}
+            wanted = set() if self.rules.exchanges_gradients else {("repeat", body)}
             require(kinds == wanted, "a repeat is answered as one", found)
         self.outdated += not is_current
         self.carry_out(found)
@@ -156,7 +156,7 @@ class SimServer:
         assert work is not None  # noqa: S101 - how it is made
         is_asked = self.sequencer.publisher == line.rank or self.sequencer.has_finished
         require(is_asked, "a snapshot was asked for", line)
-        if self.rules.is_gang and not self.sequencer.has_finished:
+        if self.rules.exchanges_gradients and not self.sequencer.has_finished:
             require(
                 work.weights == self._gang, "a gang has one state", work, self._gang
             )
@@ -245,7 +245,7 @@ class SimServer:
         sent = [self._sent.pop(rank) for rank in facts]
         for push, work in sent:
             self._commit(push, work)
-        if self.rules.is_gang:
+        if self.rules.exchanges_gradients:
             self._step(sent)
         else:
             parts = [n for _, work in sent for n in (work.worker, work.serial)]
@@ -318,7 +318,7 @@ class SimServer:
         is_order = answer.kind == "publish" or (
             answer.kind != "again" and self.sequencer.asked(answer.rank)
         )
-        is_mean = answer.body == "reply" and self.rules.is_gang
+        is_mean = answer.body == "reply" and self.rules.exchanges_gradients
         value = self._mean() if is_mean else self.center.value
         letter = Letter(answer.kind, answer.body, answer.pieces, weights=value)
         letter = letter._replace(group=answer.group, sums=answer.sums)
@@ -336,7 +336,7 @@ class SimServer:
         is_whole = rows == whole or self.sequencer.is_halted
         require(is_whole, "an epoch ends with its last sample", epoch, rows, whole)
         require(epoch not in self._ended, "an epoch ends once", epoch)
-        is_shown = not self.rules.is_gang or self.center.value == self._gang
+        is_shown = not self.rules.exchanges_gradients or self.center.value == self._gang
         require(is_shown, "the center shows the epoch that ends", epoch)
         self._ended.add(epoch)
         self.reports.append(Report("epoch", epoch, self.center.copy()))
@@ -354,7 +354,7 @@ class SimServer:
     def checkpoint(self, place: Place) -> Checkpoint:
         """What a new server can go on from."""
         text = json.dumps(self.sequencer.to_json())
-        center = self.snapshot if self.rules.is_gang else self.center
+        center = self.snapshot if self.rules.exchanges_gradients else self.center
         return Checkpoint(text, center.copy(), place)
 
     @classmethod

@@ -90,7 +90,7 @@ class SimWorker:
         if letter.kind == "repeat":
             self.pieces.clear()  # it tells of all there are
         self.pieces.extend(letter.pieces)
-        if letter.body == "reply" and rules.is_gang:
+        if letter.body == "reply" and rules.exchanges_gradients:
             self.weights = mix(self.weights, letter.weights)
         elif letter.body in ("center", "snapshot"):
             self.weights = letter.weights
@@ -113,7 +113,7 @@ class SimWorker:
             return
         own: tuple[float, ...] = ()
         assumed: tuple[float, ...] = ()
-        if rules.is_gang:
+        if rules.exchanges_gradients:
             taken, steps = [self.pieces.popleft()], 1
             if self.is_summed:
                 own, assumed = (float(taken[0].rows),), (float(taken[0].gang),)

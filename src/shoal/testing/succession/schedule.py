@@ -20,7 +20,7 @@ from shoal.engine.server import primary as server
 from shoal.engine.server import replica as machine
 from shoal.engine.server import replication as mirror
 from shoal.engine.server import standby
-from shoal.engine.server.base import Leader
+from shoal.engine.server.base import BaseServer
 from shoal.engine.server.standby import Standby
 from shoal.engine.transport import client_connection as calling
 from shoal.engine.worker import client as member
@@ -177,7 +177,7 @@ class Succession(Schedule[Scenario]):
         body.turn()
         if isinstance(body, Standby) and not body.is_following:
             self._succeed(process, body)
-        elif isinstance(body, Leader) and not body.is_running:
+        elif isinstance(body, BaseServer) and not body.is_running:
             body.close()
             self.stage.ended(process)
 

@@ -15,12 +15,12 @@ from typing import Any, cast, final
 import numpy as np
 
 from shoal.backends.base import Backend, ComputeSpec
-from shoal.engine.server.base import Leader
-from shoal.engine.server.primary import Server
+from shoal.engine.server.base import BaseServer
+from shoal.engine.server.primary import Primary
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby
 from shoal.engine.transport.buffers import Sizes
-from shoal.engine.transport.client_connection import Seat
+from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.transport.listener import Connections
 from shoal.engine.worker.main import work
 from shoal.engine.worker.spec import WorkerSpec
@@ -60,7 +60,7 @@ class Process:
 
     address: Address
     connections: SimConnections
-    body: Leader | Standby
+    body: BaseServer | Standby
     link: SimLink | None = None
 
 
@@ -103,7 +103,7 @@ class SimStage:
 
     def _start_server(self) -> Process:
         connections = SimConnections()
-        body = Server(self.spec, cast("Connections", connections))
+        body = Primary(self.spec, cast("Connections", connections))
         return Process(self._addresses[0], connections, body)
 
     def _listen(self, process: Process) -> Process:
@@ -208,7 +208,7 @@ class SimStage:
     def _worker_spec(self, hint: int, token: str) -> WorkerSpec:
         setup = self.setup
         return WorkerSpec(
-            seat=Seat(
+            seat=ServerAddress(
                 address=self._addresses[0],
                 other=self._addresses[1],
                 secret=SECRET,
@@ -228,7 +228,7 @@ class SimStage:
             order=setup.order,
             open_backend=setup.open_backend,
             open_source=lambda: setup.source,
-            is_gang=setup.is_gang,
+            exchanges_gradients=setup.exchanges_gradients,
             has_overlap=setup.has_overlap,
         )
 

@@ -32,7 +32,7 @@ Doubles = npt.NDArray[np.float64]
 
 @final
 @dataclass(kw_only=True, eq=False)
-class Mate:
+class InlineWorker:
     """One worker of a crew: its vectors, its leases, and the window it is busy with.
 
     Args:
@@ -77,7 +77,7 @@ class Mate:
 
 
 @final
-class Crew:
+class InlineWorkers:
     """The workers of a run, and the programs they share.
 
     Args:
@@ -98,7 +98,7 @@ class Crew:
         open_backend = OpenBackend(name=plan.backend, model=packed)
         self._backend: Backend = open_backend(self._spec, sample)
         self._shelf = Shelf(source) if isinstance(source, ChunkedSource) else None
-        self.mates: list[Mate] = []
+        self.mates: list[InlineWorker] = []
         self.learning_rate: float | None = None
         self._changes = Changes()
 
@@ -107,12 +107,14 @@ class Crew:
         """Values of the metric states."""
         return self._backend.metrics_size
 
-    def hire(self, incarnation: int, center: Vector, statistics: Vector) -> Mate:
+    def hire(
+        self, incarnation: int, center: Vector, statistics: Vector
+    ) -> InlineWorker:
         """Adds the worker of the next rank, who adopts the center."""
         rank, strategy = len(self.mates), self._plan.strategy
         if rank == 0:
             self._backend.load(center.copy(), statistics)
-        mate = Mate(
+        mate = InlineWorker(
             rank=rank,
             incarnation=incarnation,
             local=strategy.adopt(center),
@@ -124,7 +126,7 @@ class Crew:
             reply=np.empty_like(center),
             # A gang moves as one: its workers differ in rows and local state.
             state=self._backend.fork_local(rank)
-            if self._plan.is_gang
+            if self._plan.exchanges_gradients
             else self._backend.fork(rank),
         )
         self.mates.append(mate)
@@ -132,7 +134,7 @@ class Crew:
 
     def optimizer_state(self) -> bytes:
         """The optimizer state of the lowest rank."""
-        if self._plan.is_gang:
+        if self._plan.exchanges_gradients:
             self._backend.set_local(self.mates[0].state)
             return self._backend.snapshot()
         before = self._backend.swap(self.mates[0].state)
@@ -145,7 +147,7 @@ class Crew:
         self._changes.absorb(fresh)
         for mate in self.mates:
             fresh.write_statistics(mate.statistics)
-        if not self._plan.is_gang:
+        if not self._plan.exchanges_gradients:
             return
         for mate in self.mates:
             self._backend.set_local(mate.state)
@@ -154,16 +156,16 @@ class Crew:
 
     # ------------------------------------------------------------- one turn
 
-    def take_window(self, mate: Mate, clock: int) -> int:
+    def take_window(self, mate: InlineWorker, clock: int) -> int:
         """Takes leases for one exchange, at this run clock; returns their steps."""
         mate.clock = self._began + clock
         mate.window = self._window(mate)
         size = self._spec.batch_size
         return sum(max(1, sum(p.rows for p in w) // size) for w in mate.window)
 
-    def _window(self, mate: Mate) -> list[list[Piece]]:
+    def _window(self, mate: InlineWorker) -> list[list[Piece]]:
         """One list of pieces for each call of the program, as a real worker does."""
-        if self._plan.is_gang:
+        if self._plan.exchanges_gradients:
             return [[mate.leases.popleft()]] if mate.leases else []
         size, left = self._spec.batch_size, self._spec.window
         window: list[list[Piece]] = []
@@ -180,9 +182,13 @@ class Crew:
                 break
         return window
 
-    def work(self, mate: Mate) -> tuple[int, float]:
+    def work(self, mate: InlineWorker) -> tuple[int, float]:
         """Computes a worker's window and its message; returns (steps, samples)."""
-        return self._gradient(mate) if self._plan.is_gang else self._steps(mate)
+        return (
+            self._gradient(mate)
+            if self._plan.exchanges_gradients
+            else self._steps(mate)
+        )
 
     def _rows(self, pieces: list[Piece]) -> Any:
         parts = [self._order.indices(p.epoch, p.start, p.stop) for p in pieces]
@@ -198,7 +204,7 @@ class Crew:
         except ShapesDiffer:
             return uniform_runs(self._rows, pieces, self._spec.batch_size)
 
-    def _steps(self, mate: Mate) -> tuple[int, float]:
+    def _steps(self, mate: InlineWorker) -> tuple[int, float]:
         """Local steps of one worker."""
         backend, size, steps = self._backend, self._spec.batch_size, 0
         before = backend.swap(mate.state)
@@ -225,7 +231,7 @@ class Crew:
         mate.state = backend.swap(before)
         return steps, float(mate.rows)
 
-    def _gradient(self, mate: Mate) -> tuple[int, float]:
+    def _gradient(self, mate: InlineWorker) -> tuple[int, float]:
         """One worker's part of a step of the gang; its samples are a mass."""
         backend, pieces = self._backend, mate.pieces
         backend.set_local(mate.state)
@@ -236,7 +242,7 @@ class Crew:
         mate.state = backend.local()
         return 1, mass
 
-    def skip(self, mate: Mate) -> None:
+    def skip(self, mate: InlineWorker) -> None:
         """A step of the gang that a worker had no rows of."""
         self._backend.set_local(mate.state)
         self._backend.skip()
@@ -244,7 +250,7 @@ class Crew:
 
     # -------------------------------------------------------------- answers
 
-    def pull(self, mate: Mate) -> None:
+    def pull(self, mate: InlineWorker) -> None:
         """Takes the strategy's reply to a worker's message."""
         # Fresh memory: the backend may still look at what it was given.
         out, local = np.empty_like(mate.reply), mate.local
@@ -252,7 +258,7 @@ class Crew:
         pull_into(self._plan.strategy, out, local, anchor, mate.reply)
         mate.local = out
 
-    def adopt(self, mate: Mate, center: Vector) -> None:
+    def adopt(self, mate: InlineWorker, center: Vector) -> None:
         """Starts over from the center."""
         mate.local = self._plan.strategy.adopt(center)
         if mate.anchor is not None:

@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.errors import ClusterError
-from shoal.launchers.porter import Arrival, Memory
+from shoal.launchers.node_agent import Arrival, Memory
 from shoal.launchers.shared import SharedBlob
 
 PIECE_BYTES = 16 << 20
@@ -54,7 +54,7 @@ class _Home:
 
 
 @final
-class Freight:
+class DataBroadcast:
     """Brings one copy of the data to each machine that workers are on.
 
     Args:

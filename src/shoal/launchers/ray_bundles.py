@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class Bundle:
     """What each worker is to have.
 
     Args:
@@ -53,7 +53,7 @@ class Group:
         workers: How many.
     """
 
-    def __init__(self, room: Room, workers: int) -> None:
+    def __init__(self, room: Bundle, workers: int) -> None:
         self.workers = workers
         self.bundles: Any = placement_group(
             [room.bundle] * workers, strategy=room.placement
@@ -72,7 +72,7 @@ class Group:
 
 
 @contextmanager
-def asking(room: Room, workers: int) -> Generator[None]:
+def asking(room: Bundle, workers: int) -> Generator[None]:
     """Asks an autoscaler, where there is one, for nodes with so much room."""
     request_resources(bundles=[room.bundle] * workers)
     try:
@@ -81,7 +81,7 @@ def asking(room: Room, workers: int) -> Generator[None]:
         request_resources(bundles=[])
 
 
-def room_now(room: Room) -> int:
+def room_now(room: Bundle) -> int:
     """Workers that have room now, as Ray counts."""
     rooms = [
         min(int(node.get(name, 0.0) // amount) for name, amount in room.bundle.items())

@@ -27,7 +27,7 @@ FILES, ARCHIVE, PACKED, LOG = "files", "sent.tar.gz", "run.tar.gz", "log"
 
 
 @final
-class Steward:
+class JobActor:
     """One job: its files, its process, what it writes and what it leaves."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from shoal.engine.coordination.skipped import LeftOut
+from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.checkpoint import Restart, Snapshot
 from shoal.errors import CheckpointError
 from shoal.runs.checkpoints import Checkpoint
@@ -50,7 +50,7 @@ class Diary:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Past:
+class ResumeState:
     """Where a run stood: on the server, and in the user's process."""
 
     restart: Restart
@@ -82,7 +82,7 @@ class Past:
         )
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Past:
+    def of(cls, checkpoint: Checkpoint) -> ResumeState:
         """The inverse of `to_checkpoint`.
 
         Raises:
@@ -106,7 +106,7 @@ def _restart(checkpoint: Checkpoint) -> Restart:
         arrays=dict(checkpoint.arrays),
         blob=checkpoint.blobs[OPTIMIZER],
         changes=int(document.get("changes", 0)),
-        left_out=LeftOut.from_json(document["left_out"]),
+        left_out=Skipped.from_json(document["left_out"]),
         snapshots={
             rank: Snapshot(incarnation, sequence, checkpoint.blobs[_name(rank)])
             for rank, incarnation, sequence in document["snapshots"]

@@ -112,7 +112,7 @@ class Packed:
         return pickle.loads, (self._data,)
 
 
-class Porter:
+class NodeAgent:
     """Looks after processes of one machine; `report` and the others may be two threads.
 
     Args:

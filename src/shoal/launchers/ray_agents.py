@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from shoal.launchers.base import Role
-from shoal.launchers.porter import Arrival, Porter
+from shoal.launchers.node_agent import Arrival, NodeAgent
 from shoal.launchers.versions import versions
 
 ALONE_S = 60.0  # without the cluster a porter and its process end
@@ -24,7 +24,7 @@ MOST_EARLY = 200  # lines that a process wrote before anybody said where to
 REPORTS, WORK = "reports", "work"  # of a porter's methods: each has a thread
 
 
-class RayPorter(Porter):
+class RayNodeAgent(NodeAgent):
     """A porter that Ray has placed."""
 
     def arrive(self, backend: str) -> Arrival:
@@ -59,7 +59,7 @@ def _stay() -> None:
 
 
 @dataclass(kw_only=True, eq=False)
-class Berth:
+class AgentSlot:
     """A porter, and the one process that it looks after.
 
     Args:
@@ -112,7 +112,7 @@ class Hand:
     """
 
     role: Role
-    berths: list[Berth]
+    berths: list[AgentSlot]
     parts: deque[bytes] = field(default_factory=deque[bytes])
     log: Path | None = None
     has_part: bool = False
@@ -121,7 +121,7 @@ class Hand:
     is_stopped: bool = False
 
     @property
-    def berth(self) -> Berth | None:
+    def berth(self) -> AgentSlot | None:
         """Where it is; None as long as it waits for room."""
         return self.berths[0] if self.berths and self.berths[0].here else None
 

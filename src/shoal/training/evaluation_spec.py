@@ -29,7 +29,7 @@ Weights: TypeAlias = dict[int, npt.NDArray[Any]]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Desk:
+class EvaluationSpec:
     """Where an evaluator finds what does not change, and leaves what it found.
 
     Args:
@@ -62,7 +62,7 @@ class Ask:
         weights: What training has moved.
     """
 
-    desk: Desk
+    desk: EvaluationSpec
     epoch: int
     weights: Weights
 
@@ -82,7 +82,7 @@ def score_epoch(ask: Ask) -> None:
 
 
 @cache
-def _sit(desk: Desk) -> tuple[Any, Callable[..., dict[str, float]]]:
+def _sit(desk: EvaluationSpec) -> tuple[Any, Callable[..., dict[str, float]]]:
     """The model and what validates it, made once in a process."""
     model = unpack(map_inherited(desk.model)[:])
     validation = Validation(
