@@ -55,7 +55,7 @@ class Watch:
 
         def keep(controller: Controller, server: ServerSpec, make: Any) -> None:
             self.aim = Aim(
-                address=controller._stage.main.address,
+                address=controller._pool.main.address,
                 key=worker_secret(server.secret),
                 digest=server.sizes.digest,
                 metrics=server.sizes.metrics,

@@ -173,16 +173,16 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
     The client adds 1 to every weight at each exchange: the center tells how often each
     of its parts has heard of that.
     """
-    stage = ProcessPool(WorkerEnvironment(workers=0, threads=1, preload=Preload()))
+    pool = ProcessPool(WorkerEnvironment(workers=0, threads=1, preload=Preload()))
     notes: Any = Notes()
     spec = spec_of(size, servers, 1)
     shared = SharedServers(
-        stage, notes, 1, lambda: ["client"], count=servers, has_standby=True
+        pool, notes, 1, lambda: ["client"], count=servers, has_standby=True
     )
     shared.start(spec)
     shared.connect(60.0, lambda: None)
     shared.command("proceed", epoch=0)
-    pairs = [stage.pair(n) for n in range(servers)]
+    pairs = [pool.pair(n) for n in range(servers)]
     seat = ServerAddress(
         address=pairs[0].address, other=pairs[0].other_address, secret=spec.secret,
         sizes=spec.sizes, hint=-1, token="client", wants_slot=False,
@@ -212,7 +212,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
         nonlocal peak
         while not is_over():
             shared.receive(0.1)
-            shared.look(stage.poll(), 300.0)
+            shared.look(pool.poll(), 300.0)
             peak = max(peak, _memory())
 
     attend(lambda: notes.events.count("standby_ready") == servers)
@@ -220,20 +220,20 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
         may[step].set()
         if step in (1, 3):  # while the exchange is under way
             pair = pairs[servers - 1 if step == 1 else 0]
-            stage.stop(pair.server)
+            pool.stop(pair.server)
             killed.append(pair.name)
         attend(steps[step].is_set)
     shared.command("center")
     head, body = None, memoryview(b"")
     while head is None or head["kind"] != "center":
         found = shared.receive(0.5)
-        shared.look(stage.poll(), 300.0)
+        shared.look(pool.poll(), 300.0)
         if found is not None:
             head, body = found
     center = np.frombuffer(body[: 4 * size], np.float32)
     exact = bool((center == np.float32(times)).all())
     shared.close()
-    stage.close()
+    pool.close()
     thread.join()
     return {
         "bytes": 4 * size, "servers": servers, "killed": killed, "exchanges": times,

@@ -35,12 +35,12 @@ def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:
             return []
         return ["ip", "netns", "exec", hosts.names[int(number) % 2]]
 
-    stage = ProcessPool(cast_of("jax", 2, 1), host=hosts.address, through=through)
+    pool = ProcessPool(cast_of("jax", 2, 1), host=hosts.address, through=through)
     try:
-        means = FitContext(began=time.monotonic(), stage=stage, heed=lambda: None)
+        means = FitContext(began=time.monotonic(), pool=pool, heed=lambda: None)
         return perform({"workers": 2, "run": False, "verbose": 0, **arguments}, means)
     finally:
-        stage.close()
+        pool.close()
         hosts.close()
 
 

@@ -210,10 +210,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
 
         if is_away(cluster):
             return fit_there(arguments, cluster)
-    with undisturbed(), early_stage(chosen, cluster, workers, threads) as stage:
+    with undisturbed(), early_stage(chosen, cluster, workers, threads) as pool:
         from shoal.training.run_fit import FitContext, perform
 
-        return perform(arguments, FitContext(began=began, stage=stage))
+        return perform(arguments, FitContext(began=began, pool=pool))
 
 
 def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:

@@ -173,10 +173,10 @@ class Hands(Carrier):
         self.puts += 1
         return bytes(piece)
 
-    def write(self, porter: Any, offset: int, piece: Any) -> Any:
-        if porter not in self.bad:
-            porter.write(offset, piece)
-        return porter, offset
+    def write(self, agent: Any, offset: int, piece: Any) -> Any:
+        if agent not in self.bad:
+            agent.write(offset, piece)
+        return agent, offset
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, bool]:
         return {call: call[0] not in self.bad for call in calls}
@@ -190,24 +190,24 @@ class Journey:
         self.size = 2 * PIECE_BYTES + 5
         with self.blob.allocate(self.size) as memory:
             memory[-5:] = b"fives"
-        self.freight = DataBroadcast(self.blob, "here", self.hands)
-        self.porters: list[NodeAgent] = []
+        self.broadcast = DataBroadcast(self.blob, "here", self.hands)
+        self.agents: list[NodeAgent] = []
 
     def arrive(self, node_id: str) -> tuple[NodeAgent, Memory]:
-        porter = NodeAgent(77)
-        self.porters.append(porter)
-        here = Arrival(node=node_id, node_id=node_id, versions={}, memory=porter.memory)
-        return porter, self.freight.home(here, porter)
+        agent = NodeAgent(77)
+        self.agents.append(agent)
+        here = Arrival(node=node_id, node_id=node_id, versions={}, memory=agent.memory)
+        return agent, self.broadcast.home(here, agent)
 
     def travel(self) -> None:
-        self.freight.look(may_go=True)
-        if self.freight._thread is not None:
-            self.freight._thread.join()
+        self.broadcast.look(may_go=True)
+        if self.broadcast._thread is not None:
+            self.broadcast._thread.join()
 
     def close(self) -> None:
-        self.freight.close()
-        for porter in self.porters:
-            porter._blob.close()
+        self.broadcast.close()
+        for agent in self.agents:
+            agent._blob.close()
         self.blob.close()
 
 
@@ -225,13 +225,13 @@ def test_data_goes_once_to_each_node(journey: Journey) -> None:
     assert elsewhere == other.memory
     assert here == Memory.of(journey.blob)
     journey.travel()
-    assert not journey.freight.has_arrived("a")  # it is not complete yet
-    journey.freight.load()
-    assert journey.freight.has_arrived("here")
+    assert not journey.broadcast.has_arrived("a")  # it is not complete yet
+    journey.broadcast.load()
+    assert journey.broadcast.has_arrived("here")
     journey.travel()
     assert journey.hands.puts == 3
-    assert journey.freight.has_arrived("a")
-    assert journey.freight.has_arrived("b")
+    assert journey.broadcast.has_arrived("a")
+    assert journey.broadcast.has_arrived("b")
     found = home.open()
     assert found is not None
     assert os.pread(found, 9, journey.size - 5) == b"fives"
@@ -240,27 +240,27 @@ def test_data_goes_once_to_each_node(journey: Journey) -> None:
 
 def test_another_porter_of_the_node_keeps_the_copy(journey: Journey) -> None:
     (first, _), (second, home) = map(journey.arrive, "aa")
-    journey.freight.opened("a", second, home)
-    journey.freight.load()
+    journey.broadcast.opened("a", second, home)
+    journey.broadcast.load()
     journey.travel()
-    journey.freight.forget(first)
-    assert journey.freight.has_arrived("a")
-    journey.freight.forget(second)
-    assert not journey.freight.has_arrived("a")
+    journey.broadcast.forget(first)
+    assert journey.broadcast.has_arrived("a")
+    journey.broadcast.forget(second)
+    assert not journey.broadcast.has_arrived("a")
     third, fresh = journey.arrive("a")
     assert fresh == third.memory
     journey.travel()
-    assert journey.freight.has_arrived("a")
+    assert journey.broadcast.has_arrived("a")
     assert journey.hands.puts == 6
 
 
 def test_a_node_that_cannot_take_it_holds_up_nobody(journey: Journey) -> None:
     (bad, _), _ = map(journey.arrive, "ab")
     journey.hands.bad.append(bad)
-    journey.freight.load()
+    journey.broadcast.load()
     journey.travel()
-    assert not journey.freight.has_arrived("a")
-    assert journey.freight.has_arrived("b")
+    assert not journey.broadcast.has_arrived("a")
+    assert journey.broadcast.has_arrived("b")
 
 
 def test_memory_of_somebody_else_is_not_opened(journey: Journey) -> None:

@@ -39,29 +39,29 @@ def sent(folder: Path, code: str) -> tuple[JobActor, str]:
     beside.mkdir()
     (beside / "plan.json").write_text("{}")
     payload = pack([script, beside])
-    steward = JobActor()
+    job_actor = JobActor()
     for offset in range(0, len(payload), 100):
-        steward.write(offset, payload[offset : offset + 100])
-    return steward, script.name
+        job_actor.write(offset, payload[offset : offset + 100])
+    return job_actor, script.name
 
 
 def test_a_steward_keeps_what_a_job_writes_and_leaves(tmp_path: Path) -> None:
     code = "import os; print('here', os.environ['MARK'], flush=True); 1 / 0"
-    steward, script = sent(tmp_path, code)
-    assert steward.state()[0] == "not started"
-    steward.start(script, {"MARK": "a"})
-    assert steward._process is not None
-    steward._process.wait()
-    assert steward.state()[:2] == ("failed (1)", "go_on.py")
-    assert steward.read(0, 7) == b"here a\n"
-    assert b"ZeroDivisionError" in steward.read(7, 1 << 20)
-    size = steward.pack("run")
-    packed = b"".join(steward.packed(n, 64) for n in range(0, size, 64))
+    job_actor, script = sent(tmp_path, code)
+    assert job_actor.state()[0] == "not started"
+    job_actor.start(script, {"MARK": "a"})
+    assert job_actor._process is not None
+    job_actor._process.wait()
+    assert job_actor.state()[:2] == ("failed (1)", "go_on.py")
+    assert job_actor.read(0, 7) == b"here a\n"
+    assert b"ZeroDivisionError" in job_actor.read(7, 1 << 20)
+    size = job_actor.pack("run")
+    packed = b"".join(job_actor.packed(n, 64) for n in range(0, size, 64))
     assert len(packed) == size
-    assert steward.stop(1.0) == 0
-    folder = steward._folder
+    assert job_actor.stop(1.0) == 0
+    folder = job_actor._folder
     assert folder.stat().st_mode & 0o077 == 0
-    steward.close()
+    job_actor.close()
     assert not folder.exists()
 
 
@@ -73,15 +73,15 @@ def test_a_steward_ends_a_job_and_what_it_started(tmp_path: Path) -> None:
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    steward, script = sent(tmp_path, code)
-    steward.start(script, {})
-    while not (said := steward.read(0, 100)).endswith(b"\n"):
+    job_actor, script = sent(tmp_path, code)
+    job_actor.start(script, {})
+    while not (said := job_actor.read(0, 100)).endswith(b"\n"):
         pass
     child = psutil.Process(int(said))
-    assert steward.stop(0.1) == 1
-    assert steward.state()[0] == "stopped"
+    assert job_actor.stop(0.1) == 1
+    assert job_actor.state()[0] == "stopped"
     assert not psutil.wait_procs([child], timeout=20)[1]
-    steward.close()
+    job_actor.close()
 
 
 def test_an_id_or_its_beginning() -> None:

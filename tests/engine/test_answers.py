@@ -62,7 +62,7 @@ def test_any_value_in_any_field_is_refused_or_finite(field: str, value: Any) -> 
     rate = told.learning_rate
     assert rate is None or isinstance(rate, float)  # a callback may make it infinite
     numbers = numbers_in([told.version, told.lineage, told.clock, told.workers,
-                          told.doubt, list(told.sums), list(told.pieces),
+                          told.nan_status, list(told.sums), list(told.pieces),
                           told.group or []])  # fmt: skip
     assert all(math.isfinite(n) for n in numbers)
     assert all(0 <= n < 1 << 62 or isinstance(n, float) for n in numbers)
@@ -223,16 +223,18 @@ def test_a_worker_says_what_it_cannot_read_of_a_shard(what: str) -> None:
     frames, why = PARTS[what]
     with saying(*frames) as address:
         given = seat(("127.0.0.1", 1), shards=((address,),))
-        desks = ShardClients(given, Buffers(SHARD_SIZES, None), get("aeasgd"), 0, 1)
+        shard_clients = ShardClients(
+            given, Buffers(SHARD_SIZES, None), get("aeasgd"), 0, 1
+        )
         with pytest.raises(BadFrame, match=why):
-            exchange(desks)
-        desks.leave()
+            exchange(shard_clients)
+        shard_clients.leave()
 
 
-def exchange(desks: ShardClients) -> None:
-    desks.attend()
-    desks.stage(1, is_push=True).result()
-    desks.take(1)
+def exchange(shard_clients: ShardClients) -> None:
+    shard_clients.attend()
+    shard_clients.stage(1, is_push=True).result()
+    shard_clients.take(1)
 
 
 # ------------------------------------------------------------ leader to standby
@@ -267,7 +269,7 @@ LED: dict[str, Any] = {
 def follow(*frames: bytes) -> str:
     """Lets a standby follow a leader that says this; returns why it did not go on."""
     with Cluster(setup()) as cluster:
-        frozen = pickle.dumps(cluster.server.machine.freeze())
+        frozen = pickle.dumps(cluster.server.replica.freeze())
         with saying(
             frame({"kind": "frozen"}, frozen), *frames, secret=cluster.secret
         ) as address:

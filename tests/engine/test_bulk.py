@@ -19,33 +19,33 @@ SIZES = st.builds(
 )
 
 
-def parts(bulk: Buffers) -> list[np.ndarray]:
+def parts(buffers: Buffers) -> list[np.ndarray]:
     return [
-        bulk.message, bulk.message_statistics, bulk.metrics,
-        bulk.reply, bulk.reply_statistics,
+        buffers.message, buffers.message_statistics, buffers.metrics,
+        buffers.reply, buffers.reply_statistics,
     ]  # fmt: skip
 
 
 @given(SIZES)
 def test_parts_do_not_overlap_and_start_at_cache_lines(sizes: Sizes) -> None:
-    bulk = Buffers(sizes, None)
-    for number, part in enumerate(parts(bulk)):
+    buffers = Buffers(sizes, None)
+    for number, part in enumerate(parts(buffers)):
         part[:] = number
         assert part.size == 0 or part.ctypes.data % 64 == 0
-    for number, part in enumerate(parts(bulk)):
+    for number, part in enumerate(parts(buffers)):
         assert set(part.tolist()) <= {number}
-    bulk.close()
+    buffers.close()
 
 
 @given(SIZES)
 def test_without_a_slot_all_goes_over_the_socket(sizes: Sizes) -> None:
-    bulk = Buffers(sizes, None)
-    assert len(bulk.inline_up) == sizes.up_bytes
-    assert len(bulk.inline_down) == sizes.down_bytes
-    bulk.message[:] = 7
-    text = bytes(bulk.inline_up)[: 4 * sizes.vector]
+    buffers = Buffers(sizes, None)
+    assert len(buffers.inline_up) == sizes.up_bytes
+    assert len(buffers.inline_down) == sizes.down_bytes
+    buffers.message[:] = 7
+    text = bytes(buffers.inline_up)[: 4 * sizes.vector]
     assert np.frombuffer(text, np.float32).tolist() == [7] * sizes.vector
-    bulk.close()
+    buffers.close()
 
 
 def test_two_ends_of_a_slot_see_the_same() -> None:
@@ -67,10 +67,10 @@ def test_close_while_a_program_still_reads_its_input(is_shared: bool) -> None:
     # A gang's last mean is a view that the backend keeps; closing raised BufferError.
     sizes = Sizes(vector=5, statistics=0, metrics=0, digest="")
     made = Slot.make(sizes.slot_bytes) if is_shared else None
-    bulk = Buffers(sizes, made[0] if made else None)
-    mean = bulk.reply
+    buffers = Buffers(sizes, made[0] if made else None)
+    mean = buffers.reply
     mean[:] = 1
-    bulk.close()
+    buffers.close()
     assert mean.tolist() == [1] * 5
 
 

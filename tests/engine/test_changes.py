@@ -44,15 +44,15 @@ def changed(**fields: float) -> Changes:
 
 def told(stand: Stand, rank: int) -> Changes:
     """What came with the last answer to a worker."""
-    answer = stand.machine.posts[rank].answer
+    answer = stand.replica.sessions[rank].answer
     assert answer is not None
     head, blob = answer
     return Changes.read(blob[len(blob) - head.get("changes", 0) :])
 
 
 def says_statistics(stand: Stand, value: float) -> None:
-    for post in stand.machine.posts.values():
-        post.bulk.message_statistics[:] = value
+    for session in stand.replica.sessions.values():
+        session.buffers.message_statistics[:] = value
 
 
 @pytest.mark.parametrize("name", ["aeasgd", "local_sgd", "all_reduce"])
@@ -60,17 +60,17 @@ def test_a_message_of_before_does_not_bring_the_old_value_back(name: str) -> Non
     stand = Stand(name, workers=2)
     says_statistics(stand, 1.0)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
-    assert list(stand.machine.center.statistics) == [5.0]
+    assert list(stand.replica.center.statistics) == [5.0]
     stand.asked()
-    assert list(stand.machine.center.statistics) == [5.0]
+    assert list(stand.replica.center.statistics) == [5.0]
     for rank in (0, 1):
-        post = stand.machine.posts[rank]
-        assert list(post.bulk.reply_statistics) == [5.0]
+        session = stand.replica.sessions[rank]
+        assert list(session.buffers.reply_statistics) == [5.0]
         assert told(stand, rank).found[LEVEL].value == 5.0
     # From then on it is a worker's to move again.
     says_statistics(stand, 7.0)
     stand.asked()
-    assert list(stand.machine.center.statistics) != [5.0]
+    assert list(stand.replica.center.statistics) != [5.0]
     assert not told(stand, 0)
 
 
@@ -83,11 +83,11 @@ def test_a_gang_that_goes_back_keeps_what_a_callback_set() -> None:
     says_statistics(stand, 1.0)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
     stand.says(rank, "snapshot", b"state")  # of before: it had not heard
-    assert list(stand.machine.center.statistics) == [5.0]
+    assert list(stand.replica.center.statistics) == [5.0]
     for gone in (0, 1):
         stand.says(gone, "leave", reason="killed", is_hung=False)
     assert stand.told("rollback")
-    assert list(stand.machine.center.statistics) == [5.0]
+    assert list(stand.replica.center.statistics) == [5.0]
 
 
 def test_one_that_joins_hears_of_all_but_statistics_which_it_gets() -> None:
@@ -95,13 +95,13 @@ def test_one_that_joins_hears_of_all_but_statistics_which_it_gets() -> None:
     changes = changed(level=5.0)
     changes.add({Key(FIXED, "3"): np.float32(2.0)})
     stand.happens("command", changes.pack(), kind="changes")
-    stand.machine.center.statistics[:] = 6.0  # as it was trained since
+    stand.replica.center.statistics[:] = 6.0  # as it was trained since
     known = {"token": "t1", "node": "here", "pid": 1}
     stand.questions[1] = 0
     stand.happens("join", hint=1, known=known)
     stand.says(1, "ready")
     assert list(told(stand, 1).found) == [Key(FIXED, "3")]
-    assert list(stand.machine.center.statistics) == [6.0]
+    assert list(stand.replica.center.statistics) == [6.0]
 
 
 def test_a_checkpoint_says_which_changes_it_holds() -> None:
@@ -109,23 +109,23 @@ def test_a_checkpoint_says_which_changes_it_holds() -> None:
     stand = Stand("aeasgd", workers=1)
     changes = changed(level=5.0)
     stand.happens("command", changes.pack(), kind="changes")
-    stand.machine.center.statistics[:] = 6.0
+    stand.replica.center.statistics[:] = 6.0
     stand.command("checkpoint")
     [(head, body)] = stand.told("restart")
     restart = read_restart(head, memoryview(body))
     assert restart.changes == 1
     for known, wanted in ((restart, 6.0), (replace(restart, changes=0), 5.0)):
-        spec = replace(stand.machine.spec, changes=changes, restart=known)
+        spec = replace(stand.replica.spec, changes=changes, restart=known)
         assert list(Replica(spec, stand).center.statistics) == [wanted]
 
 
 def test_a_standby_knows_what_was_changed() -> None:
     stand = Stand("aeasgd", workers=1)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
-    other = Replica(stand.machine.spec, stand)
-    other.thaw(stand.machine.freeze())
-    assert other.changes == stand.machine.changes
-    assert other.posts[0].told == stand.machine.posts[0].told
+    other = Replica(stand.replica.spec, stand)
+    other.thaw(stand.replica.freeze())
+    assert other.changes == stand.replica.changes
+    assert other.sessions[0].told == stand.replica.sessions[0].told
 
 
 # ------------------------------------------------------------ on real connections
@@ -166,7 +166,8 @@ def test_the_vector_shared_by_servers_does_not_mind() -> None:
 def rules(**fields: Any) -> Rules:
     full: dict[str, Any] = {
         "epoch_rows": (12,), "first_epoch": 0, "epochs": 1, "workers": 2, "batch": 4,
-        "window": 5, "is_rounds": True, "exchanges_gradients": True, "is_elastic": False, **fields,
+        "window": 5, "is_rounds": True, "exchanges_gradients": True,
+        "is_elastic": False, **fields,
     }  # fmt: skip
     return Rules(**full)
 

@@ -188,11 +188,11 @@ def test_who_reads_again_is_heard_again_whoever_sends_it_the_rest() -> None:
 def test_the_porch_opens_again_whoever_else_has_more_to_say() -> None:
     with serving() as (connections, _):
         link, peer = calling(connections)
-        porch = connections._porch
-        porch._left_s = -1e-6
-        porch._close()
+        unverified = connections._unverified
+        unverified._left_s = -1e-6
+        unverified._close()
         until_open = time.monotonic() + 20
-        while not porch._is_open:
+        while not unverified._is_open:
             assert time.monotonic() < until_open
             connections._eager[peer] = None  # at every turn
             connections.serve(20)

@@ -118,10 +118,10 @@ def test_epochs_that_a_checkpoint_does_not_know_are_trained_again(
         end(epoch)
     assert told == [0, 1, 2, 3, 4]
     controller._is_halted = is_halted
-    past: Any = SimpleNamespace(
+    resume_point: Any = SimpleNamespace(
         server=SimpleNamespace(restart=restart(complete=2), rules=RULES)
     )
-    controller._go_back(past)
+    controller._go_back(resume_point)
     controller._repeat()
     end(2)
     end(3)

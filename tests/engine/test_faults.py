@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import shoal
-from shoal.engine.transport import heartbeat as pulse
+from shoal.engine.transport import heartbeat
 from shoal.engine.worker.spec import WATCH, Moment
 from shoal.errors import ClusterError, WorkerFailed, WorkerLost
 from shoal.runs.events import read_events, unpack_exchanges
@@ -267,7 +267,7 @@ def test_a_spare_process_takes_the_place_of_a_lost_worker(place: Place) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the limits, what no measurement moves; the measured part stays."""
-    monkeypatch.setattr(pulse, "FLOOR_S", 2.0)
+    monkeypatch.setattr(heartbeat, "FLOOR_S", 2.0)
 
 
 class StopServer(KillServer):
@@ -309,7 +309,7 @@ def test_a_worker_that_hangs_before_it_joined_is_found_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The others of a gang wait for it."""
-    monkeypatch.setattr(pulse, "START_TIMES", 1.0)
+    monkeypatch.setattr(heartbeat, "START_TIMES", 1.0)
     history = fit("all_reduce", Place(), callbacks=[StopStart()])
     found = summary(history)
     assert found.samples_committed == found.samples_expected == ROWS * EPOCHS

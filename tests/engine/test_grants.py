@@ -17,7 +17,8 @@ def shared(
     sequencer = Sequencer(
         Rules(
             epoch_rows=(rows,), first_epoch=0, epochs=1, workers=workers, batch=batch,
-            window=window, is_rounds=is_rounds, exchanges_gradients=False, is_elastic=False,
+            window=window, is_rounds=is_rounds, exchanges_gradients=False,
+            is_elastic=False,
         )
     )  # fmt: skip
     members = [sequencer.join(rank) for rank in range(workers)]
@@ -77,8 +78,11 @@ def test_leases_end_where_a_batch_of_the_data_does(
     rules = Rules(
         epoch_rows=(rows,), first_epoch=0, epochs=1, workers=workers, batch=8,
         window=1 if exchanges_gradients else window, is_rounds=kind != "asynchronous",
-        exchanges_gradients=exchanges_gradients, is_elastic=False, starts=lambda epoch: starts,
-        borders=(lambda epoch: starts) if is_spread and not exchanges_gradients else None,
+        exchanges_gradients=exchanges_gradients, is_elastic=False,
+        starts=lambda epoch: starts,
+        borders=(lambda epoch: starts)
+        if is_spread and not exchanges_gradients
+        else None,
     )  # fmt: skip
     sequencer = Sequencer(rules)
     members = [sequencer.join(rank) for rank in range(workers)]

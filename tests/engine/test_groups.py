@@ -70,10 +70,10 @@ def never(path: Path, place: int, size: int, library: str) -> Group:
 
 
 def setup(folder: Path, opener: Any = None, **changes: Any) -> Setup:
-    lane = NativeAllReduceSpec(open_group=opener, folder=folder, library="gloo")
+    collective = NativeAllReduceSpec(open_group=opener, folder=folder, library="gloo")
     given: dict[str, Any] = {
         "workers": 3, "epochs": EPOCHS, "batch_size": BATCH,
-        "lane": None if opener is None else lane, **changes,
+        "collective": None if opener is None else collective, **changes,
     }  # fmt: skip
     return Setup.linear(PROBLEM, AllReduce(), 0.3, **given)
 

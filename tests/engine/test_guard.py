@@ -26,7 +26,7 @@ def told(bad_row: int | None, turned: int | None, rows: int = SIZE * STEPS) -> A
     member: Any = SimpleNamespace(
         local=fine,
         statistics=fine,
-        bulk=SimpleNamespace(metrics=np.array([np.nan, 1.0])),
+        buffers=SimpleNamespace(metrics=np.array([np.nan, 1.0])),
         tell=lambda kind, **fields: said.append({"kind": kind, **fields}),
     )
     backend: Any = SimpleNamespace(read=lambda: (fine * np.nan, fine))

@@ -195,8 +195,10 @@ def test_statistics_weigh_by_rows_where_gradients_weigh_by_sample_weights() -> N
     np.testing.assert_allclose(outcome.epochs[-1].statistics[:5], mean, atol=1e-6)
 
 
-@pytest.mark.parametrize("lane", ["server", "shared", "native", "two servers"])
-def test_masks_weigh_by_what_they_leave_on_every_way(lane: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("collective", ["server", "shared", "native", "two servers"])
+def test_masks_weigh_by_what_they_leave_on_every_way(
+    collective: str, tmp_path: Any
+) -> None:
     """Halves of a batch have one and five steps a row."""
     words = np.random.default_rng(2).integers(1, 9, (ROWS, 5))
     lengths = np.where(np.arange(ROWS) % BATCH < BATCH // 2, 1, 5)
@@ -216,15 +218,15 @@ def test_masks_weigh_by_what_they_leave_on_every_way(lane: str, tmp_path: Any) -
         return model
 
     lanes: dict[str, Any] = {
-        "shared": {"lane": SharedMemoryAllReduceSpec(folder=tmp_path)},
+        "shared": {"collective": SharedMemoryAllReduceSpec(folder=tmp_path)},
         "native": {
-            "lane": NativeAllReduceSpec(
+            "collective": NativeAllReduceSpec(
                 open_group=open_group, folder=tmp_path, library="gloo"
             )
         },
         "two servers": {"servers": 2},
     }
-    given = {"compute": {"mass": "entries"}, **lanes.get(lane, {})}
+    given = {"compute": {"mass": "entries"}, **lanes.get(collective, {})}
     outcome = engine(reader(), get("all_reduce"), 2, arrays, **given)
     judge = reader()
     plain(judge, arrays)

@@ -56,26 +56,26 @@ def lanes(folder: Path) -> dict[str, dict[str, Any]]:
         "socket": {"wants_slot": False},
         "several servers": {"servers": 2},
         "standby": {"has_standby": True},
-        "shared": {"lane": SharedMemoryAllReduceSpec(folder=folder)},
-        "native": {"lane": native},
+        "shared": {"collective": SharedMemoryAllReduceSpec(folder=folder)},
+        "native": {"collective": native},
     }
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("lane", list(lanes(Path())))
+@pytest.mark.parametrize("collective", list(lanes(Path())))
 def test_what_is_left_of_a_step_weighs_as_it_does_alone(
-    lane: str, workers: int, rank: int, tmp_path: Path
+    collective: str, workers: int, rank: int, tmp_path: Path
 ) -> None:
     watch = faults.leave(rank=rank, step=4)
-    check(train(setup(workers=workers, watch=watch, **lanes(tmp_path)[lane])))
+    check(train(setup(workers=workers, watch=watch, **lanes(tmp_path)[collective])))
 
 
-@pytest.mark.parametrize("lane", ["server", "shared", "native"])
-def test_two_are_lost_of_one_step(lane: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("collective", ["server", "shared", "native"])
+def test_two_are_lost_of_one_step(collective: str, tmp_path: Path) -> None:
     """One after the other: what is left is computed for a smaller step each time."""
     watch = faults.leave(rank=1, step=5).leave(rank=2, step=5)
-    check(train(setup(workers=3, watch=watch, **lanes(tmp_path)[lane])), losses=2)
+    check(train(setup(workers=3, watch=watch, **lanes(tmp_path)[collective])), losses=2)
 
 
 def test_a_step_is_computed_anew_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.engine.transport.client_connection import Fenced, ServerAddress
 from shoal.engine.transport.shared_memory import Slot
-from shoal.engine.worker import request_channel as conversation
+from shoal.engine.worker import request_channel
 from shoal.engine.worker.client import ServerClient, Times, Weight
 from shoal.strategies import (
     AEASGD,
@@ -68,13 +68,13 @@ def push(member: ServerClient, by: float) -> list[Any]:
 @pytest.mark.parametrize("wants_slot", [True, False])
 def test_a_push_changes_the_center_and_is_adopted(wants_slot: bool) -> None:
     with seated(wants_slot=wants_slot) as (member, cluster):
-        assert (member.bulk.slot is not None) == wants_slot
+        assert (member.buffers.slot is not None) == wants_slot
         assert member.ready() == b""
         push(member, 1.0)
         np.testing.assert_array_equal(member.local, np.ones(PROBLEM.size))
         push(member, 2.0)
         np.testing.assert_array_equal(
-            cluster.server.machine.center.vector, member.local
+            cluster.server.replica.center.vector, member.local
         )
         assert member.local.tolist() == [3.0] * PROBLEM.size
         assert member.progress.version == 2
@@ -161,7 +161,7 @@ def test_steps_on_samples_that_went_to_others_are_void(name: str) -> None:
         mine = [[0, 8, 16, 0]]
         body_kind = "none" if name == "aeasgd" else "center"
         head |= {"kind": "repeat", "body": body_kind, "pieces": mine}
-        member.bulk.reply[:] = 7.0
+        member.buffers.reply[:] = 7.0
         member._early = Future()
         member._early.set_result((head, body))
         assert not member.catch_up(pushed + 1, member.statistics)
@@ -187,7 +187,7 @@ def test_one_question_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_is_busy_says_so_and_may_then_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "BEAT_S", 0.001)
+    monkeypatch.setattr(request_channel, "BEAT_S", 0.001)
     with seated() as (member, cluster):
         member.ready()
         said, tell = threading.Event(), member.tell
@@ -199,7 +199,7 @@ def test_who_is_busy_says_so_and_may_then_push(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(member, "tell", heard)
         with member.busy():
             assert said.wait(20)
-        assert cluster.server.machine.posts[0].patience.longest_s == 0.0
+        assert cluster.server.replica.sessions[0].liveness.longest_s == 0.0
         push(member, 1.0)
         assert member.progress.version == 1
 
@@ -228,11 +228,11 @@ def test_without_a_slot_vectors_go_through_the_socket(
         attach = Slot.attach
         monkeypatch.setattr(Slot, "attach", lambda p, s, m: attach(p + "x", s, m))
     with seated() as (member, cluster):
-        assert member.bulk.slot is None
+        assert member.buffers.slot is None
         member.ready()
         push(member, 1.0)
         np.testing.assert_array_equal(
-            cluster.server.machine.center.vector, member.local
+            cluster.server.replica.center.vector, member.local
         )
 
 
@@ -241,12 +241,12 @@ def test_a_repeat_is_not_applied(name: str, adopted: float) -> None:
     with seated(name) as (member, cluster):
         member.ready()
         pieces = push(member, 1.0)
-        center = cluster.server.machine.center.vector.copy()
+        center = cluster.server.replica.center.vector.copy()
         held = list(member.progress.pieces)
         member._sequence -= 1
         local = np.full(PROBLEM.size, 5.0, np.float32)
         member.push_weights(local, member.statistics, pieces, 1)
-        np.testing.assert_array_equal(cluster.server.machine.center.vector, center)
+        np.testing.assert_array_equal(cluster.server.replica.center.vector, center)
         assert member.local.tolist() == [adopted] * PROBLEM.size
         assert list(member.progress.pieces) == held
 
@@ -287,8 +287,8 @@ def test_a_snapshot_reaches_the_center_and_who_joins(
         until_asked(member)
         weights = np.arange(PROBLEM.size, dtype=np.float32)
         member.publish(weights, np.array([7.0], "f4"), blob)
-        np.testing.assert_array_equal(cluster.server.machine.center.vector, weights)
-        assert cluster.server.machine.center.statistics.tolist() == [7.0]
+        np.testing.assert_array_equal(cluster.server.replica.center.vector, weights)
+        assert cluster.server.replica.center.statistics.tolist() == [7.0]
         joiner = ServerClient(
             ServerAddress(
                 address=cluster.address, secret=cluster.secret, sizes=cluster.sizes,

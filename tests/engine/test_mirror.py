@@ -24,17 +24,17 @@ def test_short_waits_are_no_stall_and_no_second_counts_twice(
 ) -> None:
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(mirrors, "time", clock)
-    mirror, worker = quiet_mirror(), standby_of(0)
-    mirror.begin(standby_of(1), b"all")
+    replication, worker = quiet_mirror(), standby_of(0)
+    replication.begin(standby_of(1), b"all")
     found: list[float] = []
     for seconds in (0.0, PAUSE_S, 0.5, 0.25):
         clock.now += seconds
-        mirror.send(worker, {"kind": "grant"})
-        found.append(mirror.stalled_s())
+        replication.send(worker, {"kind": "grant"})
+        found.append(replication.stalled_s())
     assert found == [0.0, 0.0, PAUSE_S + 0.5, 0.25]
-    assert mirror.waiting == {worker}
-    mirror.acknowledge(1)
-    assert (mirror.stalled_s(), mirror.waiting) == (0.0, set())
+    assert replication.waiting == {worker}
+    replication.acknowledge(1)
+    assert (replication.stalled_s(), replication.waiting) == (0.0, set())
 
 
 def join(connections: SimConnections, server: Primary, rank: int) -> Wire:
@@ -45,7 +45,9 @@ def join(connections: SimConnections, server: Primary, rank: int) -> Wire:
     asks = {"digest": sizes.digest, "metrics": sizes.metrics, "wants_slot": False}
     say(connections, wire, {"kind": "join", **who, **asks})
     say(connections, wire, {"kind": "slot", "is_shared": False})
-    server.machine.posts[rank].patience = LivenessTimeout(startup_s=1.0, since=LONG_AGO)
+    server.replica.sessions[rank].liveness = LivenessTimeout(
+        startup_s=1.0, since=LONG_AGO
+    )
     return wire
 
 
@@ -64,12 +66,14 @@ def test_a_slow_standby_excuses_who_waits_for_it_and_nobody_else() -> None:
     connections.accept(standby)
     say(connections, controller, {"kind": "control"})
     say(connections, controller, {"kind": "proceed", "epoch": 0})
-    server._mirror.begin(connections.peers[standby], b"all")
+    server._replication.begin(connections.peers[standby], b"all")
     say(connections, waiting, {"kind": "ready", "question": 1})
-    server.machine.posts[0].patience = LivenessTimeout(startup_s=1.0, since=LONG_AGO)
-    server._mirror._held[0] = server._mirror._held[0]._replace(since=LONG_AGO)
-    server._flushed, began = LONG_AGO, server._grace.began
+    server.replica.sessions[0].liveness = LivenessTimeout(startup_s=1.0, since=LONG_AGO)
+    server._replication._held[0] = server._replication._held[0]._replace(since=LONG_AGO)
+    server._flushed, began = LONG_AGO, server._straggler_timeout.began
     server.turn()
-    assert set(server.machine.posts) == {0}
-    assert server._grace.began > began + PAUSE_S  # nor is a round overdue meanwhile
+    assert set(server.replica.sessions) == {0}
+    assert (
+        server._straggler_timeout.began > began + PAUSE_S
+    )  # nor is a round overdue meanwhile
     server.close()

@@ -36,7 +36,7 @@ class Race:
     ) -> None:
         given: dict[str, Any] = {**ROUNDS, "workers": len(speeds), **fields}
         rules = Rules(**given)
-        self.sequencer, self.grace = Sequencer(rules), StragglerTimeout()
+        self.sequencer, self.straggler_timeout = Sequencer(rules), StragglerTimeout()
         self.speeds, self.tired, self.now, self.late = speeds, tired, 0.0, 0
         self.pieces = {rank: deque[Piece]() for rank in range(len(speeds))}
         self.work: dict[int, list[Piece]] = {}
@@ -52,8 +52,8 @@ class Race:
         """Trains an epoch; returns how long that took."""
         self.carry_out(self.sequencer.proceed(0))
         while not self.is_done:
-            if self.grace.due < self.due[0][0]:
-                self.now = self.grace.due
+            if self.straggler_timeout.due < self.due[0][0]:
+                self.now = self.straggler_timeout.due
                 self.late += len(self.sequencer.standing.awaited)
                 self.carry_out(self.sequencer.overdue())
             else:
@@ -102,7 +102,7 @@ class Race:
                         asking.append(rank)
                 case EpochDone():
                     self.is_done = True
-        self.grace.look(self.sequencer.standing, self.now)
+        self.straggler_timeout.look(self.sequencer.standing, self.now)
         for rank in asking:
             self.carry_out(self.sequencer.need(rank, 1))
 

@@ -27,57 +27,59 @@ from shoal.wire.frames import HEADER, MAGIC, Link, pack_head
 SECRET = b"s" * 32
 
 
-def asked_until(pulse: Heartbeat, now: float, until: float) -> bool:
+def asked_until(heartbeat: Heartbeat, now: float, until: float) -> bool:
     """Looks ten times a second; whether the server counts as silent by then."""
     while now < until:
-        if pulse.look(now):
-            pulse.ask(now)
-        if pulse.is_over(now):
+        if heartbeat.look(now):
+            heartbeat.ask(now)
+        if heartbeat.is_over(now):
             return True
         now += 0.1
     return False
 
 
 def test_a_server_that_never_answers_is_silent_after_its_limit() -> None:
-    pulse = Heartbeat(startup_s=1.0, looked=100.0, answered=100.0)
-    assert not asked_until(pulse, 100.0, 100.0 + pulse.limit_s)
-    assert asked_until(pulse, 100.0 + pulse.limit_s, 100.0 + pulse.limit_s + 2 * PING_S)
+    heartbeat = Heartbeat(startup_s=1.0, looked=100.0, answered=100.0)
+    assert not asked_until(heartbeat, 100.0, 100.0 + heartbeat.limit_s)
+    assert asked_until(
+        heartbeat, 100.0 + heartbeat.limit_s, 100.0 + heartbeat.limit_s + 2 * PING_S
+    )
 
 
 @given(st.lists(st.floats(0.0, 3.0), max_size=20), st.floats(0.0, 10.0))
 def test_what_it_once_took_it_may_take_again_and_longer(
     took: list[float], start: float
 ):
-    pulse, now = Heartbeat(startup_s=start), 50.0
+    heartbeat, now = Heartbeat(startup_s=start), 50.0
     for seconds in took:
-        pulse.look(now)
-        pulse.ask(now)
+        heartbeat.look(now)
+        heartbeat.ask(now)
         now += seconds
-        assert not pulse.is_over(now)
-        pulse.answer(now)
+        assert not heartbeat.is_over(now)
+        heartbeat.answer(now)
     longest = max(took, default=0.0) - 1e-9  # beside 50 s no clock shows less
-    assert pulse.limit_s >= FLOOR_S + start + 0.99 * TIMES * longest
+    assert heartbeat.limit_s >= FLOOR_S + start + 0.99 * TIMES * longest
 
 
 def test_nothing_is_held_against_it_while_nobody_looked() -> None:
     """A callback took an hour, or the machine was asleep."""
-    pulse = Heartbeat(looked=10.0)
-    assert pulse.look(10.1)
-    pulse.ask(10.1)
-    assert not pulse.look(3600.0)
-    assert not pulse.is_over(3600.0)
-    assert not pulse.look(3600.0 + PAUSE_S / 2)
-    assert pulse.is_over(3600.0 + pulse.limit_s + PAUSE_S)
+    heartbeat = Heartbeat(looked=10.0)
+    assert heartbeat.look(10.1)
+    heartbeat.ask(10.1)
+    assert not heartbeat.look(3600.0)
+    assert not heartbeat.is_over(3600.0)
+    assert not heartbeat.look(3600.0 + PAUSE_S / 2)
+    assert heartbeat.is_over(3600.0 + heartbeat.limit_s + PAUSE_S)
 
 
 def test_one_question_at_a_time() -> None:
-    pulse = Heartbeat(looked=10.0)
-    assert pulse.look(10.1)
-    pulse.ask(10.1)
-    assert not pulse.look(10.9)
-    pulse.answer(11.0)
-    assert not pulse.look(11.0 + 0.9 * PING_S)
-    assert pulse.look(11.0 + PING_S)
+    heartbeat = Heartbeat(looked=10.0)
+    assert heartbeat.look(10.1)
+    heartbeat.ask(10.1)
+    assert not heartbeat.look(10.9)
+    heartbeat.answer(11.0)
+    assert not heartbeat.look(11.0 + 0.9 * PING_S)
+    assert heartbeat.look(11.0 + PING_S)
 
 
 def test_large_models_and_many_workers_are_given_time() -> None:
@@ -139,15 +141,15 @@ def expired() -> Heartbeat:
 
 
 def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
-    pulse = Heartbeat.of(0.1, 8, 1)
-    assert hear(peer.link, pulse, 7, 0.0) is None
+    heartbeat = Heartbeat.of(0.1, 8, 1)
+    assert hear(peer.link, heartbeat, 7, 0.0) is None
     assert peer.heard() == "ping"
-    assert pulse.asked is not None
+    assert heartbeat.asked is not None
     peer.channel.send({"kind": "pong"})
-    assert hear(peer.link, pulse, 7, 20.0) is None
-    assert pulse.asked is None
+    assert hear(peer.link, heartbeat, 7, 20.0) is None
+    assert heartbeat.asked is None
     peer.channel.send({"kind": "records"})
-    found = hear(peer.link, pulse, 7, 20.0)
+    found = hear(peer.link, heartbeat, 7, 20.0)
     assert found is not None
     assert found[0]["kind"] == "records"
 
@@ -160,10 +162,10 @@ def test_silence_is_found(peer: Peer) -> None:
 
 
 def test_whatever_waits_to_be_read_comes_first(peer: Peer) -> None:
-    pulse = expired()
+    heartbeat = expired()
     peer.channel.send({"kind": "pong"})
-    assert hear(peer.link, pulse, 7, 20.0) is None
-    assert pulse.asked is None
+    assert hear(peer.link, heartbeat, 7, 20.0) is None
+    assert heartbeat.asked is None
 
 
 HALVES: dict[str, Callable[[], bytes]] = {
@@ -175,11 +177,13 @@ HALVES: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("what", HALVES)
 def test_a_frame_that_stops_half_way_is_silence(what: str, peer: Peer) -> None:
-    pulse = Heartbeat.of(0.1, 8, 1)
-    pulse.work_s = 0.01 - FLOOR_S - pulse.startup_s  # so that the test need not wait
+    heartbeat = Heartbeat.of(0.1, 8, 1)
+    heartbeat.work_s = (
+        0.01 - FLOOR_S - heartbeat.startup_s
+    )  # so that the test need not wait
     peer.channel.socket.sendall(HALVES[what]())
     with pytest.raises(ServerSilent):
-        hear(peer.link, pulse, 7, 20.0)
+        hear(peer.link, heartbeat, 7, 20.0)
 
 
 def test_a_limit_for_one_frame_is_none_for_the_next(peer: Peer) -> None:

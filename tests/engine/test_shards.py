@@ -130,7 +130,7 @@ def test_a_gang_is_kept_as_it_was_asked_for_whoever_is_lost_then() -> None:
     def run(*, is_lost: bool) -> Outcome:
         with Cluster(given) as cluster:
             server = cluster.server
-            handle = server.machine.handle
+            handle = server.replica.handle
 
             def handled(event: Head, *rest: Any) -> None:
                 if event["event"] == "snapshot" and is_lost:
@@ -138,7 +138,7 @@ def test_a_gang_is_kept_as_it_was_asked_for_whoever_is_lost_then() -> None:
                     raise SystemExit
                 handle(event, *rest)
 
-            server.machine.handle = handled  # type: ignore[method-assign]
+            server.replica.handle = handled  # type: ignore[method-assign]
             return cluster.run()
 
     calm = run(is_lost=False)

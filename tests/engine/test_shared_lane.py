@@ -50,8 +50,8 @@ def lanes(
     try:
         yield found
     finally:
-        for lane in found:
-            lane.close()
+        for collective in found:
+            collective.close()
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def pipe() -> Generator[tuple[int, int]]:
 
 def enter(found: list[SharedMemoryAllReduce], generation: int = 1) -> None:
     group = Group(generation, tuple(range(len(found))))
-    assert all(lane.enter(group, 0) for lane in found)
+    assert all(collective.enter(group, 0) for collective in found)
 
 
 @settings(max_examples=20, deadline=None)
@@ -81,7 +81,7 @@ def test_everybody_has_the_same_mean(
     tmp_path_factory: pytest.TempPathFactory,
     size: int, floats: int, steps: int, seed: int,
 ) -> None:  # fmt: skip
-    random, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("lane")
+    random, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("collective")
     with lanes(folder, size, floats) as members, pipe() as (never, _):
         for step in range(steps):
             enter(members, generation=1 + step // 2)  # the first stays for two steps
@@ -194,9 +194,10 @@ def test_a_group_that_cannot_be_formed(
 
 
 def setup(folder: Path | None, **changes: Any) -> Setup:
-    lane = None if folder is None else SharedMemoryAllReduceSpec(folder=folder)
+    collective = None if folder is None else SharedMemoryAllReduceSpec(folder=folder)
     given_: dict[str, Any] = {
-        "workers": 3, "epochs": EPOCHS, "batch_size": BATCH, "lane": lane, **changes,
+        "workers": 3, "epochs": EPOCHS, "batch_size": BATCH,
+        "collective": collective, **changes,
     }  # fmt: skip
     return Setup.linear(PROBLEM, AllReduce(), 0.3, **given_)
 
@@ -219,9 +220,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     before = SharedMemoryAllReduce.mean
 
-    def count(lane: SharedMemoryAllReduce) -> Any:
-        mean = before(lane)
-        found.append(lane._step.generation)
+    def count(collective: SharedMemoryAllReduce) -> Any:
+        mean = before(collective)
+        found.append(collective._step.generation)
         return mean
 
     monkeypatch.setattr(SharedMemoryAllReduce, "mean", count)
@@ -272,15 +273,15 @@ def _fail_once(
     counts: dict[int, int] = {}
     has_failed = threading.Event()
 
-    def fail(lane: SharedMemoryAllReduce, *arguments: Any) -> Any:
+    def fail(collective: SharedMemoryAllReduce, *arguments: Any) -> Any:
         with lock:
-            counts[id(lane)] = counts.get(id(lane), 0) + 1
-            is_now = counts[id(lane)] == at and not has_failed.is_set()
+            counts[id(collective)] = counts.get(id(collective), 0) + 1
+            is_now = counts[id(collective)] == at and not has_failed.is_set()
             if is_now:
                 has_failed.set()
         if is_now and not is_after:
             raise ConnectionError("a test has ended it")
-        found = before(lane, *arguments)
+        found = before(collective, *arguments)
         if is_now:
             raise ConnectionError("a test has ended it")
         return found
@@ -346,10 +347,10 @@ def test_the_gradient_is_written_where_others_read_it(
     found: list[bool] = []
     before: Callable[..., None] = SharedMemoryAllReduce.put
 
-    def put(lane: SharedMemoryAllReduce, gradient: Any, mass: float) -> None:
-        room = lane.room
+    def put(collective: SharedMemoryAllReduce, gradient: Any, mass: float) -> None:
+        room = collective.room
         found.append(room is not None and np.may_share_memory(gradient, room))
-        before(lane, gradient, mass)
+        before(collective, gradient, mass)
 
     monkeypatch.setattr(SharedMemoryAllReduce, "put", put)
     check_counts(train(setup(tmp_path, workers=2)))
@@ -367,9 +368,9 @@ def test_who_is_told_that_the_run_is_over_takes_no_step(tmp_path: Path) -> None:
             push_shared=lambda *_: None, confirm=lambda: True, times=Times(),
             progress=SimpleNamespace(is_done=True, sums=()),
         )  # fmt: skip
-        loop._member = member
+        loop._client = member
         guard: Any = SimpleNamespace(is_shared=True)
-        loop._guard = guard
+        loop._nan_guard = guard
         zero = np.zeros(PROBLEM.size, "f4")
         part = Part(Piece(0, 0, 1), zero, zero[:0], Weight(1.0, 1.0), 0)
         with pipe() as (server, other):

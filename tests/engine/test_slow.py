@@ -48,7 +48,8 @@ class Race:
     ) -> None:
         rules = Rules(
             epoch_rows=(chunks * CHUNK,), first_epoch=0, epochs=1, workers=len(seconds),
-            batch=BATCH, window=WINDOW, is_rounds=False, exchanges_gradients=False, is_elastic=True,
+            batch=BATCH, window=WINDOW, is_rounds=False,
+            exchanges_gradients=False, is_elastic=True,
         )  # fmt: skip
         self.seconds = seconds
         self.rows: Counter[int] = Counter()

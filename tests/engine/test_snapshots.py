@@ -42,7 +42,7 @@ class Stand:
             vector=setup.vector,
             statistics=setup.statistics,
         )
-        self.machine = Replica(spec, self)
+        self.replica = Replica(spec, self)
         self.reports: list[tuple[Head, bytes]] = []
         self.answers: dict[int, Head] = {}
         self.questions = dict.fromkeys(range(workers), 0)
@@ -53,8 +53,8 @@ class Stand:
         for rank in range(workers):
             self.says(rank, "ready")
 
-    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
-        self.answers[post.rank] = head
+    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
+        self.answers[session.rank] = head
 
     def ordered(self, order: LogEntry) -> None: ...
 
@@ -62,22 +62,22 @@ class Stand:
         self.reports.append((head, b"".join(body)))
 
     def happens(self, event: str, blob: bytes = b"", **fields: Any) -> None:
-        self.machine.handle({"event": event, "at": 0.0, **fields}, blob)
+        self.replica.handle({"event": event, "at": 0.0, **fields}, blob)
 
     def command(self, kind: str, **fields: Any) -> None:
         self.happens("command", kind=kind, **fields)
 
     def says(self, rank: int, kind: str, blob: bytes = b"", **fields: Any) -> None:
         self.questions[rank] += 1
-        incarnation = self.machine.posts[rank].incarnation
+        incarnation = self.replica.sessions[rank].incarnation
         who = {"rank": rank, "incarnation": incarnation}
         self.happens(kind, blob, question=self.questions[rank], **who, **fields)
 
     def asked(self) -> list[int]:
         """Everybody works once; returns who is asked for its state then."""
         found: list[int] = []
-        for rank in list(self.machine.posts):
-            piece = self.machine.sequencer.ledger.held(rank)[0]
+        for rank in list(self.replica.sessions):
+            piece = self.replica.sequencer.ledger.held(rank)[0]
             self.says(
                 rank, "push", lineage=0, sequence=self.questions[rank], steps=1,
                 samples=float(piece.rows), pieces=[list(piece)], doubt=0, group=0,
@@ -100,7 +100,7 @@ def test_each_checkpoint_asks_the_next_worker_in_turn() -> None:
         head, blob = stand.told("snapshot")[-1]
         assert (head["rank"], blob) == (turn, b"of rank %d" % turn)
         assert head["incarnation"] == 1
-        assert head["sequence"] == stand.machine.sequencer.members[turn].sequence > 0
+        assert head["sequence"] == stand.replica.sequencer.members[turn].sequence > 0
     assert len(stand.told("restart")) == 4
 
 
@@ -138,7 +138,7 @@ def test_one_that_is_asked_while_the_run_ends_may_still_send_it() -> None:
     stand.command("finish")
     stand.says(0, "snapshot", b"too late")
     assert stand.answers[0]["kind"] == "stored"
-    assert stand.machine.blob == b""
+    assert stand.replica.blob == b""
     stand.says(0, "need")
     assert stand.answers[0]["kind"] == "done"
 
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_wants_none_asks_nobody() -> None:
 
 
 @pytest.fixture
-def past() -> ResumePoint:
+def resume_point() -> ResumePoint:
     """What a controller keeps of a run without checkpoint."""
     nothing: Any = None
     part = WorkerSpec(
@@ -163,18 +163,22 @@ def past() -> ResumePoint:
         exchanges_gradients=False,
     )
     stand = Stand()
-    return ResumePoint(stand.machine.spec, lambda _hint, _token: part)
+    return ResumePoint(stand.replica.spec, lambda _hint, _token: part)
 
 
-def test_a_worker_that_takes_a_place_gets_what_was_there(past: ResumePoint) -> None:
-    assert past.worker(0, "token").optimizer == b""
-    past.keep_snapshot(1, Snapshot(1, 4, b"older"))
-    past.keep_snapshot(1, Snapshot(2, 9, b"of rank 1"))
+def test_a_worker_that_takes_a_place_gets_what_was_there(
+    resume_point: ResumePoint,
+) -> None:
+    assert resume_point.worker(0, "token").optimizer == b""
+    resume_point.keep_snapshot(1, Snapshot(1, 4, b"older"))
+    resume_point.keep_snapshot(1, Snapshot(2, 9, b"of rank 1"))
     restart = Restart(sequencer={"lineage": 0}, arrays={"vector": np.zeros(2, "f4")})
-    kept = past.keep(restart)
+    kept = resume_point.keep(restart)
     assert kept.snapshots == {1: Snapshot(2, 9, b"of rank 1")}
-    again = ResumePoint(past.server, lambda *given: past._make_worker(*given))
-    for one in (past, again):
+    again = ResumePoint(
+        resume_point.server, lambda *given: resume_point._make_worker(*given)
+    )
+    for one in (resume_point, again):
         assert one.worker(1, "token").optimizer == b"of rank 1"
         assert one.worker(0, "token").optimizer == b""
         assert one.part.restart is not None

@@ -29,12 +29,12 @@ def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
     told: list[str] = []
     observer: Any = SimpleNamespace(on_event=lambda kind, **_: told.append(kind))
     policy = RestartPolicy(max_restarts=0, min_workers=2)
-    staff = WorkerSupervisor(
+    supervisor = WorkerSupervisor(
         stage, policy, lambda _: None, observer, lambda *_, **__: None
     )
     spec: Any = None
-    staff.give(2, lambda hint, token: spec)
-    assert list(staff.watch()) == ["s"]
+    supervisor.give(2, lambda hint, token: spec)
+    assert list(supervisor.watch()) == ["s"]
     assert told == []
 
 
@@ -60,10 +60,10 @@ class Stand:
         stage: Any = self
         watcher: Any = observer
         spec: Any = None
-        self.staff = WorkerSupervisor(
+        self.supervisor = WorkerSupervisor(
             stage, policy, lambda _: None, watcher, lambda *_, **__: None
         )
-        self.staff.give(workers, lambda hint, token: spec, growth)
+        self.supervisor.give(workers, lambda hint, token: spec, growth)
 
     def worker(self, hint: int) -> str:
         self.made += 1
@@ -92,15 +92,15 @@ class Stand:
         return ended
 
     def works(self, token: str, rank: int) -> None:
-        self.staff.joined(token, rank, {})
-        self.staff.ready(rank)
+        self.supervisor.joined(token, rank, {})
+        self.supervisor.ready(rank)
 
     def watch(self, seconds: float) -> None:
         """Looks ten times a second."""
         until = self.now + seconds
         while self.now < until:
             self.now += 0.1
-            self.staff.watch()
+            self.supervisor.watch()
 
     def reasons(self) -> list[str]:
         return [fields["reason"] for kind, fields in self.told if kind == "worker_lost"]
@@ -149,7 +149,7 @@ def test_a_worker_that_joined_and_never_works_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand = begun(monkeypatch)
-    stand.staff.joined("w2", 1, {})
+    stand.supervisor.joined("w2", 1, {})
     stand.watch(20.0)
     assert [reason.partition(":")[0] for reason in stand.reasons()] == ["hung"]
 
@@ -206,7 +206,7 @@ def test_a_start_that_is_heard_of_late_was_not_as_long(
     stand.watch(2.0)
     stand.now += 300.0
     stand.works("w1", 0)
-    assert stand.staff.start_limit_s == pytest.approx(start_limit_s(2.0))
+    assert stand.supervisor.start_limit_s == pytest.approx(start_limit_s(2.0))
 
 
 def test_nobody_is_given_up_for_what_was_not_heard(
@@ -254,12 +254,12 @@ def test_who_comes_later_is_given_its_part_when_there_is_room(
 ) -> None:
     stand = grown(monkeypatch)
     assert (stand.given, stand.reasons()) == (["w1"], [])
-    assert stand.staff.living() == ["w1"]
+    assert stand.supervisor.living() == ["w1"]
     stand.waiting.remove("later-2")
     stand.watch(1.0)
     assert stand.given == ["w1", "later-2"]
     stand.works("later-2", 2)
-    assert stand.staff.workers() == {0: "w1", 2: "later-2"}
+    assert stand.supervisor.workers() == {0: "w1", 2: "later-2"}
     stand.stop("later-2")  # from here on it is a worker like any other
     stand.watch(1.0)
     assert stand.reasons() == ["killed by SIGKILL"]
@@ -280,7 +280,7 @@ def test_who_has_not_come_when_the_run_ends_never_will(
     monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     stand = grown(monkeypatch)
-    getattr(stand.staff, end)()
+    getattr(stand.supervisor, end)()
     assert {"later-1", "later-2"} <= stand.ended.keys()
     stand.waiting.clear()
     stand.watch(1.0)

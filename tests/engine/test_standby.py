@@ -43,7 +43,7 @@ def kill(server: BaseServer, at: int, where: str) -> None:
             "after" it was handled, with all answers that do not wait sent.
     """
     count = 0
-    handle, log = server.machine.handle, server._mirror.log
+    handle, log = server.replica.handle, server._replication.log
 
     def die() -> None:
         server.close = server._connections.close  # type: ignore[method-assign]
@@ -63,8 +63,8 @@ def kill(server: BaseServer, at: int, where: str) -> None:
         if count == at and where == "after":
             die()
 
-    server._mirror.log = logged  # type: ignore[method-assign]
-    server.machine.handle = handled  # type: ignore[method-assign]
+    server._replication.log = logged  # type: ignore[method-assign]
+    server.replica.handle = handled  # type: ignore[method-assign]
 
 
 def setup(name: str, **fields: Any) -> Setup:
@@ -80,7 +80,7 @@ def train(given: Setup, *kills: tuple[int, str]) -> Outcome:
 
         def again() -> None:
             take_over()
-            while left and cluster._relief is None:  # before, all would be lost
+            while left and cluster._standby_peer is None:  # before, all would be lost
                 cluster._hear(is_over=False)
             if left:
                 kill(cluster.server, *left.pop(0))
@@ -156,7 +156,7 @@ def test_killing_the_server_of_workers_that_share_memory(
     for at in (5, 13, 20, 31):
         folder = tmp_path / str(at)
         folder.mkdir()
-        given = setup("all_reduce", lane=SharedMemoryAllReduceSpec(folder=folder))
+        given = setup("all_reduce", collective=SharedMemoryAllReduceSpec(folder=folder))
         wild = train(given, (at, where), (at, where))
         is_exact(wild)
         for one, other in zip(calm.epochs, wild.epochs, strict=True):
@@ -172,19 +172,19 @@ def test_one_server_after_the_other(name: str) -> None:
 class Silence:
     """Nobody who could be told anything."""
 
-    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None: ...
+    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None: ...
 
     def ordered(self, order: LogEntry) -> None: ...
 
     def report(self, head: Head, *body: bytes) -> None: ...
 
 
-def describe(machine: Replica) -> dict[str, Any]:
+def describe(replica: Replica) -> dict[str, Any]:
     """What machines that took the same events agree on."""
-    found = unpack(pack(machine.freeze()))
-    for post in found["posts"]:
+    found = unpack(pack(replica.freeze()))
+    for session in found["posts"]:
         # Of a clock; and what a worker may be writing at this moment.
-        del post["patience"], post["up"]
+        del session["liveness"], session["up"]
     return found
 
 
@@ -211,26 +211,26 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
     """The law a standby lives on; events travel as text, as they do on the wire."""
     taken: list[tuple[str, bytes, bytes, dict[str, Any]]] = []
     with Cluster(setup(name, has_standby=False, late=[40])) as cluster:
-        machine = cluster.server.machine
-        log = cluster.server._mirror.log
+        replica = cluster.server.replica
+        log = cluster.server._replication.log
 
-        def record(event: Any, post: Any, blob: Any) -> None:
-            vectors = b"" if post is None else bytes(post.bulk.up)
-            state = describe(machine)
+        def record(event: Any, session: Any, blob: Any) -> None:
+            vectors = b"" if session is None else bytes(session.buffers.up)
+            state = describe(replica)
             taken.append((json.dumps(event), vectors, bytes(blob), state))
-            log(event, post, blob)
+            log(event, session, blob)
 
-        cluster.server._mirror.log = record  # type: ignore[method-assign]
+        cluster.server._replication.log = record  # type: ignore[method-assign]
         spec = cluster.server.spec
         again = Replica(spec, Silence())
-        again.thaw(unpack(pack(machine.freeze())))
+        again.thaw(unpack(pack(replica.freeze())))
         cluster.run()
     assert len(taken) > 20  # joins, pushes, and how often somebody has to wait
     for text, vectors, blob, state in taken:
         assert_same(describe(again), state)
         event = json.loads(text)
         if vectors:
-            again.posts[event["rank"]].bulk.up[:] = vectors
+            again.sessions[event["rank"]].buffers.up[:] = vectors
         again.handle(event, blob)
 
 

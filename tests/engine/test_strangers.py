@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.engine.transport import listener as module
-from shoal.engine.transport import listener as porch
+from shoal.engine.transport import listener as unverified
 from shoal.engine.transport.listener import (
     EVERY_S,
     SAVED_S,
@@ -70,7 +70,7 @@ def test_too_many_that_say_nothing_make_room_for_those_that_belong_here(
         ]
         events = runs_well(cluster)
         assert all(shut_out(connection) == b"" for connection in slow[:30])
-        assert len(cluster.server._connections._strangers) <= 4
+        assert len(cluster.server._connections._rejected) <= 4
     assert "too many callers without proof" in {e.get("reason") for e in events}
 
 
@@ -192,7 +192,9 @@ def test_a_worker_that_asks_and_does_not_read_is_not_heard_for_ever(
 def test_without_descriptors_a_stranger_goes() -> None:
     """The listening socket stays readable then: nothing may spin or end."""
     with Cluster(setup()) as cluster:
-        while cluster.server._reporter.controller is None:  # it is no stranger now
+        while (
+            cluster.server._report_channel.controller is None
+        ):  # it is no stranger now
             time.sleep(0)
         with socket.create_connection(cluster.address) as waiting:
             connections = cluster.server._connections
@@ -206,7 +208,7 @@ def test_without_descriptors_a_stranger_goes() -> None:
                 def __getattr__(self, name: str) -> Any:
                     return getattr(real, name)
 
-            while not connections._strangers:
+            while not connections._rejected:
                 time.sleep(0)
             connections._socket = Full()  # type: ignore[assignment]
             with socket.create_connection(cluster.address):
@@ -239,7 +241,7 @@ class TestPorch:
             def monotonic() -> float:
                 return now["monotonic"]
 
-        monkeypatch.setattr(porch, "time", Clock)
+        monkeypatch.setattr(unverified, "time", Clock)
         return now
 
     def test_strangers_get_their_share_and_no_more(
@@ -287,7 +289,7 @@ class TestPorch:
                 clock["monotonic"] += 1.0
                 door.wait_s(1.0)
                 for key, _ in door.visit():
-                    clock["monotonic"] += 2 * porch.SLICE_S
+                    clock["monotonic"] += 2 * unverified.SLICE_S
                     heard.append(key.data)
             assert len(heard) == 10
             assert set(heard) == set(range(10))
@@ -295,11 +297,11 @@ class TestPorch:
 
 
 def test_a_flood_is_told_of_now_and_then() -> None:
-    strangers, told = RejectedCallers(), []
+    rejected, told = RejectedCallers(), []
     for second in range(100):
         for _ in range(7):
-            strangers.note("somebody", "no proof")
-            found = strangers.take(1000.0 + second)
+            rejected.note("somebody", "no proof")
+            found = rejected.take(1000.0 + second)
             if found is not None:
                 told.append(found["count"])
     assert len(told) == 100 / EVERY_S

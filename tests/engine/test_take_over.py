@@ -115,7 +115,7 @@ def taken_over(
     with Cluster(given) as cluster:
         standby = cluster._standby
         assert standby is not None
-        standby._grace.lengths.append(LONG_S)
+        standby._straggler_timeout.lengths.append(LONG_S)
         voices = Voice(cluster, 0), Voice(cluster, 1)
         cluster._ask("proceed", epoch=0)
         for voice in voices:
@@ -151,22 +151,22 @@ def test_whoever_waits_for_others_after_a_take_over_is_not_hung() -> None:
         first.go_back()
         first.ask_again()
         second.go_back()
-        posts = cluster.server.machine.posts
-        assert posts[first.rank].patience.since is None
-        assert posts[second.rank].patience.since is not None
+        sessions = cluster.server.replica.sessions
+        assert sessions[first.rank].liveness.since is None
+        assert sessions[second.rank].liveness.since is not None
         second.push(pieces)
         assert [v.hear()["kind"] for v in (first, second)] == ["reply", "reply"]
-        assert posts[first.rank].patience.since is not None
+        assert sessions[first.rank].liveness.since is not None
 
 
 def test_a_round_is_given_its_time_by_whoever_leads() -> None:
     """What is known of rounds outlives the server that measured them."""
     with taken_over(quorum=1) as (cluster, first, second, pieces):
         second.go_back()
-        grace = cluster.server._grace
-        assert grace.standing.pushes == 1
-        assert grace.standing.is_quorate
-        assert grace.left_s(time.monotonic()) > LONG_S
+        straggler_timeout = cluster.server._straggler_timeout
+        assert straggler_timeout.standing.pushes == 1
+        assert straggler_timeout.standing.is_quorate
+        assert straggler_timeout.left_s(time.monotonic()) > LONG_S
         second.push(pieces)
         assert second.hear()["kind"] == "reply"
         first.go_back()
@@ -182,7 +182,7 @@ def test_a_failure_is_told_whichever_server_leads() -> None:
         first.go_back()
         first.ask_again()
         assert first.hear()["kind"] == "reply"
-        while cluster._relief is None:
+        while cluster._standby_peer is None:
             cluster._hear(is_over=False)
         kill(cluster.server, 1, "before")
         first.ask("failed", error="E: e", traceback="T", step=1)
@@ -226,41 +226,41 @@ def standby_of(generation: int) -> Any:
 
 def test_going_on_alone_is_allowed_for_each_standby_by_itself() -> None:
     """A word about an earlier one may come late; the controller may have named this."""
-    mirror = quiet_mirror()
-    mirror.begin(standby_of(5), b"all")
-    mirror.lost()
-    mirror.go_alone(4)
-    assert not mirror.can_begin
-    assert mirror.is_given_up(4)
-    assert not mirror.is_given_up(5)
-    mirror.go_alone(5)
-    assert mirror.can_begin
+    replication = quiet_mirror()
+    replication.begin(standby_of(5), b"all")
+    replication.lost()
+    replication.go_alone(4)
+    assert not replication.can_begin
+    assert replication.is_given_up(4)
+    assert not replication.is_given_up(5)
+    replication.go_alone(5)
+    assert replication.can_begin
 
 
 def test_a_standby_that_goes_before_it_was_taken_is_told_of() -> None:
     """It may hang, and would not be missed."""
     said: list[Head] = []
-    mirror, peer = quiet_mirror(), standby_of(0)
-    relief = StandbyPeer(mirror._connections, mirror, said.append)
-    relief.called(peer, {"generation": 3})
-    relief.gone(peer, "cut")
+    replication, peer = quiet_mirror(), standby_of(0)
+    standby_peer = StandbyPeer(replication._connections, replication, said.append)
+    standby_peer.called(peer, {"generation": 3})
+    standby_peer.gone(peer, "cut")
     assert [head["kind"] for head in said] == ["standby_called", "standby_left"]
     assert {head["generation"] for head in said} == {3}
-    relief.take(lambda: b"all", [])
-    assert mirror.peer is None
+    standby_peer.take(lambda: b"all", [])
+    assert replication.peer is None
 
 
 def test_an_earlier_standby_does_not_take_the_place_of_a_later_one() -> None:
     """It was given up, and what it had said comes late."""
     said: list[Head] = []
-    mirror, later, earlier = quiet_mirror(), standby_of(0), standby_of(0)
-    relief = StandbyPeer(mirror._connections, mirror, said.append)
-    relief.called(later, {"generation": 3})
+    replication, later, earlier = quiet_mirror(), standby_of(0), standby_of(0)
+    standby_peer = StandbyPeer(replication._connections, replication, said.append)
+    standby_peer.called(later, {"generation": 3})
     with pytest.raises(BadFrame):
-        relief.called(earlier, {"generation": 2})
-    relief.gone(earlier, "bad frame")
-    relief.take(lambda: b"all", [])
-    assert mirror.peer is later
+        standby_peer.called(earlier, {"generation": 2})
+    standby_peer.gone(earlier, "bad frame")
+    standby_peer.take(lambda: b"all", [])
+    assert replication.peer is later
     assert [head["generation"] for head in said] == [3]
 
 
@@ -279,7 +279,7 @@ def test_whoever_died_with_the_leader_is_not_waited_for() -> None:
         assert first.hear()["kind"] == "reply"
         left = [event for event in cluster._events if event["kind"] == "left"]
         assert {event["rank"] for event in left} <= {second.rank}
-        assert second.rank not in cluster.server.machine.posts
+        assert second.rank not in cluster.server.replica.sessions
 
 
 def fail(*_: Any, **__: Any) -> None:
@@ -342,20 +342,20 @@ def test_a_large_machine_takes_its_time_to_reach_a_standby(
     connections: Any = type("C", (), {"send": lambda _, p, h, *b: sent.append(h)})()
     peer: Any = type("P", (), {"channel": channel, "is_gone": False})()
     monkeypatch.setattr("shoal.engine.server.replication.time.monotonic", lambda: now)
-    mirror = Replication(connections)
+    replication = Replication(connections)
 
     class Large(bytes):
         def __len__(self) -> int:
             return 10 << 30
 
-    mirror.begin(peer, Large())
+    replication.begin(peer, Large())
     now += 10
-    assert not mirror.overdue()
+    assert not replication.overdue()
     now += 60
-    assert mirror.overdue()
-    mirror.begin(peer, b"small")
+    assert replication.overdue()
+    replication.begin(peer, b"small")
     now += 3
-    assert mirror.overdue()
+    assert replication.overdue()
 
 
 def follow(cluster: Cluster, server: BaseServer) -> None:
@@ -387,11 +387,11 @@ def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
             member._let_arrive()
             if is_lost:
                 kill(cluster.server, 1, "before")
-                teller = threading.Thread(target=member.tell, args=("busy",))
-                teller.start()
+                report_buffer = threading.Thread(target=member.tell, args=("busy",))
+                report_buffer.start()
                 follow(cluster, cluster.server)
-                teller.join(20)
-                assert not teller.is_alive()
+                report_buffer.join(20)
+                assert not report_buffer.is_alive()
             assert member.catch_up(local + 1, statistics)
             found = member.local.copy()
             member.leave()
@@ -424,17 +424,19 @@ def test_a_server_that_goes_while_a_worker_comes_back_is_one_loss_more(
         member = ServerClient(seat, given.strategy)
         member.ready()
         monkeypatch.setattr(Link, "send", sent)
-        teller = threading.Thread(target=member.tell, args=("busy",), name="comes back")
+        report_buffer = threading.Thread(
+            target=member.tell, args=("busy",), name="comes back"
+        )
         kill(first := cluster.server, 1, "before")
-        teller.start()
+        report_buffer.start()
         follow(cluster, first)
         assert is_seated.wait(20)
-        while cluster._relief is None:  # until the second one has its standby
+        while cluster._standby_peer is None:  # until the second one has its standby
             cluster._hear(is_over=False)
         kill(second := cluster.server, 1, "before")
         cluster.command("learning_rate", value=0.5)
         follow(cluster, second)
         is_lost.set()
-        teller.join(30)
-        assert not teller.is_alive()
+        report_buffer.join(30)
+        assert not report_buffer.is_alive()
         member.leave()

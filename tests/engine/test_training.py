@@ -11,7 +11,7 @@ import pytest
 
 from shoal.data.order import Order
 from shoal.engine.transport.codec import CODECS
-from shoal.engine.worker import request_channel as conversation
+from shoal.engine.worker import request_channel
 from shoal.errors import WorkerFailed
 from shoal.strategies import get, registry
 from shoal.testing import faults
@@ -115,7 +115,7 @@ def test_steps_are_taken_before_the_answer_is_there(
         asked.append(Later(work))
         return asked[-1]
 
-    monkeypatch.setattr(conversation, "in_background", background)
+    monkeypatch.setattr(request_channel, "in_background", background)
     given = Setup.linear(PROBLEM, get(name, period=2), RATE, epochs=3)
     opener = lambda spec, _: Backend(PROBLEM.size, spec, RATE)  # noqa: E731
     outcome = train(replace(given, has_overlap=True, open_backend=opener))

@@ -179,10 +179,10 @@ def test_a_shard_drops_a_worker_that_talks_nonsense(what: str) -> None:
     head, more = STAGES[what]
     with Cluster(shared()) as cluster:
         worker = worker_of(cluster)
-        assert worker._desks is not None
-        desk = worker._desks._desks[0]
-        size = max(0, len(desk._bulk.up) + more)
-        link = desk._line.link
+        assert worker._shard_clients is not None
+        shard_client = worker._shard_clients._shard_clients[0]
+        size = max(0, len(shard_client._buffers.up) + more)
+        link = shard_client._connection.link
         link.socket.sendall(frame(head, bytes(size)))
         shut_out(link.socket)
         worker.leave()
@@ -194,11 +194,13 @@ def test_a_part_that_is_encoded_has_its_length(codec: str) -> None:
     for more in (-1, 1):
         with Cluster(shared(codec=codec, wants_slot=False)) as cluster:
             worker = worker_of(cluster, wants_slot=False)
-            assert worker._desks is not None
-            desk = worker._desks._desks[0]
-            assert desk._parcels is not None
-            size = desk._parcels._receiver.size + len(desk._bulk.rest_up)
-            link = desk._line.link
+            assert worker._shard_clients is not None
+            shard_client = worker._shard_clients._shard_clients[0]
+            assert shard_client._vector_codec is not None
+            size = shard_client._vector_codec._receiver.size + len(
+                shard_client._buffers.rest_up
+            )
+            link = shard_client._connection.link
             link.send({**STAGE, "is_coded": True}, bytes(size + more))
             shut_out(link.socket)
             worker.leave()

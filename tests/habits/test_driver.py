@@ -40,8 +40,8 @@ class Stage:
         self.plan = shoal.plan(
             self.model, x, y, batch_size=BATCH, epochs=3, workers=2, **arguments
         )
-        habits = DriverOptions(callbacks=callbacks, verbose=2)
-        self.driver = Driver(self.model, self.plan, self.run, habits)
+        options = DriverOptions(callbacks=callbacks, verbose=2)
+        self.driver = Driver(self.model, self.plan, self.run, options)
         self.driver.fetch_center = self.fetch
         self.fetched = 0
         self.driver.begin()
@@ -80,27 +80,27 @@ class Stage:
 def test_scores_that_were_to_come_when_a_run_broke_off_are_missed_aloud(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    stage = Stage([], strategy="aeasgd")
+    pool = Stage([], strategy="aeasgd")
     states = CallbackStates(print, 1 << 20).take([])
     diary = Diary(
         epoch=3, history={"loss": [3.0, 2.0, 1.0], "val_loss": [4.0]}, epochs=[0, 1, 2],
         best=None, learning_rate=None, is_stopped=False, callbacks=states,
         unscored=[1, 2],
     )  # fmt: skip
-    arrays = {"vector": stage.center, "statistics": np.zeros(0, np.float32)}
+    arrays = {"vector": pool.center, "statistics": np.zeros(0, np.float32)}
     restart = Restart(sequencer={}, arrays=arrays, blob=b"", left_out=Skipped())
-    stage.driver._go_on(ResumeState(restart=restart, diary=diary))
-    found = stage.model.history.history["val_loss"]
+    pool.driver._go_on(ResumeState(restart=restart, diary=diary))
+    found = pool.model.history.history["val_loss"]
     assert found == pytest.approx([4.0, np.nan, np.nan], nan_ok=True)
     assert "epochs 2, 3 were not validated" in capsys.readouterr().out
 
 
 def test_hooks_count_in_batches_whatever_the_exchanges_cover() -> None:
     recorder = Recorder()
-    stage = Stage([recorder], strategy="aeasgd")
-    stage.driver.on_epoch_begin(0)
-    stage.push(40, 10)
-    stage.push(2, 2, 46, first=3)
+    pool = Stage([recorder], strategy="aeasgd")
+    pool.driver.on_epoch_begin(0)
+    pool.push(40, 10)
+    pool.push(2, 2, 46, first=3)
     steps = [(hook[15:], step) for hook, step, _ in recorder.calls if "batch" in hook]
     assert steps == [
         ("begin", 0), ("end", 1),
@@ -109,20 +109,20 @@ def test_hooks_count_in_batches_whatever_the_exchanges_cover() -> None:
         ("begin", 3), ("end", 3),
         ("begin", 3), ("end", 3),
     ]  # fmt: skip
-    assert stage.fetched == 2
-    stage.end()
-    assert int(stage.model.optimizer.iterations) == 4
+    assert pool.fetched == 2
+    pool.end()
+    assert int(pool.model.optimizer.iterations) == 4
 
 
 def test_without_a_barrier_hooks_of_an_epoch_wait_for_its_turn() -> None:
     recorder = Recorder()
-    stage = Stage([recorder], strategy="aeasgd", epoch_barrier=False)
-    stage.driver.on_epoch_begin(0)
-    stage.push(64)
-    stage.push(64, epoch=1, first=2)
-    stage.push(36, first=3)
-    stage.end()
-    stage.driver.on_epoch_begin(1)
+    pool = Stage([recorder], strategy="aeasgd", epoch_barrier=False)
+    pool.driver.on_epoch_begin(0)
+    pool.push(64)
+    pool.push(64, epoch=1, first=2)
+    pool.push(36, first=3)
+    pool.end()
+    pool.driver.on_epoch_begin(1)
     found = [
         (hook, step) for hook, step, _ in recorder.calls if "batch_begin" not in hook
     ]
@@ -138,29 +138,29 @@ def test_without_a_barrier_hooks_of_an_epoch_wait_for_its_turn() -> None:
 
 
 def test_overrun_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    stage = Stage([], strategy="aeasgd", epoch_barrier=False)
-    stage.driver.on_epoch_begin(0)
-    stage.push(64, 36)
-    stage.end()
-    stage.push(50, epoch=1, first=3)
-    stage.driver.end()
+    pool = Stage([], strategy="aeasgd", epoch_barrier=False)
+    pool.driver.on_epoch_begin(0)
+    pool.push(64, 36)
+    pool.end()
+    pool.push(50, epoch=1, first=3)
+    pool.driver.end()
     assert "trained on 50 samples of epoch 2" in capsys.readouterr().out
-    assert int(stage.model.optimizer.iterations) == 4
+    assert int(pool.model.optimizer.iterations) == 4
 
 
 def test_stop_in_a_hook_ends_the_hooks() -> None:
     recorder = Recorder()
 
     def stop(batch: int, logs: Any) -> None:
-        stage.model.stop_training = batch == 1
+        pool.model.stop_training = batch == 1
 
     stopping = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
-    stage = Stage([stopping, recorder], strategy="aeasgd")
-    stage.driver.on_epoch_begin(0)
-    stage.push(32, 32, 32)
+    pool = Stage([stopping, recorder], strategy="aeasgd")
+    pool.driver.on_epoch_begin(0)
+    pool.push(32, 32, 32)
     ends = [step for hook, step, _ in recorder.calls if hook == "on_train_batch_end"]
     assert ends == [0, 1]
-    assert stage.driver.wants_stop
+    assert pool.driver.wants_stop
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_best_model_is_the_best_by_the_monitor(
     saved: list[int],
 ) -> None:
     found: list[int] = []
-    stage = Stage([], monitor=monitor)
+    pool = Stage([], monitor=monitor)
 
     def save(run: Any, model: Any, which: str) -> None:
         found.append(run.summary().epochs - 1)
@@ -189,8 +189,8 @@ def test_the_best_model_is_the_best_by_the_monitor(
         logs = {(monitor or "loss").partition(":")[0]: value}
         results = lambda *_, logs=logs: dict(logs)  # noqa: E731
         monkeypatch.setattr(MetricStates, "results", results)
-        stage.driver.on_epoch_begin(epoch)
-        stage.end(epoch)
+        pool.driver.on_epoch_begin(epoch)
+        pool.end(epoch)
     assert found == saved
 
 
@@ -205,30 +205,30 @@ def test_a_plan_that_a_callback_changed_is_followed(
         def on_train_begin(self, logs: Any = None) -> None:
             self.model._initial_epoch = 2
 
-    stage = Stage([Restore()], monitor="accuracy", steps_per_epoch=3)
-    assert stage.plan.samples_expected == 96 + 4 + 96
-    work = Work(model=stage.model, source=training_data(*data(ROWS))[0])
-    plan = begin(stage.driver, stage.plan, work, stage.run)
+    pool = Stage([Restore()], monitor="accuracy", steps_per_epoch=3)
+    assert pool.plan.samples_expected == 96 + 4 + 96
+    work = Work(model=pool.model, source=training_data(*data(ROWS))[0])
+    plan = begin(pool.driver, pool.plan, work, pool.run)
     assert plan.initial_epoch == 2
-    assert stage.run.summary().samples_expected == plan.samples_expected == 96
+    assert pool.run.summary().samples_expected == plan.samples_expected == 96
     [started] = [e for e in events if e["kind"] == "run_started"]
     assert (started["monitor"], started["is_higher_better"]) == ("accuracy", True)
-    assert "of 96 samples" in stage.driver.interrupt(None)
+    assert "of 96 samples" in pool.driver.interrupt(None)
 
 
 def test_weights_that_a_callback_sets_are_not_lost_in_silence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def double(epoch: int, logs: Any) -> None:
-        stage.model.set_weights([2 * w for w in stage.model.get_weights()])
+        pool.model.set_weights([2 * w for w in pool.model.get_weights()])
 
-    stage = Stage([keras.callbacks.LambdaCallback(on_epoch_end=double)])
-    stage.driver.on_epoch_begin(0)
-    assert not stage.run.summary().warnings
-    stage.push(100)
-    stage.end()
-    stage.driver.on_epoch_begin(1)
-    [warning] = stage.run.summary().warnings
+    pool = Stage([keras.callbacks.LambdaCallback(on_epoch_end=double)])
+    pool.driver.on_epoch_begin(0)
+    assert not pool.run.summary().warnings
+    pool.push(100)
+    pool.end()
+    pool.driver.on_epoch_begin(1)
+    [warning] = pool.run.summary().warnings
     assert "a callback changed the model's weights" in warning
     assert warning in capsys.readouterr().out
 
@@ -236,42 +236,42 @@ def test_weights_that_a_callback_sets_are_not_lost_in_silence(
 @pytest.mark.parametrize("state", [b"", b"\1" * 7, b"\1" * 9999])
 def test_optimizer_state_of_a_wrong_length_is_not_taken(state: bytes) -> None:
     """Whoever sends it: the run goes on with what the model has."""
-    stage = Stage([])
-    variables = stage.model.optimizer.variables
+    pool = Stage([])
+    variables = pool.model.optimizer.variables
     good = [np.full(v.shape, 2, str(v.dtype)) for v in variables]
-    stage.driver.on_epoch_begin(0)
-    stage.push(100)
-    stage.end(state=b"".join(value.tobytes() for value in good))
-    assert not stage.run.summary().warnings
+    pool.driver.on_epoch_begin(0)
+    pool.push(100)
+    pool.end(state=b"".join(value.tobytes() for value in good))
+    assert not pool.run.summary().warnings
     before = [np.array(v) for v in variables]
     assert any((value == 2).all() for value in before)
-    stage.driver.on_epoch_begin(1)
-    stage.push(100, epoch=1, first=2)
-    stage.end(epoch=1, state=state)
-    [warning] = stage.run.summary().warnings
+    pool.driver.on_epoch_begin(1)
+    pool.push(100, epoch=1, first=2)
+    pool.end(epoch=1, state=state)
+    [warning] = pool.run.summary().warnings
     assert f"a worker sent {len(state):,} bytes of optimizer state, not " in warning
     assert "the model keeps an older one" in warning
     for variable, value in zip(variables, before, strict=True):
-        if variable is not stage.model.optimizer.iterations:
+        if variable is not pool.model.optimizer.iterations:
             np.testing.assert_array_equal(np.array(variable), value)
-    stage.driver.end(state)
+    pool.driver.end(state)
 
 
 def test_what_ctrl_c_leaves() -> None:
-    stage = Stage([])
-    stage.driver.on_epoch_begin(0)
-    stage.push(64)
+    pool = Stage([])
+    pool.driver.on_epoch_begin(0)
+    pool.push(64)
     rescue = Rescue(
-        vector=stage.center + 1,
+        vector=pool.center + 1,
         statistics=np.zeros(0, np.float32),
         samples=80,
         clock=3,
     )
-    line = stage.driver.interrupt(rescue)
+    line = pool.driver.interrupt(rescue)
     assert line.startswith("Interrupted: the model holds 80 of 300 samples")
-    weights = stage.weights.gather(exchanged_variables(stage.model))
-    np.testing.assert_array_equal(weights, stage.center + 1)
-    assert int(stage.model.optimizer.iterations) == 3
+    weights = pool.weights.gather(exchanged_variables(pool.model))
+    np.testing.assert_array_equal(weights, pool.center + 1)
+    assert int(pool.model.optimizer.iterations) == 3
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,11 @@ def test_the_loss_of_the_newest_checkpoints_is_told(folder: Path) -> None:
     record = open_run(str(folder))
     warned: list[str] = []
     inputs = read_inputs(record.folder)
-    past: Any = SimpleNamespace(diary=SimpleNamespace(epoch=EPOCHS - 1))
-    resuming._check_nothing_is_lost(record, inputs, past, CALL, warned.append)
+    resume_state: Any = SimpleNamespace(diary=SimpleNamespace(epoch=EPOCHS - 1))
+    resuming._check_nothing_is_lost(record, inputs, resume_state, CALL, warned.append)
     assert warned == []
-    past.diary.epoch = 1
-    resuming._check_nothing_is_lost(record, inputs, past, CALL, warned.append)
+    resume_state.diary.epoch = 1
+    resuming._check_nothing_is_lost(record, inputs, resume_state, CALL, warned.append)
     assert "the last 2 epochs that ended are trained again" in warned[0]
 
 

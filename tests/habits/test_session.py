@@ -106,7 +106,7 @@ def test_who_dies_between_two_fits_is_no_loss(who: str) -> None:
         others = {child.pid for child in psutil.Process().children()} - workers
         gone = psutil.Process(min(workers if who == "a worker" else others))
         gone.kill()
-        assert session._stage is not None
+        assert session._pool is not None
         while gone.is_running() and gone.status() != psutil.STATUS_ZOMBIE:
             pass
         again = fit(session, max_restarts=0)

@@ -94,26 +94,26 @@ def test_what_keeps_a_good_model_from_being_saved(
 
 def test_ctrl_c_while_checkpoints_are_closed(tmp_path: Path) -> None:
     """The run has an end all the same."""
-    keeper: Any = SimpleNamespace(close=raises(KeyboardInterrupt()))
+    writer: Any = SimpleNamespace(close=raises(KeyboardInterrupt()))
     with create(tmp_path, "twice") as run, pytest.raises(KeyboardInterrupt):
-        performing.follow(run, make_model(), 0.0, raises(RuntimeError("first")), keeper)
+        performing.follow(run, make_model(), 0.0, raises(RuntimeError("first")), writer)
     summary = open_run(str(next(tmp_path.iterdir()))).summary()
     assert summary.status == "failed"
     assert summary.report["reason"] == "RuntimeError: first"
 
 
 def test_ctrl_c_while_checkpoints_are_removed(tmp_path: Path) -> None:
-    keeper: Any = SimpleNamespace(discard=raises(KeyboardInterrupt()))
+    writer: Any = SimpleNamespace(discard=raises(KeyboardInterrupt()))
     with create(tmp_path, "removed") as run, pytest.raises(KeyboardInterrupt):
-        performing.follow(run, make_model(), 0.0, outcome, keeper)
+        performing.follow(run, make_model(), 0.0, outcome, writer)
     assert open_run(str(next(tmp_path.iterdir()))).summary().status == "finished"
 
 
 def test_a_run_that_another_process_goes_on_with_is_left_to_it(tmp_path: Path) -> None:
-    keeper: Any = SimpleNamespace(close=lambda: None, has_saved=True)
+    writer: Any = SimpleNamespace(close=lambda: None, has_saved=True)
     error = CheckpointError("another process goes on with this run")
     with create(tmp_path, "fenced") as run, pytest.raises(CheckpointError) as caught:
-        performing.follow(run, make_model(), 0.0, raises(error), keeper)
+        performing.follow(run, make_model(), 0.0, raises(error), writer)
     assert not hasattr(caught.value, "__notes__")
     assert open_run(str(next(tmp_path.iterdir()))).summary().status == "running"
 

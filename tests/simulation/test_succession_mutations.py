@@ -58,10 +58,10 @@ def answers_before_the_standby_knows(patch: Patch) -> None:
 
 @mutant
 def tells_the_standby_after_the_event(patch: Patch) -> None:
-    def do(self: Any, event: Any, post: Any = None, blob: Any = b"") -> None:
+    def do(self: Any, event: Any, session: Any = None, blob: Any = b"") -> None:
         event["at"] = 0.0
-        self.machine.handle(event, blob)
-        self._mirror.log(event, post, blob)
+        self.replica.handle(event, blob)
+        self._replication.log(event, session, blob)
 
     patch.setattr(Primary, "_do", do)
 
@@ -103,8 +103,8 @@ def follows_without_vectors(patch: Patch) -> None:
 @mutant
 def takes_over_without_the_numbers_of_questions(patch: Patch) -> None:
     def forget(server: Any) -> None:
-        for post in server.machine.posts.values() if server._handover else ():
-            post.question = -1
+        for session in server.replica.sessions.values() if server._handover else ():
+            session.question = -1
 
     before(patch, Primary, "begin", forget)
 
@@ -112,16 +112,16 @@ def takes_over_without_the_numbers_of_questions(patch: Patch) -> None:
 @mutant
 def takes_over_without_its_answers(patch: Patch) -> None:
     def forget(server: Any) -> None:
-        for post in server.machine.posts.values() if server._handover else ():
-            post.answer = None
+        for session in server.replica.sessions.values() if server._handover else ():
+            session.answer = None
 
     before(patch, Primary, "begin", forget)
 
 
 @mutant
 def joins_without_the_center(patch: Patch) -> None:
-    def spoil(machine: Any, found: Any) -> None:
-        found["center"]["vector"] = machine.spec.vector.copy()
+    def spoil(replica: Any, found: Any) -> None:
+        found["center"]["vector"] = replica.spec.vector.copy()
 
     before(patch, Replica, "thaw", spoil)
 
@@ -156,7 +156,7 @@ def goes_back_without_its_message(patch: Patch) -> None:
     original = ServerClient._go_back
 
     def go_back(self: Any, error: Any) -> None:
-        self.bulk.up[:] = bytes(len(self.bulk.up))
+        self.buffers.up[:] = bytes(len(self.buffers.up))
         original(self, error)
 
     patch.setattr(ServerClient, "_go_back", go_back)

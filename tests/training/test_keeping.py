@@ -45,10 +45,10 @@ def failing(
     folder: Folder, said: list[str], error: Exception
 ) -> tuple[CheckpointWriter, Gate]:
     """A keeper that cannot write what comes first, at the first time."""
-    keeper, gate = CheckpointWriter(folder, said.append), Gate(error)
+    writer, gate = CheckpointWriter(folder, said.append), Gate(error)
     gate.open.set()
-    keeper.begin(gate)
-    return keeper, gate
+    writer.begin(gate)
+    return writer, gate
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def folder(tmp_path: Path) -> Folder:
 def test_the_newest_of_those_that_waited_is_kept(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper, gate = CheckpointWriter(folder, said.append), Gate()
-    keeper.begin(gate)
+    writer, gate = CheckpointWriter(folder, said.append), Gate()
+    writer.begin(gate)
     gate.entered.wait()
     for epoch in range(5):
-        keeper.keep(at(epoch))
+        writer.keep(at(epoch))
     gate.open.set()
-    keeper.close()
+    writer.close()
     assert newest(folder) == 4
     assert len(list((Path(folder.path) / CHECKPOINTS).glob("*.manifest"))) == 1
     assert said == []
@@ -79,20 +79,20 @@ def test_the_newest_of_those_that_waited_is_kept(
 def test_what_was_to_be_written_is_written_in_the_end(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper = CheckpointWriter(folder, said.append)
-    keeper.keep(at(7))
-    keeper.close()
-    keeper.close()
+    writer = CheckpointWriter(folder, said.append)
+    writer.keep(at(7))
+    writer.close()
+    writer.close()
     assert newest(folder) == 7
 
 
 def test_a_storage_that_fails_is_told_once_and_tried_again(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper, gate = failing(folder, said, OSError("disk full"))
+    writer, gate = failing(folder, said, OSError("disk full"))
     gate.entered.wait()
-    keeper.keep(at(1))
-    keeper.close()
+    writer.keep(at(1))
+    writer.close()
     assert newest(folder) == 1
     assert gate.calls == 2
     [failed, again] = said
@@ -105,33 +105,33 @@ def test_storage_that_stays_away_costs_no_training(
     tmp_path: Path, said: list[str]
 ) -> None:
     (tmp_path / CHECKPOINTS).write_text("a file where the folder should be")
-    keeper = CheckpointWriter(Folder.at(tmp_path), said.append)
+    writer = CheckpointWriter(Folder.at(tmp_path), said.append)
     for epoch in range(3):
-        keeper.keep(at(epoch))
-    keeper.close()
+        writer.keep(at(epoch))
+    writer.close()
     [failed] = said
     assert "Training goes on" in failed
 
 
 def test_another_process_takes_the_run_over(folder: Folder, said: list[str]) -> None:
-    keeper = CheckpointWriter(folder, said.append)
-    keeper.keep(at(1))
+    writer = CheckpointWriter(folder, said.append)
+    writer.keep(at(1))
     _until(lambda: newest(folder) == 1)
     CheckpointStore(folder.child(CHECKPOINTS)).open()
-    keeper.keep(at(2))
+    writer.keep(at(2))
     _until(lambda: bool(said))
     with pytest.raises(CheckpointError):
-        keeper.keep(at(3))
-    keeper.close()
+        writer.keep(at(3))
+    writer.close()
     assert newest(folder) == 1
 
 
 def test_a_run_that_cannot_be_resumed_trains_all_the_same(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper, _ = failing(folder, said, CheckpointError("no pickle"))
-    keeper.close()
-    keeper.keep(at(1))
+    writer, _ = failing(folder, said, CheckpointError("no pickle"))
+    writer.close()
+    writer.keep(at(1))
     assert said == ["no pickle"]
     assert newest(folder) == -1
 
@@ -139,9 +139,9 @@ def test_a_run_that_cannot_be_resumed_trains_all_the_same(
 def test_nothing_stays_of_a_run_that_ended_well(
     folder: Folder, said: list[str]
 ) -> None:
-    keeper = CheckpointWriter(folder, said.append)
-    keeper.keep(at(1))
-    keeper.discard()
+    writer = CheckpointWriter(folder, said.append)
+    writer.keep(at(1))
+    writer.discard()
     assert not folder.child(CHECKPOINTS).exists()
     assert said == []
 

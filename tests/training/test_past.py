@@ -49,19 +49,21 @@ def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
     store.save(ResumeState(restart=restart, diary=diary).to_checkpoint())
     found = store.latest(print)
     assert found is not None
-    past = ResumeState.of(found)
-    assert past.restart.sequencer == restart.sequencer
-    assert past.restart.blob == restart.blob
-    assert past.restart.left_out == restart.left_out
-    assert past.restart.snapshots == restart.snapshots
-    assert past.diary.unscored == [2]
+    resume_state = ResumeState.of(found)
+    assert resume_state.restart.sequencer == restart.sequencer
+    assert resume_state.restart.blob == restart.blob
+    assert resume_state.restart.left_out == restart.left_out
+    assert resume_state.restart.snapshots == restart.snapshots
+    assert resume_state.diary.unscored == [2]
     for name, array in restart.arrays.items():
-        np.testing.assert_array_equal(past.restart.arrays[name], array)
-        assert past.restart.arrays[name].dtype == array.dtype
-    np.testing.assert_equal(past.diary.history, {"loss": [0.5, 0.25, float("nan")]})
-    assert past.diary.epochs == [0, 1, 2]
-    assert past.diary.kept == [0.1, 3.0]
-    assert (past.diary.best, past.diary.learning_rate) == (-0.25, 0.1)
+        np.testing.assert_array_equal(resume_state.restart.arrays[name], array)
+        assert resume_state.restart.arrays[name].dtype == array.dtype
+    np.testing.assert_equal(
+        resume_state.diary.history, {"loss": [0.5, 0.25, float("nan")]}
+    )
+    assert resume_state.diary.epochs == [0, 1, 2]
+    assert resume_state.diary.kept == [0.1, 3.0]
+    assert (resume_state.diary.best, resume_state.diary.learning_rate) == (-0.25, 0.1)
 
 
 WHOLE: dict[str, Any] = {

@@ -40,12 +40,12 @@ class Allocation:
         workers: That have room.
         growth: More of them that come when there is room: the launcher waits for it.
         host: Address of this machine at which workers reach it.
-        hire: Makes the launcher of these workers, which are to share a blob.
+        open_launcher: Makes the launcher of these workers, which are to share a blob.
     """
 
     workers: int
     host: str
-    hire: Callable[[SharedBlob], Launcher]
+    open_launcher: Callable[[SharedBlob], Launcher]
     growth: int = 0
 
 
@@ -71,7 +71,7 @@ class Cluster(ABC):
         """
 
     @abstractmethod
-    def open(self, wish: ResourceRequest) -> AbstractContextManager[Allocation]:
+    def open(self, asked: ResourceRequest) -> AbstractContextManager[Allocation]:
         """Sets room aside, waits for it where it has to, and gives it back at the end.
 
         Raises:

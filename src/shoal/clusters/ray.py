@@ -257,64 +257,64 @@ class Ray(Cluster):
     # -------------------------------------------------------------- opening
 
     @contextmanager
-    def open(self, wish: ResourceRequest) -> Generator[Allocation]:
+    def open(self, asked: ResourceRequest) -> Generator[Allocation]:
         """Connects, sets a bundle aside for each worker, and waits for room."""
         self._refuse()
         with self._joined() as joined:
             if joined is not None:
-                with self._opened(joined, wish, is_own=False) as machines:
-                    yield machines
+                with self._opened(joined, asked, is_own=False) as allocation:
+                    yield allocation
                 return
-        with self._own() as ray, self._opened(ray, wish, is_own=True) as machines:
-            yield machines
+        with self._own() as ray, self._opened(ray, asked, is_own=True) as allocation:
+            yield allocation
 
     @contextmanager
     def _opened(
-        self, ray: Any, wish: ResourceRequest, *, is_own: bool
+        self, ray: Any, asked: ResourceRequest, *, is_own: bool
     ) -> Generator[Allocation]:
         launching: Any = import_module("shoal.launchers.ray")
         gpus = self.gpus
         if gpus is None:
             has_gpus = any(node.gpus for node in _nodes(ray))
-            gpus = float(has_gpus and reaches_gpus(wish.backend))
+            gpus = float(has_gpus and reaches_gpus(asked.backend))
         room = import_module("shoal.launchers.ray_bundles").Room(
-            cpus=float(wish.threads if self.cpus is None else self.cpus),
+            cpus=float(asked.threads if self.cpus is None else self.cpus),
             gpus=gpus,
             placement=self.placement.upper(),
             wait_s=self.wait_s,
             start_s=INSTALL_S if self.needs else START_S,
-            backend=wish.backend,
+            backend=asked.backend,
             variables=_carried(os.environ, self.variables),
         )
-        group = self._set_aside(room, wish)
+        group = self._set_aside(room, asked)
         host = LOOPBACK if is_own else ray.util.get_node_ip_address()
 
-        def hire(blob: SharedBlob) -> Launcher:
+        def open_launcher(blob: SharedBlob) -> Launcher:
             return launching.RayLauncher(blob, room, group)
 
         try:
             yield Allocation(
                 workers=group.workers,
                 host=host,
-                hire=hire,
-                growth=wish.most - group.workers,
+                open_launcher=open_launcher,
+                growth=asked.most - group.workers,
             )
         finally:
             group.close()
 
-    def _set_aside(self, room: Any, wish: ResourceRequest) -> Any:
+    def _set_aside(self, room: Any, asked: ResourceRequest) -> Any:
         """Waits for the most, and takes what there is when the time is over."""
         launching: Any = import_module("shoal.launchers.ray_bundles")
-        group = launching.Group(room, wish.most)
+        group = launching.Group(room, asked.most)
         try:
             if group.wait(CALL_S):
                 return group
-            with launching.asking(room, wish.most):
+            with launching.asking(room, asked.most):
                 if group.wait(self.wait_s):
                     return group
                 group.close()
                 count = min(group.workers - 1, launching.room_now(room))
-                while count >= wish.least:
+                while count >= asked.least:
                     # Nothing is being freed or started any more: what fits, fits at
                     # once.
                     group = launching.Group(room, count)
@@ -327,7 +327,7 @@ class Ray(Cluster):
             raise
         raise ClusterError(
             f"the Ray cluster has room for {launching.room_now(room)} worker(s) of "
-            f"{room.bundle}, after {self.wait_s:g} s. Expected room for {wish.least} "
+            f"{room.bundle}, after {self.wait_s:g} s. Expected room for {asked.least} "
             "at least. Add nodes, pass fewer workers or cpus=..., or raise wait_s of "
             "shoal.clusters.Ray where an autoscaler needs longer."
         )

@@ -70,25 +70,25 @@ class RayJobs:
         payload, job = pack([script, *beside]), new_id(script)
         with self._connected(self._cluster.needs) as ray:
             kind = ray.remote(import_module("shoal.launchers.ray_job_actor").Steward)
-            steward = kind.options(
+            job_actor = kind.options(
                 name=job, namespace=SPACE, lifetime="detached", num_cpus=0,
                 resources=HEAD, max_restarts=0,
             ).remote()  # fmt: skip
             try:
-                self._begin(ray, steward, script.name, payload, tell)
+                self._begin(ray, job_actor, script.name, payload, tell)
             except BaseException:
                 with suppress(Exception):
-                    ray.get(steward.close.remote(), timeout=CALL_S)
-                ray.kill(steward)
+                    ray.get(job_actor.close.remote(), timeout=CALL_S)
+                ray.kill(job_actor)
                 raise
         return job
 
     def _begin(
-        self, ray: Any, steward: Any, script: str, payload: bytes, tell: Tell
+        self, ray: Any, job_actor: Any, script: str, payload: bytes, tell: Tell
     ) -> None:
         backend = import_module("keras").backend.backend()
         limit_s = INSTALL_S if self._cluster.needs else START_S
-        there = self._get(ray, steward.versions.remote(backend), limit_s)
+        there = self._get(ray, job_actor.versions.remote(backend), limit_s)
         odd = difference(there, versions(backend))
         if odd:
             raise ClusterError(
@@ -97,10 +97,10 @@ class RayJobs:
             )
         for offset in range(0, len(payload), CHUNK):
             part = payload[offset : offset + CHUNK]
-            self._get(ray, steward.write.remote(offset, part), CALL_S)
+            self._get(ray, job_actor.write.remote(offset, part), CALL_S)
             tell(offset + len(part), len(payload))
         variables = {"KERAS_BACKEND": backend, "RAY_ADDRESS": self._inner(ray)}
-        self._get(ray, steward.start.remote(script, variables), CALL_S)
+        self._get(ray, job_actor.start.remote(script, variables), CALL_S)
 
     def _inner(self, ray: Any) -> str:
         """The address of the head for those who are in the cluster."""
@@ -120,7 +120,7 @@ class RayJobs:
                 if actor["namespace"] == SPACE
             ]
             job = pick(listed, said, self.name)
-            return self._look(ray, self._steward(ray, job), job)
+            return self._look(ray, self._job_actor(ray, job), job)
 
     def read(self, job: Job) -> Generator[bytes]:
         """What a job wrote, from its beginning; as long as it runs also what is new.
@@ -130,16 +130,16 @@ class RayJobs:
         """
         offset, is_over = 0, False
         with self._connected() as ray:
-            steward = self._steward(ray, job.id)
+            job_actor = self._job_actor(ray, job.id)
             while True:
-                data = self._get(ray, steward.read.remote(offset, CHUNK), CALL_S)
+                data = self._get(ray, job_actor.read.remote(offset, CHUNK), CALL_S)
                 offset += len(data)
                 if data:
                     yield data
                 elif is_over:
                     return
                 else:
-                    is_over = self._look(ray, steward, job.id).state != RUNNING
+                    is_over = self._look(ray, job_actor, job.id).state != RUNNING
                     time.sleep(0.0 if is_over else LOOK_S)
 
     def fetch(self, job: Job, folder: str, target: Path) -> None:
@@ -149,25 +149,27 @@ class RayJobs:
             ClusterError: It cannot be had.
         """
         with self._connected() as ray, target.open("wb") as file:
-            steward = self._steward(ray, job.id)
-            size = self._get(ray, steward.pack.remote(folder), PACK_S)
+            job_actor = self._job_actor(ray, job.id)
+            size = self._get(ray, job_actor.pack.remote(folder), PACK_S)
             for offset in range(0, size, CHUNK):
-                file.write(self._get(ray, steward.packed.remote(offset, CHUNK), CALL_S))
+                file.write(
+                    self._get(ray, job_actor.packed.remote(offset, CHUNK), CALL_S)
+                )
 
     def settle(self, job: Job) -> None:
         """Its steward goes, and its files with it: they were brought here."""
         with suppress(ClusterError), self._connected() as ray:
-            steward = self._steward(ray, job.id)
-            self._get(ray, steward.close.remote(), CALL_S)
-            ray.kill(steward)
+            job_actor = self._job_actor(ray, job.id)
+            self._get(ray, job_actor.close.remote(), CALL_S)
+            ray.kill(job_actor)
 
     # ---------------------------------------------------------- the stewards
 
-    def _look(self, ray: Any, steward: Any, job: str) -> Job:
-        state, script, began = self._get(ray, steward.state.remote(), CALL_S)
+    def _look(self, ray: Any, job_actor: Any, job: str) -> Job:
+        state, script, began = self._get(ray, job_actor.state.remote(), CALL_S)
         return Job(id=job, state=state, script=script, began=began)
 
-    def _steward(self, ray: Any, job: str) -> Any:
+    def _job_actor(self, ray: Any, job: str) -> Any:
         try:
             return ray.get_actor(job, namespace=SPACE)
         except ValueError:

@@ -36,7 +36,7 @@ class Carrier(ABC):
         """Puts a piece where all machines can read it; returns what stands for it."""
 
     @abstractmethod
-    def write(self, porter: Any, offset: int, piece: Any) -> Any:
+    def write(self, agent: Any, offset: int, piece: Any) -> Any:
         """Has a porter write a piece; returns what stands for that being done."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class DataBroadcast:
         self._is_over = threading.Event()
         self._error = ""
 
-    def home(self, here: Arrival, porter: Any) -> Memory:
+    def home(self, here: Arrival, agent: Any) -> Memory:
         """Returns the memory that a porter's processes are to inherit."""
         if here.node_id == self._node_id:
             return Memory.of(self._blob)
@@ -79,19 +79,19 @@ class DataBroadcast:
         found = next(iter(home.holders.values()), here.memory)
         if not home.holders:
             home.has_data = False
-            self.opened(here.node_id, porter, found)
+            self.opened(here.node_id, agent, found)
         return found
 
-    def opened(self, node_id: str, porter: Any, memory: Memory) -> None:
+    def opened(self, node_id: str, agent: Any, memory: Memory) -> None:
         """A porter has its machine's copy open as well."""
         home = self._homes.get(node_id)
         if home is not None:
-            home.holders[porter] = memory
+            home.holders[agent] = memory
 
-    def forget(self, porter: Any) -> None:
+    def forget(self, agent: Any) -> None:
         """A porter is gone; others of its machine may still hold the copy."""
         for home in self._homes.values():
-            home.holders.pop(porter, None)
+            home.holders.pop(agent, None)
 
     def load(self) -> None:
         """The data is complete."""
@@ -158,8 +158,8 @@ class DataBroadcast:
                 self._await(under_way.popleft(), bound)
         for calls in under_way:
             self._await(calls, bound)
-        for porter, home in bound.items():
-            home.has_data = porter in home.holders and not self._is_over.is_set()
+        for agent, home in bound.items():
+            home.has_data = agent in home.holders and not self._is_over.is_set()
 
     def _await(self, calls: dict[Any, Any], bound: dict[Any, _Home]) -> None:
         """Waits for a piece to be written everywhere; drops who cannot."""
@@ -167,17 +167,17 @@ class DataBroadcast:
         left = dict(calls)
         while left and time.monotonic() < until and not self._is_over.is_set():
             for call, is_good in self._carrier.wait(list(left), LOOK_S).items():
-                porter = left.pop(call)
+                agent = left.pop(call)
                 if not is_good:
-                    bound.pop(porter, None)
+                    bound.pop(agent, None)
             # Whoever is known to be gone answers no more.
             left = {
-                call: porter
-                for call, porter in left.items()
-                if porter in bound and porter in bound[porter].holders
+                call: agent
+                for call, agent in left.items()
+                if agent in bound and agent in bound[agent].holders
             }
-        for porter in left.values():
-            bound.pop(porter, None)
+        for agent in left.values():
+            bound.pop(agent, None)
 
     def close(self) -> None:
         """Ends what is under way."""

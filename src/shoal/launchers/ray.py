@@ -66,8 +66,8 @@ class RayLauncher(Launcher):
         self._kind: Any = as_actor(concurrency_groups=groups)(RayNodeAgent)
         self._versions = versions(room.backend)
         here = ray.get_runtime_context().get_node_id()
-        self._freight = DataBroadcast(blob, here, Store())
-        self._berths: list[AgentSlot] = []
+        self._broadcast = DataBroadcast(blob, here, Store())
+        self._slots: list[AgentSlot] = []
         self._hands: dict[str, Hand] = {}
         self._ended: dict[str, Exit] = {}
         self._avoided: set[str] = set()
@@ -80,21 +80,21 @@ class RayLauncher(Launcher):
         token, now = secrets.token_hex(8), time.monotonic()
         free = self._idle(now)
         if free is not None:
-            berths = [free]
+            slots = [free]
         elif role.is_patient:
-            berths = [self._ask_anywhere(now)]
+            slots = [self._ask_anywhere(now)]
         else:
-            berths = self._ask_for_room(now)
-        hand = self._hands[token] = Hand(role=role, berths=berths, since=now)
-        for berth in berths:
-            berth.token = token
+            slots = self._ask_for_room(now)
+        hand = self._hands[token] = Hand(role=role, slots=slots, since=now)
+        for slot in slots:
+            slot.token = token
         if free is not None:
             self._begin(token, hand, free)
         return token
 
     def _idle(self, now: float, least_s: float = 0.0) -> AgentSlot | None:
         """A porter that has had no process for so long."""
-        idle = (b for b in self._berths if b.here and not b.token)
+        idle = (b for b in self._slots if b.here and not b.token)
         return next((b for b in idle if now - b.idle_since >= least_s), None)
 
     def _ask_for_room(self, now: float) -> list[AgentSlot]:
@@ -102,7 +102,7 @@ class RayLauncher(Launcher):
 
         Until Ray knows of that, the bundle is still on the node.
         """
-        taken = {berth.bundle for berth in self._berths}
+        taken = {slot.bundle for slot in self._slots}
         free = [n for n in range(self._group.workers) if n not in taken]
         found: list[AgentSlot] = []
         if free:
@@ -128,19 +128,19 @@ class RayLauncher(Launcher):
         """Asks Ray for a porter."""
         room = self._room
         kind = self._kind.options(num_cpus=room.cpus, num_gpus=room.gpus, **options)
-        porter = kind.remote(self._number)
-        first = porter.arrive.options(concurrency_group=WORK).remote(room.backend)
-        berth = AgentSlot(porter=porter, arrival=first, bundle=bundle, since=now)
-        self._berths.append(berth)
-        return berth
+        agent = kind.remote(self._number)
+        first = agent.arrive.options(concurrency_group=WORK).remote(room.backend)
+        slot = AgentSlot(agent=agent, arrival=first, bundle=bundle, since=now)
+        self._slots.append(slot)
+        return slot
 
-    def _arrived(self, berth: AgentSlot, here: Arrival) -> None:
+    def _arrived(self, slot: AgentSlot, here: Arrival) -> None:
         """A porter is there: its process starts, if it is still wanted."""
         odd = difference(here.versions, self._versions)
-        hand = self._hands.get(berth.token)
+        hand = self._hands.get(slot.token)
         if odd and hand is not None and hand.role.is_patient:
-            berth.here = here
-            self._gone(berth, f"has {odd}", is_node=False)
+            slot.here = here
+            self._gone(slot, f"has {odd}", is_node=False)
             return
         if odd:
             raise ClusterError(
@@ -148,23 +148,23 @@ class RayLauncher(Launcher):
                 "node. Install them there, or name them in pip=... of "
                 "shoal.clusters.Ray."
             )
-        berth.here = here
-        berth.ask(time.monotonic())
-        if hand is None or hand.berth not in (None, berth):  # another one was first
-            self._drop(berth)
+        slot.here = here
+        slot.ask(time.monotonic())
+        if hand is None or hand.slot not in (None, slot):  # another one was first
+            self._drop(slot)
             return
-        for other in list(hand.berths):
-            if other is not berth:
+        for other in list(hand.slots):
+            if other is not slot:
                 self._drop(other)
-        hand.berths = [berth]
-        self._begin(berth.token, hand, berth)
+        hand.slots = [slot]
+        self._begin(slot.token, hand, slot)
 
-    def _begin(self, token: str, hand: Hand, berth: AgentSlot) -> None:
-        if berth.here is not None:
-            memory = self._freight.home(berth.here, berth.porter)
+    def _begin(self, token: str, hand: Hand, slot: AgentSlot) -> None:
+        if slot.here is not None:
+            memory = self._broadcast.home(slot.here, slot.agent)
             variables = {**self._room.variables, **(hand.role.environment or {})}
             role = replace(hand.role, log=None, environment=variables)
-            berth.call("start", token, role, memory)
+            slot.call("start", token, role, memory)
             self._send(token, hand)
 
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:
@@ -182,22 +182,22 @@ class RayLauncher(Launcher):
         self._send(token, hand)
 
     def _send(self, token: str, hand: Hand) -> None:
-        berth = hand.berth
-        if berth is None or berth.here is None:
+        slot = hand.slot
+        if slot is None or slot.here is None:
             return
-        if not self._freight.has_arrived(berth.here.node_id):
+        if not self._broadcast.has_arrived(slot.here.node_id):
             return
         while hand.parts:
-            berth.call("give", token, hand.parts.popleft())
+            slot.call("give", token, hand.parts.popleft())
 
     def share(self) -> None:
         """Data goes to each node once, as soon as the node is known."""
-        self._freight.load()
+        self._broadcast.load()
 
     def is_waiting(self, token: str) -> bool:
         """Whether no node has had room for it yet."""
         hand = self._hands.get(token)
-        return hand is not None and hand.berth is None
+        return hand is not None and hand.slot is None
 
     # ------------------------------------------------------------ following
 
@@ -212,8 +212,8 @@ class RayLauncher(Launcher):
         if pause_s >= LOOK_S:
             self._looked = now
             if pause_s > PAUSE_S:
-                for berth in self._berths:
-                    berth.asked = max(berth.asked, now - BEAT_S)
+                for slot in self._slots:
+                    slot.asked = max(slot.asked, now - BEAT_S)
             self._hear()
             self._look(time.monotonic())
         found, self._ended = self._ended, {}
@@ -221,42 +221,42 @@ class RayLauncher(Launcher):
 
     def _hear(self) -> None:
         """Takes what has come from porters."""
-        berths = {ref: b for b in self._berths for ref in b.waited_for()}
-        if not berths:
+        slots = {ref: b for b in self._slots for ref in b.waited_for()}
+        if not slots:
             return
-        refs = list(berths)
+        refs = list(slots)
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         for ref in ready:
-            berth = berths[ref]
-            if berth not in self._berths:
+            slot = slots[ref]
+            if slot not in self._slots:
                 continue
             try:
-                self._take(berth, ref, ray.get(ref))
+                self._take(slot, ref, ray.get(ref))
             except RayTaskError as error:
-                self._failed(berth, ref, error)
+                self._failed(slot, ref, error)
             except (RayError, RuntimeError) as error:
                 why, is_node = why_gone(error)
-                self._gone(berth, why, is_node=is_node)
+                self._gone(slot, why, is_node=is_node)
 
-    def _take(self, berth: AgentSlot, ref: Any, answer: Any) -> None:
-        if ref == berth.arrival and berth.here is None:
-            self._arrived(berth, answer)
-        elif ref == berth.report:
-            self._heard(berth, answer)
-            berth.ask(time.monotonic())
-        elif ref in berth.calls:
-            berth.calls.remove(ref)
-            if isinstance(answer, Memory) and berth.here is not None:
-                self._freight.opened(berth.here.node_id, berth.porter, answer)
+    def _take(self, slot: AgentSlot, ref: Any, answer: Any) -> None:
+        if ref == slot.arrival and slot.here is None:
+            self._arrived(slot, answer)
+        elif ref == slot.report:
+            self._heard(slot, answer)
+            slot.ask(time.monotonic())
+        elif ref in slot.calls:
+            slot.calls.remove(ref)
+            if isinstance(answer, Memory) and slot.here is not None:
+                self._broadcast.opened(slot.here.node_id, slot.agent, answer)
 
-    def _failed(self, berth: AgentSlot, ref: Any, error: Exception) -> None:
+    def _failed(self, slot: AgentSlot, ref: Any, error: Exception) -> None:
         """A method of a porter raised."""
-        if ref in berth.calls:
-            berth.calls.remove(ref)
+        if ref in slot.calls:
+            slot.calls.remove(ref)
         cause = str(getattr(error, "cause", None) or error)
-        self._gone(berth, f"could not start a process: {cause}", is_node=False)
+        self._gone(slot, f"could not start a process: {cause}", is_node=False)
 
-    def _heard(self, berth: AgentSlot, report: Report) -> None:
+    def _heard(self, slot: AgentSlot, report: Report) -> None:
         for token, line in report.lines:
             hand = self._hands.get(token)
             if hand is not None and hand.has_part:
@@ -266,8 +266,8 @@ class RayLauncher(Launcher):
             if hand is not None and self.echo is not None:
                 self.echo(hand.role.name, line)
         for token, gone in report.exits.items():
-            if berth.token == token:
-                berth.token, berth.idle_since = "", time.monotonic()
+            if slot.token == token:
+                slot.token, slot.idle_since = "", time.monotonic()
             self._over(token, gone)
 
     def _write(self, hand: Hand, line: str) -> None:
@@ -279,22 +279,22 @@ class RayLauncher(Launcher):
         hand = self._hands.pop(token, None)
         if hand is not None:
             self._ended[token] = replace(gone, name=hand.role.name)
-            for berth in list(hand.berths):
-                if berth.here is None:
-                    self._drop(berth)
+            for slot in list(hand.slots):
+                if slot.here is None:
+                    self._drop(slot)
 
     def _look(self, now: float) -> None:
         """Gives up nodes that say nothing, and room that does not come."""
-        for berth in list(self._berths):
-            if berth.here is not None and now - berth.asked > SILENT_S:
-                self._gone(berth, f"has said nothing for {now - berth.asked:.0f} s")
+        for slot in list(self._slots):
+            if slot.here is not None and now - slot.asked > SILENT_S:
+                self._gone(slot, f"has said nothing for {now - slot.asked:.0f} s")
         for token, hand in list(self._hands.items()):
             if hand.parts:
                 self._send(token, hand)
-            if hand.berth is None:
+            if hand.slot is None:
                 self._move_in(token, hand, now)
             limit_s = self._limit_s(hand)
-            if hand.berth is None and now - hand.since > limit_s:
+            if hand.slot is None and now - hand.since > limit_s:
                 reason = (
                     f"found no room on the cluster within {limit_s:g} s, for "
                     f"{self._room.bundle}"
@@ -305,9 +305,9 @@ class RayLauncher(Launcher):
         wanted = any(
             now - hand.since < TOGETHER_S and not hand.role.is_patient
             for hand in self._hands.values()
-            if hand.berth is None
+            if hand.slot is None
         )
-        self._freight.look(may_go=not wanted)
+        self._broadcast.look(may_go=not wanted)
 
     def _move_in(self, token: str, hand: Hand, now: float) -> None:
         """Whoever waits for room takes that of a process that has ended.
@@ -318,9 +318,9 @@ class RayLauncher(Launcher):
         free = self._idle(now, SPARED_S if hand.role.is_patient else 0.0)
         if free is None:
             return
-        for berth in list(hand.berths):
-            self._drop(berth)
-        hand.berths, free.token = [free], token
+        for slot in list(hand.slots):
+            self._drop(slot)
+        hand.slots, free.token = [free], token
         self._begin(token, hand, free)
 
     def _limit_s(self, hand: Hand) -> float:
@@ -328,32 +328,32 @@ class RayLauncher(Launcher):
         room = self._room
         if hand.role.is_patient:
             return math.inf
-        is_set_aside = all(berth.bundle is not None for berth in hand.berths)
+        is_set_aside = all(slot.bundle is not None for slot in hand.slots)
         return max(room.start_s, room.wait_s if not is_set_aside else 0.0)
 
-    def _gone(self, berth: AgentSlot, why: str, *, is_node: bool = True) -> None:
+    def _gone(self, slot: AgentSlot, why: str, *, is_node: bool = True) -> None:
         """A porter is lost, and its process with it."""
-        token, here = berth.token, berth.here
-        self._drop(berth)
+        token, here = slot.token, slot.here
+        self._drop(slot)
         if here is not None and is_node:
             self._avoided.add(here.node_id)
         hand = self._hands.get(token)
         if hand is None:
             return
-        if hand.berths and berth in hand.berths:
-            hand.berths.remove(berth)
-        if hand.berths:
+        if hand.slots and slot in hand.slots:
+            hand.slots.remove(slot)
+        if hand.slots:
             return
         where = "a node" if here is None else f"node {here.node}"
         reason = f"{where} is gone: it {why}" if is_node else f"{where} {why}"
         self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
 
-    def _drop(self, berth: AgentSlot) -> None:
-        if berth in self._berths:
-            self._berths.remove(berth)
-            self._freight.forget(berth.porter)
+    def _drop(self, slot: AgentSlot) -> None:
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self._broadcast.forget(slot.agent)
             with suppress(RayError):
-                ray.kill(berth.porter)
+                ray.kill(slot.agent)
 
     # --------------------------------------------------------------- ending
 
@@ -362,13 +362,13 @@ class RayLauncher(Launcher):
         hand = self._hands.get(token)
         if hand is None or hand.is_stopped:
             return
-        berth = hand.berth
-        if berth is None:
+        slot = hand.slot
+        if slot is None:
             reason = "was ended before any node had room for it"
             self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
             return
         hand.is_stopped = True
-        berth.call("stop", token, grace_s)
+        slot.call("stop", token, grace_s)
 
     def rename(self, token: str, name: str) -> None:
         """A process plays another role from now on."""
@@ -385,17 +385,17 @@ class RayLauncher(Launcher):
 
     def capacity(self) -> int:
         """Returns how many more workers have room, as Ray knows now."""
-        free = sum(berth.here is not None and not berth.token for berth in self._berths)
+        free = sum(slot.here is not None and not slot.token for slot in self._slots)
         return free + room_now(self._room)
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends every process and gives the room back."""
-        self._freight.close()
-        calls = [b.call("close", grace_s) for b in self._berths if b.here is not None]
+        self._broadcast.close()
+        calls = [b.call("close", grace_s) for b in self._slots if b.here is not None]
         if calls:
             with suppress(RayError):
                 ray.wait(calls, num_returns=len(calls), timeout=grace_s + END_S)
-        for berth in list(self._berths):
-            self._drop(berth)
+        for slot in list(self._slots):
+            self._drop(slot)
         self._hands.clear()
         self._ended.clear()

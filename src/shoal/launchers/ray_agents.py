@@ -63,13 +63,13 @@ class AgentSlot:
     """A porter, and the one process that it looks after.
 
     Args:
-        porter: The actor.
+        agent: The actor.
         arrival: Its first words, to come.
         bundle: Of the placement group, None outside of it.
         since: Monotonic seconds when it was asked for.
     """
 
-    porter: Any
+    agent: Any
     arrival: Any
     bundle: int | None
     since: float
@@ -82,7 +82,7 @@ class AgentSlot:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Calls the porter, which does one such thing after the other."""
-        bound = getattr(self.porter, method).options(concurrency_group=WORK)
+        bound = getattr(self.agent, method).options(concurrency_group=WORK)
         found = bound.remote(*arguments)
         self.calls.append(found)
         return found
@@ -90,7 +90,7 @@ class AgentSlot:
     def ask(self, now: float) -> None:
         """Asks for the next report."""
         self.asked = now
-        bound = self.porter.report.options(concurrency_group=REPORTS)
+        bound = self.agent.report.options(concurrency_group=REPORTS)
         self.report = bound.remote()
 
     def waited_for(self) -> list[Any]:
@@ -105,14 +105,14 @@ class Hand:
 
     Args:
         role: That it plays.
-        berths: Where it will be, or is; several as long as none has room.
+        slots: Where it will be, or is; several as long as none has room.
         parts: That it was given, and that have not been sent.
         log: Where its lines go, None for nowhere.
         early: Lines that it wrote before it was given a part.
     """
 
     role: Role
-    berths: list[AgentSlot]
+    slots: list[AgentSlot]
     parts: deque[bytes] = field(default_factory=deque[bytes])
     log: Path | None = None
     has_part: bool = False
@@ -121,9 +121,9 @@ class Hand:
     is_stopped: bool = False
 
     @property
-    def berth(self) -> AgentSlot | None:
+    def slot(self) -> AgentSlot | None:
         """Where it is; None as long as it waits for room."""
-        return self.berths[0] if self.berths and self.berths[0].here else None
+        return self.slots[0] if self.slots and self.slots[0].here else None
 
 
 def why_gone(error: Exception) -> tuple[str, bool]:

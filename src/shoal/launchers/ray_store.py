@@ -20,9 +20,9 @@ class Store(Carrier):
         """Puts a piece."""
         return ray.put(piece)
 
-    def write(self, porter: Any, offset: int, piece: Any) -> Any:
+    def write(self, agent: Any, offset: int, piece: Any) -> Any:
         """Has a porter write it."""
-        bound = porter.write.options(concurrency_group=WORK)
+        bound = agent.write.options(concurrency_group=WORK)
         return bound.remote(offset, piece)
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, bool]:

@@ -64,8 +64,8 @@ def try_step(model: Any, sample: Any, *, exchanges_gradients: bool = False) -> T
     Args:
         model: Prepared.
         sample: A few rows, as `train_step` gets them.
-        exchanges_gradients: Look whether it sums over the batch, which takes two steps more; on
-            JAX they are compiled.
+        exchanges_gradients: Look whether it sums over the batch, which takes two
+            steps more; on JAX they are compiled.
     """
     if not has_own_step(model):
         return Trial()

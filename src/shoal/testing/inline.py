@@ -115,7 +115,7 @@ class Cluster:
         )
         self.shards = InlineShards(self._spec, means)
         self._hands: list[tuple[str, threading.Thread]] = []
-        self._relief: Link | None = None
+        self._standby_peer: Link | None = None
         self._standby: Standby | None = None
         self._heard = 0
         self._link = self._call(self.address)
@@ -128,7 +128,7 @@ class Cluster:
         self._asked: list[tuple[str, dict[str, Any]]] = []
         if setup.has_standby:
             self._start_standby()
-            while self._relief is None:
+            while self._standby_peer is None:
                 self._hear(is_over=False)
 
     @property
@@ -154,16 +154,16 @@ class Cluster:
         self._run("shoal-standby", self._standby.run)
 
     def _greet_standby(self) -> None:
-        self._relief = self._call(self._listeners[1].getsockname())
-        self._relief.send({"kind": "control"})
+        self._standby_peer = self._call(self._listeners[1].getsockname())
+        self._standby_peer.send({"kind": "control"})
 
     def _take_over(self) -> None:
         """The server is gone: its standby leads, and gets a standby of its own."""
-        if self._relief is None or self._standby is None:
+        if self._standby_peer is None or self._standby is None:
             raise ConnectionResetError("the server is gone, and there is no standby")
         living = [token for token, thread in self._hands if thread.is_alive()]
         self._link.close()
-        self._link, self._relief = self._relief, None
+        self._link, self._standby_peer = self._standby_peer, None
         self._listeners.reverse()
         self.command("lead", heard=self._heard, living=living)
         for kind, fields in list(self._asked):
@@ -246,7 +246,7 @@ class Cluster:
             watch=setup.watch,
             reaction=setup.reaction,
             retry=setup.retry,
-            lane=setup.lane,
+            collective=setup.collective,
             has_overlap=setup.has_overlap,
         )
 
@@ -301,8 +301,8 @@ class Cluster:
         """Ends every thread; safe to repeat."""
         self._link.close()  # a server without a controller ends, and workers with it
         self.shards.close()
-        if self._relief is not None:
-            self._relief.close()
+        if self._standby_peer is not None:
+            self._standby_peer.close()
         if self._standby is not None:
             self._standby.stop()
         for listener in self._listeners:  # or workers would call there for a standby

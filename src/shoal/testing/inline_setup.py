@@ -54,7 +54,7 @@ class Setup:
         servers: That share the vector; each with a standby, if there is one.
         watch: `shoal.testing.faults`; workers that "leave" are replaced.
         late: Samples after which one more worker joins, for each.
-        lane: How workers of a gang average among themselves, None for the server.
+        collective: How workers of a gang average among themselves, None for the server.
         compute: Further fields of `ComputeSpec`.
         reaction: To numbers that are not finite.
         retry: What follows when the source raises.
@@ -83,7 +83,7 @@ class Setup:
     servers: int = 1
     watch: Watch | None = None
     late: Sequence[int] = ()
-    lane: NativeAllReduceSpec | SharedMemoryAllReduceSpec | None = None
+    collective: NativeAllReduceSpec | SharedMemoryAllReduceSpec | None = None
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
     reaction: NanPolicy = WARN
     retry: Retry = field(default_factory=Retry)
@@ -125,8 +125,10 @@ class Setup:
             has_barrier=self.has_barrier,
             quorum=self.quorum,
             borders=order.borders if order.can_be_spread else None,
-            has_groups=self.lane is not None,
-            group_s=GROUP_S if isinstance(self.lane, NativeAllReduceSpec) else 0.0,
+            has_groups=self.collective is not None,
+            group_s=GROUP_S
+            if isinstance(self.collective, NativeAllReduceSpec)
+            else 0.0,
         )
 
 

@@ -64,7 +64,7 @@ class InlineShard:
         means.run(f"shoal-server-{spec.shard}", self.server.run)
         self._link = means.call(self._address(0))
         self._link.send({"kind": "control"})
-        self._relief: Link | None = None
+        self._standby_peer: Link | None = None
         self._standby: Standby | None = None
         self._heard = 0
         self._parts: list[Message] = []
@@ -72,7 +72,7 @@ class InlineShard:
         self.on_succession: Callable[[], None] = lambda: None
         if means.has_standby:
             self._start_standby()
-            while self._relief is None:
+            while self._standby_peer is None:
                 self._hear()
 
     def _address(self, place: int) -> Address:
@@ -87,7 +87,7 @@ class InlineShard:
     @property
     def has_relief(self) -> bool:
         """Whether it may be lost."""
-        return self._relief is not None
+        return self._standby_peer is not None
 
     def _start_standby(self) -> None:
         spec = StandbySpec(server=self._spec, leader=self._address(0))
@@ -106,8 +106,8 @@ class InlineShard:
             self._take_over()
             return
         if head["kind"] == "standby_ready":
-            self._relief = self._means.call(self._address(1))
-            self._relief.send({"kind": "control"})
+            self._standby_peer = self._means.call(self._address(1))
+            self._standby_peer.send({"kind": "control"})
         elif head["kind"] == "unordered":
             time.sleep(LOOK_S)
             self.command("follow", order=self._means.order())
@@ -116,10 +116,10 @@ class InlineShard:
             self._parts.append((head, body))
 
     def _take_over(self) -> None:
-        if self._relief is None or self._standby is None:
+        if self._standby_peer is None or self._standby is None:
             raise ConnectionResetError("a server is gone, and there is no standby")
         self._link.close()
-        self._link, self._relief = self._relief, None
+        self._link, self._standby_peer = self._standby_peer, None
         self.listeners.reverse()
         order = self._means.order()
         self.command("lead", heard=self._heard, living=[], order=order)
@@ -142,7 +142,7 @@ class InlineShard:
 
     def close(self) -> None:
         """It ends, and its standby."""
-        for link in (self._link, self._relief):
+        for link in (self._link, self._standby_peer):
             if link is not None:
                 link.close()
         if self._standby is not None:

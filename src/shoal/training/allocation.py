@@ -47,19 +47,19 @@ def opened(
     if not isinstance(cluster, Cluster):
         yield plan, None
         return
-    wish = ResourceRequest(
+    asked = ResourceRequest(
         least=plan.min_workers,
         most=plan.workers,
         threads=plan.threads,
         backend=plan.backend,
     )
-    with cluster.open(wish) as machines:
-        if machines.workers < plan.workers:
-            some = replace(request, workers=(plan.min_workers, machines.workers))
+    with cluster.open(asked) as allocation:
+        if allocation.workers < plan.workers:
+            some = replace(request, workers=(plan.min_workers, allocation.workers))
             some = replace(some, threads=plan.threads)
             asked, plan = plan, resolve(some, plan.model, plan.data, plan.machine)
-            plan = grown(plan, asked, machines.growth)
-        yield plan, machines
+            plan = grown(plan, asked, allocation.growth)
+        yield plan, allocation
 
 
 def grown(plan: Plan, asked: Plan, growth: int) -> Plan:
@@ -84,22 +84,27 @@ def grown(plan: Plan, asked: Plan, growth: int) -> Plan:
 
 @contextmanager
 def staged(
-    plan: Plan, machines: Allocation | None, blob: SharedBlob | None = None
+    plan: Plan, allocation: Allocation | None, blob: SharedBlob | None = None
 ) -> Generator[ProcessPool | None]:
     """The processes of a run on other machines, which end with this context.
 
     Yields:
         A stage; None where there are no other machines.
     """
-    if machines is None:
+    if allocation is None:
         yield None
         return
-    stage = ProcessPool(cast_for(plan), blob, host=machines.host, hire=machines.hire)
+    pool = ProcessPool(
+        cast_for(plan),
+        blob,
+        host=allocation.host,
+        open_launcher=allocation.open_launcher,
+    )
     try:
-        yield stage
+        yield pool
     finally:
         with undisturbed():
-            stage.close()
+            pool.close()
 
 
 def cast_for(plan: Plan) -> WorkerEnvironment:

@@ -147,7 +147,7 @@ class Ready:
     verbose: int | str
     often: Often | None
 
-    def habits(self) -> DriverOptions:
+    def options(self) -> DriverOptions:
         """The part of the arguments that concerns this process."""
         validation, model = self.validation, self.work.model
         return DriverOptions(

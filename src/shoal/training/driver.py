@@ -55,7 +55,7 @@ class DriverOptions:
         on_turn: Called while the run is followed; it may raise.
         often: Between checkpoints.
         keep: Keeps a checkpoint, None to keep none.
-        past: Of a run that goes on, None for one that begins.
+        resume_state: Of a run that goes on, None for one that begins.
     """
 
     callbacks: Any = None
@@ -67,7 +67,7 @@ class DriverOptions:
     on_turn: Callable[[], None] = lambda: None
     often: Often = field(default_factory=Often)
     keep: Callable[[ResumeState], None] | None = None
-    past: ResumeState | None = None
+    resume_state: ResumeState | None = None
 
 
 FETCH_S = 0.1
@@ -98,11 +98,13 @@ class Driver(Observer):
         model: The user's; holds the center whenever a callback looks.
         plan: Of the run.
         run: Where it is recorded.
-        habits: Of `fit`.
+        options: Of `fit`.
     """
 
-    def __init__(self, model: Any, plan: Plan, run: Run, habits: DriverOptions) -> None:
-        self._model, self._run, self._habits = model, run, habits
+    def __init__(
+        self, model: Any, plan: Plan, run: Run, options: DriverOptions
+    ) -> None:
+        self._model, self._run, self._options = model, run, options
         facts = plan.model
         # Where epochs have no barrier, a worker's own state is of later steps.
         self._is_alone = plan.most_workers == 1 and plan.epoch_barrier
@@ -125,10 +127,10 @@ class Driver(Observer):
         """Monotonic seconds when the first step had been taken."""
         rows = self._order.rows_of(plan.initial_epoch)
         self.callbacks: Any = open_list(
-            habits.callbacks,
+            options.callbacks,
             add_history=True,
             model=model,
-            verbose=habits.verbose,
+            verbose=options.verbose,
             epochs=plan.epochs,
             steps=self._order.steps_within(plan.initial_epoch, rows),
         )
@@ -151,7 +153,7 @@ class Driver(Observer):
     def follow(self, plan: Plan) -> None:
         """Takes the plan of the run, or another one before its first epoch."""
         self._plan, self._order = plan, plan.order()
-        self._progress = Progress(plan, self._habits.verbose)
+        self._progress = Progress(plan, self._options.verbose)
         self._epoch = _Epoch(number=plan.initial_epoch)
 
     # --------------------------------------------------------- start and end
@@ -159,28 +161,28 @@ class Driver(Observer):
     def begin(self) -> None:
         """Before anything is sent to workers: what a callback loads now counts."""
         self._model.stop_training = False
-        if self._habits.past is not None:
-            self._go_on(self._habits.past)
+        if self._options.resume_state is not None:
+            self._go_on(self._options.resume_state)
             return
         self.callbacks.on_train_begin()
         self._user.remember()
         self._watch.begin()
 
-    def _go_on(self, past: ResumeState) -> None:
+    def _go_on(self, resume_state: ResumeState) -> None:
         """Takes over what an earlier process knew of this run.
 
         What callbacks set when training begins is a change to that.
         """
-        diary, arrays = past.diary, past.restart.arrays
+        diary, arrays = resume_state.diary, resume_state.restart.arrays
         self._user.remember()
-        self._restore(past)
+        self._restore(resume_state)
         known = self.changes.serial
         with self._watch.watching():
             self.callbacks.on_train_begin()
         if (
             self._model._initial_epoch
         ):  # of a backup, which is older than the checkpoint
-            self._restore(past)
+            self._restore(resume_state)
         else:
             self._watch.collect()
             self._user.remember(arrays["vector"], arrays["statistics"])
@@ -198,13 +200,13 @@ class Driver(Observer):
         self._model.stop_training = diary.is_stopped
         self._tell_unscored(diary.unscored)
 
-    def _restore(self, past: ResumeState) -> None:
+    def _restore(self, resume_state: ResumeState) -> None:
         """Puts weights, state of workers and changes of callbacks into the model."""
-        diary, arrays = past.diary, past.restart.arrays
+        diary, arrays = resume_state.diary, resume_state.restart.arrays
         self._watch.begin()
         self._user.remember(arrays["vector"], arrays["statistics"])
         self._user.learning_rate = diary.learning_rate
-        state = past.restart.newest_state
+        state = resume_state.restart.newest_state
         self._restore_state(state)
         _, known = unstamped(state or b"")
         self._watch.restore(Changes.read(diary.changes), known)
@@ -269,7 +271,7 @@ class Driver(Observer):
         self._run.event("interrupted", samples=samples)
         expected = self._plan.samples_expected
         look = f" See `shoal runs show {self._run.id}`." if self._run.url else ""
-        can_resume = self._habits.keep is not None
+        can_resume = self._options.keep is not None
         resume = f", or `shoal runs resume {self._run.id}`" if can_resume else ""
         return (
             f"Interrupted: the model holds {samples:,} of {expected:,} samples; call "
@@ -338,7 +340,7 @@ class Driver(Observer):
 
     def on_turn(self) -> None:
         """Lets the user's process notice what it missed."""
-        self._habits.on_turn()
+        self._options.on_turn()
         if self.evaluator is not None:
             self._take(self.evaluator.poll())
 
@@ -355,7 +357,7 @@ class Driver(Observer):
 
     def on_checkpoint(self, found: Restart) -> None:
         """Keeps what the server says together with what only this process knows."""
-        if self._habits.keep is None:
+        if self._options.keep is None:
             return
         history = self._history
         diary = Diary(
@@ -372,7 +374,7 @@ class Driver(Observer):
             unscored=[] if self.evaluator is None else self.evaluator.waiting,
             kept=self._kept_now().tolist() if self._states.has_kept else (),
         )
-        self._habits.keep(ResumeState(restart=found, diary=diary))
+        self._options.keep(ResumeState(restart=found, diary=diary))
 
     def _kept_now(self) -> Any:
         """What the next epoch's end, in a run that goes on, counts on from."""
@@ -492,10 +494,10 @@ class Driver(Observer):
         """What a validation gives now; a late one is begun and gives nothing yet."""
         if self.evaluator is not None:
             self._take(self.evaluator.ask(epoch, self._user.moved()))
-        elif self._habits.validate is not None:
+        elif self._options.validate is not None:
             states = self._watch.watching_states() if self._is_alone else nullcontext()
             with states:
-                found = self._habits.validate(callbacks=self.callbacks)
+                found = self._options.validate(callbacks=self.callbacks)
             return {f"val_{name}": value for name, value in found.items()}
         return {}
 
@@ -521,7 +523,7 @@ class Driver(Observer):
             self._user.put(now)
 
     def _validates(self, epoch: int) -> bool:
-        freq = self._habits.validation_freq
+        freq = self._options.validation_freq
         if isinstance(freq, int):
             return (epoch + 1) % freq == 0
         return epoch + 1 in freq

@@ -97,13 +97,13 @@ def early_stage(
         A stage that ends with this context; None where one would be of no use.
     """
     cast = guess(strategy, cluster, workers, threads)
-    stage = None if cast is None else ProcessPool(cast)
+    pool = None if cast is None else ProcessPool(cast)
     try:
-        yield stage
+        yield pool
     finally:
-        if stage is not None:
+        if pool is not None:
             with undisturbed():
-                stage.close()
+                pool.close()
 
 
 def guess(

@@ -54,19 +54,19 @@ def train_members(ready: Ready, run: Run) -> Outcome:
             its last epoch ended, with what it has learnt since.
     """
     plan = ready.plan
-    board = EnsembleRecords(run, plan, ready.verbose)
+    member_records = EnsembleRecords(run, plan, ready.verbose)
     works = _works(ready)
     blob = SharedBlob()
     try:
         write_data(ready.work.source, blob)
         works = [replace(work, shared=blob) for work in works]
-        outcomes = _train_all(ready, works, board)
+        outcomes = _train_all(ready, works, member_records)
     except KeyboardInterrupt:
         _rescue(ready, works, run)
         raise
     finally:
         blob.close()
-        board.close()
+        member_records.close()
     order = _ranking([o.history.history for o in outcomes], plan.monitor)
     models = [works[place].model for place in order]
     _adopt(ready.work.model, models[0])
@@ -152,11 +152,11 @@ def _reseed(model: Any, member: int) -> None:
 
 
 def _train_all(
-    ready: Ready, works: Sequence[Work], board: EnsembleRecords
+    ready: Ready, works: Sequence[Work], member_records: EnsembleRecords
 ) -> list[Outcome]:
     """Trains members in threads, as many at a time as there are workers."""
     jobs = [
-        replace(_habits(ready, work, member), on_turn=board.heed)
+        replace(_options(ready, work, member), on_turn=member_records.heed)
         for member, work in enumerate(works)
     ]
     places: SimpleQueue[Place] = SimpleQueue()
@@ -165,21 +165,21 @@ def _train_all(
     with ThreadPoolExecutor(ready.plan.workers, "shoal-member") as pool:
         futures: list[Future[Outcome]] = []
         try:
-            for member, (work, habits) in enumerate(zip(works, jobs, strict=True)):
+            for member, (work, options) in enumerate(zip(works, jobs, strict=True)):
                 plan = _member_plan(ready.plan, member)
-                run = MemberRun(board, member)
+                run = MemberRun(member_records, member)
                 context = copy_context()
                 context.run(_watch_member, member)
-                job = (_train_member, places, plan, work, run, habits)
+                job = (_train_member, places, plan, work, run, options)
                 futures.append(pool.submit(context.run, *job))
-            with sampling(board.run, check) as on_turn:
+            with sampling(member_records.run, check) as on_turn:
                 while not _are_over(futures):
                     on_turn()
             done = [f for f in futures if f.done()]
             for future in done:
                 future.result()
         except BaseException:
-            board.stop.set()
+            member_records.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
         return [future.result() for future in futures]
@@ -192,14 +192,14 @@ def _are_over(futures: Sequence[Future[Outcome]]) -> bool:
 
 
 def _train_member(
-    places: SimpleQueue[Place], plan: Plan, work: Work, run: Run, habits: DriverOptions
+    places: SimpleQueue[Place], plan: Plan, work: Work, run: Run, options: DriverOptions
 ) -> Outcome:
     """Trains one member on a GPU that no other one is on, where there are GPUs."""
     if not plan.places:
-        return train(plan, work, run, habits)
+        return train(plan, work, run, options)
     place = places.get()  # one for each that is trained at a time
     try:
-        return train(replace(plan, places=(place,)), work, run, habits)
+        return train(replace(plan, places=(place,)), work, run, options)
     finally:
         places.put(place)
 
@@ -241,7 +241,7 @@ def _member_plan(plan: Plan, member: int) -> Plan:
     )
 
 
-def _habits(ready: Ready, work: Work, member: int) -> DriverOptions:
+def _options(ready: Ready, work: Work, member: int) -> DriverOptions:
     """Callbacks and validation of one member."""
     try:
         callbacks = copy.deepcopy(ready.arguments.callbacks)
@@ -252,7 +252,7 @@ def _habits(ready: Ready, work: Work, member: int) -> DriverOptions:
             "Leave such a callback out, or train the members one by one."
         ) from error
     own = replace(ready, work=work, verbose=0)
-    return replace(own.habits(), callbacks=callbacks)
+    return replace(own.options(), callbacks=callbacks)
 
 
 def _ranking(

@@ -66,13 +66,17 @@ class EnsembleRecords:
         events = self._epochs.pop(epoch)
         metrics = [dict(events[member]["metrics"]) for member in sorted(events)]
         names = [n for n in metrics[0] if all(n in found for found in metrics)]
-        means = {n: float(np.mean([found[n] for found in metrics])) for n in names}
+        context = {n: float(np.mean([found[n] for found in metrics])) for n in names}
         samples = sum(int(event["samples"]) for event in events.values())
         self.run.event(
-            "epoch_ended", epoch=epoch, metrics=means, samples=samples, members=metrics
+            "epoch_ended",
+            epoch=epoch,
+            metrics=context,
+            samples=samples,
+            members=metrics,
         )
         self._progress.epoch_begin(epoch)
-        self._progress.epoch_end(samples, means)
+        self._progress.epoch_end(samples, context)
 
 
 @final
@@ -80,20 +84,22 @@ class MemberRun(Run):
     """One member's records, on their way to the run of all.
 
     Args:
-        board: Of all members.
+        member_records: Of all members.
         member: Number of this one.
     """
 
-    def __init__(self, board: EnsembleRecords, member: int) -> None:
-        run = board.run
+    def __init__(self, member_records: EnsembleRecords, member: int) -> None:
+        run = member_records.run
         super().__init__(run_id=run.id, name=run.name, url=run.url, complain=None)
-        self._board, self._member = board, member
+        self._member_records, self._member = member_records, member
 
     def exchanges(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Passes records on; here a member hears that it is to stop."""
-        self._board.heed()
+        self._member_records.heed()
         member = self._member
-        self._board.run.exchanges([{**record, "rank": member} for record in records])
+        self._member_records.run.exchanges(
+            [{**record, "rank": member} for record in records]
+        )
 
     @property
     def lost_events(self) -> int:
@@ -103,7 +109,7 @@ class MemberRun(Run):
     def log_path(self, rank: int) -> Path | None:
         """Returns the log of this member's one worker."""
         del rank
-        return self._board.run.log_path(self._member)
+        return self._member_records.run.log_path(self._member)
 
     def save_model(self, model: Any, which: Which) -> str | None:
         """Saves nothing: the best of all members is saved at the end."""
@@ -123,8 +129,8 @@ class MemberRun(Run):
         stamp = ("v", "kind", "time", "t", "member")
         fields = {name: value for name, value in event.items() if name not in stamp}
         if event["kind"] == "epoch_ended":
-            self._board.epoch_ended(self._member, fields)
+            self._member_records.epoch_ended(self._member, fields)
         elif event["kind"] not in ("run_started", "epoch_started"):
             # Its one worker has rank 0 to it, and the member's number to the run.
             fields = {**fields, "rank": self._member, "member": self._member}
-            self._board.run.event(event["kind"], **fields)
+            self._member_records.run.event(event["kind"], **fields)

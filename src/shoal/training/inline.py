@@ -59,7 +59,7 @@ def train(
     plan: Plan,
     work: Work,
     run: Run,
-    habits: DriverOptions,
+    options: DriverOptions,
     speeds: Speeds = equal_speeds,
 ) -> Outcome:
     """Trains as `fitting.train` does, with all workers in this thread.
@@ -72,13 +72,13 @@ def train(
         plan: Of the run.
         work: Model and data.
         run: Where it is recorded.
-        habits: Of `fit`.
+        options: Of `fit`.
         speeds: Rank -> time of one step, 1 for all by default.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C; the model holds the center so far.
     """
-    driver = Driver(work.model, plan, run, habits)
+    driver = Driver(work.model, plan, run, options)
     plan = begin(driver, plan, work, run)
     with lending():
         cluster = InlineCluster(plan, work.with_packed(), driver, speeds)
@@ -88,7 +88,7 @@ def train(
             cluster.run()
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
-        rescue(driver, cluster.rescue, is_told=habits.verbose != 0)
+        rescue(driver, cluster.rescue, is_told=options.verbose != 0)
         raise
     except BaseException:
         driver.abandon()
@@ -125,10 +125,10 @@ class InlineCluster:
             Layout.of(beside).gather(beside),
         )
         self._sequencer = Sequencer(rules(plan))
-        self._crew = InlineWorkers(plan, work.packed, work.source, began)
+        self._inline_workers = InlineWorkers(plan, work.packed, work.source, began)
         for rank in range(plan.workers):
             member = self._sequencer.join(rank)
-            self._crew.hire(member.incarnation, *self.copy_center())
+            self._inline_workers.open_launcher(member.incarnation, *self.copy_center())
         self._due: list[tuple[float, int]] = []
         self._asking: deque[int] = deque()
         self._records: list[Record] = []
@@ -149,7 +149,7 @@ class InlineCluster:
     def newest(self) -> tuple[Vector, Vector]:
         """The same; in a gang the weights of its last step, which it publishes."""
         if self._plan.exchanges_gradients:
-            self._center.vector[:] = self._crew.read()
+            self._center.vector[:] = self._inline_workers.read()
         return self.copy_center()
 
     def rescue(self) -> Rescue:
@@ -160,7 +160,7 @@ class InlineCluster:
             statistics=statistics,
             samples=self._samples,
             clock=self._sequencer.clock,
-            optimizer_state=self._crew.optimizer_state(),
+            optimizer_state=self._inline_workers.optimizer_state(),
         )
 
     # -------------------------------------------------------------- the run
@@ -170,8 +170,8 @@ class InlineCluster:
         plan = self._plan
         if plan.initial_epoch >= plan.epochs:
             return
-        for mate in self._crew.mates:
-            self._carry_out(self._sequencer.ready(mate.rank, mate.incarnation))
+        for worker in self._inline_workers.inline_workers:
+            self._carry_out(self._sequencer.ready(worker.rank, worker.incarnation))
         self._open(plan.initial_epoch)
         while not self._epochs.are_over:
             check()
@@ -184,34 +184,34 @@ class InlineCluster:
         """The next thing that happens anywhere."""
         sequencer = self._sequencer
         if self._asking:
-            mate = self._crew.mates[self._asking.popleft()]
-            self._carry_out(sequencer.need(mate.rank, mate.incarnation))
+            worker = self._inline_workers.inline_workers[self._asking.popleft()]
+            self._carry_out(sequencer.need(worker.rank, worker.incarnation))
             return
         self._now, rank = heapq.heappop(self._due)
-        mate = self._crew.mates[rank]
-        steps, samples = self._crew.work(mate)
-        mate.sequence += 1
+        worker = self._inline_workers.inline_workers[rank]
+        steps, samples = self._inline_workers.work(worker)
+        worker.sequence += 1
         push = Push(
             rank=rank,
-            incarnation=mate.incarnation,
+            incarnation=worker.incarnation,
             lineage=sequencer.lineage,
-            sequence=mate.sequence,
-            pieces=tuple(mate.pieces),
+            sequence=worker.sequence,
+            pieces=tuple(worker.pieces),
             steps=steps,
             samples=samples,
-            rows=float(mate.rows) if self._plan.exchanges_gradients else None,
+            rows=float(worker.rows) if self._plan.exchanges_gradients else None,
         )
         self._carry_out(sequencer.push(push))
 
-    def _begin(self, mate: InlineWorker) -> None:
+    def _begin(self, worker: InlineWorker) -> None:
         """A worker sets to work on a window of its leases, or asks for some."""
-        steps = self._crew.take_window(mate, self._sequencer.clock)
+        steps = self._inline_workers.take_window(worker, self._sequencer.clock)
         if not steps:
-            self._asking.append(mate.rank)
+            self._asking.append(worker.rank)
             return
         jitter = self._random.uniform(1 - JITTER, 1 + JITTER)
-        busy = steps * self._speeds(mate.rank) * jitter
-        heapq.heappush(self._due, (self._now + busy, mate.rank))
+        busy = steps * self._speeds(worker.rank) * jitter
+        heapq.heappush(self._due, (self._now + busy, worker.rank))
 
     # -------------------------------------------------------- the controller
 
@@ -222,11 +222,11 @@ class InlineCluster:
 
     def _take_settings(self) -> None:
         """What callbacks have set: the learning rate, and variables of the model."""
-        self._crew.learning_rate = self._observer.learning_rate
+        self._inline_workers.learning_rate = self._observer.learning_rate
         fresh = self._changes.absorb(self._observer.changes)
         if fresh:
             fresh.write_statistics(self._center.statistics)
-            self._crew.change(fresh)
+            self._inline_workers.change(fresh)
 
     def _tell(self, *, is_forced: bool) -> None:
         """Tells of exchanges, every now and then as a server does."""
@@ -248,10 +248,12 @@ class InlineCluster:
         end = EpochEnd(
             epoch=epoch,
             rows=self._sequencer.ledger.committed(epoch),
-            metrics=self._metrics.pop(epoch, np.zeros(self._crew.metrics_size)),
+            metrics=self._metrics.pop(
+                epoch, np.zeros(self._inline_workers.metrics_size)
+            ),
             vector=vector,
             statistics=statistics,
-            optimizer_state=self._crew.optimizer_state(),
+            optimizer_state=self._inline_workers.optimizer_state(),
             changes=self._changes.serial,
         )
         self._epochs.ended(end)
@@ -263,7 +265,7 @@ class InlineCluster:
         for instruction in instructions:
             match instruction:
                 case Apply(rank, facts):
-                    self._apply(self._crew.mates[rank], facts)
+                    self._apply(self._inline_workers.inline_workers[rank], facts)
                 case Merge(facts):
                     self._merge(facts)
                 case Answer():
@@ -273,65 +275,74 @@ class InlineCluster:
                 case _:
                     raise AssertionError(f"no worker is ever lost: {instruction}")
 
-    def _apply(self, mate: InlineWorker, facts: Facts) -> None:
+    def _apply(self, worker: InlineWorker, facts: Facts) -> None:
         self._center.apply(
-            mate.rank, mate.message, mate.message_statistics, facts, mate.reply
+            worker.rank, worker.message, worker.message_statistics, facts, worker.reply
         )
-        self._record(mate, facts)
+        self._record(worker, facts)
 
     def _merge(self, facts: dict[int, Facts]) -> None:
-        mates = {rank: self._crew.mates[rank] for rank in facts}
+        inline_workers = {
+            rank: self._inline_workers.inline_workers[rank] for rank in facts
+        }
 
         def write(rank: int, part: slice, values: Vector) -> None:
-            for mate in mates.values() if rank < 0 else [mates[rank]]:
-                mate.reply[part] = values
+            for worker in (
+                inline_workers.values() if rank < 0 else [inline_workers[rank]]
+            ):
+                worker.reply[part] = values
 
         self._center.merge(
-            {rank: mate.message for rank, mate in mates.items()},
-            {rank: mate.message_statistics for rank, mate in mates.items()},
+            {rank: worker.message for rank, worker in inline_workers.items()},
+            {
+                rank: worker.message_statistics
+                for rank, worker in inline_workers.items()
+            },
             facts,
             write,
         )
-        for rank, mate in mates.items():
+        for rank, worker in inline_workers.items():
             share = (
                 share_of_loss(rank, facts) if self._plan.exchanges_gradients else 1.0
             )
-            self._record(mate, facts[rank], share)
+            self._record(worker, facts[rank], share)
         if self._plan.exchanges_gradients:
-            for mate in self._crew.mates:
-                if mate.rank not in facts:
-                    self._crew.skip(mate)
+            for worker in self._inline_workers.inline_workers:
+                if worker.rank not in facts:
+                    self._inline_workers.skip(worker)
             # The clock has counted this step; a real worker reads it before.
             before = self._sequencer.clock - 1
-            mean = next(iter(mates.values())).reply
-            self._crew.apply(mean, self._center.statistics, before)
+            mean = next(iter(inline_workers.values())).reply
+            self._inline_workers.apply(mean, self._center.statistics, before)
 
     def _answer(self, answer: Answer) -> None:
-        mate, center = self._crew.mates[answer.rank], self._center
-        mate.leases.extend(answer.pieces)
+        worker, center = self._inline_workers.inline_workers[answer.rank], self._center
+        worker.leases.extend(answer.pieces)
         if answer.body != "none":
-            mate.statistics = center.statistics.copy()
+            worker.statistics = center.statistics.copy()
         if answer.body == "reply" and not self._plan.exchanges_gradients:
-            self._crew.pull(mate)
+            self._inline_workers.pull(worker)
         elif answer.body == "center":
-            self._crew.adopt(mate, center.vector)
-        if answer.kind == "publish" or self._sequencer.asked(mate.rank):
-            self._publish(mate)
-        self._begin(mate)
+            self._inline_workers.adopt(worker, center.vector)
+        if answer.kind == "publish" or self._sequencer.asked(worker.rank):
+            self._publish(worker)
+        self._begin(worker)
 
-    def _publish(self, mate: InlineWorker) -> None:
+    def _publish(self, worker: InlineWorker) -> None:
         """The gang's weights become the center, as a worker's snapshot would."""
-        self._center.vector[:] = self._crew.read()
-        self._carry_out(self._sequencer.published(mate.rank, mate.incarnation))
+        self._center.vector[:] = self._inline_workers.read()
+        self._carry_out(self._sequencer.published(worker.rank, worker.incarnation))
 
-    def _record(self, mate: InlineWorker, facts: Facts, share: float = 1.0) -> None:
+    def _record(self, worker: InlineWorker, facts: Facts, share: float = 1.0) -> None:
         """Adds a push to the epoch's sums and to what the observer will hear."""
-        epoch, rows = mate.pieces[0].epoch, mate.rows
-        sums = self._metrics.setdefault(epoch, np.zeros(self._crew.metrics_size))
-        sums += weighed(mate.metrics, self._losses, share)
+        epoch, rows = worker.pieces[0].epoch, worker.rows
+        sums = self._metrics.setdefault(
+            epoch, np.zeros(self._inline_workers.metrics_size)
+        )
+        sums += weighed(worker.metrics, self._losses, share)
         self._samples += rows
         record: dict[str, Any] = {
-            "t": time.monotonic() - self._began, "rank": mate.rank, "epoch": epoch,
+            "t": time.monotonic() - self._began, "rank": worker.rank, "epoch": epoch,
             "samples": rows, "steps": facts.steps, "version": self._sequencer.version,
             "staleness": facts.staleness,
             "sums": sums.tolist() if sums.size <= SMALL_METRICS else None,

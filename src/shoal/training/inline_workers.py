@@ -98,7 +98,7 @@ class InlineWorkers:
         open_backend = OpenBackend(name=plan.backend, model=packed)
         self._backend: Backend = open_backend(self._spec, sample)
         self._shelf = Shelf(source) if isinstance(source, ChunkedSource) else None
-        self.mates: list[InlineWorker] = []
+        self.inline_workers: list[InlineWorker] = []
         self.learning_rate: float | None = None
         self._changes = Changes()
 
@@ -107,14 +107,14 @@ class InlineWorkers:
         """Values of the metric states."""
         return self._backend.metrics_size
 
-    def hire(
+    def open_launcher(
         self, incarnation: int, center: Vector, statistics: Vector
     ) -> InlineWorker:
         """Adds the worker of the next rank, who adopts the center."""
-        rank, strategy = len(self.mates), self._plan.strategy
+        rank, strategy = len(self.inline_workers), self._plan.strategy
         if rank == 0:
             self._backend.load(center.copy(), statistics)
-        mate = InlineWorker(
+        worker = InlineWorker(
             rank=rank,
             incarnation=incarnation,
             local=strategy.adopt(center),
@@ -129,50 +129,50 @@ class InlineWorkers:
             if self._plan.exchanges_gradients
             else self._backend.fork(rank),
         )
-        self.mates.append(mate)
-        return mate
+        self.inline_workers.append(worker)
+        return worker
 
     def optimizer_state(self) -> bytes:
         """The optimizer state of the lowest rank."""
         if self._plan.exchanges_gradients:
-            self._backend.set_local(self.mates[0].state)
+            self._backend.set_local(self.inline_workers[0].state)
             return self._backend.snapshot()
-        before = self._backend.swap(self.mates[0].state)
+        before = self._backend.swap(self.inline_workers[0].state)
         state = self._backend.snapshot()
-        self.mates[0].state = self._backend.swap(before)
+        self.inline_workers[0].state = self._backend.swap(before)
         return state
 
     def change(self, fresh: Changes) -> None:
         """Takes in what callbacks have changed; each worker has a state of its own."""
         self._changes.absorb(fresh)
-        for mate in self.mates:
-            fresh.write_statistics(mate.statistics)
+        for worker in self.inline_workers:
+            fresh.write_statistics(worker.statistics)
         if not self._plan.exchanges_gradients:
             return
-        for mate in self.mates:
-            self._backend.set_local(mate.state)
+        for worker in self.inline_workers:
+            self._backend.set_local(worker.state)
             write(self._backend, fresh)
-            mate.state = self._backend.local()
+            worker.state = self._backend.local()
 
     # ------------------------------------------------------------- one turn
 
-    def take_window(self, mate: InlineWorker, clock: int) -> int:
+    def take_window(self, worker: InlineWorker, clock: int) -> int:
         """Takes leases for one exchange, at this run clock; returns their steps."""
-        mate.clock = self._began + clock
-        mate.window = self._window(mate)
+        worker.clock = self._began + clock
+        worker.window = self._window(worker)
         size = self._spec.batch_size
-        return sum(max(1, sum(p.rows for p in w) // size) for w in mate.window)
+        return sum(max(1, sum(p.rows for p in w) // size) for w in worker.window)
 
-    def _window(self, mate: InlineWorker) -> list[list[Piece]]:
+    def _window(self, worker: InlineWorker) -> list[list[Piece]]:
         """One list of pieces for each call of the program, as a real worker does."""
         if self._plan.exchanges_gradients:
-            return [[mate.leases.popleft()]] if mate.leases else []
+            return [[worker.leases.popleft()]] if worker.leases else []
         size, left = self._spec.batch_size, self._spec.window
         window: list[list[Piece]] = []
-        while left > 0 and mate.leases:
+        while left > 0 and worker.leases:
             before = window[0] if window else []
-            starts = self._order.batch_starts(mate.leases[0].epoch)
-            batches = next_batches(mate.leases, size, left, before, starts)
+            starts = self._order.batch_starts(worker.leases[0].epoch)
+            batches = next_batches(worker.leases, size, left, before, starts)
             if not batches:
                 break
             window.append(batches)
@@ -182,12 +182,12 @@ class InlineWorkers:
                 break
         return window
 
-    def work(self, mate: InlineWorker) -> tuple[int, float]:
+    def work(self, worker: InlineWorker) -> tuple[int, float]:
         """Computes a worker's window and its message; returns (steps, samples)."""
         return (
-            self._gradient(mate)
+            self._gradient(worker)
             if self._plan.exchanges_gradients
-            else self._steps(mate)
+            else self._steps(worker)
         )
 
     def _rows(self, pieces: list[Piece]) -> Any:
@@ -204,65 +204,65 @@ class InlineWorkers:
         except ShapesDiffer:
             return uniform_runs(self._rows, pieces, self._spec.batch_size)
 
-    def _steps(self, mate: InlineWorker) -> tuple[int, float]:
+    def _steps(self, worker: InlineWorker) -> tuple[int, float]:
         """Local steps of one worker."""
         backend, size, steps = self._backend, self._spec.batch_size, 0
-        before = backend.swap(mate.state)
-        backend.load(mate.local, mate.statistics)
-        if self.learning_rate is not None and self.learning_rate != mate.rate:
-            mate.rate = self.learning_rate
-            backend.set_learning_rate(mate.rate)
-        if mate.changed < self._changes.serial:
-            write(backend, self._changes.after(mate.changed))
-            mate.changed = self._changes.serial
-        clock = Clock(start=mate.clock, pace=float(len(self.mates)))
-        anchor = mate.local if mate.anchor is None else mate.anchor
-        runs = [run for batches in mate.window for run in self._runs(batches)]
+        before = backend.swap(worker.state)
+        backend.load(worker.local, worker.statistics)
+        if self.learning_rate is not None and self.learning_rate != worker.rate:
+            worker.rate = self.learning_rate
+            backend.set_learning_rate(worker.rate)
+        if worker.changed < self._changes.serial:
+            write(backend, self._changes.after(worker.changed))
+            worker.changed = self._changes.serial
+        clock = Clock(start=worker.clock, pace=float(len(self.inline_workers)))
+        anchor = worker.local if worker.anchor is None else worker.anchor
+        runs = [run for batches in worker.window for run in self._runs(batches)]
         for part, data in runs:
             count = max(1, sum(p.rows for p in part) // size)
             start = clock.start + steps * clock.pace
             backend.run(data, count, replace(clock, start=start))
-            backend.take_metrics(mate.metrics, add=steps > 0)
+            backend.take_metrics(worker.metrics, add=steps > 0)
             steps += count
-        mate.local, statistics = backend.read()
+        worker.local, statistics = backend.read()
         strategy = self._plan.strategy
-        push_into(strategy, mate.message, mate.local, anchor, steps)
-        mate.message_statistics[:] = statistics
-        mate.state = backend.swap(before)
-        return steps, float(mate.rows)
+        push_into(strategy, worker.message, worker.local, anchor, steps)
+        worker.message_statistics[:] = statistics
+        worker.state = backend.swap(before)
+        return steps, float(worker.rows)
 
-    def _gradient(self, mate: InlineWorker) -> tuple[int, float]:
+    def _gradient(self, worker: InlineWorker) -> tuple[int, float]:
         """One worker's part of a step of the gang; its samples are a mass."""
-        backend, pieces = self._backend, mate.pieces
-        backend.set_local(mate.state)
-        backend.set_statistics(mate.statistics)
-        mass = backend.gradient(self._rows(pieces), pieces[0].gang, mate.message)
-        backend.take_metrics(mate.metrics, add=False)
-        mate.message_statistics[:] = backend.statistics()
-        mate.state = backend.local()
+        backend, pieces = self._backend, worker.pieces
+        backend.set_local(worker.state)
+        backend.set_statistics(worker.statistics)
+        mass = backend.gradient(self._rows(pieces), pieces[0].gang, worker.message)
+        backend.take_metrics(worker.metrics, add=False)
+        worker.message_statistics[:] = backend.statistics()
+        worker.state = backend.local()
         return 1, mass
 
-    def skip(self, mate: InlineWorker) -> None:
+    def skip(self, worker: InlineWorker) -> None:
         """A step of the gang that a worker had no rows of."""
-        self._backend.set_local(mate.state)
+        self._backend.set_local(worker.state)
         self._backend.skip()
-        mate.state = self._backend.local()
+        worker.state = self._backend.local()
 
     # -------------------------------------------------------------- answers
 
-    def pull(self, mate: InlineWorker) -> None:
+    def pull(self, worker: InlineWorker) -> None:
         """Takes the strategy's reply to a worker's message."""
         # Fresh memory: the backend may still look at what it was given.
-        out, local = np.empty_like(mate.reply), mate.local
-        anchor = local if mate.anchor is None else mate.anchor
-        pull_into(self._plan.strategy, out, local, anchor, mate.reply)
-        mate.local = out
+        out, local = np.empty_like(worker.reply), worker.local
+        anchor = local if worker.anchor is None else worker.anchor
+        pull_into(self._plan.strategy, out, local, anchor, worker.reply)
+        worker.local = out
 
-    def adopt(self, mate: InlineWorker, center: Vector) -> None:
+    def adopt(self, worker: InlineWorker, center: Vector) -> None:
         """Starts over from the center."""
-        mate.local = self._plan.strategy.adopt(center)
-        if mate.anchor is not None:
-            mate.anchor = center.copy()
+        worker.local = self._plan.strategy.adopt(center)
+        if worker.anchor is not None:
+            worker.anchor = center.copy()
 
     def apply(self, mean: Vector, statistics: Vector, clock: int) -> None:
         """The gang's step; `clock` is what the run clock said before it."""

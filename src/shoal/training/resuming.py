@@ -76,8 +76,8 @@ def resume(call: Call) -> Any:
         store = CheckpointStore(record.folder.child(CHECKPOINTS), complain=warn)
         store.open()  # from here on, whoever else writes for this run is refused
         found = store.latest(warn)
-        past = None if found is None else ResumeState.of(found)
-        _check_nothing_is_lost(record, inputs, past, call, warn)
+        resume_state = None if found is None else ResumeState.of(found)
+        _check_nothing_is_lost(record, inputs, resume_state, call, warn)
         with interruptible():  # data of the user is read, and the model made
             inputs = _with_data(inputs, call, warn)
             check_files("the data", inputs.source, warn)
@@ -85,22 +85,24 @@ def resume(call: Call) -> Any:
                 check_files("the validation data", inputs.validation.source, warn)
             request, plan, work = _prepare(inputs, call)
             found_there = opened(_cluster(inputs), plan, request)
-            plan, machines = stack.enter_context(found_there)
-        habits = _habits(inputs, call, work.model, warn)
-        epoch = plan.initial_epoch if past is None else past.diary.epoch
+            plan, allocation = stack.enter_context(found_there)
+        options = _options(inputs, call, work.model, warn)
+        epoch = plan.initial_epoch if resume_state is None else resume_state.diary.epoch
         record.event("run_resumed", workers=plan.workers, epoch=epoch)
         number = 0 if found is None else found.number + 1
-        keeper = CheckpointWriter(record.folder, warn, first=number, store=store)
+        writer = CheckpointWriter(record.folder, warn, first=number, store=store)
 
         def go_on() -> Outcome:
             with (
                 sampling(record, check) as on_turn,
-                staged(plan, machines) as stage,
+                staged(plan, allocation) as pool,
             ):
-                kept = keeping(keeper, replace(habits, past=past, on_turn=on_turn))
-                return train(plan, work, record, kept, stage)
+                kept = keeping(
+                    writer, replace(options, resume_state=resume_state, on_turn=on_turn)
+                )
+                return train(plan, work, record, kept, pool)
 
-        return follow(record, work.model, began, go_on, keeper)
+        return follow(record, work.model, began, go_on, writer)
 
 
 def _open(run: str | os.PathLike[str] | Run) -> StoredRun:
@@ -144,7 +146,7 @@ def _check_backend(wanted: str) -> None:
 def _check_nothing_is_lost(
     record: StoredRun,
     inputs: Inputs,
-    past: ResumeState | None,
+    resume_state: ResumeState | None,
     call: Call,
     warn: Callable[[str], None],
 ) -> None:
@@ -155,17 +157,17 @@ def _check_nothing_is_lost(
     """
     ended = record.summary().epochs
     first = inputs.plan.initial_epoch
-    lost = ended - (0 if past is None else past.diary.epoch - first)
+    lost = ended - (0 if resume_state is None else resume_state.diary.epoch - first)
     # The checkpoint of an epoch's end is written while the next one begins: a run that
     # was killed meanwhile has lost nothing that was ever kept.
-    if past is None and ended > 1 and not call.force:
+    if resume_state is None and ended > 1 and not call.force:
         raise CheckpointError(
             f"run {record.id!r} has no checkpoint, though its events tell that {ended} "
             "epochs have ended. Expected at least one manifest in "
             f"{record.folder.child(CHECKPOINTS).url}. Put the folder of checkpoints "
             "back; or pass force=True (--force) to train from the first epoch again."
         )
-    if past is None and lost:
+    if resume_state is None and lost:
         epochs = "epoch that ended is" if lost == 1 else f"{lost} epochs that ended are"
         warn(f"there is no checkpoint: the {epochs} trained again")
     elif lost > 1:
@@ -304,7 +306,7 @@ def _cluster(inputs: Inputs) -> Any:
     return inputs.settings.get("cluster", inputs.request.cluster)
 
 
-def _habits(
+def _options(
     inputs: Inputs, call: Call, model: Any, warn: Callable[[str], None]
 ) -> DriverOptions:
     callbacks = inputs.callbacks if call.callbacks is None else call.callbacks

@@ -45,16 +45,16 @@ class FitContext:
 
     Args:
         began: Monotonic seconds of the call.
-        stage: Processes that have been started, None for none.
-        machines: Where workers are; None for this one.
+        pool: Processes that have been started, None for none.
+        allocation: Where workers are; None for this one.
     """
 
     began: float
-    stage: ProcessPool | None
-    machines: Allocation | None = None
+    pool: ProcessPool | None
+    allocation: Allocation | None = None
 
 
-def perform(arguments: Mapping[str, Any], means: FitContext) -> Any:
+def perform(arguments: Mapping[str, Any], context: FitContext) -> Any:
     """Does what the arguments of `fit` say, and records it; returns the history."""
     with interruptible():  # data of the user is read, models are tried
         ready = read(Arguments(**arguments))
@@ -63,21 +63,23 @@ def perform(arguments: Mapping[str, Any], means: FitContext) -> Any:
         # What cannot be had is found out before there is a record of a run.
         found = opened(ready.arguments.cluster, ready.plan, ready.request)
         with interruptible():  # it may wait for room
-            plan, machines = stack.enter_context(found)
+            plan, allocation = stack.enter_context(found)
         ready = replace(ready, plan=plan)
         record = stack.enter_context(start(ready.arguments.run, name=name, root=root))
         record.write_plan(plan.to_json())
         announce(plan, record)
-        keeper = _keeper(ready, record)
+        writer = _writer(ready, record)
 
         def work() -> Outcome:
             for text in plan.warnings:
                 record.event("warning", text=text)
                 # Of the caller of `fit`, four calls away.
                 warnings.warn(text, ShoalWarning, stacklevel=5)
-            return _train(ready, record, replace(means, machines=machines), keeper)
+            return _train(
+                ready, record, replace(context, allocation=allocation), writer
+            )
 
-        return follow(record, ready.work.model, means.began, work, keeper)
+        return follow(record, ready.work.model, context.began, work, writer)
 
 
 def follow(
@@ -85,7 +87,7 @@ def follow(
     model: Any,
     began: float,
     work: Callable[[], Outcome],
-    keeper: CheckpointWriter | None,
+    writer: CheckpointWriter | None,
 ) -> Any:
     """Trains, saves the model, and records how that ends.
 
@@ -94,7 +96,7 @@ def follow(
         model: That is trained.
         began: Monotonic seconds of the user's call.
         work: Trains it.
-        keeper: Of its checkpoints, None for none. They go when the model is saved.
+        writer: Of its checkpoints, None for none. They go when the model is saved.
 
     Raises:
         ModelNotSaved: It is trained, and the storage did not take it.
@@ -109,9 +111,9 @@ def follow(
             raise
         with undisturbed():
             try:
-                if keeper:
-                    keeper.close()
-                    _tell_of_resume(record, keeper, error)
+                if writer:
+                    writer.close()
+                    _tell_of_resume(record, writer, error)
             finally:
                 _record_end(record, model, error)
         raise
@@ -121,10 +123,10 @@ def follow(
         report["startup_s"] = round(startup_s, 3)
     outcome.history.run = record
     if not is_saved:
-        raise _not_saved(record, outcome.history, keeper, report)
+        raise _not_saved(record, outcome.history, writer, report)
     record.finish("finished", report)
-    if keeper:
-        keeper.discard()
+    if writer:
+        writer.discard()
     return outcome.history
 
 
@@ -151,7 +153,7 @@ def _is_away(record: Run) -> bool:
 
 
 def _not_saved(
-    record: Run, history: Any, keeper: CheckpointWriter | None, report: dict[str, Any]
+    record: Run, history: Any, writer: CheckpointWriter | None, report: dict[str, Any]
 ) -> ModelNotSaved:
     """A program must not end as if all were well when the model is nowhere."""
     cause, place = None, record.url
@@ -164,9 +166,9 @@ def _not_saved(
         "has the history."
     )
     try:
-        if keeper:
-            keeper.close()
-            if keeper.has_saved:
+        if writer:
+            writer.close()
+            if writer.has_saved:
                 text += (
                     " Or make space, and when this process has ended, train the end "
                     f"of the run again: shoal runs resume {record.url}"
@@ -177,18 +179,18 @@ def _not_saved(
 
 
 def _tell_of_resume(
-    record: Run, keeper: CheckpointWriter, error: BaseException
+    record: Run, writer: CheckpointWriter, error: BaseException
 ) -> None:
     """What a traceback ends with; of Ctrl-C there is a line of its own."""
     is_fenced = isinstance(error, CheckpointError)
-    if keeper.has_saved and isinstance(error, Exception) and not is_fenced:
+    if writer.has_saved and isinstance(error, Exception) and not is_fenced:
         error.add_note(
             "The run can go on from its last checkpoint: "
             f"shoal runs resume {record.url}, or shoal.resume in Python."
         )
 
 
-def _keeper(ready: Ready, record: Run) -> CheckpointWriter | None:
+def _writer(ready: Ready, record: Run) -> CheckpointWriter | None:
     """Of the checkpoints of a run that can be resumed."""
     is_kept = ready.often is not None and not (
         ready.plan.strategy.is_independent or ready.plan.cluster == "inline"
@@ -196,31 +198,33 @@ def _keeper(ready: Ready, record: Run) -> CheckpointWriter | None:
     if not is_kept or not isinstance(record, StoredRun):
         return None
     folder, inputs = record.folder, inputs_of(ready)
-    keeper = CheckpointWriter(folder, warner(record))
-    keeper.begin(lambda: write_inputs(folder, inputs))
-    return keeper
+    writer = CheckpointWriter(folder, warner(record))
+    writer.begin(lambda: write_inputs(folder, inputs))
+    return writer
 
 
 def _train(
-    ready: Ready, record: Run, means: FitContext, keeper: CheckpointWriter | None
+    ready: Ready, record: Run, context: FitContext, writer: CheckpointWriter | None
 ) -> Outcome:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record)
     if ready.plan.cluster == "inline":
-        return inline.train(ready.plan, ready.work, record, ready.habits())
+        return inline.train(ready.plan, ready.work, record, ready.options())
     with (
         sampling(record, check) as on_turn,
-        staged(ready.plan, means.machines) as stage,
+        staged(ready.plan, context.allocation) as pool,
     ):
-        habits = replace(ready.habits(), on_turn=on_turn)
-        if keeper:
-            habits = keeping(keeper, habits)
-        return train(ready.plan, ready.work, record, habits, stage or means.stage)
+        options = replace(ready.options(), on_turn=on_turn)
+        if writer:
+            options = keeping(writer, options)
+        return train(ready.plan, ready.work, record, options, pool or context.pool)
 
 
-def keeping(keeper: CheckpointWriter, habits: DriverOptions) -> DriverOptions:
+def keeping(writer: CheckpointWriter, options: DriverOptions) -> DriverOptions:
     """The habits of a run that has checkpoints."""
-    return replace(habits, keep=lambda past: keeper.keep(past.to_checkpoint()))
+    return replace(
+        options, keep=lambda resume_state: writer.keep(resume_state.to_checkpoint())
+    )
 
 
 def warner(record: Run) -> Callable[[str], None]:

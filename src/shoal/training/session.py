@@ -41,7 +41,7 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self._stage: ProcessPool | None = None
+        self._pool: ProcessPool | None = None
         self._is_closed = False
         self._training = threading.Lock()
         gives_up(self)
@@ -87,9 +87,9 @@ class Session:
         read = Arguments.of(model=model, x=x, y=y, **arguments)
         with undisturbed():
             try:
-                stage = self._stage = self._stage or self._start(read)
-                means = FitContext(began=began, stage=stage)
-                return perform({"model": model, "x": x, "y": y, **arguments}, means)
+                pool = self._pool = self._pool or self._start(read)
+                context = FitContext(began=began, pool=pool)
+                return perform({"model": model, "x": x, "y": y, **arguments}, context)
             except BaseException:
                 self._end()
                 raise
@@ -100,14 +100,14 @@ class Session:
         return None if cast is None else ProcessPool(cast, is_kept=True)
 
     def _end(self) -> None:
-        stage, self._stage = self._stage, None
-        if stage is not None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
             with undisturbed():
-                stage.close()
+                pool.close()
 
     def give_up(self) -> None:
         """A fork has no processes; it may start its own."""
-        self._stage, self._training = None, threading.Lock()
+        self._pool, self._training = None, threading.Lock()
 
     def close(self) -> None:
         """Ends the processes; safe to repeat."""

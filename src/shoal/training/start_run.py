@@ -125,8 +125,8 @@ def train(
     plan: Plan,
     work: Work,
     run: Run,
-    habits: DriverOptions,
-    stage: ProcessPool | None = None,
+    options: DriverOptions,
+    pool: ProcessPool | None = None,
 ) -> Outcome:
     """Trains `work.model` on processes of this machine, or on those of a stage.
 
@@ -134,36 +134,36 @@ def train(
         plan: Of the run.
         work: Model and data.
         run: Where it is recorded.
-        habits: Of `fit`.
-        stage: Processes that have been started, and are the caller's to end; None
+        options: Of `fit`.
+        pool: Processes that have been started, and are the caller's to end; None
             starts some.
 
     Raises:
         WorkerFailed, WorkerLost, NotFinite, ClusterError: See `shoal.errors`.
         KeyboardInterrupt: After Ctrl-C; the model holds the center so far.
     """
-    driver = Driver(work.model, plan, run, habits)
-    plan = begin(driver, plan, work, run, habits.past)
-    if not work.packed or (habits.callbacks and habits.past is None):
+    driver = Driver(work.model, plan, run, options)
+    plan = begin(driver, plan, work, run, options.resume_state)
+    if not work.packed or (options.callbacks and options.resume_state is None):
         # A callback may have loaded other weights when training began.
         with interruptible():
             work = work.with_packed()
     cast = cast_for(plan)
-    own = stage is None
-    stage = stage or ProcessPool(cast, work.shared)
-    controller = Controller(_job(plan, run, habits), driver, stage)
+    own = pool is None
+    pool = pool or ProcessPool(cast, work.shared)
+    controller = Controller(_job(plan, run, options), driver, pool)
     driver.fetch_center = controller.center
     origin = Origin()
     try:
-        driver.evaluator = evaluator_of(plan, work, habits, run)
-        stage.run = run.id if run.url else ""
-        stage.recast(cast)
-        stage.echo(driver.echo if habits.echo else None)
+        driver.evaluator = evaluator_of(plan, work, options, run)
+        pool.run = run.id if run.url else ""
+        pool.recast(cast)
+        pool.echo(driver.echo if options.echo else None)
         if work.shared is None:
-            write_data(work.source, stage.blob)
-        stage.share()
+            write_data(work.source, pool.blob)
+        pool.share()
         check()
-        _give(controller, plan, work, stage, habits.past, driver.changes)
+        _give(controller, plan, work, pool, options.resume_state, driver.changes)
         driver.rehearse()
         check()
         with work.source.serving():
@@ -171,7 +171,7 @@ def train(
         return Outcome(history=driver.end(), first_step=driver.first_step)
     except KeyboardInterrupt:
         if not origin.is_forked:
-            rescue(driver, controller.rescue, is_told=habits.verbose != 0)
+            rescue(driver, controller.rescue, is_told=options.verbose != 0)
         raise
     except NotFinite:
         try:
@@ -189,21 +189,21 @@ def train(
                 driver.evaluator.close()
             controller.close()
             if own:
-                stage.close()
+                pool.close()
 
 
 def evaluator_of(
-    plan: Plan, work: Work, habits: DriverOptions, run: Run
+    plan: Plan, work: Work, options: DriverOptions, run: Run
 ) -> Evaluator | None:
     """What validates beside the training; None where training waits for it."""
-    if habits.late is None:
+    if options.late is None:
         return None
     return Evaluator(
         packed=work.packed,
-        validation=habits.late,
+        validation=options.late,
         backend=plan.backend,
         threads=plan.threads,
-        heed=habits.on_turn,
+        heed=options.on_turn,
         run=run,
     )
 
@@ -257,7 +257,11 @@ def write_data(source: Source, blob: SharedBlob) -> None:
 
 
 def begin(
-    driver: Driver, plan: Plan, work: Work, run: Run, past: ResumeState | None = None
+    driver: Driver,
+    plan: Plan,
+    work: Work,
+    run: Run,
+    resume_state: ResumeState | None = None,
 ) -> Plan:
     """Lets callbacks begin; one of them may have restored a later epoch.
 
@@ -274,7 +278,7 @@ def begin(
         every = int(getattr(work.model, "steps_per_execution", 1) or 1)
         plan = replace(plan, strategy=replace(plan.strategy, period=every))
         driver.follow(plan)
-    if past is not None:
+    if resume_state is not None:
         return plan
     epoch = work.model._initial_epoch
     if not epoch or epoch == plan.initial_epoch:
@@ -285,17 +289,19 @@ def begin(
     return plan
 
 
-def _job(plan: Plan, run: Run, habits: DriverOptions) -> Job:
-    past = habits.past
+def _job(plan: Plan, run: Run, options: DriverOptions) -> Job:
+    resume_state = options.resume_state
     return Job(
         workers=plan.workers,
         policy=RestartPolicy(
             max_restarts=plan.max_restarts, min_workers=plan.min_workers
         ),
-        first_epoch=plan.initial_epoch if past is None else past.diary.epoch,
+        first_epoch=plan.initial_epoch
+        if resume_state is None
+        else resume_state.diary.epoch,
         epochs=plan.epochs,
         log=run.log_path,
-        often=habits.often,
+        often=options.often,
         has_standby=plan.standby > 0,
         spares=plan.spares,
         servers=plan.servers,
@@ -376,17 +382,17 @@ def _memory_share(plan: Plan, hint: int) -> float:
     return plan.places[hint % len(plan.places)].share if plan.places else 1.0
 
 
-def _lane(
-    plan: Plan, stage: ProcessPool, tag: str
+def _collective(
+    plan: Plan, pool: ProcessPool, tag: str
 ) -> NativeAllReduceSpec | SharedMemoryAllReduceSpec | None:
     """How workers come into groups of their own."""
     if plan.collective == "server":
         return None
     if plan.collective == "shared":
-        return SharedMemoryAllReduceSpec(folder=stage.make_folder(), tag=tag)
+        return SharedMemoryAllReduceSpec(folder=pool.make_folder(), tag=tag)
     return NativeAllReduceSpec(
         open_group=OpenGroup(name=plan.backend),
-        folder=stage.make_folder(),
+        folder=pool.make_folder(),
         library=library_of(plan.backend, plan.places),
     )
 
@@ -398,9 +404,9 @@ def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
     return OpenChunks(source=dumps(source))
 
 
-def _shards(plan: Plan, stage: ProcessPool) -> tuple[Addresses, ...]:
+def _shards(plan: Plan, pool: ProcessPool) -> tuple[Addresses, ...]:
     """Where the servers listen that share the vector with the one that orders."""
-    pairs = [stage.pair(number) for number in range(1, plan.servers)]
+    pairs = [pool.pair(number) for number in range(1, plan.servers)]
     if plan.standby:
         return tuple((pair.address, pair.other_address) for pair in pairs)
     return tuple((pair.address,) for pair in pairs)
@@ -410,8 +416,8 @@ def _give(
     controller: Controller,
     plan: Plan,
     work: Work,
-    stage: ProcessPool,
-    past: ResumeState | None,
+    pool: ProcessPool,
+    resume_state: ResumeState | None,
     changes: Changes,
 ) -> None:
     """Sends everyone their part."""
@@ -428,8 +434,8 @@ def _give(
         state=most_state(model),
     )
     secret = secrets.token_bytes(SECRET_BYTES)
-    identity = identity_for(stage.main.address[0])
-    shards = _shards(plan, stage)
+    identity = identity_for(pool.main.address[0])
+    shards = _shards(plan, pool)
     server = ServerSpec(
         secret=secret,
         strategy=plan.strategy,
@@ -438,7 +444,7 @@ def _give(
         vector=layout.gather(weights),
         statistics=beside.gather(statistics),
         learning_rate=learning_rate_of(model),
-        restart=None if past is None else past.restart,
+        restart=None if resume_state is None else resume_state.restart,
         changes=changes,
         identity=identity,
         shards=plan.servers,
@@ -448,21 +454,21 @@ def _give(
     mine = () if plan.machine.nodes else None
     cores = shares_of_cores(plan.workers, plan.threads, mine)
     open_backend = OpenBackend(
-        name=plan.backend, model=work.packed, is_kept=stage.is_kept
+        name=plan.backend, model=work.packed, is_kept=pool.is_kept
     )
     began = float(int(step_variable(model).numpy()))
     compute = compute_spec(plan, began)
-    open_source = _opening(work.source, stage.blob)
-    lane = _lane(plan, stage, tag_of(secret))
+    open_source = _opening(work.source, pool.blob)
+    collective = _collective(plan, pool, tag_of(secret))
 
     def make(hint: int, token: str) -> WorkerSpec:
         seat = ServerAddress(
-            address=stage.main.address,
+            address=pool.main.address,
             secret=worker_secret(secret),
             sizes=sizes,
             hint=hint,
             token=token,
-            other=stage.main.other_address if plan.standby else None,
+            other=pool.main.other_address if plan.standby else None,
             shards=shards,
             certificate=None if identity is None else identity.certificate,
         )
@@ -480,10 +486,10 @@ def _give(
             cores=cores[hint] if hint < len(cores) else (),
             watch=WATCH.get(),
             reaction=reaction_to(plan.on_nan),
-            lane=lane,
+            collective=collective,
             has_overlap=plan.overlap,
-            clean_up=CleanUp(name=plan.backend) if stage.is_kept else None,
-            run=stage.run,
+            clean_up=CleanUp(name=plan.backend) if pool.is_kept else None,
+            run=pool.run,
         )
 
     controller.give(server, make)

@@ -81,30 +81,30 @@ class Controller:
     Args:
         job: What to do.
         observer: Whom to tell.
-        stage: Whose processes do it; whoever made it closes it.
+        pool: Whose processes do it; whoever made it closes it.
     """
 
-    def __init__(self, job: Job, observer: Observer, stage: ProcessPool) -> None:
-        self._job, self._observer, self._stage = job, observer, stage
+    def __init__(self, job: Job, observer: Observer, pool: ProcessPool) -> None:
+        self._job, self._observer, self._pool = job, observer, pool
         self._learning_rate: float | None = None
         self._changes = Changes()
         self._version = -1  # of the newest exchange that was told; -1 for unknown
         self._is_in_step = False
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
-        self._staff = WorkerSupervisor(
-            stage, job.policy, job.log, observer, self._tell_of_staff, job.spares
+        self._supervisor = WorkerSupervisor(
+            pool, job.policy, job.log, observer, self._tell_of_staff, job.spares
         )
         self._servers = SharedServers(
-            stage,
+            pool,
             observer,
             job.workers + job.growth,
-            self._staff.living,
+            self._supervisor.living,
             count=job.servers,
             has_standby=job.has_standby,
         )
         self._servers.on_succession = self._repeat
         self._is_halted = False
-        self._past: ResumePoint | None = None
+        self._resume_point: ResumePoint | None = None
         self._opened: int | None = None
         self._expected: int | None = None
         self._asked = ""
@@ -127,14 +127,14 @@ class Controller:
         """Sends everyone their part and connects to the server."""
         self._learning_rate = server.learning_rate
         self._changes = Changes(dict(server.changes.found))
-        self._past = ResumePoint(server, make_spec)
-        self._begin(self._past)
+        self._resume_point = ResumePoint(server, make_spec)
+        self._begin(self._resume_point)
 
-    def _begin(self, past: ResumePoint) -> None:
+    def _begin(self, resume_point: ResumePoint) -> None:
         known = {"learning_rate": self._learning_rate, "changes": self._changes}
-        self._servers.start(replace(past.part, **known))
-        self._staff.give(self._job.workers, past.worker, self._job.growth)
-        self._servers.connect(self._staff.start_limit_s, self._watch)
+        self._servers.start(replace(resume_point.part, **known))
+        self._supervisor.give(self._job.workers, resume_point.worker, self._job.growth)
+        self._servers.connect(self._supervisor.start_limit_s, self._watch)
 
     # ------------------------------------------------------------ following
 
@@ -154,7 +154,7 @@ class Controller:
                 self._turn()
             except ServerGone as error:
                 self._go_on(error)
-        self._staff.dismiss()
+        self._supervisor.dismiss()
         self._finish()
 
     def _go_on(self, error: ServerGone) -> None:
@@ -163,7 +163,7 @@ class Controller:
         Raises:
             ServerGone: No replacement is left.
         """
-        while self._staff.take_restart():
+        while self._supervisor.take_restart():
             try:
                 self._replace_server(error)
             except ServerGone as again:
@@ -174,29 +174,29 @@ class Controller:
 
     def _replace_server(self, error: ServerGone, event: str = "server_lost") -> None:
         """Starts another server where the last checkpoint left the run."""
-        past = self._past
-        if past is None:
+        resume_point = self._resume_point
+        if resume_point is None:
             raise error
         began = time.monotonic()
         self._observer.on_event(event, reason=str(error).partition(". ")[0])
         self._backlog.clear()
-        self._staff.recall()
+        self._supervisor.recall()
         self._version = -1
-        if past.server.restart is None:
+        if resume_point.server.restart is None:
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
         self._servers.prepare()
-        self._begin(past)
-        past.next_lineage()
-        self._go_back(past)
+        self._begin(resume_point)
+        resume_point.next_lineage()
+        self._go_back(resume_point)
         self._repeat()
         seconds = round(time.monotonic() - began, 3)
         self._observer.on_event("server_replaced", seconds=seconds, by="restart")
 
-    def _go_back(self, past: ResumePoint) -> None:
+    def _go_back(self, resume_point: ResumePoint) -> None:
         """The server begins at the checkpoint: before an end that was told, perhaps."""
-        restart, upcoming = past.server.restart, self._job.first_epoch
+        restart, upcoming = resume_point.server.restart, self._job.first_epoch
         if restart is not None:
-            upcoming = restart.open_sequencer(past.server.rules).upcoming
+            upcoming = restart.open_sequencer(resume_point.server.rules).upcoming
         if self._opened is not None:
             self._opened = min(self._opened, upcoming)
 
@@ -256,7 +256,7 @@ class Controller:
 
     def _watch(self) -> None:
         check()
-        self._servers.look(self._staff.watch(), self._staff.start_limit_s)
+        self._servers.look(self._supervisor.watch(), self._supervisor.start_limit_s)
 
     def _hear(self, head: Head, body: memoryview) -> None:
         keep = {
@@ -274,9 +274,9 @@ class Controller:
         """Something happened to workers, or to the run."""
         if kind == "joined":
             facts = {k: head[k] for k in ("incarnation", "pid", "node")}
-            self._staff.joined(head["token"], head["rank"], facts)
+            self._supervisor.joined(head["token"], head["rank"], facts)
         elif kind == "ready":
-            self._staff.ready(head["rank"])
+            self._supervisor.ready(head["rank"])
         elif kind == "failed":
             self._failed(head)
         elif kind == "not_finite":
@@ -289,27 +289,27 @@ class Controller:
             self._observer.on_event(_EVENTS.get(kind, kind), **fields(head))
             if kind == "left":
                 rank, reason = head["rank"], head["reason"]
-                self._staff.left(rank, reason, is_hung=head["is_hung"])
+                self._supervisor.left(rank, reason, is_hung=head["is_hung"])
 
     def _go_back_with_workers(self, lineage: int) -> None:
         """Steps that were told of are not committed any more."""
         self._version = -1  # they may be counted anew
         if self._is_in_step:
             self._command("pace", after=-1)
-        if self._past is not None:
-            self._past.keep_lineage(lineage)
+        if self._resume_point is not None:
+            self._resume_point.keep_lineage(lineage)
 
     def _keep_restart(self, head: Head, body: memoryview) -> None:
         self._wants_checkpoint = False
-        if self._past is not None:
+        if self._resume_point is not None:
             restart = read_restart(head, body)
-            self._observer.on_checkpoint(self._past.keep(restart))
+            self._observer.on_checkpoint(self._resume_point.keep(restart))
 
     def _keep_snapshot(self, head: Head, body: memoryview) -> None:
         """Of one worker; where gradients are exchanged, all have the same."""
-        if self._past is not None and "rank" in head:
+        if self._resume_point is not None and "rank" in head:
             snapshot = Snapshot(head["incarnation"], head["sequence"], bytes(body))
-            self._past.keep_snapshot(head["rank"], snapshot)
+            self._resume_point.keep_snapshot(head["rank"], snapshot)
 
     def _keep_records(self, head: Head, body: memoryview) -> None:
         records, sums = read_records(head, body)
@@ -330,13 +330,18 @@ class Controller:
             NotFinite: The run is not to go on.
         """
         self._observer.on_event("not_finite", **fields(head))
-        past, is_rolled_back = self._past, head["reaction"] == "rollback"
-        is_over = past is not None and past.rollbacks >= finite.MOST_ROLLBACKS
+        resume_point, is_rolled_back = (
+            self._resume_point,
+            head["reaction"] == "rollback",
+        )
+        is_over = (
+            resume_point is not None and resume_point.rollbacks >= finite.MOST_ROLLBACKS
+        )
         if head["reaction"] == "stop" or (is_rolled_back and is_over):
             raise finite.error_of(head)
         self._observer.on_event("warning", text=finite.what_follows(head))
-        if is_rolled_back and past is not None:
-            past.leave_out(int(head["epoch"]), head["ranges"], head["rows"])
+        if is_rolled_back and resume_point is not None:
+            resume_point.leave_out(int(head["epoch"]), head["ranges"], head["rows"])
             self._replace_server(ServerGone(finite.describe(head)), "rolling_back")
 
     def _failed(self, head: Head) -> None:
@@ -389,9 +394,9 @@ class Controller:
     @property
     def _slow_s(self) -> float:
         """Seconds that all of a worker's state takes on a slow link."""
-        if self._past is None:
+        if self._resume_point is None:
             return 0.0
-        return self._past.server.sizes.frame_bytes / SLOW_BYTES_S
+        return self._resume_point.server.sizes.frame_bytes / SLOW_BYTES_S
 
     def _pace(self) -> None:
         """Lets workers take one more step, where callbacks are to hear of each."""
@@ -414,7 +419,11 @@ class Controller:
     def _tell_changes(self, changes: Changes) -> None:
         """A callback has changed something in the model."""
         body = changes.after(self._changes.serial).pack()
-        most = 0 if self._past is None else self._past.server.sizes.frame_bytes
+        most = (
+            0
+            if self._resume_point is None
+            else self._resume_point.server.sizes.frame_bytes
+        )
         self._changes = Changes(dict(changes.found))
         if len(body) <= most:
             self._command("changes", body)
@@ -435,11 +444,11 @@ class Controller:
         """Asks the server and waits; what else it says meanwhile is heard later."""
         self._asked = command
         self._command(command)
-        patience = Patience(timeout_s)
+        liveness = Patience(timeout_s)
         try:
-            while patience.left_s > 0:
+            while liveness.left_s > 0:
                 check()
-                message = self._servers.receive(min(POLL_S, patience.left_s))
+                message = self._servers.receive(min(POLL_S, liveness.left_s))
                 if message is None:
                     self._watch()
                     continue
@@ -468,7 +477,7 @@ class Controller:
         Args:
             patience_s: For each answer.
         """
-        self._staff.dismiss()
+        self._supervisor.dismiss()
         with contextlib.suppress(OSError, ShoalError):
             old = self._servers.call_again(patience_s)
             if not old:
@@ -503,12 +512,12 @@ class Controller:
         for head, body in self._backlog:
             if head["kind"] == "records":
                 self._hear(head, body)
-        self._stage.dismiss(self._staff.workers(), GRACE_S)
+        self._pool.dismiss(self._supervisor.workers(), GRACE_S)
 
     def _command(self, kind: str, body: bytes = b"", **values: Any) -> None:
         self._servers.command(kind, body=body, **values)
 
     def close(self) -> None:
         """Ends every process; safe to repeat."""
-        self._stage.end(0.0)
+        self._pool.end(0.0)
         self._servers.close()

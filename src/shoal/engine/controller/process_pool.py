@@ -59,8 +59,8 @@ class ProcessPool:
         is_kept: Workers of a run that ended well wait for the next one.
         host: Where servers listen.
         through: See `ProcessLauncher`.
-        hire: Where workers are; default None: processes of this machine, as servers
-            always are, which inherit the sockets they listen on.
+        open_launcher: Opens the launcher of workers; default None: processes of this
+            machine, as servers always are, which inherit the sockets they listen on.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ProcessPool:
         is_kept: bool = False,
         host: str = "127.0.0.1",
         through: Through | None = None,
-        hire: Hire | None = None,
+        open_launcher: Hire | None = None,
     ) -> None:
         self.cast, self.is_kept, self._host = cast, is_kept, host
         self.run = ""
@@ -91,8 +91,8 @@ class ProcessPool:
         """The longest that a worker took to call its server, in all runs: most of it
         is the start of a process, which depends on no model."""
         try:
-            if hire is not None:
-                self._workers = hire(self.blob)
+            if open_launcher is not None:
+                self._workers = open_launcher(self.blob)
             self.main.start_server()
             for hint in range(cast.workers):
                 self._waiting[hint] = self._start(hint)

@@ -47,7 +47,7 @@ class Servers:
     """Speaks with the server of a run.
 
     Args:
-        stage: Whose processes they are.
+        pool: Whose processes they are.
         pair: Which of them.
         observer: Whom to tell.
         workers: Of the run.
@@ -57,7 +57,7 @@ class Servers:
 
     def __init__(
         self,
-        stage: ProcessPool,
+        pool: ProcessPool,
         pair: ServerEndpoints,
         observer: Observer,
         workers: int,
@@ -65,14 +65,14 @@ class Servers:
         *,
         has_standby: bool,
     ) -> None:
-        self._stage, self._pair, self._observer = stage, pair, observer
+        self._pool, self._pair, self._observer = pool, pair, observer
         self._workers, self._living = workers, living
         self._has_standby, self._origin = has_standby, Origin()
         ends_hard(self)
         self._spec: ServerSpec | None = None
         self._link: Link | None = None
-        self._relief: Link | None = None
-        self._pulse = Heartbeat()
+        self._standby_peer: Link | None = None
+        self._heartbeat = Heartbeat()
         self._heard = 0
         self._standby_due: float | None = None
         self._standby_started: float | None = None  # and has not called its server yet
@@ -100,20 +100,20 @@ class Servers:
     def _give(
         self, token: str, spec: ServerSpec | StandbySpec, listener: socket.socket
     ) -> None:
-        descriptor, is_kept = listener.fileno(), self._stage.is_kept
+        descriptor, is_kept = listener.fileno(), self._pool.is_kept
         part = ServeInherited(
             spec=spec,
             descriptor=descriptor,
             is_kept=is_kept,
             name=self._pair.name,
-            run=self._stage.run,
+            run=self._pool.run,
         )
-        self._stage.give(token, part)
+        self._pool.give(token, part)
         self._tell_of(token)
 
     def _tell_of(self, token: str) -> None:
         """Records which process serves, or follows the one that does."""
-        pair, pid = self._pair, self._stage.pid(token)
+        pair, pid = self._pair, self._pool.pid(token)
         name = pair.standby_name if token == pair.standby else pair.name
         self._observer.on_event("process_started", name=name, pid=pid)
 
@@ -145,7 +145,7 @@ class Servers:
         spec, size = self._spec, 0
         if spec is not None:  # the state of a worker is kept, packed and told on
             size = spec.sizes.slot_bytes + spec.sizes.state
-        self._pulse = Heartbeat.of(startup_s, size, self._workers)
+        self._heartbeat = Heartbeat.of(startup_s, size, self._workers)
 
     def _call(
         self, limit_s: float, meanwhile: Callable[[], None], *, is_leader: bool = True
@@ -199,7 +199,7 @@ class Servers:
         if link is None:
             raise RuntimeError("there is no server yet; call `connect` first")
         try:
-            message = hear(link, self._pulse, self._heard, timeout_s)
+            message = hear(link, self._heartbeat, self._heard, timeout_s)
         except ServerSilent as silent:
             self.lost(why=str(silent))
             return None
@@ -270,10 +270,10 @@ class Servers:
         """
         until = time.monotonic() + GRACE_S
         self._lost_at = time.monotonic()
-        if self._relief is not None:
-            self._stage.stop(self._pair.server)  # it may only hang
+        if self._standby_peer is not None:
+            self._pool.stop(self._pair.server)  # it may only hang
         while gone is None and not why and time.monotonic() < until:
-            gone = self._stage.poll_one(self._pair.server)
+            gone = self._pool.poll_one(self._pair.server)
             if gone is None:
                 pause(LOOK_S)
         if not why:
@@ -288,39 +288,41 @@ class Servers:
 
     def _succeed(self, why: str) -> bool:
         """Makes the standby lead; False if it cannot."""
-        relief, self._relief = self._relief, None
-        if relief is None:
+        standby_peer, self._standby_peer = self._standby_peer, None
+        if standby_peer is None:
             return False
         if self._link is not None:
             self._link.close()
         sweep(self.tag)
         lead = {"kind": "lead", "heard": self._heard, "living": self._living()}
         lead["order"] = self.order
-        if not self._send(relief, lead):
-            relief.close()
+        if not self._send(standby_peer, lead):
+            standby_peer.close()
             return False
         reason = why.partition("\n")[0]
         self._observer.on_event("server_lost", reason=reason, has_standby=True)
-        self._link = relief
+        self._link = standby_peer
         self._pair.promote()
         name = self._pair.standby_name
         self._observer.on_event("process_ended", name=name)
         self._tell_of(self._pair.server)
-        self._begin_pulse(self._pulse.startup_s)
+        self._begin_pulse(self._heartbeat.startup_s)
         self._standby_due = time.monotonic()
         self.on_succession()
         return True
 
     def prepare(self) -> None:
         """Starts another server's process; whoever served or followed before ends."""
-        for link in (self._link, self._relief):
+        for link in (self._link, self._standby_peer):
             if link is not None:
                 link.close()
-        self._link = self._relief = self._standby_due = self._standby_started = None
+        self._link = self._standby_peer = self._standby_due = self._standby_started = (
+            None
+        )
         pair = self._pair
-        self._stage.stop(pair.server)  # it may only hang
+        self._pool.stop(pair.server)  # it may only hang
         if pair.standby:
-            self._stage.stop(pair.standby)
+            self._pool.stop(pair.standby)
             pair.standby = ""
         sweep(self.tag)
         pair.start_server()
@@ -355,27 +357,27 @@ class Servers:
         """It knows all that the server does; from now on it may be made to lead."""
         try:
             # It says that it is there before it has unpacked what that takes.
-            limit_s = RELIEF_S + self._pulse.work_s
-            self._relief = self._call(limit_s, check, is_leader=False)
-            self._relief.send({"kind": "control"})
+            limit_s = RELIEF_S + self._heartbeat.work_s
+            self._standby_peer = self._call(limit_s, check, is_leader=False)
+            self._standby_peer.send({"kind": "control"})
         except (OSError, ShoalError) as error:
             self._lose_standby(str(error))
             return
         self._standby_failures = 0
-        self._pulse.is_relieved = True
+        self._heartbeat.is_relieved = True
         self._observer.on_event("standby_ready")
 
     def _lose_standby(self, reason: str) -> None:
         """The server goes on alone, until another standby has started."""
         pair = self._pair
         self._standby_started = None
-        if self._relief is not None:
-            self._relief.close()
-            self._relief = None
-        self._pulse.is_relieved = False
+        if self._standby_peer is not None:
+            self._standby_peer.close()
+            self._standby_peer = None
+        self._heartbeat.is_relieved = False
         if not pair.standby:
             return
-        self._stage.stop(pair.standby)
+        self._pool.stop(pair.standby)
         pair.standby = ""
         self._observer.on_event("process_ended", name=pair.standby_name)
         self.command("alone", generation=self._generation)
@@ -388,10 +390,10 @@ class Servers:
 
     def close(self) -> None:
         """Closes the connections and frees what a killed server left."""
-        for link in (self._relief, self._link):
+        for link in (self._standby_peer, self._link):
             if link is not None:
                 link.close()
-        self._link = self._relief = None
+        self._link = self._standby_peer = None
         if not self._origin.is_forked:
             sweep(self.tag)
 

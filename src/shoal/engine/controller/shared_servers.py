@@ -117,7 +117,7 @@ class SharedServers:
     """Speaks with all servers of a run.
 
     Args:
-        stage: Whose processes they are.
+        pool: Whose processes they are.
         observer: Whom to tell.
         workers: Of the run.
         living: Gives the tokens of all workers whose process lives.
@@ -127,7 +127,7 @@ class SharedServers:
 
     def __init__(
         self,
-        stage: ProcessPool,
+        pool: ProcessPool,
         observer: Observer,
         workers: int,
         living: Living,
@@ -135,10 +135,10 @@ class SharedServers:
         count: int = 1,
         has_standby: bool,
     ) -> None:
-        self._stage = stage
+        self._pool = pool
         self._all = [
-            Servers(stage, pair, observer, workers, living, has_standby=has_standby)
-            for pair in map(stage.pair, range(count))
+            Servers(pool, pair, observer, workers, living, has_standby=has_standby)
+            for pair in map(pool.pair, range(count))
         ]
         self._main, *self._shards = self._all
         self._main.on_succession = self._follow_another
@@ -153,7 +153,7 @@ class SharedServers:
     def start(self, spec: ServerSpec) -> None:
         """Gives every process its part."""
         self._forget()
-        address = self._stage.main.address
+        address = self._pool.main.address
         for number, servers in enumerate(self._all):
             servers.order = address if number else None
             servers.start(cut(spec, number, servers.order))
@@ -238,11 +238,11 @@ class SharedServers:
         for number, tried in list(self._unordered.items()):
             if now - tried >= FOLLOW_S:
                 del self._unordered[number]
-                self._shards[number].command("follow", order=self._stage.main.address)
+                self._shards[number].command("follow", order=self._pool.main.address)
 
     def _follow_another(self) -> None:
         """Another process is number 0."""
-        address = self._stage.main.address
+        address = self._pool.main.address
         for shard in self._shards:
             shard.order = address
             shard.command("follow", order=address)

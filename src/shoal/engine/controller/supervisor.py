@@ -55,7 +55,7 @@ class WorkerSupervisor:
     """Starts workers, hears of their ends, and replaces them.
 
     Args:
-        stage: Where their processes are.
+        pool: Where their processes are.
         policy: What to do when one is gone.
         log: Path of a worker's log, None to keep none.
         observer: Whom to tell.
@@ -66,17 +66,17 @@ class WorkerSupervisor:
 
     def __init__(
         self,
-        stage: ProcessPool,
+        pool: ProcessPool,
         policy: recovery.RestartPolicy,
         log: Callable[[int], Path | None],
         observer: Observer,
         tell: Callable[..., None],
         spares: int = 0,
     ) -> None:
-        self._stage, self._policy, self._log = stage, policy, log
+        self._pool, self._policy, self._log = pool, policy, log
         self._observer, self._tell = observer, tell
         self._make_spec: Callable[[int, str], WorkerSpec] | None = None
-        self._hands: dict[str, WorkerProcess] = {}
+        self._processes: dict[str, WorkerProcess] = {}
         self._ended: dict[str, Exit] = {}
         self._due: list[tuple[float, WorkerProcess]] = []
         self._awaited: dict[str, int] = {}
@@ -91,10 +91,10 @@ class WorkerSupervisor:
         """Seconds a process may take to start: a worker, or a server, which is less."""
         longest_s = self._longest_start_s
         # In a session all may have been there already, and the next one is not.
-        return start_limit_s(longest_s and max(longest_s, self._stage.longest_join_s))
+        return start_limit_s(longest_s and max(longest_s, self._pool.longest_join_s))
 
-    def _limit_s(self, hand: WorkerProcess) -> float:
-        if hand.is_warm:
+    def _limit_s(self, process: WorkerProcess) -> float:
+        if process.is_warm:
             return start_limit_s(self._longest_start_s, is_warm=True)
         return self.start_limit_s
 
@@ -116,34 +116,34 @@ class WorkerSupervisor:
         for hint in range(workers):
             self._start(hint)
         for hint in range(workers, workers + growth):
-            self._awaited[self._stage.awaited(hint)] = hint
+            self._awaited[self._pool.awaited(hint)] = hint
 
     def _start(self, hint: int, replaces: float = 0.0) -> None:
-        self._begin(hint, self._stage.worker(hint), replaces)
+        self._begin(hint, self._pool.worker(hint), replaces)
 
     def _begin(self, hint: int, token: str, replaces: float = 0.0) -> None:
         """A process is given its part: it is one of the workers from now on."""
         if self._make_spec is None:
             raise RuntimeError("workers have no part yet; call `give` first")
         began = time.monotonic()
-        self._hands[token] = WorkerProcess(
+        self._processes[token] = WorkerProcess(
             hint=hint,
             token=token,
             started=began,
             replaces=replaces,
-            is_warm=bool(replaces) and self._stage.age_s(token) > self._longest_start_s,
+            is_warm=bool(replaces) and self._pool.age_s(token) > self._longest_start_s,
         )
-        self._stage.give(token, self._make_spec(hint, token), self._log(hint))
+        self._pool.give(token, self._make_spec(hint, token), self._log(hint))
 
     def joined(self, token: str, rank: int, facts: dict[str, Any]) -> None:
         """The server has given a worker its rank."""
-        hand = self._hands.get(token)
-        if hand is not None:
-            hand.rank = rank
-            hand.reason, hand.ends_at = "", 0.0  # it may have joined before
-            stage = self._stage
-            startup_s = round(max(0.0, self._heard - hand.started), 3)
-            stage.longest_join_s = max(stage.longest_join_s, startup_s)
+        process = self._processes.get(token)
+        if process is not None:
+            process.rank = rank
+            process.reason, process.ends_at = "", 0.0  # it may have joined before
+            pool = self._pool
+            startup_s = round(max(0.0, self._heard - process.started), 3)
+            pool.longest_join_s = max(pool.longest_join_s, startup_s)
             self._observer.on_event(
                 "worker_started", startup_s=startup_s, rank=rank, **facts
             )
@@ -151,16 +151,16 @@ class WorkerSupervisor:
     def ready(self, rank: int) -> None:
         """A worker has compiled its model."""
         now = time.monotonic()
-        for hand in self._hands.values():
-            if hand.rank != rank or hand.works_since:
+        for process in self._processes.values():
+            if process.rank != rank or process.works_since:
                 continue
-            hand.works_since = now
-            start_s = self._heard - hand.started
+            process.works_since = now
+            start_s = self._heard - process.started
             self._longest_start_s = max(self._longest_start_s, start_s)
-            if hand.replaces:
-                seconds = round(now - hand.replaces, 3)
+            if process.replaces:
+                seconds = round(now - process.replaces, 3)
                 self._observer.on_event("worker_replaced", rank=rank, seconds=seconds)
-                hand.replaces = 0.0
+                process.replaces = 0.0
 
     @property
     def _heard(self) -> float:
@@ -171,19 +171,21 @@ class WorkerSupervisor:
     def left(self, rank: int, reason: str, *, is_hung: bool) -> None:
         """A worker's connection is gone: its process ends soon, or is ended."""
         grace_s = 0.0 if is_hung else LAST_WORDS_S
-        for hand in self._hands.values():
-            if hand.rank == rank and not hand.ends_at:
-                hand.reason = reason if is_hung else f"lost its connection: {reason}"
-                hand.ends_at = time.monotonic() + grace_s
+        for process in self._processes.values():
+            if process.rank == rank and not process.ends_at:
+                process.reason = reason if is_hung else f"lost its connection: {reason}"
+                process.ends_at = time.monotonic() + grace_s
 
     def workers(self) -> dict[int, str]:
         """Tokens of the processes that work, by the ranks they were started for."""
-        hands = [h for h in self._hands.values() if h.works_since and not h.ends_at]
-        return {h.hint: h.token for h in hands if h.token not in self._ended}
+        processes = [
+            h for h in self._processes.values() if h.works_since and not h.ends_at
+        ]
+        return {h.hint: h.token for h in processes if h.token not in self._ended}
 
     def living(self) -> list[str]:
         """Tokens of all whose process lives, as far as is known."""
-        return [token for token in self._hands if token not in self._ended]
+        return [token for token in self._processes if token not in self._ended]
 
     def watch(self) -> dict[str, Exit]:
         """Looks after processes; returns those that ended and are no workers.
@@ -195,25 +197,27 @@ class WorkerSupervisor:
         """
         now = time.monotonic()
         self._end_hung(now)
-        for hand in self._hands.values():
-            if hand.ends_at and hand.ends_at <= now:
-                self._stage.stop(hand.token)
-        exits = self._stage.poll()
+        for process in self._processes.values():
+            if process.ends_at and process.ends_at <= now:
+                self._pool.stop(process.token)
+        exits = self._pool.poll()
         self._welcome(exits)
-        others = {t: exits[t] for t in exits.keys() - self._hands.keys()}
-        self._ended |= {token: exits[token] for token in exits.keys() & self._hands}
+        others = {t: exits[t] for t in exits.keys() - self._processes.keys()}
+        self._ended |= {token: exits[token] for token in exits.keys() & self._processes}
         if others:  # first of all somebody sees to the server
             return others
         for token in list(self._ended):
-            gone, hand = self._ended.pop(token), self._hands.pop(token)
+            gone, process = self._ended.pop(token), self._processes.pop(token)
             if not self._is_dismissed:
-                self._lost(hand, gone)
+                self._lost(process, gone)
         for due in [d for d in self._due if d[0] <= now]:
             self._due.remove(due)
             self._start(due[1].hint, replaces=due[1].replaces)
-        if self._spares and all(hand.works_since for hand in self._hands.values()):
-            for token in self._stage.keep_spares(self._spares):  # no start is slowed
-                pid = self._stage.pid(token)
+        if self._spares and all(
+            process.works_since for process in self._processes.values()
+        ):
+            for token in self._pool.keep_spares(self._spares):  # no start is slowed
+                pid = self._pool.pid(token)
                 self._observer.on_event("process_started", name="spare", pid=pid)
         return {}
 
@@ -221,7 +225,7 @@ class WorkerSupervisor:
         """Awaited workers begin that have room now; those that cannot are let go."""
         for token, hint in list(self._awaited.items()):
             gone = exits.pop(token, None)
-            if gone is None and self._stage.is_waiting(token):
+            if gone is None and self._pool.is_waiting(token):
                 continue
             del self._awaited[token]
             if gone is None:
@@ -233,18 +237,18 @@ class WorkerSupervisor:
     def _end_hung(self, now: float) -> None:
         """Gives up processes that do not start; the server never heard of some."""
         pause_s, self._watched = now - self._watched, now
-        for hand in self._hands.values():
-            if hand.works_since or hand.ends_at:
+        for process in self._processes.values():
+            if process.works_since or process.ends_at:
                 continue
-            if self._stage.is_waiting(hand.token):
-                hand.started = now
+            if self._pool.is_waiting(process.token):
+                process.started = now
                 continue
-            limit_s = self._limit_s(hand)
+            limit_s = self._limit_s(process)
             if pause_s > PAUSE_S:  # it may have said so, and nobody listened
-                hand.started = min(now, hand.started + pause_s)
-            elif now - hand.started > limit_s:
-                hand.reason = f"hung: not ready after {limit_s:.1f} s"
-                hand.ends_at = now
+                process.started = min(now, process.started + pause_s)
+            elif now - process.started > limit_s:
+                process.reason = f"hung: not ready after {limit_s:.1f} s"
+                process.ends_at = now
 
     def take_restart(self) -> bool:
         """Spends one of the replacements that the policy allows, if one is left."""
@@ -255,9 +259,9 @@ class WorkerSupervisor:
 
     def recall(self) -> None:
         """Ends all workers, as their server is gone; nobody counts as lost."""
-        for token in (*self._hands, *self._awaited):
-            self._stage.stop(token)
-        self._hands.clear()
+        for token in (*self._processes, *self._awaited):
+            self._pool.stop(token)
+        self._processes.clear()
         self._awaited.clear()
         self._ended.clear()
         self._due.clear()
@@ -267,29 +271,31 @@ class WorkerSupervisor:
         self._is_dismissed = True
         self._due.clear()
         for token in self._awaited:
-            self._stage.stop(token)
+            self._pool.stop(token)
         self._awaited.clear()
 
-    def _lost(self, hand: WorkerProcess, gone: Exit) -> None:
+    def _lost(self, process: WorkerProcess, gone: Exit) -> None:
         now = time.monotonic()
-        self._tell("gone", token=hand.token)
-        was_ended = bool(hand.ends_at) and hand.ends_at <= now
-        reason = hand.reason if was_ended else gone.reason
-        is_settled = hand.works_since and now - hand.works_since > recovery.SETTLED_S
-        failures = 0 if is_settled else self._failures.get(hand.hint, 0)
-        self._failures[hand.hint] = failures + 1
-        self._observer.on_event("worker_lost", rank=hand.hint, reason=reason)
+        self._tell("gone", token=process.token)
+        was_ended = bool(process.ends_at) and process.ends_at <= now
+        reason = process.reason if was_ended else gone.reason
+        is_settled = (
+            process.works_since and now - process.works_since > recovery.SETTLED_S
+        )
+        failures = 0 if is_settled else self._failures.get(process.hint, 0)
+        self._failures[process.hint] = failures + 1
+        self._observer.on_event("worker_lost", rank=process.hint, reason=reason)
         loss = recovery.Loss(
             name=gone.name,
             reason=reason,
-            living=len(self._hands) + len(self._due),
+            living=len(self._processes) + len(self._due),
             failures=failures,
         )
         match recovery.decide(loss, self._policy, self._restarts):
             case recovery.Restart(after_s):
                 self._restarts += 1
-                hand.replaces = now
-                self._due.append((now + after_s, hand))
+                process.replaces = now
+                self._due.append((now + after_s, process))
             case recovery.Shrink(workers):
                 self._tell("expect", workers=workers)
                 text = f"{gone.name} {reason}; going on with {workers} worker(s)"
@@ -299,6 +305,6 @@ class WorkerSupervisor:
                 raise WorkerLost(
                     f"{why}. At least {self._policy.min_workers} worker(s) were "
                     f"expected to live. Raise max_restarts{look}",
-                    rank=hand.hint,
+                    rank=process.hint,
                     traceback=gone.output,
                 )

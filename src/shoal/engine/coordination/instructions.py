@@ -22,7 +22,8 @@ class Rules:
         first_epoch: The epoch a run starts with.
         epochs: The epoch it ends before.
         workers: How many must be ready before a round strategy starts.
-        batch: Rows of one step of one worker; with `exchanges_gradients`, of all together.
+        batch: Rows of one step of one worker;
+            of all together with `exchanges_gradients`.
         window: Steps between two exchanges.
         is_rounds: Messages are merged in rounds.
         exchanges_gradients: Rounds are single steps of gradients, one share a worker.

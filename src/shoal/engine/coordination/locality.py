@@ -76,17 +76,17 @@ class Locality:
             return start
         return self._begin(epoch, start, stop, start + (stop - start) // parts)
 
-    def _begin(self, epoch: int, start: int, stop: int, wish: int) -> int:
+    def _begin(self, epoch: int, start: int, stop: int, asked: int) -> int:
         """A position of a stretch near to a wished one: where chunks begin, if any."""
         own = self._starts(epoch)
         if own is not None:  # the data's own batches: a step is one of them
-            near = bisect_left(own, wish)
+            near = bisect_left(own, asked)
             inside = [
                 at for at in own[max(0, near - 1) : near + 1] if start < at < stop
             ]
-            return min(inside, key=lambda place: abs(place - wish), default=start)
+            return min(inside, key=lambda place: abs(place - asked), default=start)
         borders = self._borders(epoch)
-        near = bisect_left(borders, wish)
+        near = bisect_left(borders, asked)
         # A step does not begin within another's: the next whole one behind the border.
         whole = [
             -(-b // self._batch) * self._batch
@@ -94,8 +94,8 @@ class Locality:
         ]
         inside = [place for place in whole if start < place < stop]
         if inside:
-            return min(inside, key=lambda place: abs(place - wish))
-        return max(start, wish - (wish - start) % self._batch)
+            return min(inside, key=lambda place: abs(place - asked))
+        return max(start, asked - (asked - start) % self._batch)
 
     def took(self, rank: int, piece: Piece) -> None:
         """A worker was given a lease."""

@@ -56,8 +56,8 @@ class Sequencer:
 
     Example:
         >>> sequencer = Sequencer(Rules(epoch_rows=(8,), first_epoch=0, epochs=1,
-        ...     workers=1, batch=4, window=2, is_rounds=False, exchanges_gradients=False,
-        ...     is_elastic=False))
+        ...     workers=1, batch=4, window=2, is_rounds=False,
+        ...     exchanges_gradients=False, is_elastic=False))
         >>> member = sequencer.join()
         >>> sequencer.proceed(0)
         []
@@ -118,7 +118,8 @@ class Sequencer:
 
         Example:
             >>> rules = Rules(epoch_rows=(8,), first_epoch=0, epochs=1, workers=1,
-            ...     batch=4, window=2, is_rounds=False, exchanges_gradients=False, is_elastic=False)
+            ...     batch=4, window=2, is_rounds=False, exchanges_gradients=False,
+            ...     is_elastic=False)
             >>> sequencer = Sequencer.from_json(rules, Sequencer(rules).to_json())
             >>> sequencer.lineage, sequencer.join().incarnation
             (1, 1000001)

@@ -149,15 +149,15 @@ class StragglerTimeout:
         lengths: How long the last rounds took to their quorum.
 
     Example:
-        >>> grace = StragglerTimeout()
-        >>> grace.look(Standing(dealt=1, awaited=(0, 1, 2)), now=100.0)
-        >>> grace.is_over(200.0)
+        >>> straggler_timeout = StragglerTimeout()
+        >>> straggler_timeout.look(Standing(dealt=1, awaited=(0, 1, 2)), now=100.0)
+        >>> straggler_timeout.is_over(200.0)
         False
         >>> late = Standing(dealt=1, pushes=2, awaited=(2,), is_quorate=True)
-        >>> grace.look(late, now=103.0)
-        >>> grace.due, grace.left_s(now=105.0)
+        >>> straggler_timeout.look(late, now=103.0)
+        >>> straggler_timeout.due, straggler_timeout.left_s(now=105.0)
         (106.25, 1.25)
-        >>> grace.is_over(106.2), grace.is_over(106.3)
+        >>> straggler_timeout.is_over(106.2), straggler_timeout.is_over(106.3)
         (False, True)
     """
 

@@ -61,26 +61,32 @@ class BaseServer(Listener):
     ) -> None:
         self.spec, self._handover = spec, handover
         self._connections = connections
-        self._mirror = Replication(connections)
+        self._replication = Replication(connections)
         self._workers: dict[int, Peer] = {}
-        self._strangers = RejectedCallers()
-        self._relief = StandbyPeer(connections, self._mirror, self._mention)
+        self._rejected = RejectedCallers()
+        self._standby_peer = StandbyPeer(connections, self._replication, self._mention)
         self._receivers = {
             "": self._greet,
             "controller": self._obey,
             "worker": self._hear,
-            "standby": self._relief.heed,
+            "standby": self._standby_peer.heed,
         }
         self._is_running = True
         self._flushed = time.monotonic()
         if handover is None:
-            self._reporter, self._grace = ReportChannel(), StragglerTimeout()
-            self.machine = Replica(spec, self)
+            self._report_channel, self._straggler_timeout = (
+                ReportChannel(),
+                StragglerTimeout(),
+            )
+            self.replica = Replica(spec, self)
         else:
-            self._reporter, self._grace = handover.reporter, handover.grace
-            self.machine = handover.machine
-            self.machine.serve(self)
-        center = self.machine.center
+            self._report_channel, self._straggler_timeout = (
+                handover.report_channel,
+                handover.straggler_timeout,
+            )
+            self.replica = handover.replica
+            self.replica.serve(self)
+        center = self.replica.center
         self._spread = center.spread = InPairs()
         center.spread_one = self._spread.beside(self._count_busy)
         connections.listener = self
@@ -100,7 +106,7 @@ class BaseServer(Listener):
                 self.turn()
             self._see_off()
         except StrategyFailed as error:
-            self._mirror.end()
+            self._replication.end()
             self._tell_of_failure({"kind": "broken", "reason": str(error)})
         finally:
             self.close()
@@ -121,23 +127,23 @@ class BaseServer(Listener):
 
         Its own is free for this thread; workers elsewhere have no shared memory.
         """
-        posts = self.machine.posts.values()
-        return sum(p.bulk.slot is not None for p in posts) + self.spec.shards - 1
+        sessions = self.replica.sessions.values()
+        return sum(p.buffers.slot is not None for p in sessions) + self.spec.shards - 1
 
     @property
     def _is_quiet(self) -> bool:
         """Whether a standby could be taken now."""
-        return self.machine.is_quiet
+        return self.replica.is_quiet
 
     def _look(self) -> bool:
         """Takes a standby that waits; whether it is time to look at all else."""
         if (
-            self._relief.has_caller
-            and self._reporter.controller is not None
+            self._standby_peer.has_caller
+            and self._report_channel.controller is not None
             and self._is_quiet
         ):
-            posts = self.machine.posts.values()
-            self._relief.take(lambda: pack(self.machine.freeze()), posts)
+            sessions = self.replica.sessions.values()
+            self._standby_peer.take(lambda: pack(self.replica.freeze()), sessions)
         if time.monotonic() - self._flushed < FLUSH_S:
             return False
         self._flushed = time.monotonic()
@@ -149,41 +155,43 @@ class BaseServer(Listener):
         """Closes every connection and gives every slot back."""
         self._is_running = False
         self._connections.close()
-        for post in self.machine.posts.values():  # of those who were not seen to leave
-            post.bulk.close()
+        for (
+            session
+        ) in self.replica.sessions.values():  # of those who were not seen to leave
+            session.buffers.close()
         self._spread.close()
 
     # --------------------------------------------------------------- telling
 
     def _send_vectors(
-        self, peer: Peer, post: WorkerSession, head: Head, blob: bytes
+        self, peer: Peer, session: WorkerSession, head: Head, blob: bytes
     ) -> None:
         """Sends a worker what was written for it."""
-        parts = (post.bulk.inline_down,)
-        if peer.parcels is not None:
-            coded = peer.parcels.pack() if head["body"] == "reply" else None
+        parts = (session.buffers.inline_down,)
+        if peer.vector_codec is not None:
+            coded = peer.vector_codec.pack() if head["body"] == "reply" else None
             parts, head = coded or parts, {**head, "is_coded": coded is not None}
             if head["body"] != "reply":
-                peer.parcels.sent()
-        self._mirror.send(peer, head, *parts, blob)
+                peer.vector_codec.sent()
+        self._replication.send(peer, head, *parts, blob)
 
     def ordered(self, order: LogEntry) -> None:
         """An event is about to be handled."""
 
     @abstractmethod
-    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
         """Answers a worker, as its machine says."""
 
     def report(self, head: Head, *body: bytes) -> None:
         """Tells the controller what follows from events."""
-        self._reporter.say(self._mirror.send, head, *body)
+        self._report_channel.say(self._replication.send, head, *body)
 
     def _mention(self, head: Head) -> None:
         """Tells the controller of something that is no part of the run's state."""
-        self._reporter.say(self._connections.send, head)
+        self._report_channel.say(self._connections.send, head)
 
     def _tell_of_strangers(self) -> None:
-        found = self._strangers.take(time.monotonic())
+        found = self._rejected.take(time.monotonic())
         if found is not None:
             self._mention(found)
 
@@ -196,18 +204,18 @@ class BaseServer(Listener):
 
     def on_gone(self, peer: Peer, reason: str) -> None:
         """A connection is closed: the machine hears of it, nothing else changes."""
-        if peer is self._reporter.controller:
-            self._reporter.controller, self._is_running = None, False
+        if peer is self._report_channel.controller:
+            self._report_channel.controller, self._is_running = None, False
         elif peer.role == "worker":
             if self._workers.get(peer.rank) is peer:
                 del self._workers[peer.rank]
                 self._worker_gone(peer, reason)
         elif peer.role == "standby":
-            self._relief.gone(peer, reason)
+            self._standby_peer.gone(peer, reason)
         elif peer.role:
             self._other_gone(peer)
         elif self._is_running and not peer.is_refused:
-            self._strangers.note(peer.name, reason)
+            self._rejected.note(peer.name, reason)
             self._tell_of_strangers()
 
     @abstractmethod
@@ -239,9 +247,9 @@ class BaseServer(Listener):
         if kind == "control" and is_commander:
             peer.role = "controller"
             heard = int(head.get("heard", 0))
-            self._reporter.attach(self._mirror.send, peer, heard)
+            self._report_channel.attach(self._replication.send, peer, heard)
         elif kind == "standby" and is_commander:
-            self._relief.called(peer, head)
+            self._standby_peer.called(peer, head)
         elif not self._take_caller(peer, head):
             raise BadFrame(f"first frame is {kind!r:.40}")
 
@@ -249,24 +257,24 @@ class BaseServer(Listener):
     def _take_caller(self, peer: Peer, head: Head) -> bool:
         """Somebody says what it is; whether it is known here."""
 
-    def _seat(self, peer: Peer, post: WorkerSession) -> None:
+    def _seat(self, peer: Peer, session: WorkerSession) -> None:
         peer.role = "worker"
-        peer.rank, peer.incarnation = post.rank, post.incarnation
-        self._workers[post.rank] = peer
+        peer.rank, peer.incarnation = session.rank, session.incarnation
+        self._workers[session.rank] = peer
 
     # ------------------------------------------------------------ controller
 
     def _obey(self, _peer: Peer, head: Head, body: memoryview) -> None:
         kind = head["kind"]
         if "heard" in head:
-            self._mirror.note(whole(head["heard"]))
+            self._replication.note(whole(head["heard"]))
         if kind == "stop":
             self._is_running = False
-            self._mirror.end()
+            self._replication.end()
         elif kind == "ping":
             self._mention({"kind": "pong"})
         elif kind == "alone":
-            self._relief.give_up(whole(head["generation"]))
+            self._standby_peer.give_up(whole(head["generation"]))
         else:
             self._command(head, body)
 
@@ -286,7 +294,7 @@ class BaseServer(Listener):
             self._start(None)
             return
         heard = int(handover.lead["heard"])
-        self._reporter.attach(self._mirror.send, handover.controller, heard)
+        self._report_channel.attach(self._replication.send, handover.controller, heard)
         self._mention({"kind": "leads"})
         if handover.failure is not None:
             raise handover.failure

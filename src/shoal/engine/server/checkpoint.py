@@ -71,7 +71,7 @@ class Restart:
         """Returns a sequencer of the lineage after this one."""
         return Sequencer.from_json(rules, self.sequencer)
 
-    def fill(self, center: Center, accounts: EpochTotals) -> None:
+    def fill(self, center: Center, epoch_totals: EpochTotals) -> None:
         """Puts everything back where it was."""
         center.vector[:] = self.arrays["vector"]
         center.statistics[:] = self.arrays["statistics"]
@@ -81,11 +81,11 @@ class Restart:
                 center.state[name.removeprefix(STATE)][:] = array
             elif name.startswith(SUMS):
                 sums[int(name.removeprefix(SUMS))] = array
-        accounts.adopt(sums)
+        epoch_totals.adopt(sums)
 
 
 def pack_restart(
-    sequencer: Sequencer, center: Center, accounts: EpochTotals, blob: bytes
+    sequencer: Sequencer, center: Center, epoch_totals: EpochTotals, blob: bytes
 ) -> tuple[Head, list[bytes]]:
     """A frame that tells of a server's whole state."""
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -94,7 +94,7 @@ def pack_restart(
         **{STATE + name: value for name, value in center.state.items()},
         **{
             SUMS + str(e): s
-            for e, s in accounts.kept(sequencer.rules.exchanges_gradients)
+            for e, s in epoch_totals.kept(sequencer.rules.exchanges_gradients)
         },
     }
     table = [[name, str(a.dtype), a.size] for name, a in arrays.items()]

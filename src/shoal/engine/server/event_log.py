@@ -33,12 +33,12 @@ class EventLog:
         number: Of the last order.
 
     Example:
-        >>> orders = EventLog(shards=(1,))
-        >>> orders.add({"event": "flush"}).number
+        >>> event_log = EventLog(shards=(1,))
+        >>> event_log.add({"event": "flush"}).number
         1
-        >>> [order.number for order in orders.after(0)]
+        >>> [order.number for order in event_log.after(0)]
         [1]
-        >>> orders.took(1, 1), list(orders.after(0))
+        >>> event_log.took(1, 1), list(event_log.after(0))
         (True, [])
     """
 

@@ -26,18 +26,19 @@ class PendingRequests:
 
     Args:
         center: Of the run; of a gang, what was published last.
-        teller: Tells the controller.
+        report_buffer: Tells the controller.
         state: What every answer of the machine tells.
         version: Of the center as it is now.
         blob: The optimizer's state that goes with it, empty for none.
         changes: What callbacks changed in the model.
-        exchanges_gradients: Nobody but workers has the weights, and what they published is kept.
+        exchanges_gradients: Only workers have the weights; what they published is
+            kept.
     """
 
     def __init__(
         self,
         center: Center,
-        teller: ReportBuffer,
+        report_buffer: ReportBuffer,
         state: Callable[[], Head],
         *,
         version: int,
@@ -45,7 +46,7 @@ class PendingRequests:
         changes: Changes,
         exchanges_gradients: bool,
     ) -> None:
-        self._center, self._teller, self._state = center, teller, state
+        self._center, self._report_buffer, self._state = center, report_buffer, state
         self.blob, self._changes, self._is_gang = blob, changes, exchanges_gradients
         self._saved: tuple[Vector, Vector] | None = None
         self._is_state_wanted = self._is_center_wanted = False
@@ -82,7 +83,7 @@ class PendingRequests:
         """A gang is gone: center and sums are again what was published last."""
         if self._saved is not None:
             self._center.vector[:], self._center.statistics[:] = self._saved
-        self._teller.accounts.restore()
+        self._report_buffer.epoch_totals.restore()
 
     # ------------------------------------------------------------- questions
 
@@ -110,7 +111,7 @@ class PendingRequests:
     def ask_state(self, sequencer: Sequencer) -> list[Instruction]:
         """The controller is to get one worker's optimizer state: fit returns it."""
         if sequencer.rules.exchanges_gradients and self.blob:
-            self._teller.tell({"kind": "optimizer"}, self.blob)
+            self._report_buffer.tell({"kind": "optimizer"}, self.blob)
             return []
         self._is_state_wanted = True
         return sequencer.ask()
@@ -127,30 +128,30 @@ class PendingRequests:
     # --------------------------------------------------------------- answers
 
     def published(
-        self, sequencer: Sequencer, post: WorkerSession, blob: bytes
+        self, sequencer: Sequencer, session: WorkerSession, blob: bytes
     ) -> list[Instruction]:
         """A worker's whole state has come; that of a gang's becomes the center."""
-        if sequencer.publisher != post.rank:  # the run was ended meanwhile
+        if sequencer.publisher != session.rank:  # the run was ended meanwhile
             return []
         exchanges_gradients = sequencer.rules.exchanges_gradients
-        self.blob, self._last_publisher = blob, post.rank
+        self.blob, self._last_publisher = blob, session.rank
         if exchanges_gradients:
-            self._center.vector[:] = post.bulk.message
-            self._center.statistics[:] = post.bulk.message_statistics
-            self._teller.accounts.save()
+            self._center.vector[:] = session.buffers.message
+            self._center.statistics[:] = session.buffers.message_statistics
+            self._report_buffer.epoch_totals.save()
             self._save(sequencer.version)
         # First of all the ledger of this moment is saved: it goes with the center.
-        later = sequencer.published(post.rank, post.incarnation)
+        later = sequencer.published(session.rank, session.incarnation)
         self._tell(sequencer)
         if self._is_state_wanted and (
-            exchanges_gradients or sequencer.is_first(post.rank)
+            exchanges_gradients or sequencer.is_first(session.rank)
         ):
             self._is_state_wanted = False
-            self._tell_state("optimizer", sequencer, post)
+            self._tell_state("optimizer", sequencer, session)
         elif (
             not exchanges_gradients
         ):  # in a gang all have the same, and checkpoints hold it
-            self._tell_state("snapshot", sequencer, post)
+            self._tell_state("snapshot", sequencer, session)
         if self._is_state_wanted:  # what fit returns is the state of the first
             later = [*later, *sequencer.ask()]
         return later
@@ -159,21 +160,23 @@ class PendingRequests:
         """Tells the controller what it waits for, if it does."""
         if self._is_whole_wanted:
             self._is_whole_wanted = False
-            accounts = self._teller.accounts
-            head, body = pack_restart(sequencer, self._center, accounts, self.blob)
+            epoch_totals = self._report_buffer.epoch_totals
+            head, body = pack_restart(sequencer, self._center, epoch_totals, self.blob)
             head["changes"] = self._changes.serial
-            self._teller.tell(head, *body)
+            self._report_buffer.tell(head, *body)
         if self._is_center_wanted:
             self._is_center_wanted = False
             ledger = sequencer.ledger
             samples = sum(ledger.committed(epoch) for epoch in ledger.epochs)
             head = {"kind": "center", "samples": samples}
-            self._teller.show(head, self._center, self._state())
+            self._report_buffer.show(head, self._center, self._state())
 
-    def _tell_state(self, kind: str, sequencer: Sequencer, post: WorkerSession) -> None:
+    def _tell_state(
+        self, kind: str, sequencer: Sequencer, session: WorkerSession
+    ) -> None:
         head: Head = {"kind": kind}
         if not sequencer.rules.exchanges_gradients:
-            member = sequencer.members[post.rank]
-            head |= {"rank": post.rank, "incarnation": post.incarnation}
+            member = sequencer.members[session.rank]
+            head |= {"rank": session.rank, "incarnation": session.incarnation}
             head["sequence"] = member.sequence
-        self._teller.tell(head, self.blob)
+        self._report_buffer.tell(head, self.blob)

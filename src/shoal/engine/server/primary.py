@@ -30,7 +30,7 @@ class Pending(NamedTuple):
     """A message of which other servers have not got all parts yet."""
 
     event: Head
-    post: WorkerSession
+    session: WorkerSession
     blob: bytes
 
 
@@ -51,7 +51,7 @@ class Primary(BaseServer):
         handover: FailoverState | None = None,
     ) -> None:
         super().__init__(spec, connections, handover)
-        self._began = time.monotonic() - self.machine.at
+        self._began = time.monotonic() - self.replica.at
         self._arrivals = Arrivals(spec.others)
         self._pending: dict[int, Pending] = {}
         self._shards: dict[int, Peer] = {}
@@ -64,7 +64,7 @@ class Primary(BaseServer):
         A worker of a session that were cut off could not wait for the next run.
         """
         until = time.monotonic() + SEE_OFF_S
-        while self._reporter.controller is not None and self._has_work_out:
+        while self._report_channel.controller is not None and self._has_work_out:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 break
@@ -73,19 +73,21 @@ class Primary(BaseServer):
     @property
     def _has_work_out(self) -> bool:
         """Whether a worker was told of anything but the end, last."""
-        answers = [self.machine.posts[rank].answer for rank in self._workers]
+        answers = [self.replica.sessions[rank].answer for rank in self._workers]
         return any(answer and answer[0]["kind"] != "done" for answer in answers)
 
     def turn(self) -> None:
         """Hears whoever speaks, or waits for a moment; then looks at the clock."""
         before = time.monotonic()
-        self._connections.serve(min(FLUSH_S, self._grace.left_s(before)))
+        self._connections.serve(min(FLUSH_S, self._straggler_timeout.left_s(before)))
         if time.monotonic() - before > PAUSE_S:
-            self._grace.forgive(time.monotonic() - before)
-        if self._grace.is_over(before):  # and who spoke until then has been heard
+            self._straggler_timeout.forgive(time.monotonic() - before)
+        if self._straggler_timeout.is_over(
+            before
+        ):  # and who spoke until then has been heard
             self._do({"event": "overdue"})
         if self._look():
-            if self.machine.teller.has_records:
+            if self.replica.report_buffer.has_records:
                 self._do({"event": "flush"})
             self._drop_hung(before)
 
@@ -97,27 +99,27 @@ class Primary(BaseServer):
         """
         now = time.monotonic()
         pause_s = now - before
-        self._grace.forgive(self._mirror.stalled_s())
-        waiting = self._mirror.waiting
+        self._straggler_timeout.forgive(self._replication.stalled_s())
+        waiting = self._replication.waiting
         is_whole = len(self._shards) == len(self.spec.others)
-        for post in list(self.machine.posts.values()):
-            peer = self._workers.get(post.rank)
-            if peer in waiting or (not is_whole and post.rank in self._pending):
-                post.patience.answered(now)  # it will be, once another server can
+        for session in list(self.replica.sessions.values()):
+            peer = self._workers.get(session.rank)
+            if peer in waiting or (not is_whole and session.rank in self._pending):
+                session.liveness.answered(now)  # it will be, once another server can
             elif peer is not None and peer.channel.has_moved():
-                post.patience.moves(now)
+                session.liveness.moves(now)
             elif pause_s > PAUSE_S:
-                post.patience.forgive(pause_s)
-            elif post.patience.is_over(now):
-                limit_s = post.patience.limit_s
-                self._lose(post, f"hung: silent for more than {limit_s:.1f} s")
-        self._relief.look(pause_s)
+                session.liveness.forgive(pause_s)
+            elif session.liveness.is_over(now):
+                limit_s = session.liveness.limit_s
+                self._lose(session, f"hung: silent for more than {limit_s:.1f} s")
+        self._standby_peer.look(pause_s)
 
-    def _lose(self, post: WorkerSession, reason: str) -> None:
+    def _lose(self, session: WorkerSession, reason: str) -> None:
         """A worker hangs, or has not come back after its server was lost."""
-        peer = self._workers.get(post.rank)
+        peer = self._workers.get(session.rank)
         if peer is None:
-            self._leave(post, reason, is_hung=True)
+            self._leave(session, reason, is_hung=True)
         else:
             peer.is_hung = True
             self._connections.drop(peer, reason)
@@ -125,61 +127,63 @@ class Primary(BaseServer):
     def close(self) -> None:
         """Closes every connection and gives every slot back."""
         self._is_running = False
-        if self.machine.teller.has_records:
+        if self.replica.report_buffer.has_records:
             self._do({"event": "flush"})
         super().close()
 
     def _tell_of_failure(self, head: Head) -> None:
-        self.machine.tell(head)
+        self.replica.tell(head)
 
     # ---------------------------------------------------------------- events
 
     def _do(
         self,
         event: Head,
-        post: WorkerSession | None = None,
+        session: WorkerSession | None = None,
         blob: bytes | memoryview = b"",
     ) -> None:
         """Handles an event, here and on the standby.
 
         Args:
             event: What happens.
-            post: Whose vectors come with it, else None.
+            session: Whose vectors come with it, else None.
             blob: That comes with it.
         """
         event["at"] = round(time.monotonic() - self._began, 6)
-        self._mirror.log(event, post, blob)
-        self.machine.handle(event, blob)
+        self._replication.log(event, session, blob)
+        self.replica.handle(event, blob)
         if self.spec.rules.quorum:
-            self._grace.look(self.machine.sequencer.standing, time.monotonic())
+            self._straggler_timeout.look(
+                self.replica.sequencer.standing, time.monotonic()
+            )
 
     def ordered(self, order: LogEntry) -> None:
         """Other servers are told before this one does its part."""
         for shard in list(self._shards.values()):
             self._send_order(shard, order)
 
-    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
         """Answers a worker; one that is on its way back asks again."""
-        peer = self._workers.get(post.rank)
+        peer = self._workers.get(session.rank)
         if peer is None or not peer.is_asking:
             return
         peer.is_asking = False
         if head.get("body", "none") == "none":
-            self._mirror.send(peer, head, blob)
+            self._replication.send(peer, head, blob)
             return
-        self._send_vectors(peer, post, head, blob)
+        self._send_vectors(peer, session, head, blob)
 
     def _worker_gone(self, peer: Peer, reason: str) -> None:
-        self._leave(self.machine.posts[peer.rank], reason, is_hung=peer.is_hung)
+        self._leave(self.replica.sessions[peer.rank], reason, is_hung=peer.is_hung)
 
-    def _leave(self, post: WorkerSession, reason: str, *, is_hung: bool) -> None:
+    def _leave(self, session: WorkerSession, reason: str, *, is_hung: bool) -> None:
         self._do(
-            {"event": "leave", "rank": post.rank, "incarnation": post.incarnation,
+            {"event": "leave", "rank": session.rank, "incarnation": session.incarnation,
              "reason": reason, "is_hung": is_hung}
         )  # fmt: skip
-        self._pending.pop(post.rank, None)
-        self._arrivals.forget((post.rank, post.incarnation))
-        post.bulk.close()
+        self._pending.pop(session.rank, None)
+        self._arrivals.forget((session.rank, session.incarnation))
+        session.buffers.close()
 
     # ------------------------------------------------------------- messages
 
@@ -202,34 +206,36 @@ class Primary(BaseServer):
             self._mention({"kind": "mismatch", "node": known["node"]})
             return
         hint, wants_slot = hint_of(head), bool(head["wants_slot"])
-        for post in list(self.machine.posts.values()):  # it never heard that it had
-            if post.token == known["token"] and post.token:
-                self._forget(post, JOINED_AGAIN)
-        machine = self.machine
-        before = set(machine.posts)
+        for session in list(
+            self.replica.sessions.values()
+        ):  # it never heard that it had
+            if session.token == known["token"] and session.token:
+                self._forget(session, JOINED_AGAIN)
+        replica = self.replica
+        before = set(replica.sessions)
         self._do({"event": "join", "hint": hint, "known": known})
-        [rank] = machine.posts.keys() - before
-        self._seat(peer, machine.posts[rank])
-        center = machine.center
-        self._mirror.send(
+        [rank] = replica.sessions.keys() - before
+        self._seat(peer, replica.sessions[rank])
+        center = replica.center
+        self._replication.send(
             peer,
             {"kind": "welcome", "rank": rank, "incarnation": peer.incarnation,
-             "slot": self._offer(peer, wants_slot=wants_slot), **machine.state()},
-            center.vector.tobytes(), center.statistics.tobytes(), machine.blob,
+             "slot": self._offer(peer, wants_slot=wants_slot), **replica.state()},
+            center.vector.tobytes(), center.statistics.tobytes(), replica.blob,
         )  # fmt: skip
 
     def _take_back(self, peer: Peer, head: Head) -> None:
         """A worker whose server was lost goes on here."""
-        post = self.machine.posts.get(whole(head["rank"]))
+        session = self.replica.sessions.get(whole(head["rank"]))
         is_known = (
-            post is not None
-            and post.incarnation == head["incarnation"]
-            and post.token == head["token"]
+            session is not None
+            and session.incarnation == head["incarnation"]
+            and session.token == head["token"]
         )
-        if post is None or not is_known or post.rank in self._workers:
+        if session is None or not is_known or session.rank in self._workers:
             self._refuse(peer, "it has no place in the run any more")
             return
-        self._seat(peer, post)
+        self._seat(peer, session)
         slot = self._offer(peer, wants_slot=bool(head["wants_slot"]))
         self._connections.send(peer, {"kind": "again", "slot": slot})
 
@@ -242,9 +248,9 @@ class Primary(BaseServer):
             return None
         slot, _ = made
         peer.offer = Buffers(sizes, slot)
-        post = self.machine.posts[peer.rank]
-        if post.question:
-            peer.offer.up[:] = post.bulk.up
+        session = self.replica.sessions[peer.rank]
+        if session.question:
+            peer.offer.up[:] = session.buffers.up
         return slot.offer
 
     def _settle(self, peer: Peer, *, is_shared: bool) -> None:
@@ -252,22 +258,24 @@ class Primary(BaseServer):
         if peer.is_settled:
             raise BadFrame("a slot that is settled already")
         offer, peer.offer = peer.offer, None
-        post, peer.is_settled = self.machine.posts[peer.rank], True
+        session, peer.is_settled = self.replica.sessions[peer.rank], True
         if offer is None or offer.slot is None or not is_shared:
             strategy = self.spec.strategy
-            peer.parcels = parcels = connection_codec(
-                post.bulk, strategy, is_server=True
+            peer.vector_codec = vector_codec = connection_codec(
+                session.buffers, strategy, is_server=True
             )
-            peer.channel.inbox = post.bulk.up if parcels is None else parcels.landing
+            peer.channel.inbox = (
+                session.buffers.up if vector_codec is None else vector_codec.landing
+            )
             if offer is not None:
                 offer.close()
             return
         offer.slot.unlink()
-        if post.question:
-            offer.down[:] = post.bulk.down
-        before, post.bulk = post.bulk, offer
+        if session.question:
+            offer.down[:] = session.buffers.down
+        before, session.buffers = session.buffers, offer
         before.close()
-        self._mirror.seated(post)
+        self._replication.seated(session)
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         kind = head["kind"]
@@ -279,23 +287,28 @@ class Primary(BaseServer):
             raise BadFrame(f"unknown message {kind!r:.40}")
         if not peer.is_settled:
             raise BadFrame("a message before the slot was settled")
-        said, post = WORDS[kind](head), self.machine.posts[peer.rank]
+        said, session = WORDS[kind](head), self.replica.sessions[peer.rank]
         peer.is_asking = True
         question = whole(head.get("question", 0))
-        if question and question == post.question:
-            if post.answer is None:
-                post.patience.waits()
+        if question and question == session.question:
+            if session.answer is None:
+                session.liveness.waits()
             else:
-                self.answer(post, *post.answer)
+                self.answer(session, *session.answer)
             return
         event = {"event": kind, "rank": peer.rank, "incarnation": peer.incarnation}
-        self._take(peer, post, {**event, "question": question, **said}, head, body)
+        self._take(peer, session, {**event, "question": question, **said}, head, body)
 
     def _take(
-        self, peer: Peer, post: WorkerSession, event: Head, head: Head, body: memoryview
+        self,
+        peer: Peer,
+        session: WorkerSession,
+        event: Head,
+        head: Head,
+        body: memoryview,
     ) -> None:
         """Makes an event of a message, with its vectors if it has some."""
-        kind, sequencer = event["event"], self.machine.sequencer
+        kind, sequencer = event["event"], self.replica.sequencer
         is_snapshot = kind == "snapshot"
         is_asked = sequencer.publisher == peer.rank or sequencer.has_finished
         if is_snapshot and not is_asked:
@@ -303,11 +316,11 @@ class Primary(BaseServer):
         has_vectors = kind == "push" or (
             is_snapshot and self.spec.rules.exchanges_gradients
         )
-        target = post.bulk.inline_up if has_vectors else memoryview(b"")
+        target = session.buffers.inline_up if has_vectors else memoryview(b"")
         if kind == "push" and head.get("is_coded"):
-            if peer.parcels is None:
+            if peer.vector_codec is None:
                 raise BadFrame("a vector that is encoded, and was not to be")
-            rest = body[peer.parcels.unpack(body) :]
+            rest = body[peer.vector_codec.unpack(body) :]
         else:
             vectors, rest = body[: len(target)], body[len(target) :]
             exactly(vectors, len(target), "vectors")
@@ -324,9 +337,9 @@ class Primary(BaseServer):
         if not has_vectors:
             self._do(event, None, blob)
         elif self._arrivals.has_all(who, event["question"]):
-            self._do(event, post, blob)
+            self._do(event, session, blob)
         else:
-            self._pending[peer.rank] = Pending(event, post, bytes(blob))
+            self._pending[peer.rank] = Pending(event, session, bytes(blob))
 
     # ---------------------------------------------------------- other servers
 
@@ -340,27 +353,27 @@ class Primary(BaseServer):
             self._connections.drop(before, JOINED_AGAIN)
         peer.role, peer.rank = "shard", number
         self._shards[number] = peer
-        for order in self.machine.orders.after(have):
+        for order in self.replica.event_log.after(have):
             self._send_order(peer, order)
 
     def _send_order(self, peer: Peer, order: LogEntry) -> None:
         head = {"kind": "order", "number": order.number, "event": order.event}
-        self._mirror.send(peer, head)
+        self._replication.send(peer, head)
 
     def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
         kind, number = head["kind"], peer.rank
         if kind == "took":
-            orders = self.machine.orders
-            if orders.took(number, whole(head["number"])):
-                self._mirror.note_orders(orders.oldest)
+            event_log = self.replica.event_log
+            if event_log.took(number, whole(head["number"])):
+                self._replication.note_orders(event_log.oldest)
         elif kind == "moved":
             for rank in head["ranks"]:
-                if rank in self.machine.posts:
-                    self.machine.posts[rank].patience.moves(time.monotonic())
+                if rank in self.replica.sessions:
+                    self.replica.sessions[rank].liveness.moves(time.monotonic())
         elif kind == "has":
             who = whole(head["rank"]), whole(head["incarnation"])
-            post = self.machine.posts.get(who[0])
-            if post is not None and post.incarnation == who[1]:
+            session = self.replica.sessions.get(who[0])
+            if session is not None and session.incarnation == who[1]:
                 self._arrivals.note(number, who, whole(head["question"]))
                 self._enter(who)
         else:
@@ -370,12 +383,12 @@ class Primary(BaseServer):
         """A message is entered once all of its parts are there."""
         rank, incarnation = who
         pending = self._pending.get(rank)
-        if pending is None or pending.post.incarnation != incarnation:
+        if pending is None or pending.session.incarnation != incarnation:
             return
-        event, post, blob = pending
+        event, session, blob = pending
         if self._arrivals.has_all(who, event["question"]):
             del self._pending[rank]
-            self._do(event, post, blob)
+            self._do(event, session, blob)
 
     def _other_gone(self, peer: Peer) -> None:
         if self._shards.get(peer.rank) is peer:
@@ -385,22 +398,22 @@ class Primary(BaseServer):
 
     def _command(self, head: Head, body: memoryview) -> None:
         if head["kind"] == "gone":
-            for post in list(self.machine.posts.values()):
-                if post.token == head["token"]:
-                    self._forget(post)
+            for session in list(self.replica.sessions.values()):
+                if session.token == head["token"]:
+                    self._forget(session)
         else:
             self._do({**head, "event": "command"}, None, body)
 
-    def _forget(self, post: WorkerSession, reason: str = ENDED) -> None:
+    def _forget(self, session: WorkerSession, reason: str = ENDED) -> None:
         """A worker that is not connected will not come back."""
-        if post.rank not in self._workers:
-            self._leave(post, reason, is_hung=False)
+        if session.rank not in self._workers:
+            self._leave(session, reason, is_hung=False)
 
     def _start(self, handover: FailoverState | None) -> None:
         if handover is None:
             return
         now = time.monotonic()
-        for post in list(self.machine.posts.values()):
-            post.patience.answered(now)  # the next word is: here I am
-            if post.token not in handover.lead["living"]:
-                self._forget(post)
+        for session in list(self.replica.sessions.values()):
+            session.liveness.answered(now)  # the next word is: here I am
+            if session.token not in handover.lead["living"]:
+                self._forget(session)

@@ -53,7 +53,7 @@ class StrategyFailed(Exception):
 class Outlet(ReportOutlet, Protocol):
     """Where answers and reports go."""
 
-    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
         """A worker is answered; vectors that go along are in its bulk."""
 
     def ordered(self, order: LogEntry) -> None:
@@ -71,11 +71,11 @@ class Replica:
 
     def __init__(self, spec: ServerSpec, outlet: Outlet) -> None:
         self.spec, self._outlet = spec, outlet
-        self.posts: dict[int, WorkerSession] = {}
+        self.sessions: dict[int, WorkerSession] = {}
         self.at = 0.0
         """Seconds of the run at the last event."""
-        self.teller = ReportBuffer(spec.sizes, outlet, spec.losses)
-        self.orders = EventLog(spec.others)
+        self.report_buffer = ReportBuffer(spec.sizes, outlet, spec.losses)
+        self.event_log = EventLog(spec.others)
         restart = spec.restart
         self.sequencer = (
             Sequencer(spec.rules)
@@ -90,13 +90,13 @@ class Replica:
         self.changes = Changes(dict(spec.changes.found))
         self._doubt = 0
         if restart is not None:
-            restart.fill(self.center, self.teller.accounts)
+            restart.fill(self.center, self.report_buffer.epoch_totals)
             # Others are in what it left, and workers may have moved them since.
             fresh = self.changes.after(restart.changes)
             fresh.write_statistics(self.center.statistics)
-        self._wants = PendingRequests(
+        self._pending_requests = PendingRequests(
             self.center,
-            self.teller,
+            self.report_buffer,
             self.state,
             version=self.sequencer.version,
             blob=b"" if restart is None else restart.blob,
@@ -109,7 +109,7 @@ class Replica:
     @property
     def blob(self) -> bytes:
         """The optimizer's state that was published last, empty for none."""
-        return self._wants.blob
+        return self._pending_requests.blob
 
     # ------------------------------------------------------------ replicas
 
@@ -117,7 +117,7 @@ class Replica:
 
     def serve(self, outlet: Outlet) -> None:
         """Answers and reports go elsewhere from now on."""
-        self._outlet = self.teller.outlet = outlet
+        self._outlet = self.report_buffer.outlet = outlet
 
     @property
     def is_quiet(self) -> bool:
@@ -130,10 +130,10 @@ class Replica:
             "plain": {name: getattr(self, name) for name in self._PLAIN},
             "changes": self.changes.found,
             "center": self.center.freeze(),
-            "teller": self.teller.freeze(),
-            "wants": self._wants.freeze(),
-            "posts": [post.freeze() for post in self.posts.values()],
-            "orders": self.orders.freeze(),
+            "teller": self.report_buffer.freeze(),
+            "wants": self._pending_requests.freeze(),
+            "posts": [session.freeze() for session in self.sessions.values()],
+            "orders": self.event_log.freeze(),
         }
 
     def thaw(self, found: dict[str, Any]) -> None:
@@ -146,13 +146,13 @@ class Replica:
         self.changes.found.clear()
         self.changes.found.update(found["changes"])
         self.center.thaw(found["center"])
-        self.teller.thaw(found["teller"])
-        self._wants.thaw(found["wants"])
-        self.orders.thaw(found["orders"])
-        posts = [
+        self.report_buffer.thaw(found["teller"])
+        self._pending_requests.thaw(found["wants"])
+        self.event_log.thaw(found["orders"])
+        sessions = [
             WorkerSession.thaw(self.spec.sizes, frozen) for frozen in found["posts"]
         ]
-        self.posts = {post.rank: post for post in posts}
+        self.sessions = {session.rank: session for session in sessions}
 
     # -------------------------------------------------------------- events
 
@@ -168,48 +168,48 @@ class Replica:
             StrategyFailed: The strategy's own code raised.
         """
         self.at = event["at"]
-        self._outlet.ordered(self.orders.add(event))
+        self._outlet.ordered(self.event_log.add(event))
         name = event["event"]
         if name == "join":
             self._join(event)
         elif name == "command":
             self._obey(event, blob)
         elif name == "flush":
-            self.teller.flush()
+            self.report_buffer.flush()
         elif name == "overdue":
             self._close_without_the_late()
         else:
-            post = self.posts.get(event["rank"])
-            if post is not None and post.incarnation == event["incarnation"]:
-                self._hear(post, name, event, blob)
+            session = self.sessions.get(event["rank"])
+            if session is not None and session.incarnation == event["incarnation"]:
+                self._hear(session, name, event, blob)
 
     def _join(self, event: Head) -> None:
         member = self.sequencer.join(event["hint"])
         rank, incarnation = member.rank, member.incarnation
-        post = WorkerSession(
+        session = WorkerSession(
             rank=rank,
             incarnation=incarnation,
             token=event["known"]["token"],
-            bulk=Buffers(self.spec.sizes, None),
-            patience=LivenessTimeout(more_s=self.spec.rules.group_s),
+            buffers=Buffers(self.spec.sizes, None),
+            liveness=LivenessTimeout(more_s=self.spec.rules.group_s),
             adopted=self.changes.serial,
         )
-        self.posts[rank] = post
-        post.patience.answered(time.monotonic())
+        self.sessions[rank] = session
+        session.liveness.answered(time.monotonic())
         self.tell(
             {"kind": "joined", "rank": rank, "incarnation": incarnation,
              **event["known"]}
         )  # fmt: skip
 
     def _hear(
-        self, post: WorkerSession, name: str, event: Head, blob: bytes | memoryview
+        self, session: WorkerSession, name: str, event: Head, blob: bytes | memoryview
     ) -> None:
         """A worker says something, or is gone."""
-        rank, incarnation = who = post.rank, post.incarnation
+        rank, incarnation = who = session.rank, session.incarnation
         if name == "leave":
-            self._leave(post, event)
+            self._leave(session, event)
             return
-        post.patience.heard(
+        session.liveness.heard(
             time.monotonic(),
             is_ready=name == "ready",
             is_reading=name == "reading",
@@ -218,26 +218,28 @@ class Replica:
         if name in ("failed", "complaint"):
             said = {"rank": rank, "incarnation": incarnation, **event["said"]}
             self.tell(said)
-        post.question, post.answer = event["question"], None
+        session.question, session.answer = event["question"], None
         if name == "push":
-            self._push(post, event)
+            self._push(session, event)
         elif name == "need":
             self._carry_out(self.sequencer.need(*who))
         elif name == "ready":
             self.tell({"kind": "ready", "rank": rank, "incarnation": incarnation})
             self._carry_out(self.sequencer.ready(*who))
         elif name == "snapshot":
-            self._refresh(post)
-            self._carry_out(self._wants.published(self.sequencer, post, bytes(blob)))
-            self._say(post, {"kind": "stored"})
+            self._refresh(session)
+            self._carry_out(
+                self._pending_requests.published(self.sequencer, session, bytes(blob))
+            )
+            self._say(session, {"kind": "stored"})
         else:
-            self._say(post, {"kind": "noted"})
+            self._say(session, {"kind": "noted"})
             if name == "compiling":
-                post.patience.compiles()
+                session.liveness.compiles()
 
-    def _leave(self, post: WorkerSession, event: Head) -> None:
-        rank, incarnation = post.rank, post.incarnation
-        del self.posts[rank]
+    def _leave(self, session: WorkerSession, event: Head) -> None:
+        rank, incarnation = session.rank, session.incarnation
+        del self.sessions[rank]
         self.center.forget(rank)
         self.tell(
             {"kind": "left", "rank": rank, "incarnation": incarnation,
@@ -253,11 +255,11 @@ class Replica:
             self.tell({"kind": "late", "ranks": late})
         self._carry_out(found)
 
-    def _push(self, post: WorkerSession, event: Head) -> None:
-        post.push = event
+    def _push(self, session: WorkerSession, event: Head) -> None:
+        session.push = event
         push = Push(
-            rank=post.rank,
-            incarnation=post.incarnation,
+            rank=session.rank,
+            incarnation=session.incarnation,
             lineage=event["lineage"],
             sequence=event["sequence"],
             pieces=tuple(Piece(*piece) for piece in event["pieces"]),
@@ -276,20 +278,20 @@ class Replica:
         for place, instruction in enumerate(instructions):
             match instruction:
                 case Apply(rank, facts):
-                    self._apply(self.posts[rank], facts)
+                    self._apply(self.sessions[rank], facts)
                 case Merge(facts, is_grouped):
                     later = [] if is_grouped else instructions[place + 1 :]
                     self._merge(facts, later, is_grouped=is_grouped)
                 case Answer():
                     self._answer(instruction)
                 case Refuse(rank, incarnation, reason):
-                    post = self.posts.get(rank)
-                    if post is not None and post.incarnation == incarnation:
-                        self._say(post, {"kind": "refused", "reason": reason})
+                    session = self.sessions.get(rank)
+                    if session is not None and session.incarnation == incarnation:
+                        self._say(session, {"kind": "refused", "reason": reason})
                 case EpochDone(epoch):
                     self._end_epoch(epoch)
                 case Rollback(lineage):
-                    self._wants.roll_back()
+                    self._pending_requests.roll_back()
                     self._tell_rollback(lineage)
                 case Ungroup():
                     self.tell({"kind": "warning", "text": UNGROUPED})
@@ -303,55 +305,63 @@ class Replica:
              "committed": committed}
         )  # fmt: skip
 
-    def _apply(self, post: WorkerSession, facts: Facts) -> None:
-        bulk = post.bulk
-        self._refresh(post)
+    def _apply(self, session: WorkerSession, facts: Facts) -> None:
+        buffers = session.buffers
+        self._refresh(session)
         with self._strategy_at_work():
             self.center.apply(
-                post.rank, bulk.message, bulk.message_statistics, facts, bulk.reply
+                session.rank,
+                buffers.message,
+                buffers.message_statistics,
+                facts,
+                buffers.reply,
             )
-        self._note({post.rank: facts})
+        self._note({session.rank: facts})
 
     def _merge(
         self, facts: dict[int, Facts], later: list[Instruction], *, is_grouped: bool
     ) -> None:
-        bulks = {rank: self.posts[rank].bulk for rank in facts}
+        bulks = {rank: self.sessions[rank].buffers for rank in facts}
         for rank in facts:
-            self._refresh(self.posts[rank])
+            self._refresh(self.sessions[rank])
         targets = [
-            self.posts[answer.rank].bulk
+            self.sessions[answer.rank].buffers
             for answer in later
             if isinstance(answer, Answer) and answer.body == "reply"
         ]
 
         def write(rank: int, part: slice, values: Vector) -> None:
-            for bulk in targets if rank < 0 else [bulks[rank]]:
-                bulk.reply[part] = values
+            for buffers in targets if rank < 0 else [bulks[rank]]:
+                buffers.reply[part] = values
 
-        statistics = {rank: bulk.message_statistics for rank, bulk in bulks.items()}
+        statistics = {
+            rank: buffers.message_statistics for rank, buffers in bulks.items()
+        }
         if is_grouped:  # the workers have averaged their vectors
             self.center.merge_statistics(statistics, facts)
         else:
             with self._strategy_at_work():
-                messages = {rank: bulk.message for rank, bulk in bulks.items()}
+                messages = {rank: buffers.message for rank, buffers in bulks.items()}
                 self.center.merge(messages, statistics, facts, write)
-        doubts = [self.posts[rank].push["doubt"] for rank in facts]
+        doubts = [self.sessions[rank].push["doubt"] for rank in facts]
         self._doubt = max(doubts, default=0)
         self._note(facts)
 
-    def _refresh(self, post: WorkerSession) -> None:
+    def _refresh(self, session: WorkerSession) -> None:
         """What a callback changed after a worker began to compute is not put back."""
         values = self.center.statistics
         if not values.size:
             return
-        for key, value in self.changes.after(post.told, post.adopted).of(STATISTICS):
+        for key, value in self.changes.after(session.told, session.adopted).of(
+            STATISTICS
+        ):
             part = slice(key.number, key.number + value.size)
-            post.bulk.message_statistics[part] = values[part]
+            session.buffers.message_statistics[part] = values[part]
 
     def _note(self, found: dict[int, Facts]) -> None:
-        self.teller.note(self.posts, found, self.at, self.sequencer.version)
+        self.report_buffer.note(self.sessions, found, self.at, self.sequencer.version)
         if self.sequencer.is_in_step:
-            self.teller.flush()  # the controller is waited for
+            self.report_buffer.flush()  # the controller is waited for
 
     @contextmanager
     def _strategy_at_work(self) -> Generator[None]:
@@ -368,8 +378,8 @@ class Replica:
             ) from error
 
     def _answer(self, answer: Answer) -> None:
-        post = self.posts[answer.rank]
-        bulk = post.bulk
+        session = self.sessions[answer.rank]
+        buffers = session.buffers
         head: Head = {"kind": answer.kind, "body": answer.body}
         head["pieces"], head["doubt"] = answer.pieces, self._doubt
         head["group"] = answer.group
@@ -381,28 +391,28 @@ class Replica:
         )
         if answer.body != "none":
             if answer.body != "reply":
-                bulk.reply[:] = self.center.vector
-            bulk.reply_statistics[:] = self.center.statistics
+                buffers.reply[:] = self.center.vector
+            buffers.reply_statistics[:] = self.center.statistics
         blob = self.blob if answer.body == "snapshot" else b""
-        changes = b"" if answer.kind == "again" else self._untold(post)
+        changes = b"" if answer.kind == "again" else self._untold(session)
         if changes:
             head["changes"] = len(changes)
-        self._say(post, head, blob + changes)
+        self._say(session, head, blob + changes)
 
-    def _untold(self, post: WorkerSession) -> bytes:
+    def _untold(self, session: WorkerSession) -> bytes:
         """What callbacks changed, and this worker was not told yet."""
-        if self.spec.shard or post.told == self.changes.serial:
+        if self.spec.shard or session.told == self.changes.serial:
             return b""
-        found = self.changes.after(post.told, post.adopted)
-        post.told = post.adopted = self.changes.serial
+        found = self.changes.after(session.told, session.adopted)
+        session.told = session.adopted = self.changes.serial
         return found.pack()
 
-    def _say(self, post: WorkerSession, head: Head, blob: bytes = b"") -> None:
+    def _say(self, session: WorkerSession, head: Head, blob: bytes = b"") -> None:
         """Answers a worker; the next word is its own."""
-        post.patience.answered(time.monotonic())
+        session.liveness.answered(time.monotonic())
         head = {**head, **self.state()}
-        post.answer = head, blob
-        self._outlet.answer(post, head, blob)
+        session.answer = head, blob
+        self._outlet.answer(session, head, blob)
 
     def state(self) -> Head:
         """What every answer tells."""
@@ -410,7 +420,7 @@ class Replica:
             "version": self.sequencer.version,
             "lineage": self.sequencer.lineage,
             "clock": self.sequencer.clock,
-            "workers": max(1, len(self.posts)),
+            "workers": max(1, len(self.sessions)),
             "lr": self.learning_rate,
             "changed": self.changes.serial,
         }
@@ -425,7 +435,7 @@ class Replica:
         fresh = self.changes.absorb(Changes.read(blob))
         if self.center.statistics.size:
             fresh.write_statistics(self.center.statistics)
-            self._wants.change(fresh)
+            self._pending_requests.change(fresh)
 
     def _obey(self, command: Head, blob: bytes | memoryview) -> None:
         kind = command["kind"]
@@ -442,12 +452,14 @@ class Replica:
         elif kind == "finish":
             self._carry_out(self.sequencer.finish())
         elif kind == "center":
-            self._carry_out(self._wants.ask_center(self.sequencer))
+            self._carry_out(self._pending_requests.ask_center(self.sequencer))
         elif kind == "state":
-            self._carry_out(self._wants.ask_state(self.sequencer))
+            self._carry_out(self._pending_requests.ask_state(self.sequencer))
         elif kind == "checkpoint":
             with_snapshot = bool(command.get("wants_snapshot"))
-            wanted = self._wants.ask_checkpoint(self.sequencer, with_snapshot)
+            wanted = self._pending_requests.ask_checkpoint(
+                self.sequencer, with_snapshot
+            )
             self._carry_out(wanted)
         else:
             raise ValueError(f"unknown command {kind!r}")
@@ -455,8 +467,8 @@ class Replica:
     def _end_epoch(self, epoch: int) -> None:
         rows = self.sequencer.ledger.committed(epoch)
         head: Head = {"kind": "epoch", "epoch": epoch, "rows": rows}
-        self.teller.show(head, self.center, self.state(), epoch)
+        self.report_buffer.show(head, self.center, self.state(), epoch)
 
     def tell(self, head: Head, *body: bytes) -> None:
         """Tells the controller, after everything that happened before."""
-        self.teller.tell(head, *body)
+        self.report_buffer.tell(head, *body)

@@ -88,39 +88,39 @@ class Replication:
         self._longest_s, self._asked = 0.0, None
         self._sizes.clear()
         self._mapped.clear()
-        self._post({"kind": "frozen"}, frozen)
+        self._post_session({"kind": "frozen"}, frozen)
 
     def log(
-        self, event: Head, post: WorkerSession | None, blob: bytes | memoryview
+        self, event: Head, session: WorkerSession | None, blob: bytes | memoryview
     ) -> None:
         """An event is about to be handled.
 
         Args:
             event: What happens.
-            post: Of whoever sends a message with vectors, else None.
+            session: Of whoever sends a message with vectors, else None.
             blob: That goes along.
         """
         if self.peer is not None:
-            vectors = b"" if post is None else post.bulk.up
+            vectors = b"" if session is None else session.buffers.up
             head = {"kind": "event", "event": event, "vectors": len(vectors)}
-            if post is not None and self._is_mapped(post):
+            if session is not None and self._is_mapped(session):
                 head["is_mapped"], vectors = True, b""
-            self._post(head, vectors, blob)
+            self._post_session(head, vectors, blob)
 
     # A message lies still in its slot until it is answered, and that is not before the
     # standby has said that it has it.
 
-    def _is_mapped(self, post: WorkerSession) -> bool:
+    def _is_mapped(self, session: WorkerSession) -> bool:
         """Whether the standby sees the memory where the vectors of a worker lie."""
-        has_slot = post.bulk.slot is not None
-        return has_slot and (post.rank, post.incarnation) in self._mapped
+        has_slot = session.buffers.slot is not None
+        return has_slot and (session.rank, session.incarnation) in self._mapped
 
-    def seated(self, post: WorkerSession) -> None:
+    def seated(self, session: WorkerSession) -> None:
         """A worker has a slot from now on, which the standby may map as well."""
-        slot = post.bulk.slot
+        slot = session.buffers.slot
         offer = None if slot is None else slot.offer
         if self.peer is not None and offer is not None:
-            who = {"rank": post.rank, "incarnation": post.incarnation}
+            who = {"rank": session.rank, "incarnation": session.incarnation}
             self._connections.send(self.peer, {"kind": "slot", **who, **offer})
 
     def mapped(self, rank: int, incarnation: int) -> None:
@@ -137,7 +137,7 @@ class Replication:
         if self.peer is not None:
             self._connections.send(self.peer, {"kind": "heard", "number": heard})
 
-    def _post(self, head: Head, *body: memoryview | bytes) -> None:
+    def _post_session(self, head: Head, *body: memoryview | bytes) -> None:
         peer = self.peer
         if peer is None:
             return
@@ -245,17 +245,21 @@ class StandbyPeer:
 
     Args:
         connections: Of the server.
-        mirror: Of the server.
+        replication: Of the server.
         mention: Tells the controller of something that is no part of the run's state.
     """
 
     def __init__(
         self,
         connections: Connections,
-        mirror: Replication,
+        replication: Replication,
         mention: Callable[[Head], None],
     ) -> None:
-        self._connections, self._mirror, self._mention = connections, mirror, mention
+        self._connections, self._replication, self._mention = (
+            connections,
+            replication,
+            mention,
+        )
         self._caller: Peer | None = None
 
     @property
@@ -275,7 +279,9 @@ class StandbyPeer:
         self._caller = peer
         self._mention({"kind": "standby_called", "generation": peer.incarnation})
 
-    def take(self, pack: Callable[[], bytes], posts: Iterable[WorkerSession]) -> None:
+    def take(
+        self, pack: Callable[[], bytes], sessions: Iterable[WorkerSession]
+    ) -> None:
         """Takes who has called. No message may be half-way.
 
         Reports from before it joined are known to nobody else. So there must be a
@@ -284,18 +290,18 @@ class StandbyPeer:
 
         Args:
             pack: Gives what it does not know yet.
-            posts: Of all workers.
+            sessions: Of all workers.
         """
         peer = self._caller
         if peer is None:
             return
-        if self._mirror.is_given_up(peer.incarnation):
+        if self._replication.is_given_up(peer.incarnation):
             self._connections.drop(peer, ENDED)
-        elif self._mirror.can_begin:
+        elif self._replication.can_begin:
             self._caller = None
-            self._mirror.begin(peer, pack())
-            for post in posts:
-                self._mirror.seated(post)
+            self._replication.begin(peer, pack())
+            for session in sessions:
+                self._replication.seated(session)
 
     def heed(self, peer: Peer, head: Head, _body: memoryview) -> None:
         """It says which events it has.
@@ -303,15 +309,15 @@ class StandbyPeer:
         Raises:
             BadFrame: It was told of none, or cannot read what it was told.
         """
-        if peer is not self._mirror.peer:
+        if peer is not self._replication.peer:
             raise BadFrame("a word of a standby that was told nothing")
         if head["kind"] == "refused":
             raise BadFrame(f"it cannot follow: {head['reason']!s:.300}")
         if head["kind"] == "mapped":
-            self._mirror.mapped(whole(head["rank"]), whole(head["incarnation"]))
+            self._replication.mapped(whole(head["rank"]), whole(head["incarnation"]))
             return
         number = whole(head["number"])
-        self._mirror.acknowledge(number)
+        self._replication.acknowledge(number)
         if number == 1:
             self._mention({"kind": "standby_ready", "generation": peer.incarnation})
 
@@ -321,16 +327,16 @@ class StandbyPeer:
         Args:
             pause_s: The server itself did not run for so long.
         """
-        peer = self._mirror.peer
+        peer = self._replication.peer
         if pause_s > PAUSE_S:
-            self._mirror.forgive(pause_s)
-        elif peer is not None and (reason := self._mirror.overdue()):
+            self._replication.forgive(pause_s)
+        elif peer is not None and (reason := self._replication.overdue()):
             self._connections.drop(peer, reason)
 
     def gone(self, peer: Peer, reason: str) -> None:
         """Its connection is closed, perhaps before it was taken."""
-        if peer is self._mirror.peer:
-            self._mirror.lost()
+        if peer is self._replication.peer:
+            self._replication.lost()
         elif peer is self._caller:
             self._caller = None
         else:
@@ -342,10 +348,10 @@ class StandbyPeer:
 
     def give_up(self, generation: int) -> None:
         """The controller has given up standbys up to this generation."""
-        peer = self._mirror.peer
+        peer = self._replication.peer
         if peer is not None and peer.incarnation <= generation:
             self._connections.drop(peer, ENDED)  # its end was not heard here yet
-        self._mirror.go_alone(generation)
+        self._replication.go_alone(generation)
 
 
 class Caller(NamedTuple):
@@ -368,18 +374,18 @@ class FailoverState:
     """What a standby leaves to the server that it becomes.
 
     Args:
-        machine: The run.
-        reporter: What the controller was not told yet.
-        grace: How long rounds took.
+        replica: The run.
+        report_channel: What the controller was not told yet.
+        straggler_timeout: How long rounds took.
         controller: Who says that it leads.
         lead: What it says: reports it has heard, and tokens of living processes.
         callers: Since the leader was lost, or before that was clear.
         failure: Of the strategy, at an event that the leader may not have told of.
     """
 
-    machine: Replica
-    reporter: ReportChannel
-    grace: StragglerTimeout
+    replica: Replica
+    report_channel: ReportChannel
+    straggler_timeout: StragglerTimeout
     controller: Peer
     lead: Head
     callers: list[Caller]

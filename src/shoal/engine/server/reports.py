@@ -98,7 +98,7 @@ class EpochTotals:
 
     def note(
         self,
-        post: WorkerSession,
+        session: WorkerSession,
         at: float,
         version: int,
         staleness: int,
@@ -107,20 +107,20 @@ class EpochTotals:
         """Enters a worker's last push and its metric states.
 
         Args:
-            post: The worker's.
+            session: The worker's.
             at: Seconds of the run.
             version: Of the center, after it.
             staleness: As the strategy was told.
             share: See `share_of_loss`.
         """
-        head = post.push
+        head = session.push
         epoch = int(head["pieces"][0][0])
         sums = self._sums.setdefault(epoch, np.zeros(self._size))
-        sums += weighed(post.bulk.metrics, self._losses, share)
+        sums += weighed(session.buffers.metrics, self._losses, share)
         rows = sum(int(piece[2]) - int(piece[1]) for piece in head["pieces"])
         small = sums.tolist() if sums.size <= SMALL_METRICS else None
         self._records.append(
-            [at, post.rank, epoch, rows,
+            [at, session.rank, epoch, rows,
              int(head["steps"]), version, staleness, *head["times"], small]
         )  # fmt: skip
 
@@ -207,25 +207,25 @@ class ReportBuffer:
         self, sizes: Sizes, outlet: ReportOutlet, losses: Sequence[int] = ()
     ) -> None:
         self.outlet = outlet
-        self.accounts = EpochTotals(sizes.metrics, losses)
+        self.epoch_totals = EpochTotals(sizes.metrics, losses)
         self._sizes, self._told, self._has_worked = sizes, 0, False
 
     def freeze(self) -> tuple[Any, ...]:
         """Everything that may change, as one value; pickle it before it does."""
-        return self.accounts, self._told, self._has_worked
+        return self.epoch_totals, self._told, self._has_worked
 
     def thaw(self, frozen: tuple[Any, ...]) -> None:
         """The inverse of `freeze`."""
-        self.accounts, self._told, self._has_worked = frozen
+        self.epoch_totals, self._told, self._has_worked = frozen
 
     @property
     def has_records(self) -> bool:
         """Whether there are exchanges that the controller was not told of."""
-        return self.accounts.has_records
+        return self.epoch_totals.has_records
 
     def note(
         self,
-        posts: Mapping[int, WorkerSession],
+        sessions: Mapping[int, WorkerSession],
         found: dict[int, Facts],
         at: float,
         version: int,
@@ -233,14 +233,14 @@ class ReportBuffer:
         """Enters what was applied together, and tells of the first at once.
 
         Args:
-            posts: Whose pushes it were, by rank.
+            sessions: Whose pushes it were, by rank.
             found: What the strategy was told, by rank.
             at: Seconds of the run.
             version: Of the center, after it.
         """
         for rank, facts in found.items():
             share = share_of_loss(rank, found)
-            self.accounts.note(posts[rank], at, version, facts.staleness, share)
+            self.epoch_totals.note(sessions[rank], at, version, facts.staleness, share)
         if not self._has_worked:
             self._has_worked = True
             self.flush()
@@ -252,7 +252,7 @@ class ReportBuffer:
 
     def flush(self) -> None:
         """Tells of exchanges since the last time."""
-        records, sums = self.accounts.take_records()
+        records, sums = self.epoch_totals.take_records()
         if records:
             self._report({"kind": "records", "records": records}, sums)
 
@@ -270,7 +270,7 @@ class ReportBuffer:
         self.flush()  # its last records tell of sums that go now
         sizes = self._sizes
         lengths = {"size": sizes.vector, "statistics": sizes.statistics}
-        sums = None if epoch is None else self.accounts.close(epoch)
+        sums = None if epoch is None else self.epoch_totals.close(epoch)
         body = pack_center(center.vector, center.statistics, sums)
         self._report({**head, **state, **lengths}, *body)
 

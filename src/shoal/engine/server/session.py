@@ -19,12 +19,12 @@ class WorkerSession:
         rank: Its place.
         incarnation: Counts the processes that had this rank.
         token: Names its process; nobody else knows it.
-        bulk: Its vectors.
+        buffers: Its vectors.
         push: Head of its last push.
         question: Number of the last message that it waits for an answer to.
         answer: To that message, with the optimizer state that goes along; None while
-            there is none. Its vectors are in `bulk`.
-        patience: How long it may be silent.
+            there is none. Its vectors are in `buffers`.
+        liveness: How long it may be silent.
         staged: Number of the last message whose part is here, at a server that shares
             the vector and follows another one's order.
         told: Serial number of the newest change of a callback that it was told of.
@@ -34,11 +34,11 @@ class WorkerSession:
     rank: int
     incarnation: int
     token: str
-    bulk: Buffers
+    buffers: Buffers
     push: Head = field(default_factory=dict[str, Any])
     question: int = 0
     answer: tuple[Head, bytes] | None = None
-    patience: LivenessTimeout = field(default_factory=LivenessTimeout)
+    liveness: LivenessTimeout = field(default_factory=LivenessTimeout)
     staged: int = 0
     told: int = 0
     adopted: int = 0
@@ -52,18 +52,18 @@ class WorkerSession:
             "push": self.push,
             "question": self.question,
             "answer": self.answer,
-            "patience": self.patience,
+            "liveness": self.liveness,
             "staged": self.staged,
             "told": self.told,
             "adopted": self.adopted,
-            "up": bytes(self.bulk.up),
-            "down": bytes(self.bulk.down),
+            "up": bytes(self.buffers.up),
+            "down": bytes(self.buffers.down),
         }
 
     @classmethod
     def thaw(cls, sizes: Sizes, frozen: dict[str, Any]) -> WorkerSession:
         """The inverse of `freeze`, with vectors in memory of its own."""
         fields = {k: v for k, v in frozen.items() if k not in ("up", "down")}
-        post = cls(bulk=Buffers(sizes, None), **fields)
-        post.bulk.up[:], post.bulk.down[:] = frozen["up"], frozen["down"]
-        return post
+        session = cls(buffers=Buffers(sizes, None), **fields)
+        session.buffers.up[:], session.buffers.down[:] = frozen["up"], frozen["down"]
+        return session

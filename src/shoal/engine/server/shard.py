@@ -47,7 +47,7 @@ class Shard(BaseServer):
     ) -> None:
         super().__init__(spec, connections, handover)
         self._order: Peer | None = None
-        self._orders: deque[LogEntry] = deque()
+        self._event_log: deque[LogEntry] = deque()
         self._attending: dict[Peer, Head] = {}
         self._took = -1
 
@@ -60,20 +60,20 @@ class Shard(BaseServer):
         self._tell_progress()
         if self._look():
             pause_s = time.monotonic() - before
-            self._relief.look(pause_s if pause_s > PAUSE_S else 0.0)
+            self._standby_peer.look(pause_s if pause_s > PAUSE_S else 0.0)
             self._tell_moves()
 
     @property
     def _is_quiet(self) -> bool:
         """Whether nothing lies here that its standby could not be told."""
-        return not self._orders and super()._is_quiet
+        return not self._event_log and super()._is_quiet
 
     def _tell_progress(self) -> None:
         """Number 0 need not keep what is known here, and to the standby."""
-        order, number = self._order, self.machine.orders.number
+        order, number = self._order, self.replica.event_log.number
         if order is not None and number != self._took:
             self._took = number
-            self._mirror.send(order, {"kind": "took", "number": number})
+            self._replication.send(order, {"kind": "took", "number": number})
 
     def _tell_moves(self) -> None:
         """Number 0 sees nothing of a message that is on its way to here."""
@@ -96,22 +96,22 @@ class Shard(BaseServer):
         identity = self.spec.identity
         certificate = None if identity is None else identity.certificate
         # What was received of the one before, and waits, comes again.
-        self._orders.clear()
+        self._event_log.clear()
         try:
             link = Link(
                 address, self.spec.secret, certificate=certificate, timeout_s=limit_s
             )
-            have = self.machine.orders.number
+            have = self.replica.event_log.number
             link.introduce({"kind": "shard", "number": self.spec.shard, "have": have})
         except (OSError, ShoalError):
             self._mention({"kind": "unordered", "shard": self.spec.shard})
             return
         self._order, self._took = self._connections.adopt(link, "order"), -1
-        for post in self.machine.posts.values():
-            self._tell_staged(post)
+        for session in self.replica.sessions.values():
+            self._tell_staged(session)
 
     def _tell_of_failure(self, head: Head) -> None:
-        self._reporter.say(self._connections.send, head)
+        self._report_channel.say(self._connections.send, head)
 
     # ---------------------------------------------------------------- orders
 
@@ -120,24 +120,28 @@ class Shard(BaseServer):
             raise BadFrame(f"{head['kind']!r:.40} of the server that orders")
         if peer is not self._order:
             return
-        known = self._orders[-1].number if self._orders else self.machine.orders.number
+        known = (
+            self._event_log[-1].number
+            if self._event_log
+            else self.replica.event_log.number
+        )
         number = whole(head["number"])
         if number > known + 1:
             raise BadFrame(f"order {number} after {known}")
         if number == known + 1:
-            self._orders.append(LogEntry(number, head["event"]))
+            self._event_log.append(LogEntry(number, head["event"]))
             self._work()
 
     def _work(self) -> None:
         """Carries out what is ordered and whose vectors are here."""
-        while self._orders and self._has_vectors(self._orders[0].event):
-            event = self._orders.popleft().event
+        while self._event_log and self._has_vectors(self._event_log[0].event):
+            event = self._event_log.popleft().event
             # Number 0 has the optimizer's state; here counts whether there is one.
             blob = b"\0" if event.get("has_blob") else b""
-            self._mirror.log(event, None, blob)
+            self._replication.log(event, None, blob)
             # What number 0 could not carry out, this one cannot either.
             with suppress(ArithmeticError, LookupError, TypeError, ValueError):
-                self.machine.handle(event, blob)
+                self.replica.handle(event, blob)
             if event["event"] == "join":
                 self._seat_early()
 
@@ -147,10 +151,10 @@ class Shard(BaseServer):
             kind == "snapshot" and self.spec.rules.exchanges_gradients
         ):
             return True
-        post = self.machine.posts.get(event["rank"])
-        if post is None or post.incarnation != event["incarnation"]:
+        session = self.replica.sessions.get(event["rank"])
+        if session is None or session.incarnation != event["incarnation"]:
             return True
-        return post.staged >= event["question"]
+        return session.staged >= event["question"]
 
     # --------------------------------------------------------------- workers
 
@@ -174,69 +178,79 @@ class Shard(BaseServer):
         """A worker that number 0 knows; False where it is not known here yet."""
         rank, incarnation = whole(head["rank"]), whole(head["incarnation"])
         question, wants_center = whole(head["question"]), bool(head["wants_center"])
-        post = self.machine.posts.get(rank)
-        if post is None or post.incarnation < incarnation:
+        session = self.replica.sessions.get(rank)
+        if session is None or session.incarnation < incarnation:
             return False
-        if post.incarnation != incarnation or post.token != head["token"]:
+        if session.incarnation != incarnation or session.token != head["token"]:
             self._refuse(peer, "another process has its place")
             return True
         before = self._workers.pop(rank, None)
         if before is not None:
             self._connections.drop(before, "it called again")
-        self._seat(peer, post)
-        peer.parcels = connection_codec(post.bulk, self.spec.strategy, is_server=True)
-        parcels = peer.parcels
-        peer.channel.inbox = post.bulk.up if parcels is None else parcels.landing
-        body = self.machine.center.vector.tobytes() if wants_center else b""
-        self._mirror.send(peer, {"kind": "seated"}, body)
-        if post.answer is not None and post.question == question:
-            self.answer(post, *post.answer)
+        self._seat(peer, session)
+        peer.vector_codec = connection_codec(
+            session.buffers, self.spec.strategy, is_server=True
+        )
+        vector_codec = peer.vector_codec
+        peer.channel.inbox = (
+            session.buffers.up if vector_codec is None else vector_codec.landing
+        )
+        body = self.replica.center.vector.tobytes() if wants_center else b""
+        self._replication.send(peer, {"kind": "seated"}, body)
+        if session.answer is not None and session.question == question:
+            self.answer(session, *session.answer)
         return True
 
-    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
         """Sends a worker its part of an answer; all else number 0 tells it.
 
         That its part of a snapshot is stored is told as a part without a vector: the
         worker may write over it then.
         """
-        peer, body = self._workers.get(post.rank), head.get("body", "none")
+        peer, body = self._workers.get(session.rank), head.get("body", "none")
         if peer is None:
             return
-        part = {"kind": "part", "question": post.question, "body": body}
+        part = {"kind": "part", "question": session.question, "body": body}
         if body != "none":
-            self._send_vectors(peer, post, part, b"")
+            self._send_vectors(peer, session, part, b"")
         elif head["kind"] == "stored" and self.spec.rules.exchanges_gradients:
-            self._mirror.send(peer, {**part, "is_coded": False})
+            self._replication.send(peer, {**part, "is_coded": False})
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Its part of a message."""
-        post = self.machine.posts.get(peer.rank)
+        session = self.replica.sessions.get(peer.rank)
         if head["kind"] != "stage":
             raise BadFrame(f"{head['kind']!r:.40} of a worker, to a shard")
-        if post is None or post.incarnation != peer.incarnation:
+        if session is None or session.incarnation != peer.incarnation:
             return  # it is gone, as number 0 says
         question = whole(head["question"])
         if head.get("is_coded"):
-            if peer.parcels is None:
+            if peer.vector_codec is None:
                 raise BadFrame("a vector that is encoded, and was not to be")
-            exactly(body[peer.parcels.unpack(body) :], 0, "more than a part")
+            exactly(body[peer.vector_codec.unpack(body) :], 0, "more than a part")
         else:
-            part = exactly(body, len(post.bulk.up), "a part")
-            if body.obj is not post.bulk.up.obj:
-                post.bulk.up[:] = part
-        post.staged = max(post.staged, question)
-        event = {"event": "stage", "rank": post.rank, "staged": post.staged}
-        self._mirror.log({**event, "incarnation": post.incarnation}, post, b"")
-        self._mirror.send(peer, {"kind": "kept", "question": question})
-        self._tell_staged(post)
+            part = exactly(body, len(session.buffers.up), "a part")
+            if body.obj is not session.buffers.up.obj:
+                session.buffers.up[:] = part
+        session.staged = max(session.staged, question)
+        event = {"event": "stage", "rank": session.rank, "staged": session.staged}
+        self._replication.log(
+            {**event, "incarnation": session.incarnation}, session, b""
+        )
+        self._replication.send(peer, {"kind": "kept", "question": question})
+        self._tell_staged(session)
         self._work()
 
-    def _tell_staged(self, post: WorkerSession) -> None:
-        if self._order is not None and post.staged:
-            self._mirror.send(
+    def _tell_staged(self, session: WorkerSession) -> None:
+        if self._order is not None and session.staged:
+            self._replication.send(
                 self._order,
-                {"kind": "has", "rank": post.rank, "incarnation": post.incarnation,
-                 "question": post.staged},
+                {
+                    "kind": "has",
+                    "rank": session.rank,
+                    "incarnation": session.incarnation,
+                    "question": session.staged,
+                },
             )  # fmt: skip
 
     def _worker_gone(self, peer: Peer, reason: str) -> None:

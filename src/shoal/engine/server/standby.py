@@ -83,9 +83,12 @@ class Standby(Listener):
     def __init__(self, spec: ServerSpec, connections: Connections, link: Link) -> None:
         self._spec, self._connections, self._link = spec, connections, link
         connections.listener = self
-        self._machine = Replica(spec, self)
+        self._replica = Replica(spec, self)
         self._landing = memoryview(bytearray(spec.sizes.up_bytes))
-        self._reporter, self._grace = ReportChannel(), StragglerTimeout()
+        self._report_channel, self._straggler_timeout = (
+            ReportChannel(),
+            StragglerTimeout(),
+        )
         self._slots: dict[tuple[int, int], Slot] = {}
         self._callers: list[Caller] = []
         self._controller: Peer | None = None
@@ -178,11 +181,11 @@ class Standby(Listener):
             self._follow()
         self._leave_leader()
         # Nobody was heard since; and who is on the way back needs a moment.
-        self._grace.forgive(time.monotonic() - self._took_at)
+        self._straggler_timeout.forgive(time.monotonic() - self._took_at)
         handover = FailoverState(
-            machine=self._machine,
-            reporter=self._reporter,
-            grace=self._grace,
+            replica=self._replica,
+            report_channel=self._report_channel,
+            straggler_timeout=self._straggler_timeout,
             controller=controller,
             lead=lead,
             callers=self._callers,
@@ -256,7 +259,7 @@ class Standby(Listener):
 
     def _begin(self, frozen: memoryview) -> None:
         try:
-            self._machine.thaw(unpack(frozen))
+            self._replica.thaw(unpack(frozen))
         except Exception as error:  # whatever a pickle of another version raises
             self._refuse(f"the state of the leader: {error!r:.200}")
 
@@ -269,9 +272,9 @@ class Standby(Listener):
     def _hear_aside(self, head: Head) -> None:
         """What is no event."""
         if head["kind"] == "heard":
-            self._reporter.forget(whole(head["number"]))
+            self._report_channel.forget(whole(head["number"]))
         elif head["kind"] == "ordered":
-            self._machine.orders.forget(whole(head["number"]))
+            self._replica.event_log.forget(whole(head["number"]))
         else:
             self._map(head)
 
@@ -308,26 +311,26 @@ class Standby(Listener):
             raise ValueError("no event")
         event, count = head["event"], whole(head["vectors"])
         _check(event)
-        post = self._machine.posts.get(event["rank"]) if count else None
+        session = self._replica.sessions.get(event["rank"]) if count else None
         if head.get("is_mapped"):
             slot = self._slots[event["rank"], event["incarnation"]]
             vectors, rest = slot.bytes[:count], body
         else:
             vectors, rest = body[:count], body[count:]
-        if post is not None:
-            post.bulk.up[:] = exactly(vectors, len(post.bulk.up), "vectors")
+        if session is not None:
+            session.buffers.up[:] = exactly(vectors, len(session.buffers.up), "vectors")
         return event, rest
 
     def _take(self, event: Head, blob: memoryview) -> None:
         if event["event"] == "stage":
-            post = self._machine.posts.get(event["rank"])
-            if post is not None:
-                post.staged = int(event["staged"])
+            session = self._replica.sessions.get(event["rank"])
+            if session is not None:
+                session.staged = int(event["staged"])
             return
         if self._failure is not None:
             return
         try:
-            self._machine.handle(event, blob)
+            self._replica.handle(event, blob)
         except StrategyFailed as error:
             self._failure = error  # the leader found the same, and tells if it can
             return
@@ -337,7 +340,9 @@ class Standby(Listener):
             self._forget_slot(event["rank"], event["incarnation"])
         self._took_at = time.monotonic()
         if self._spec.rules.quorum:  # it will decide when a round is overdue
-            self._grace.look(self._machine.sequencer.standing, self._took_at)
+            self._straggler_timeout.look(
+                self._replica.sequencer.standing, self._took_at
+            )
 
     def _forget_slot(self, rank: int, incarnation: int) -> None:
         slot = self._slots.pop((rank, incarnation), None)
@@ -354,7 +359,7 @@ class Standby(Listener):
 
     # ----------------------------------------------------------------- peers
 
-    def answer(self, post: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
         """The leader answers; the post keeps it."""
 
     def ordered(self, order: LogEntry) -> None:
@@ -363,7 +368,7 @@ class Standby(Listener):
     def report(self, head: Head, *body: bytes) -> None:
         """Kept until the controller has heard it of the leader."""
         if not self._spec.shard or head["kind"] in VECTORS:
-            self._reporter.keep(head, *body)
+            self._report_channel.keep(head, *body)
 
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Workers that lost the leader wait; new ones are sent to it."""

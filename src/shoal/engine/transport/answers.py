@@ -48,7 +48,7 @@ class Told:
     clock: int
     workers: int
     learning_rate: float | None
-    doubt: int
+    nan_status: int
     group: Group | None
     sums: tuple[float, ...]
     pieces: tuple[Piece, ...]
@@ -82,7 +82,7 @@ def told(head: Head) -> Told:
         clock=whole(head["clock"]),
         workers=whole(head["workers"]),
         learning_rate=rate if rate is None else float(rate),
-        doubt=whole(head.get("doubt", 0)),
+        nan_status=whole(head.get("doubt", 0)),
         group=None if group is None else _group(group),
         sums=sums,
         pieces=tuple(pieces),

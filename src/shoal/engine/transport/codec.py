@@ -250,20 +250,25 @@ class ConnectionCodec:
     """One end of a connection.
 
     Args:
-        bulk: Where vectors lie at this end.
+        buffers: Where vectors lie at this end.
         strategy: Of the run.
         is_server: Which end it is.
     """
 
-    def __init__(self, bulk: Buffers, strategy: Strategy, *, is_server: bool) -> None:
-        sizes = bulk.sizes
+    def __init__(
+        self, buffers: Buffers, strategy: Strategy, *, is_server: bool
+    ) -> None:
+        sizes = buffers.sizes
         codec, count = CODECS[sizes.codec], sizes.vector
         places = not strategy.message_is_change, not strategy.reply_is_change
         comes, goes = places if is_server else places[::-1]
         is_exact = is_server and strategy.exchanges == "gradients"
         self._sender = None if is_exact else Sender(codec, count, is_place=goes)
         self._receiver = Receiver(codec, count, is_place=comes)
-        up, down = (bulk.message, bulk.rest_up), (bulk.reply, bulk.rest_down)
+        up, down = (
+            (buffers.message, buffers.rest_up),
+            (buffers.reply, buffers.rest_down),
+        )
         (self._in, self._in_rest), (self._out, self._out_rest) = (
             (up, down) if is_server else (down, up)
         )
@@ -303,15 +308,15 @@ class ConnectionCodec:
 
 
 def connection_codec(
-    bulk: Buffers, strategy: Strategy, *, is_server: bool
+    buffers: Buffers, strategy: Strategy, *, is_server: bool
 ) -> ConnectionCodec | None:
     """Of a connection, None where nothing is encoded.
 
     Args:
-        bulk: Where vectors lie at this end.
+        buffers: Where vectors lie at this end.
         strategy: Of the run.
         is_server: Which end it is.
     """
-    if bulk.slot is not None or bulk.sizes.codec not in CODECS:
+    if buffers.slot is not None or buffers.sizes.codec not in CODECS:
         return None
-    return ConnectionCodec(bulk, strategy, is_server=is_server)
+    return ConnectionCodec(buffers, strategy, is_server=is_server)

@@ -2,8 +2,8 @@
 
 A server that hangs says nothing: its connection stays open. So the controller asks it
 for a sign of life now and then. This file decides how long the answer, and the start of
-a process, may take; both from what was measured. `Heartbeat` and `start_limit_s` are pure,
-`hear` does what they say.
+a process, may take; both from what was measured. `Heartbeat` and `start_limit_s` are
+pure, `hear` does what they say.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def start_limit_s(longest_s: float, *, is_warm: bool = False) -> float:
 
 
 def hear(
-    link: Link, pulse: Heartbeat, heard: int, timeout_s: float
+    link: Link, heartbeat: Heartbeat, heard: int, timeout_s: float
 ) -> tuple[Head, memoryview] | None:
     """One message of the server, None when none comes in time.
 
@@ -135,23 +135,25 @@ def hear(
         OSError: The connection is lost.
     """
     now = time.monotonic()
-    if pulse.look(now):
+    if heartbeat.look(now):
         link.send({"kind": "ping", "heard": heard})
-        pulse.ask(now)
+        heartbeat.ask(now)
     if link.has_input(timeout_s):
         try:
-            message = link.receive(timeout_s=pulse.limit_s, stall_s=pulse.limit_s)
+            message = link.receive(
+                timeout_s=heartbeat.limit_s, stall_s=heartbeat.limit_s
+            )
         except (ExchangeTimeout, TimeoutError):  # it stopped within a frame
-            raise _silent(pulse) from None
+            raise _silent(heartbeat) from None
         if message[0]["kind"] != "pong":
             return message
-        pulse.answer(time.monotonic())
-    elif pulse.is_over(time.monotonic()):
-        raise _silent(pulse)
+        heartbeat.answer(time.monotonic())
+    elif heartbeat.is_over(time.monotonic()):
+        raise _silent(heartbeat)
     return None
 
 
-def _silent(pulse: Heartbeat) -> ServerSilent:
+def _silent(heartbeat: Heartbeat) -> ServerSilent:
     return ServerSilent(
-        f"hung: it answered nothing for more than {pulse.limit_s:.1f} s"
+        f"hung: it answered nothing for more than {heartbeat.limit_s:.1f} s"
     )

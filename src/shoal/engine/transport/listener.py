@@ -46,12 +46,12 @@ class RejectedCallers:
             now: Seconds of a monotonic clock.
 
         Example:
-            >>> strangers = RejectedCallers()
-            >>> strangers.note("10.0.0.9", "no proof of the secret in time")
-            >>> strangers.take(100.0)["count"]
+            >>> rejected = RejectedCallers()
+            >>> rejected.note("10.0.0.9", "no proof of the secret in time")
+            >>> rejected.take(100.0)["count"]
             1
-            >>> strangers.note("10.0.0.9", "no proof of the secret in time")
-            >>> strangers.take(101.0) is None
+            >>> rejected.note("10.0.0.9", "no proof of the secret in time")
+            >>> rejected.take(101.0) is None
             True
         """
         if not self._count or now < self._next:
@@ -147,7 +147,7 @@ class Peer:
         rank: Of a worker.
         incarnation: Of a worker, or the generation of a standby.
         offer: Shared memory that a worker has not mapped yet.
-        parcels: Of a worker's vectors, None where they are not encoded.
+        vector_codec: Of a worker's vectors, None where they are not encoded.
         is_settled: A worker has said whether it mapped it.
         is_asking: It has said something on this connection, and was not answered.
         events: That the selector waits for.
@@ -161,7 +161,7 @@ class Peer:
     rank: int = -1
     incarnation: int = 0
     offer: Buffers | None = None
-    parcels: ConnectionCodec | None = None
+    vector_codec: ConnectionCodec | None = None
     is_settled: bool = False
     is_asking: bool = False
     events: int = selectors.EVENT_READ
@@ -215,13 +215,13 @@ class Connections:
         self._context = context
         self.listener: Listener
         self._peers: dict[int, Peer] = {}
-        self._strangers: dict[int, Peer] = {}
+        self._rejected: dict[int, Peer] = {}
         self._lost: list[tuple[Peer, str]] = []
         self._eager: dict[Peer, None] = {}  # in order: of their bytes no selector knows
         socket_.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._porch = UnverifiedCallers(self._selector)
-        self._porch.selector.register(socket_, selectors.EVENT_READ, None)
+        self._unverified = UnverifiedCallers(self._selector)
+        self._unverified.selector.register(socket_, selectors.EVENT_READ, None)
 
     def serve(self, timeout_s: float) -> None:
         """Hears whoever speaks, for at most `timeout_s` if nobody does.
@@ -229,7 +229,7 @@ class Connections:
         Strangers come last, and only while they have not used up their time.
         """
         eager, self._eager = self._eager, {}
-        wait_s = self._porch.wait_s(0.0 if eager else timeout_s)
+        wait_s = self._unverified.wait_s(0.0 if eager else timeout_s)
         found = self._selector.select(wait_s)
         for peer in eager:
             if self._peers.get(peer.channel.socket.fileno()) is peer:
@@ -247,10 +247,10 @@ class Connections:
         self._drop_lost()
 
     def _receive_visitors(self) -> None:
-        for key, mask in self._porch.visit():
+        for key, mask in self._unverified.visit():
             if key.data is None:
                 self._accept()
-            elif self._strangers.get(key.fd) is key.data:
+            elif self._rejected.get(key.fd) is key.data:
                 self._hear(key.data, mask)
 
     def adopt(self, link: Link, role: str) -> Peer:
@@ -290,7 +290,7 @@ class Connections:
         Nor may those that did be silent about what they are.
         """
         late = time.monotonic() - GREETING_TIMEOUT_S
-        for peer in list(self._strangers.values()):
+        for peer in list(self._rejected.values()):
             if peer.channel.since < late:
                 what = "word" if peer.channel.is_proven else "proof of the secret"
                 self.drop(peer, f"no {what} in time")
@@ -316,7 +316,7 @@ class Connections:
         if self._peers.pop(descriptor, None) is None:
             return
         self._selector_of(peer).unregister(connection)
-        self._strangers.pop(descriptor, None)
+        self._rejected.pop(descriptor, None)
         peer.channel.close()
         if peer.offer is not None:
             peer.offer.close()
@@ -328,20 +328,20 @@ class Connections:
         for peer in list(self._peers.values()):
             peer.role = "dismissed"
             self.drop(peer, "the run is over")
-        self._porch.close()
+        self._unverified.close()
         self._selector.close()
         self._socket.close()
 
     def _selector_of(self, peer: Peer) -> selectors.BaseSelector:
-        is_stranger = peer.channel.socket.fileno() in self._strangers
-        return self._porch.selector if is_stranger else self._selector
+        is_stranger = peer.channel.socket.fileno() in self._rejected
+        return self._unverified.selector if is_stranger else self._selector
 
     def _accept(self) -> None:
         try:
             connection, address = self._socket.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._make_room(len(self._strangers) - 1)
+                self._make_room(len(self._rejected) - 1)
             return
         self._make_room(MAX_STRANGERS - 1)
         try:
@@ -358,24 +358,24 @@ class Connections:
             return
         peer = Peer(channel=channel, name=str(address))
         descriptor = channel.socket.fileno()
-        self._peers[descriptor] = self._strangers[descriptor] = peer
-        self._porch.selector.register(channel.socket, selectors.EVENT_READ, peer)
+        self._peers[descriptor] = self._rejected[descriptor] = peer
+        self._unverified.selector.register(channel.socket, selectors.EVENT_READ, peer)
 
     def _make_room(self, most: int) -> None:
         """Drops the stranger that waits longest; one that knows the secret, last.
 
         Who belongs to the run greets at once, so it is seldom the oldest.
         """
-        while len(self._strangers) > max(0, most):
-            waiting = list(self._strangers.values())
+        while len(self._rejected) > max(0, most):
+            waiting = list(self._rejected.values())
             unproven = [peer for peer in waiting if not peer.channel.is_proven]
             self.drop((unproven or waiting)[0], "too many callers without proof")
 
     def _admit(self, peer: Peer) -> None:
         """A stranger has said what it is."""
         connection = peer.channel.socket
-        self._porch.selector.unregister(connection)
-        del self._strangers[connection.fileno()]
+        self._unverified.selector.unregister(connection)
+        del self._rejected[connection.fileno()]
         self._selector.register(connection, peer.events, peer)
         peer.channel.admit()
 
@@ -395,7 +395,7 @@ class Connections:
 
     def _deliver(self, peer: Peer, head: Head, body: memoryview) -> None:
         self.listener.on_frame(peer, head, body)
-        if peer.role and peer.channel.socket.fileno() in self._strangers:
+        if peer.role and peer.channel.socket.fileno() in self._rejected:
             self._admit(peer)
 
     def deliver_again(self, peer: Peer, head: Head) -> None:

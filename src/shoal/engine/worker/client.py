@@ -89,7 +89,7 @@ class Progress:
     learning_rate: float | None = None
     is_done: bool = False
     wants_snapshot: bool = False
-    doubt: int = 0
+    nan_status: int = 0
     group: Group | None = None
     sums: tuple[float, ...] = ()
     """That a message has to be computed for, which was told "again"."""
@@ -162,7 +162,7 @@ class ServerClient(RequestChannel):
         progress.clock, progress.workers = told.clock, told.workers
         progress.learning_rate = told.learning_rate
         progress.is_done = kind == "done"
-        progress.doubt = told.doubt
+        progress.nan_status = told.nan_status
         progress.wants_snapshot = bool(head.get("publish"))
         progress.group, progress.sums = told.group, told.sums
         if kind == "repeat":
@@ -185,7 +185,7 @@ class ServerClient(RequestChannel):
             changes = Changes.read(bytes(body[end:]))
         found = bytes(body[:end]) if head.get("body") == "snapshot" else b""
         if head.get("body", "none") != "none":
-            self.statistics[:] = self.bulk.reply_statistics
+            self.statistics[:] = self.buffers.reply_statistics
             changes = changes.without(STATISTICS)  # the reply has them
         self.changes.absorb(changes)
         return head, found
@@ -225,7 +225,7 @@ class ServerClient(RequestChannel):
     def _after_wait(self, kind: str) -> tuple[Head, bytes]:
         head, blob = self._answer({"kind": kind})
         if head.get("body") in ("center", "snapshot"):
-            self._adopt(self.bulk.reply)
+            self._adopt(self.buffers.reply)
         return head, blob
 
     def push_weights(
@@ -247,7 +247,7 @@ class ServerClient(RequestChannel):
         """
         began = time.perf_counter()
         push_into(
-            self.strategy, self.bulk.message, local, self._from, steps, self.spread
+            self.strategy, self.buffers.message, local, self._from, steps, self.spread
         )
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         head = self._send(statistics, pieces, steps, float(samples))
@@ -256,10 +256,15 @@ class ServerClient(RequestChannel):
             self._pull(local, local)
         elif head["body"] == "reply":
             pull_into(
-                self.strategy, self.local, local, before, self.bulk.reply, self.spread
+                self.strategy,
+                self.local,
+                local,
+                before,
+                self.buffers.reply,
+                self.spread,
             )
         elif head["body"] == "center":
-            self._adopt(self.bulk.reply)
+            self._adopt(self.buffers.reply)
         else:  # an elastic repeat skips one displacement, or the run is done
             self.local[:] = local
         self.times.exchange_s += time.perf_counter() - began
@@ -280,7 +285,7 @@ class ServerClient(RequestChannel):
         if pushed is None:
             raise RuntimeError("this member was not to push early")
         push_into(
-            self.strategy, self.bulk.message, local, self._from, steps, self.spread
+            self.strategy, self.buffers.message, local, self._from, steps, self.spread
         )
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         pushed[:] = local
@@ -308,7 +313,7 @@ class ServerClient(RequestChannel):
             self._pull(local, pushed)
         elif body == "center":
             taken = local - pushed
-            self._adopt(self.bulk.reply)
+            self._adopt(self.buffers.reply)
             if not is_void:
                 self.local += taken
         else:
@@ -326,7 +331,9 @@ class ServerClient(RequestChannel):
         for part in segments(local.size):
             now = local[part]
             then = pushed[part] if is_moving else now
-            found = self.strategy.pull(now, then, anchor[part], self.bulk.reply[part])
+            found = self.strategy.pull(
+                now, then, anchor[part], self.buffers.reply[part]
+            )
             self.local[part], anchor[part] = found
 
     def push_gradient(
@@ -335,7 +342,7 @@ class ServerClient(RequestChannel):
         statistics: Vector,
         pieces: list[Piece],
         weight: Weight,
-        doubt: int = 0,
+        nan_status: int = 0,
         mean: Vector | None = None,
     ) -> Vector | None:
         """Sends a sum of gradients, and waits for the mean.
@@ -345,7 +352,7 @@ class ServerClient(RequestChannel):
             statistics: Beside it.
             pieces: Whose samples it is of.
             weight: What it weighs.
-            doubt: See `guard`; the answer has the highest of all workers.
+            nan_status: See `nan_guard`; the answer has the highest of all workers.
             mean: Of the step, as this worker's group has it; None without one.
 
         Returns:
@@ -355,25 +362,25 @@ class ServerClient(RequestChannel):
         began = time.perf_counter()
         generation = 0 if mean is None else self._generation
         self._fill(gradient, is_needed=mean is None)
-        head = self._send_gradient(statistics, pieces, weight, doubt, generation)
+        head = self._send_gradient(statistics, pieces, weight, nan_status, generation)
         if head["kind"] == "again" and not self.progress.sums:
             mean = None  # not all of the round have that mean
             self._fill(gradient)
-            head = self._send_gradient(statistics, pieces, weight, doubt)
+            head = self._send_gradient(statistics, pieces, weight, nan_status)
         self.times.exchange_s += time.perf_counter() - began
         if head["kind"] == "again":
             return None
-        return self.bulk.reply if mean is None else mean
+        return self.buffers.reply if mean is None else mean
 
     def _send_gradient(
         self,
         statistics: Vector,
         pieces: list[Piece],
         weight: Weight,
-        doubt: int,
+        nan_status: int,
         group: int = 0,
     ) -> Head:
-        head = self._push_head(statistics, pieces, 1, weight.mass, doubt, group)
+        head = self._push_head(statistics, pieces, 1, weight.mass, nan_status, group)
         head |= weight.to_json()
         return self._answer(head, has_vectors=True)[0]
 
@@ -385,12 +392,12 @@ class ServerClient(RequestChannel):
 
     def _fill(self, gradient: Vector, *, is_needed: bool = True) -> None:
         """Lays a gradient where the server reads it."""
-        message = self.bulk.message
+        message = self.buffers.message
         if is_needed and not np.may_share_memory(gradient, message):
             message[:] = gradient
 
     def push_shared(
-        self, statistics: Vector, pieces: list[Piece], weight: Weight, doubt: int
+        self, statistics: Vector, pieces: list[Piece], weight: Weight, nan_status: int
     ) -> None:
         """Says that a gradient lies where all of the group can read it.
 
@@ -398,10 +405,10 @@ class ServerClient(RequestChannel):
             statistics: Beside it.
             pieces: Whose samples it is of.
             weight: What it weighs.
-            doubt: See `guard`.
+            nan_status: See `nan_guard`.
         """
         group = self._generation
-        head = self._push_head(statistics, pieces, 1, weight.mass, doubt, group)
+        head = self._push_head(statistics, pieces, 1, weight.mass, nan_status, group)
         self._ask_later(head | weight.to_json())
 
     def confirm(self) -> bool:
@@ -429,16 +436,16 @@ class ServerClient(RequestChannel):
         pieces: list[Piece],
         steps: int,
         samples: float,
-        doubt: int = 0,
+        nan_status: int = 0,
         group: int = 0,
     ) -> Head:
-        self.bulk.message_statistics[:] = statistics
-        self.bulk.metrics[:] = self.metrics
+        self.buffers.message_statistics[:] = statistics
+        self.buffers.metrics[:] = self.metrics
         self._sequence += 1
         return {
             "kind": "push", "lineage": self.progress.lineage,
             "sequence": self._sequence, "pieces": pieces, "steps": steps,
-            "samples": samples, "doubt": doubt, "group": group,
+            "samples": samples, "doubt": nan_status, "group": group,
             "times": self.times.take(),
         }  # fmt: skip
 
@@ -449,8 +456,8 @@ class ServerClient(RequestChannel):
             PlanError: Its `blob` is longer than the model of the run makes it.
         """
         self._check_state(blob)
-        self.bulk.message[:] = vector
-        self.bulk.message_statistics[:] = statistics
+        self.buffers.message[:] = vector
+        self.buffers.message_statistics[:] = statistics
         self._answer({"kind": "snapshot"}, has_vectors=True, blob=blob)
 
     def publish_optimizer(self, blob: bytes) -> None:

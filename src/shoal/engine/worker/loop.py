@@ -47,7 +47,7 @@ class Loop(ABC):
 
     Args:
         spec: What to do.
-        member: Its seat at the server.
+        client: Its seat at the server.
 
     Attributes:
         steps: That it has taken.
@@ -55,14 +55,14 @@ class Loop(ABC):
 
     exchanges_gradients = False
 
-    def __init__(self, spec: WorkerSpec, member: ServerClient) -> None:
-        self._spec, self._member = spec, member
+    def __init__(self, spec: WorkerSpec, client: ServerClient) -> None:
+        self._spec, self._client = spec, client
         self.steps = 0
-        compute = replace(spec.compute, rank_seed=member.rank)
+        compute = replace(spec.compute, rank_seed=client.rank)
         self._source = source = spec.open_source()
         if isinstance(source, ReadAhead):
-            source.on_wait = lambda: member.tell("reading")
-        self._reader = Reader(source, spec.order, spec.retry, member.tell)
+            source.on_wait = lambda: client.tell("reading")
+        self._reader = Reader(source, spec.order, spec.retry, client.tell)
         sample = self._reader.first(
             np.arange(spec.compute.sample_rows) % spec.order.sample_rows
         )
@@ -77,12 +77,12 @@ class Loop(ABC):
         self._changed = 0  # serial number of the newest change that is taken in
         self._ahead = 0  # steps that were pushed, and not answered yet
         # The server's machine is looked at by the process that follows the run.
-        self._far_host = member.far_host
+        self._far_host = client.far_host
         self._use = _sampler(spec.seat.secret) if self._far_host else None
-        self._backend.load(member.local, member.statistics)
-        self._guard = NanGuard(
+        self._backend.load(client.local, client.statistics)
+        self._nan_guard = NanGuard(
             spec.reaction,
-            member,
+            client,
             self._backend,
             self._reader,
             loss_at=compute.loss_at,
@@ -116,31 +116,31 @@ class Loop(ABC):
         """Compiles, then works until the server says that the run is done."""
         self._warm_up()
         bind(self._spec.cores)
-        member = self._member
+        client = self._client
         if len(self._spec.cores) > 1:  # and no other worker's
             self._pairs = InPairs(LONG)
-            member.spread = self._pairs
-        blob = member.ready()
-        self._start_over(blob or self._spec.optimizer or member.optimizer)
+            client.spread = self._pairs
+        blob = client.ready()
+        self._start_over(blob or self._spec.optimizer or client.optimizer)
         with contextlib.suppress(NonFinite):
-            while not member.progress.is_done:
-                if member.progress.wants_snapshot:
+            while not client.progress.is_done:
+                if client.progress.wants_snapshot:
                     self._take_changes()
                     self._publish()
-                elif member.progress.pieces:
+                elif client.progress.pieces:
                     self._turn()
-                elif member.has_early:
+                elif client.has_early:
                     self._catch_up()
                 else:
                     self._wait()
                 self._tell_use()
-        if member.has_early:
+        if client.has_early:
             self._catch_up()
-        while not member.progress.is_done:  # of no more use, but for its weights
-            if member.progress.wants_snapshot:
+        while not client.progress.is_done:  # of no more use, but for its weights
+            if client.progress.wants_snapshot:
                 self._publish()
             else:
-                member.need()
+                client.need()
 
     @abstractmethod
     def _turn(self) -> None:
@@ -184,7 +184,7 @@ class Loop(ABC):
         key = rows, kind_of(data)
         if key not in self._compiled:
             self._compiled.add(key)
-            self._member.tell("compiling")
+            self._client.tell("compiling")
 
     def _pacing(self, rows: int, data: Any) -> AbstractContextManager[None]:
         """Around steps of so many such rows: nobody knows how long the first take."""
@@ -192,17 +192,17 @@ class Loop(ABC):
         if key in self._paced:
             return contextlib.nullcontext()
         self._paced.add(key)
-        return self._member.busy()
+        return self._client.busy()
 
     def _start_over(self, blob: bytes) -> None:
-        self._backend.load(self._member.local, self._member.statistics)
+        self._backend.load(self._client.local, self._client.statistics)
         if not blob:
             return
         state, serial = unstamped(blob)
         self._backend.restore(state)
         # It may be older than changes of callbacks, or newer.
-        member = self._member
-        fresh, member.changes = member.changes, member.changes.only(STATISTICS)
+        client = self._client
+        fresh, client.changes = client.changes, client.changes.only(STATISTICS)
         self._changes.absorb(fresh.without(STATISTICS))
         self._changed = max(serial, self._changes.serial)
         write(self._backend, self._changes.since(serial))
@@ -213,25 +213,25 @@ class Loop(ABC):
 
     def _take_changes(self) -> None:
         """Takes in what callbacks have changed, before the next step."""
-        member = self._member
-        fresh, member.changes = member.changes, Changes()
+        client = self._client
+        fresh, client.changes = client.changes, Changes()
         if not fresh:
             return
         self._changes.absorb(fresh.without(STATISTICS))
         self._changed = max(self._changed, fresh.serial)
         write(self._backend, fresh)
         if fresh.only(STATISTICS):
-            fresh.write_statistics(member.statistics)
-            self._backend.set_statistics(member.statistics)
+            fresh.write_statistics(client.statistics)
+            self._backend.set_statistics(client.statistics)
 
     # --------------------------------------------------------------- waiting
 
     def _wait(self) -> None:
         """No data: the epoch drains, or callbacks run, or others take a gang's step."""
-        member, clock = self._member, self._clock()
+        client, clock = self._client, self._clock()
         began = time.perf_counter()
-        head, blob = member.need()
-        member.times.wait_s += time.perf_counter() - began
+        head, blob = client.need()
+        client.times.wait_s += time.perf_counter() - began
         if head["kind"] == "merged":
             self._merged(clock)
         elif head.get("body") in ("center", "snapshot"):
@@ -241,11 +241,11 @@ class Loop(ABC):
         """Says what this machine is busy with, now and then."""
         found = None if self._use is None else self._use.look()
         if found is not None:
-            self._member.tell("node_used", node=self._far_host, **found.to_json())
+            self._client.tell("node_used", node=self._far_host, **found.to_json())
 
     def _clock(self) -> Clock:
         """The run clock now, as the last answer told it."""
-        progress = self._member.progress
+        progress = self._client.progress
         pace = 1.0 if self.exchanges_gradients else float(progress.workers)
         start = self._spec.clock_start + progress.clock + self._ahead * pace
         if progress.learning_rate is not None and progress.learning_rate != self._rate:
@@ -264,8 +264,8 @@ class Loop(ABC):
     def _look(self) -> None:
         """Lets a test end this worker when its leases are worked on, not committed."""
         if self._spec.watch is not None:
-            member = self._member
-            self._spec.watch(Moment(member.rank, member.incarnation, self.steps))
+            client = self._client
+            self._spec.watch(Moment(client.rank, client.incarnation, self.steps))
 
 
 def _sampler(secret: bytes) -> UseSampler:

@@ -27,15 +27,15 @@ def work(spec: WorkerSpec) -> None:
     """
     title(f"worker-{spec.seat.hint}", spec.run)
     try:
-        member = ServerClient(spec.seat, spec.strategy, is_early=spec.has_overlap)
+        client = ServerClient(spec.seat, spec.strategy, is_early=spec.has_overlap)
     except (OSError, ShoalError) as error:
         # The controller does not know it yet: only the end of the process tells.
         sys.exit(f"this worker could not join the run: {error}")
-    title(f"worker-{member.rank}", spec.run)
+    title(f"worker-{client.rank}", spec.run)
     worker = None
     try:
         worker = (GradientLoop if spec.exchanges_gradients else WeightLoop)(
-            spec, member
+            spec, client
         )
         worker.run()
     except (ConnectionError, Fenced):
@@ -44,14 +44,14 @@ def work(spec: WorkerSpec) -> None:
         text = traceback.format_exc()
         print(text, flush=True)  # noqa: T201 - this is the worker's log
         with contextlib.suppress(OSError, ShoalError):
-            member.fail(
+            client.fail(
                 traceback=text[-MOST_TEXT:],
                 error=f"{type(error).__name__}: {error}"[:MOST_TEXT],
                 step=0 if worker is None else worker.steps,
                 is_data=isinstance(error, DataError),
             )
     finally:
-        member.leave()
+        client.leave()
         if worker is not None:
             worker.close()
         if spec.clean_up is not None:

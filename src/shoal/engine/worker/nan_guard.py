@@ -42,7 +42,7 @@ class NanGuard:
 
     Args:
         reaction: Chosen by `on_nan`.
-        member: The worker's seat.
+        client: The worker's seat.
         backend: Its model.
         reader: Its data, to look where the harm comes from.
         loss_at: Places of the loss among the sums of metrics.
@@ -52,14 +52,14 @@ class NanGuard:
     def __init__(
         self,
         reaction: NanPolicy,
-        member: ServerClient,
+        client: ServerClient,
         backend: Backend,
         reader: Reader,
         *,
         loss_at: Sequence[int],
         batch_size: int,
     ) -> None:
-        self._reaction, self._member = reaction, member
+        self._reaction, self._client = reaction, client
         self._backend, self._reader = backend, reader
         self._loss_at, self._batch_size = list(loss_at), batch_size
         self._kept: tuple[Any, ...] | None = None
@@ -91,8 +91,8 @@ class NanGuard:
         if not what:
             return False
         what = what if turned is None else "loss"  # the first of it that could be seen
-        member = self._member
-        was_fine = is_finite(member.local) and is_finite(member.statistics)
+        client = self._client
+        was_fine = is_finite(client.local) and is_finite(client.statistics)
         if not self.is_shared:
             if was_fine:  # else it came with the center, from another worker
                 self._tell(what, pieces, steps, turned)
@@ -103,7 +103,7 @@ class NanGuard:
         if kept is None:
             return False
         self._backend.revert(kept)
-        member.metrics[:] = 0.0
+        client.metrics[:] = 0.0
         return True
 
     def _found(self, vector: Vector, statistics: Vector) -> str:
@@ -115,11 +115,11 @@ class NanGuard:
         return "" if self._is_loss_finite() else "loss"
 
     def _is_loss_finite(self) -> bool:
-        return bool(np.isfinite(self._member.metrics[self._loss_at]).all())
+        return bool(np.isfinite(self._client.metrics[self._loss_at]).all())
 
     # ------------------------------------------------- gradients, by steps
 
-    def doubt(self, gradient: Vector, statistics: Vector) -> int:
+    def nan_status(self, gradient: Vector, statistics: Vector) -> int:
         """What this worker has to say of its part of a step.
 
         An optimizer may cope with a gradient that is not finite: loss scaling is made
@@ -140,12 +140,17 @@ class NanGuard:
         """What a worker in doubt sends beside its gradient; its metrics as well."""
         if not self.is_shared:
             return statistics
-        if not np.isfinite(self._member.metrics).all():
-            self._member.metrics[:] = 0.0
-        return statistics if is_finite(statistics) else self._member.statistics
+        if not np.isfinite(self._client.metrics).all():
+            self._client.metrics[:] = 0.0
+        return statistics if is_finite(statistics) else self._client.statistics
 
     def apply(
-        self, mean: Vector, clock: Clock, piece: Piece | None, step: int, doubt: int
+        self,
+        mean: Vector,
+        clock: Clock,
+        piece: Piece | None,
+        step: int,
+        nan_status: int,
     ) -> None:
         """Takes a gang's step with care, as somebody was in doubt, or not at all.
 
@@ -154,12 +159,15 @@ class NanGuard:
             clock: As for `Backend.apply`.
             piece: This worker's part, None when it had none.
             step: Of its own.
-            doubt: What this worker said of its part.
+            nan_status: What this worker said of its part.
 
         Raises:
             Harmed: The worker is to stop here.
         """
-        backend, worst = self._backend, max(doubt, self._member.progress.doubt)
+        backend, worst = (
+            self._backend,
+            max(nan_status, self._client.progress.nan_status),
+        )
         if worst == VOID:
             return
         was_fine = is_finite(backend.read()[0])
@@ -167,15 +175,15 @@ class NanGuard:
         backend.apply(mean, clock)
         if worst == NUMBERS and all(map(is_finite, backend.read())):
             return  # the optimizer copes
-        mine = [] if piece is None or doubt == SURE else [piece]
+        mine = [] if piece is None or nan_status == SURE else [piece]
         if not self.is_shared:
             if mine and was_fine:
-                self._tell(WORDS[doubt], mine, (step, step))
+                self._tell(WORDS[nan_status], mine, (step, step))
             self._is_done = True
             return
         backend.revert(kept)
         if mine:
-            self._tell(WORDS[doubt], mine, (step, step), is_lost=not was_fine)
+            self._tell(WORDS[nan_status], mine, (step, step), is_lost=not was_fine)
         if self._reaction.is_final or not was_fine:
             raise NonFinite
 
@@ -214,6 +222,6 @@ class NanGuard:
         is_over = is_lost and self._reaction.is_undone
         name = "stop" if is_over else self._reaction.name
         told = report(what, pieces, steps, found)
-        self._member.tell("not_finite", reaction=name, **told)
+        self._client.tell("not_finite", reaction=name, **told)
         if self._reaction.is_final or is_over:
             raise NonFinite

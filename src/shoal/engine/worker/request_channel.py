@@ -99,11 +99,11 @@ class RequestChannel:
         strategy: Of the run.
 
     Attributes:
-        bulk: Where vectors lie, once it is settled.
+        buffers: Where vectors lie, once it is settled.
         rank: Of this worker, once it has joined; so is `incarnation`.
     """
 
-    bulk: Buffers
+    buffers: Buffers
     rank: int
     incarnation: int
 
@@ -111,14 +111,14 @@ class RequestChannel:
         self.strategy, self.sizes = strategy, seat.sizes
         self._seat, self._question = seat, 0
         self._early: Future[Answered] | DeferredAnswer | None = None
-        self._line = ClientConnection(seat, seat.addresses)
+        self._connection = ClientConnection(seat, seat.addresses)
         count = len(seat.shards) + 1
         self._own_sizes = sizes_of(seat.sizes, 0, count) if count > 1 else seat.sizes
-        self._desks: ShardClients | None = None
+        self._shard_clients: ShardClients | None = None
 
     @property
     def _link(self) -> Link:
-        return self._line.link
+        return self._connection.link
 
     @property
     def line_to_server(self) -> int:
@@ -143,13 +143,13 @@ class RequestChannel:
             Fenced: The server has another model, or gave the place to another.
             BadFrame: It says what no server of ours says.
         """
-        head, body = self._line.call(head, can_map=True)
+        head, body = self._connection.call(head, can_map=True)
         try:
             return (head, *self._sit_down(head, body))
         except BaseException:
-            self._line.close()
-            if self._desks is not None:
-                self._desks.leave()
+            self._connection.close()
+            if self._shard_clients is not None:
+                self._shard_clients.leave()
             raise
 
     def _sit_down(self, head: Head, body: memoryview) -> tuple[Vector, Vector, bytes]:
@@ -161,10 +161,10 @@ class RequestChannel:
         vector, statistics = start[: sizes.vector], start[sizes.vector :]
         self._settle(offer)
         if self._seat.shards:
-            self._desks = ShardClients(
-                self._seat, self.bulk, self.strategy, self.rank, self.incarnation
+            self._shard_clients = ShardClients(
+                self._seat, self.buffers, self.strategy, self.rank, self.incarnation
             )
-            vector = np.concatenate([vector, *self._desks.attend()])
+            vector = np.concatenate([vector, *self._shard_clients.attend()])
         return vector, statistics, bytes(body[start.nbytes :])
 
     def _settle(self, offer: dict[str, str] | None) -> None:
@@ -179,10 +179,10 @@ class RequestChannel:
             raise
         self._own = Buffers(sizes, slot)
         if not self._seat.shards:
-            self.bulk = self._own
-        elif self._desks is None:
-            self.bulk = Buffers(self.sizes, None)
-        self._parcels = connection_codec(self._own, self.strategy, is_server=False)
+            self.buffers = self._own
+        elif self._shard_clients is None:
+            self.buffers = Buffers(self.sizes, None)
+        self._vector_codec = connection_codec(self._own, self.strategy, is_server=False)
 
     def _ask(
         self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
@@ -196,10 +196,10 @@ class RequestChannel:
         """Says something, and does not wait for the answer."""
         self._question += 1
         head["question"] = question = self._question
-        is_push, desks = head["kind"] == "push", self._desks
+        is_push, shard_clients = head["kind"] == "push", self._shard_clients
         staged = None
-        if desks is not None and has_vectors:
-            staged = desks.stage(question, is_push=is_push)
+        if shard_clients is not None and has_vectors:
+            staged = shard_clients.stage(question, is_push=is_push)
             self._copy_up()
         parts = self._parts(is_push=is_push) if has_vectors else ()
         if len(parts) > 1:
@@ -232,37 +232,37 @@ class RequestChannel:
                 self._send_question(asked)
         if asked.staged is not None:
             asked.staged.result()
-        desks = self._desks
+        shard_clients = self._shard_clients
         has_body = answer[0].get("body", "none") != "none"
         # Parts of a snapshot may be written over only when all of them are stored.
         is_stored = answer[0]["kind"] == "stored" and asked.has_vectors
-        if desks is not None and (has_body or is_stored):
-            desks.take(asked.head["question"])
-        if desks is not None and has_body:
+        if shard_clients is not None and (has_body or is_stored):
+            shard_clients.take(asked.head["question"])
+        if shard_clients is not None and has_body:
             self._copy_down()
         return answer
 
     def _copy_up(self) -> None:
         """What the server that orders gets of a message."""
         own = self._own
-        own.message[:] = self.bulk.message[: own.message.size]
-        own.rest_up[:] = self.bulk.rest_up
+        own.message[:] = self.buffers.message[: own.message.size]
+        own.rest_up[:] = self.buffers.rest_up
 
     def _copy_down(self) -> None:
         """What the server that orders has sent of an answer."""
         own = self._own
-        self.bulk.reply[: own.reply.size] = own.reply
-        self.bulk.rest_down[:] = own.rest_down
+        self.buffers.reply[: own.reply.size] = own.reply
+        self.buffers.rest_down[:] = own.rest_down
 
     def _parts(self, *, is_push: bool) -> tuple[memoryview, ...]:
         """What a message adds to its frame: a vector that is encoded has two parts."""
-        parcels = self._parcels
-        if parcels is not None and is_push:
-            found = parcels.pack()
+        vector_codec = self._vector_codec
+        if vector_codec is not None and is_push:
+            found = vector_codec.pack()
             if found is not None:
                 return found
-        elif parcels is not None:
-            parcels.sent()
+        elif vector_codec is not None:
+            vector_codec.sent()
         return (self._own.inline_up,)
 
     def _receive(self) -> Answered:
@@ -271,13 +271,13 @@ class RequestChannel:
         Returns:
             The answer, and what came behind its vectors.
         """
-        own, parcels = self._own, self._parcels
-        into = own.inline_down if parcels is None else parcels.landing
+        own, vector_codec = self._own, self._vector_codec
+        into = own.inline_down if vector_codec is None else vector_codec.landing
         head, body = self._link.receive(into or None)
         inline = len(own.inline_down)
         with answers.reading(head):
-            if parcels is not None and head.get("is_coded"):
-                return head, body[parcels.unpack(body) :]
+            if vector_codec is not None and head.get("is_coded"):
+                return head, body[vector_codec.unpack(body) :]
             if head.get("body", "none") == "none" or not inline:
                 return head, body
             # What is too short has been received over the last reply.
@@ -297,7 +297,7 @@ class RequestChannel:
         me, before = who(self.rank, self.incarnation), self._own
         while self._own is before:
             head = {"kind": "rejoin", **me}
-            head, _ = self._line.call_again(error, head, can_map=True)
+            head, _ = self._connection.call_again(error, head, can_map=True)
             with answers.reading(head):
                 offer = answers.slot(head)
             try:
@@ -378,8 +378,8 @@ class RequestChannel:
 
     def leave(self) -> None:
         """Closes the connection and gives the slot back."""
-        self._line.close()
-        if self._desks is not None:
-            self._desks.leave()
+        self._connection.close()
+        if self._shard_clients is not None:
+            self._shard_clients.leave()
         self._own.close()
-        self.bulk.close()
+        self.buffers.close()

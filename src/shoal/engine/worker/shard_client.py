@@ -48,46 +48,48 @@ class ShardClient:
     """A worker at one of them.
 
     Args:
-        line: To it.
-        bulk: Where its part of messages and answers lies.
+        connection: To it.
+        buffers: Where its part of messages and answers lies.
         strategy: Of the run.
         me: Rank and incarnation, as the server that orders told them.
     """
 
     def __init__(
         self,
-        line: ClientConnection,
-        bulk: Buffers,
+        connection: ClientConnection,
+        buffers: Buffers,
         strategy: Strategy,
         me: dict[str, Any],
     ) -> None:
-        self._line, self._bulk, self._me = line, bulk, me
+        self._connection, self._buffers, self._me = connection, buffers, me
         self._strategy = strategy
         self._staged = self._taken = 0
 
     def attend(self) -> Vector:
         """Takes a place there; returns its part of the center."""
         head = {"kind": "attend", **self._me, "question": 0, "wants_center": True}
-        answer, body = self._line.call(head, can_map=False)
+        answer, body = self._connection.call(head, can_map=False)
         self._settle()
         with answers.reading(answer):
-            size = 4 * self._bulk.sizes.vector
+            size = 4 * self._buffers.sizes.vector
             return np.frombuffer(exactly(body, size, "a center"), np.float32)
 
     def _settle(self) -> None:
-        self._parcels = connection_codec(self._bulk, self._strategy, is_server=False)
+        self._vector_codec = connection_codec(
+            self._buffers, self._strategy, is_server=False
+        )
 
     def stage(self, question: int, *, is_push: bool) -> None:
         """Sends its part of a message, until it has it, and whoever follows it."""
         self._staged = question
-        parcels = self._parcels
-        coded = parcels.pack() if parcels is not None and is_push else None
-        if parcels is not None and coded is None:
-            parcels.sent()
-        parts = (self._bulk.up,) if coded is None else coded
+        vector_codec = self._vector_codec
+        coded = vector_codec.pack() if vector_codec is not None and is_push else None
+        if vector_codec is not None and coded is None:
+            vector_codec.sent()
+        parts = (self._buffers.up,) if coded is None else coded
         head = {"kind": "stage", "question": question, "is_coded": coded is not None}
         try:
-            self._line.link.send(head, *parts)
+            self._connection.link.send(head, *parts)
         except ConnectionError as error:
             self._go_back(error, question)
         self._await("kept", question)
@@ -112,38 +114,40 @@ class ShardClient:
                 return
 
     def _receive(self) -> dict[str, Any]:
-        parcels = self._parcels
-        into = self._bulk.down if parcels is None else parcels.landing
-        head, body = self._line.link.receive(into)
+        vector_codec = self._vector_codec
+        into = self._buffers.down if vector_codec is None else vector_codec.landing
+        head, body = self._connection.link.receive(into)
         with answers.reading(head):
             if head["kind"] not in ("part", "kept"):
                 raise ValueError("a shard says something else")
-            if parcels is not None and head.get("is_coded"):
-                exactly(body[parcels.unpack(body) :], 0, "more than a part")
+            if vector_codec is not None and head.get("is_coded"):
+                exactly(body[vector_codec.unpack(body) :], 0, "more than a part")
             elif len(body) or head.get("body", "none") != "none":
                 # What is too short has been received over the last reply.
-                size = len(self._bulk.down)
+                size = len(self._buffers.down)
                 vectors = exactly(body, size, "a part")
-                if body.obj is not self._bulk.down.obj:
-                    self._bulk.down[:] = vectors
+                if body.obj is not self._buffers.down.obj:
+                    self._buffers.down[:] = vectors
         return head
 
     def _go_back(self, error: ConnectionError, question: int) -> None:
         """To whichever process has its part now; it may lack the message."""
         head = {"kind": "attend", **self._me, "question": question}
-        self._line.call_again(error, {**head, "wants_center": False}, can_map=False)
+        self._connection.call_again(
+            error, {**head, "wants_center": False}, can_map=False
+        )
         self._settle()
         if self._staged == question:
             # As it is: that process may not know what the other one had.
             plain = {"kind": "stage", "question": question, "is_coded": False}
             try:
-                self._line.link.send(plain, self._bulk.up)
+                self._connection.link.send(plain, self._buffers.up)
             except ConnectionError as again:
                 self._go_back(again, question)
 
     def leave(self) -> None:
         """Closes the connection, if there is one."""
-        self._line.close()
+        self._connection.close()
 
 
 @final
@@ -152,7 +156,7 @@ class ShardClients:
 
     Args:
         seat: Of the worker.
-        bulk: Where whole messages and answers lie.
+        buffers: Where whole messages and answers lie.
         strategy: Of the run.
         rank: Of the worker.
         incarnation: Of the worker.
@@ -161,7 +165,7 @@ class ShardClients:
     def __init__(
         self,
         seat: ServerAddress,
-        bulk: Buffers,
+        buffers: Buffers,
         strategy: Strategy,
         rank: int,
         incarnation: int,
@@ -169,10 +173,10 @@ class ShardClients:
         count = len(seat.shards) + 1
         parts = cuts(seat.sizes.vector, count)
         me = who(rank, incarnation)
-        self._desks = [
+        self._shard_clients = [
             ShardClient(
                 ClientConnection(seat, addresses),
-                bulk.part(parts[number], sizes_of(seat.sizes, number, count)),
+                buffers.part(parts[number], sizes_of(seat.sizes, number, count)),
                 strategy,
                 me,
             )
@@ -181,28 +185,28 @@ class ShardClients:
 
     def attend(self) -> Sequence[Vector]:
         """Takes a place at each; returns their parts of the center."""
-        return [desk.attend() for desk in self._desks]
+        return [shard_client.attend() for shard_client in self._shard_clients]
 
     def stage(self, question: int, *, is_push: bool) -> Future[None]:
         """Sends each its part of a message; does not wait."""
 
-        def work(desk: ShardClient) -> Callable[[], None]:
-            return lambda: desk.stage(question, is_push=is_push)
+        def work(shard_client: ShardClient) -> Callable[[], None]:
+            return lambda: shard_client.stage(question, is_push=is_push)
 
-        return _all([work(desk) for desk in self._desks])
+        return _all([work(shard_client) for shard_client in self._shard_clients])
 
     def take(self, question: int) -> None:
         """Waits for all parts of an answer."""
 
-        def work(desk: ShardClient) -> Callable[[], None]:
-            return lambda: desk.take(question)
+        def work(shard_client: ShardClient) -> Callable[[], None]:
+            return lambda: shard_client.take(question)
 
-        _all([work(desk) for desk in self._desks]).result()
+        _all([work(shard_client) for shard_client in self._shard_clients]).result()
 
     def leave(self) -> None:
         """Closes the connections."""
-        for desk in self._desks:
-            desk.leave()
+        for shard_client in self._shard_clients:
+            shard_client.leave()
 
 
 def _all(works: Sequence[Callable[[], None]]) -> Future[None]:

@@ -240,8 +240,8 @@ class SharedMemoryAllReduce:
         line, self._line, self._ranks = self._line, None, ()
         if line is not None:
             line.close()
-        for member in self._others.values():
-            member.places.close()
+        for client in self._others.values():
+            client.places.close()
         self._others.clear()
         own, self._own = self._own, None
         if own is not None:

@@ -53,7 +53,7 @@ class WorkerSpec:
         left_out: Samples that are not to be trained on again.
         optimizer: State of the worker that had the place, empty for none.
         retry: What follows when the source raises.
-        lane: How workers of a gang average among themselves, None for the server.
+        collective: How workers of a gang average among themselves, None for the server.
         has_overlap: The next window is computed while the last one is exchanged; not
             by gangs.
         clean_up: Called at the end of a process that will be given another part.
@@ -74,7 +74,7 @@ class WorkerSpec:
     left_out: Skipped = field(default_factory=Skipped)
     optimizer: bytes = b""
     retry: Retry = field(default_factory=Retry)
-    lane: NativeAllReduceSpec | SharedMemoryAllReduceSpec | None = None
+    collective: NativeAllReduceSpec | SharedMemoryAllReduceSpec | None = None
     has_overlap: bool = False
     clean_up: Callable[[], None] | None = None
     run: str = ""

@@ -36,41 +36,41 @@ class WeightLoop(Loop):
 
     def _turn(self) -> None:
         """Up to `window` local steps, then one exchange."""
-        member, backend = self._member, self._backend
-        self._guard.begin_window()
+        client, backend = self._client, self._backend
+        self._nan_guard.begin_window()
         done = self._compute_window()
         span = self.steps - done.steps + 1, self.steps
         taught = done.taught
-        if self._guard.is_harmed(taught or done.pieces, span, done.turned):
+        if self._nan_guard.is_harmed(taught or done.pieces, span, done.turned):
             taught = []
         vector, statistics = backend.read()
         self._look()
-        if member.has_early:
+        if client.has_early:
             if not self._catch_up():
                 return
-            if member.progress.wants_snapshot:
+            if client.progress.wants_snapshot:
                 self._publish()
-            vector, statistics = member.local, member.statistics
+            vector, statistics = client.local, client.statistics
         learnt = sum(piece.rows for piece in taught)
-        is_going_on = bool(member.progress.pieces) and not member.progress.is_done
+        is_going_on = bool(client.progress.pieces) and not client.progress.is_done
         if self._spec.has_overlap and is_going_on:
             self._ahead = done.steps
-            member.push_early(vector, statistics, done.pieces, done.steps, learnt)
+            client.push_early(vector, statistics, done.pieces, done.steps, learnt)
             return
-        member.push_weights(vector, statistics, done.pieces, done.steps, learnt)
-        backend.load(member.local, member.statistics)
+        client.push_weights(vector, statistics, done.pieces, done.steps, learnt)
+        backend.load(client.local, client.statistics)
 
     def _compute_window(self) -> Window:
         """Takes the steps of a window."""
-        member = self._member
+        client = self._client
         clock, size, steps = self._clock(), self._compute.batch_size, 0
         pieces, taught = list[Piece](), list[Piece]()
         turned: int | None = None
-        member.metrics[:] = 0.0
-        while steps < self._compute.window and member.progress.pieces:
+        client.metrics[:] = 0.0
+        while steps < self._compute.window and client.progress.pieces:
             most = self._compute.window - steps
             starts = self._starts()
-            batches = next_batches(member.progress.pieces, size, most, pieces, starts)
+            batches = next_batches(client.progress.pieces, size, most, pieces, starts)
             if not batches:
                 break
             rows = sum(p.rows for p in batches)
@@ -90,14 +90,14 @@ class WeightLoop(Loop):
 
     def _starts(self) -> Sequence[int] | None:
         """Where the data's own batches begin in the epoch that comes next."""
-        return self._spec.order.batch_starts(self._member.progress.pieces[0].epoch)
+        return self._spec.order.batch_starts(self._client.progress.pieces[0].epoch)
 
     def _take_steps(self, batches: list[Piece], clock: Clock) -> int | None:
         """Takes the steps of some batches; returns the first whose loss is not finite.
 
         As one call, or where shapes change from batch to batch as one for each shape.
         """
-        times, size, steps = self._member.times, self._compute.batch_size, 0
+        times, size, steps = self._client.times, self._compute.batch_size, 0
         turned: int | None = None
         began = time.perf_counter()
         runs = self._reader.runs(batches, size)
@@ -110,7 +110,7 @@ class WeightLoop(Loop):
             at = replace(clock, start=clock.start + steps * clock.pace)
             with self._pacing(rows, data):
                 found = self._backend.run(data, count, at)
-                self._backend.take_metrics(self._member.metrics, add=True)
+                self._backend.take_metrics(self._client.metrics, add=True)
             if turned is None and found is not None:
                 turned = steps + found
             steps += count
@@ -119,15 +119,15 @@ class WeightLoop(Loop):
 
     def _catch_up(self) -> bool:
         """Takes the answer that was not waited for."""
-        member, backend = self._member, self._backend
+        client, backend = self._client, self._backend
         self._ahead = 0
-        is_good = member.catch_up(*backend.read())
-        backend.load(member.local, member.statistics)
+        is_good = client.catch_up(*backend.read())
+        backend.load(client.local, client.statistics)
         return is_good
 
     def _publish(self) -> None:
         """Sends the state of the optimizer; the weights are the server's."""
-        self._member.publish_optimizer(self._snapshot())
+        self._client.publish_optimizer(self._snapshot())
 
 
 def next_batches(

@@ -64,7 +64,7 @@ class SimController:
     def __init__(self, stage: Stage, epochs: int) -> None:
         self._stage, self._epochs = stage, epochs
         self.wire: Wire | None = stage.call(is_leader=True)
-        self.relief: Wire | None = None
+        self.standby_peer: Wire | None = None
         self.wants_standby, self.generation = True, 0
         self.heard = 0
         self.is_over = self.is_lost = self.has_rolled_back = False
@@ -176,7 +176,7 @@ class SimController:
     def lost(self) -> None:
         """The leader is gone, or hangs: the standby leads from now on."""
         self._stage.end_leader()
-        self.wire, self.relief = self.relief, None
+        self.wire, self.standby_peer = self.standby_peer, None
         if self.wire is None:
             self.is_lost = True
             return
@@ -193,13 +193,13 @@ class SimController:
             self.lose_standby()
             return
         wire.say({"kind": "control"})
-        self.relief = wire
+        self.standby_peer = wire
 
     def lose_standby(self) -> None:
         """The leader goes on alone, until another standby has started."""
-        if self.relief is not None:
-            self.relief.hang_up()
-            self.relief = None
+        if self.standby_peer is not None:
+            self.standby_peer.hang_up()
+            self.standby_peer = None
         if not self.wants_standby:
             self._stage.end_standby()
             self.command("alone", generation=self.generation)

@@ -17,16 +17,13 @@ from unittest import mock
 
 from shoal.engine.server import base as leading
 from shoal.engine.server import primary as server
-from shoal.engine.server import replica as machine
-from shoal.engine.server import replication as mirror
-from shoal.engine.server import standby
+from shoal.engine.server import replica, replication, standby
 from shoal.engine.server.base import BaseServer
 from shoal.engine.server.standby import Standby
 from shoal.engine.transport import client_connection as calling
 from shoal.engine.worker import client as member
 from shoal.engine.worker import gradient_loop as gang
-from shoal.engine.worker import loop
-from shoal.engine.worker import request_channel as conversation
+from shoal.engine.worker import loop, request_channel
 from shoal.engine.worker import weight_loop as windows
 from shoal.engine.worker.request_channel import Answered
 from shoal.testing.schedules import Event, Schedule
@@ -188,7 +185,7 @@ class Succession(Schedule[Scenario]):
             return
         self._log("the standby leads")
         self.tally["succession"] += 1
-        version, told = successor.machine.sequencer.version, self.network.version
+        version, told = successor.replica.sequencer.version, self.network.version
         require(version >= told, "what anybody was told, the standby knows", told)
         process.body = successor
         successor.begin()
@@ -238,7 +235,7 @@ class Succession(Schedule[Scenario]):
 
     def _can_lead(self) -> bool:
         """Whether the run can do without its leader; now and then it need not."""
-        has_relief = self.controller.relief is not None
+        has_relief = self.controller.standby_peer is not None
         is_there = has_relief and self.stage.follower is not None
         return is_there or self.random.random() < UNRELIEVED
 
@@ -322,14 +319,14 @@ def _simulated(network: Network) -> Generator[None]:
     """The engine's own clock and connections, exchanged for those of a run."""
     with ExitStack() as stack:
         modules = (
-            calling, gang, leading, loop, machine, member, mirror, server, standby,
+            calling, gang, leading, loop, replica, member, replication, server, standby,
             windows,
         )  # fmt: skip
         for module in modules:
             stack.enter_context(mock.patch.object(module, "time", network))
         patch = mock.patch.object
         stack.enter_context(patch(calling, "Link", network.link))
-        stack.enter_context(patch(conversation, "in_background", _at_once))
+        stack.enter_context(patch(request_channel, "in_background", _at_once))
         yield
 
 
