@@ -26,7 +26,6 @@ import numpy as np
 
 from benchmarks.one_server import Client, one_server
 from shoal.engine.transport.client_connection import ServerAddress
-from shoal.testing.hosts import Hosts
 from shoal.wire.tls import (
     Identity,
     make_identity,
@@ -34,6 +33,7 @@ from shoal.wire.tls import (
     wrap_callee,
     wrap_caller,
 )
+from tests.support.hosts import Hosts
 
 WARM = 5
 SIZES = {0.16: 2000, 1.6: 1000, 16.0: 100, 100.0: 20}

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from shoal.testing.fuzzing import Mutator
 from shoal.wire.frames import pack_head
 from shoal.wire.handshake import ANSWER_BYTES, Caller, NoProof
+from tests.support.fuzzing import Mutator
 
 AT_ONCE = 48  # connections that send frames
 SLOW_AT_ONCE = 400  # that dawdle: more than a server takes

@@ -38,8 +38,8 @@ from shoal.engine.transport.client_connection import ServerAddress
 from shoal.launchers.base import Preload, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.strategies import get
-from shoal.testing.hosts import Cable, Hosts
 from shoal.wire.frames import Link
+from tests.support.hosts import Cable, Hosts
 
 STRATEGY, MBIT, CLIENTS = "downpour", 1000.0, 2
 CLONE_NEWNET = 0x40000000

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import TypeAlias
 
-from shoal.testing import succession
-from shoal.testing.fleet import Fleet, Violation, draw
-from shoal.testing.succession import Succession
+from tests.simulation import failover as succession
+from tests.simulation.failover import Succession
+from tests.simulation.protocol import Fleet, Violation, draw
 
 CHUNK = 250
 SUCCESSIONS = 10  # schedules without a standby for each one with

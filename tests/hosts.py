@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import pytest
 
-from shoal.testing.hosts import Hosts
-from shoal.testing.sshd import SERVER, Sshd
+from tests.support.hosts import Hosts
+from tests.support.sshd import SERVER, Sshd
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--member"]:
         _member()
         return
-    from shoal.testing.hosts import Cable, Hosts
+    from tests.support.hosts import Cable, Hosts
 
     given = asked(
         lambda parser: parser.add_argument("--arguments"),

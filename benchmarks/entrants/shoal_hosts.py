@@ -15,9 +15,9 @@ from benchmarks.entrants.told import answer, asked
 from benchmarks.works import WORKS
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.launchers.base import Role
-from shoal.testing.hosts import Cable, Hosts
 from shoal.training.early_start import cast_of
 from shoal.training.run_fit import FitContext, perform
+from tests.support.hosts import Cable, Hosts
 
 
 def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:

@@ -20,9 +20,9 @@ from typer.testing import CliRunner, Result
 import shoal
 from shoal.cli.app import app
 from shoal.clusters.host_agent.processes import marked
-from shoal.testing.hosts import Hosts
-from shoal.testing.sshd import Sshd
 from tests.hosts import hosts_with_sshd, skip_or_fail
+from tests.support.hosts import Hosts
+from tests.support.sshd import Sshd
 
 pytestmark = [
     pytest.mark.process,

@@ -276,7 +276,7 @@ class Cluster:
     """A head without room, and nodes at network addresses of their own."""
 
     def __init__(self, stack: ExitStack, count: int) -> None:
-        from shoal.testing.hosts import Hosts
+        from tests.support.hosts import Hosts
 
         try:
             self.hosts = Hosts(count)

@@ -21,10 +21,10 @@ from shoal.facts import GpuUse, NodeUse
 from shoal.runs.events import read_events
 from shoal.runs.store import create
 from shoal.strategies import get
-from shoal.testing.inline import Setup, train
 from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import Link
 from tests.api.problems import line, linear
+from tests.support.inline import Setup, train
 
 TEXT = """\
 0, NVIDIA H100 80GB HBM3, 97, 41200, 81559, 61, 402.51

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.strategies import get
-from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
+from tests.support.inline import Cluster, Setup
 
 PROBLEM = LeastSquares.seeded(rows=64)
 ROUNDS: dict[str, Any] = {

@@ -22,11 +22,11 @@ from shoal.engine.transport.messages import WRONG
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.shard_client import ShardClients
 from shoal.strategies import get
-from shoal.testing.inline import Cluster
 from shoal.wire.frames import HEADER, MAGIC, BadFrame, memory_for
 from tests.engine.cases import runs_well, setup
 from tests.engine.false_peers import SECRET, frame, saying
 from tests.engine.test_words import hostile, numbers_in
+from tests.support.inline import Cluster
 
 SIZES = Sizes(vector=48, statistics=2, metrics=2, digest="d")
 STATE: dict[str, Any] = {

@@ -26,11 +26,11 @@ from shoal.engine.transport.changes import (
 )
 from shoal.strategies import get
 from shoal.testing.faults import leave
-from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 from tests.engine.cases import setup
 from tests.engine.test_snapshots import Stand
 from tests.engine.test_standby import kill
+from tests.support.inline import Cluster, Setup
 
 LEVEL = Key(STATISTICS, "0")
 COUNT = Key(OPTIMIZER, "0")

@@ -20,9 +20,9 @@ from benchmarks.one_server import Client, one_server
 from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.worker.client import ServerClient
 from shoal.strategies import get
-from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import Link
+from tests.support.inline import Cluster, Setup
 
 PROBLEM = LeastSquares.seeded(rows=4, size=1 << 20)
 VECTOR_BYTES = 4 * PROBLEM.size

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from shoal.strategies import get
-from shoal.testing.fuzzing import Mutator
-from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import pack_head
 from shoal.wire.handshake import ANSWER_BYTES, Caller, worker_secret
+from tests.support.fuzzing import Mutator
+from tests.support.inline import Cluster, Setup
 
 PROBLEM = LeastSquares.seeded(rows=256)
 FRAMES, EPOCHS = 3000, 20

@@ -17,9 +17,9 @@ from shoal.data.order import Order
 from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
 from shoal.strategies import AllReduce
 from shoal.testing import faults
-from shoal.testing.inline import Outcome, Setup, train
 from shoal.testing.problems import LeastSquares
 from shoal.vectors import Vector
+from tests.support.inline import Outcome, Setup, train
 
 ROWS, EPOCHS, BATCH = 96, 3, 7  # 13 steps of 7 rows and one of 5
 FULL = 13

@@ -16,11 +16,12 @@ from typing import Any, final
 import cloudpickle
 import pytest
 
-from shoal.testing import faults, inline
-from shoal.testing.hosts import Hosts
-from shoal.testing.inline import Cluster
+from shoal.testing import faults
 from shoal.wire.frames import MAGIC
 from tests.engine.cases import runs_well, setup
+from tests.support import inline
+from tests.support.hosts import Hosts
+from tests.support.inline import Cluster
 
 pytestmark = pytest.mark.process
 

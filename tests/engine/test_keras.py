@@ -19,8 +19,8 @@ from shoal.models.inspection import prepare
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import pack
 from shoal.strategies import get
-from shoal.testing.inline import Outcome, Setup, train
 from shoal.vectors import Layout, exchanged_variables, statistic_variables
+from tests.support.inline import Outcome, Setup, train
 
 ROWS, BATCH, EPOCHS = 330, 101, 2  # shares of 51 and 50; a short last batch
 

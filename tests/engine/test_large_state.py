@@ -16,9 +16,9 @@ from shoal.engine.transport.buffers import SPARE_BYTES, Sizes
 from shoal.errors import WorkerFailed
 from shoal.strategies import get
 from shoal.testing import faults
-from shoal.testing.inline import Setup, train
-from shoal.testing.linear import LinearBackend
 from tests.engine.cases import PROBLEM
+from tests.support.inline import Setup, train
+from tests.support.linear import LinearBackend
 
 STATE = 20 << 20  # sixteen times the vectors were 16 MiB once
 EPOCHS = 2

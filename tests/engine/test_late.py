@@ -8,8 +8,8 @@ import pytest
 
 from shoal.engine.worker.spec import Moment
 from shoal.strategies import get
-from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
+from tests.support.inline import Cluster, Setup
 
 PROBLEM = LeastSquares.seeded(rows=480)
 EPOCHS, OTHER, SLOW = 2, 1, 2

@@ -23,10 +23,10 @@ from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
 from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.strategies import AllReduce, get
 from shoal.testing import faults
-from shoal.testing.inline import Outcome, Setup, train
-from shoal.testing.succession.counting import EmbeddingBackend
-from shoal.testing.succession.stage import one_hot
 from tests.engine.test_keras import engine
+from tests.simulation.failover.counting import EmbeddingBackend
+from tests.simulation.failover.stage import one_hot
+from tests.support.inline import Outcome, Setup, train
 
 ROWS, EPOCHS, BATCH = 40, 3, 7  # shares of 4 and 3; five steps, and one of 5
 

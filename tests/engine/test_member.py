@@ -24,9 +24,9 @@ from shoal.strategies import (
     get,
     registry,
 )
-from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import Link
+from tests.support.inline import Cluster, Setup
 
 PROBLEM = LeastSquares.seeded(rows=64)
 FIELDS = {"workers": 1, "epochs": 1, "batch_size": 8}

@@ -17,12 +17,12 @@ from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ExchangeTimeout
 from shoal.strategies import get
-from shoal.testing.inline import Cluster, Outcome, Setup
 from shoal.testing.problems import LeastSquares
 from shoal.wire import tls
 from shoal.wire.frames import BadFrame, Link
 from shoal.wire.handshake import HELLO, HELLO_BYTES, Callee, NoProof
 from tests.engine.middleman import HARMS, RECORD_BYTES, Middleman, Way, between
+from tests.support.inline import Cluster, Outcome, Setup
 
 PROBLEM = LeastSquares.seeded(rows=64, size=150)
 WORDS = (b"SHG1", b"SHL1", b'"kind"', b"join", b"token")

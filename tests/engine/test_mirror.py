@@ -11,10 +11,10 @@ from shoal.engine.coordination.timeouts import PAUSE_S, LivenessTimeout
 from shoal.engine.server import replication as mirrors
 from shoal.engine.server.primary import Primary
 from shoal.engine.transport.listener import Connections
-from shoal.testing.succession.network import SimConnections, Wire
-from shoal.testing.succession.stage import server_spec
 from tests.engine.cases import setup
 from tests.engine.test_take_over import quiet_mirror, standby_of
+from tests.simulation.failover.network import SimConnections, Wire
+from tests.simulation.failover.stage import server_spec
 
 LONG_AGO = -1000.0
 

@@ -29,9 +29,9 @@ from shoal.engine.worker.nan_policy import (
 )
 from shoal.errors import NotFinite
 from shoal.strategies import get, registry
-from shoal.testing.inline import Outcome, Setup, train
-from shoal.testing.linear import LinearRows
 from shoal.testing.problems import LeastSquares
+from tests.support.inline import Outcome, Setup, train
+from tests.support.linear import LinearRows
 
 PROBLEM = LeastSquares.seeded(rows=101, size=5)
 BAD, BATCH, RATE = 43, 8, 0.3

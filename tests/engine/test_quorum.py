@@ -16,8 +16,8 @@ from shoal.engine.coordination.instructions import Answer, EpochDone, Merge, Pus
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.rounds import Standing
 from shoal.engine.coordination.sequencer import Sequencer
-from shoal.testing.fleet import Fleet, draw
 from tests.engine.cases import ROUNDS
+from tests.simulation.protocol import Fleet, draw
 
 
 class Table:
@@ -282,7 +282,7 @@ class TestTheLate:
 def test_however_hasty_every_sample_counts_once(
     seed: int, quorum: int, is_elastic: bool
 ) -> None:
-    """`Fleet` checks it all after every event; see `shoal.testing.fleet`."""
+    """`Fleet` checks it all after every event; see `tests.simulation.protocol`."""
     scenario = draw(seed, "elastic rounds" if is_elastic else "rounds")
     rules = replace(scenario.rules, quorum=quorum)
     Fleet(replace(scenario, rules=rules, haste=1.0)).run()

@@ -16,9 +16,9 @@ from shoal.engine.transport.messages import COMPLAINTS
 from shoal.engine.worker.reader import Reader, Retry
 from shoal.errors import DataError, WorkerFailed
 from shoal.strategies import get
-from shoal.testing.inline import Setup, train
-from shoal.testing.linear import LinearRows
 from shoal.testing.problems import LeastSquares
+from tests.support.inline import Setup, train
+from tests.support.linear import LinearRows
 
 PROBLEM = LeastSquares.seeded(rows=101, size=5)
 BAD = 93  # beyond what workers compile with

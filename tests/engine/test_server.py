@@ -22,9 +22,9 @@ from shoal.engine.transport.shared_memory import Slot
 from shoal.engine.worker.client import ServerClient
 from shoal.errors import ClusterError
 from shoal.strategies import get
-from shoal.testing.inline import Cluster
 from shoal.wire.frames import HEADER, MAGIC, Link, pack_head
 from tests.engine.cases import runs_well, setup, shut_out
+from tests.support.inline import Cluster
 
 STRANGERS: dict[str, bytes] = {
     "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(64),

@@ -16,9 +16,9 @@ from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.primary import Primary
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
-from shoal.testing.inline import Setup
-from shoal.testing.succession.stage import server_spec
 from tests.engine.test_standby import setup
+from tests.simulation.failover.stage import server_spec
+from tests.support.inline import Setup
 
 LIMIT_S = 10.0
 LONG_S = 1000.0

@@ -11,10 +11,10 @@ import pytest
 from shoal.engine.transport.codec import CODECS
 from shoal.strategies import get
 from shoal.testing.faults import leave
-from shoal.testing.inline import Cluster, Outcome, Setup, train
 from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import Head
 from tests.engine.test_standby import WHERE, kill
+from tests.support.inline import Cluster, Outcome, Setup, train
 
 PROBLEM = LeastSquares.seeded(rows=64, size=150)
 RATE = 0.005

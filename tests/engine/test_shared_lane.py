@@ -30,8 +30,8 @@ from shoal.engine.worker.shared_memory_allreduce import (
 )
 from shoal.strategies import AllReduce
 from shoal.testing import faults
-from shoal.testing.inline import Outcome, Setup, train
 from shoal.testing.problems import LeastSquares
+from tests.support.inline import Outcome, Setup, train
 
 ROWS, EPOCHS, BATCH = 96, 3, 7  # 13 steps of 7 rows and one of 5
 FULL = 13

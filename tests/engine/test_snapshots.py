@@ -16,9 +16,9 @@ from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.strategies import get
-from shoal.testing.inline import Setup
 from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import Head
+from tests.support.inline import Setup
 
 PROBLEM = LeastSquares.seeded(rows=4096)
 

@@ -25,9 +25,9 @@ from shoal.engine.server.state_transfer import pack, unpack
 from shoal.engine.transport.server_connection import TURN_FRAMES, ServerConnection
 from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.strategies import get
-from shoal.testing.inline import Cluster, Outcome, Setup
 from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import Head, pack_head
+from tests.support.inline import Cluster, Outcome, Setup
 
 PROBLEM = LeastSquares.seeded(rows=96)
 EPOCHS = 3

@@ -24,11 +24,11 @@ from shoal.engine.transport.listener import (
 )
 from shoal.engine.transport.messages import MOST_NAME, failure, hint_of, names
 from shoal.engine.transport.server_connection import LATER, MOST_WAITING, TURN_FRAMES
-from shoal.testing.inline import Cluster
 from shoal.wire.frames import Link, pack_head
 from shoal.wire.handshake import ANSWER_BYTES, Caller, worker_secret
 from shoal.wire.tls import wrap_caller
 from tests.engine.cases import runs_well, setup, shut_out
+from tests.support.inline import Cluster
 
 
 def joining(cluster: Cluster) -> dict[str, Any]:

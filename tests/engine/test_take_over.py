@@ -16,13 +16,13 @@ from shoal.engine.server.replication import Replication, StandbyPeer
 from shoal.engine.worker.client import ServerClient
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.strategies import LocalSGD, get
-from shoal.testing import inline
-from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 from shoal.vectors import Vector
 from shoal.wire.frames import BadFrame, Head, Link, pack_head
 from shoal.wire.handshake import worker_secret
 from tests.engine.test_standby import kill
+from tests.support import inline
+from tests.support.inline import Cluster, Setup
 
 PROBLEM = LeastSquares.seeded(rows=96)
 LONG_S = 1000.0  # a round took, as the standby saw it

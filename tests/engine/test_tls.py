@@ -29,12 +29,12 @@ from shoal.engine.transport.server_connection import ServerConnection
 from shoal.engine.worker.client import ServerClient
 from shoal.errors import ConfigError, ExchangeTimeout
 from shoal.strategies import get
-from shoal.testing.inline import Cluster
 from shoal.wire import tls
 from shoal.wire.frames import BadFrame, Link, pack_head
 from shoal.wire.handshake import worker_secret
 from tests.engine import cases
 from tests.engine.cases import runs_well, shut_out
+from tests.support.inline import Cluster
 
 SECRET = b"s" * 32
 

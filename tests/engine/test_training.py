@@ -15,9 +15,9 @@ from shoal.engine.worker import request_channel
 from shoal.errors import WorkerFailed
 from shoal.strategies import get, registry
 from shoal.testing import faults
-from shoal.testing.inline import Outcome, Setup, train
-from shoal.testing.linear import LinearBackend
 from shoal.testing.problems import LeastSquares
+from tests.support.inline import Outcome, Setup, train
+from tests.support.linear import LinearBackend
 
 PROBLEM = LeastSquares.seeded(rows=101, size=5)
 NAMES = [name for name in registry.names() if name != "ensemble"]

@@ -17,12 +17,12 @@ from shoal.engine.transport import messages as words
 from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.worker.client import ServerClient
 from shoal.strategies import get
-from shoal.testing.inline import Cluster, Setup
 from shoal.testing.problems import LeastSquares
 from shoal.wire.frames import BadFrame, Link, unpack_head
 from shoal.wire.handshake import worker_secret
 from tests.engine.cases import runs_well, setup, shut_out
 from tests.engine.false_peers import frame
+from tests.support.inline import Cluster, Setup
 
 # What the server turns into a bad frame, which closes the connection.
 REFUSED = (ArithmeticError, LookupError, TypeError, ValueError)

@@ -22,9 +22,9 @@ from shoal.foreign.job import Job, Shape
 from shoal.foreign.running import Runner, Settings
 from shoal.foreign.variables import variables_of
 from shoal.runs.store import create
-from shoal.testing.hosts import Hosts
-from shoal.testing.sshd import Sshd
 from tests.hosts import hosts_with_sshd
+from tests.support.hosts import Hosts
+from tests.support.sshd import Sshd
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "foreign"
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("hosts")]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing.sshd import Sshd
 from tests.hosts import hosts_with_sshd
+from tests.support.sshd import Sshd
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "foreign"
 pytestmark = [

@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from shoal.engine.coordination.sequencer import Refuse, Sequencer
-from shoal.testing.fleet import Fleet, draw
-from shoal.testing.fleet.server import SimServer
-from shoal.testing.fleet.store import Center
+from tests.simulation.protocol import Fleet, draw
+from tests.simulation.protocol.server import SimServer
+from tests.simulation.protocol.store import Center
 
 SEEDS = st.integers(0, 1 << 32)
 MOMENTS = st.integers(0, 250)

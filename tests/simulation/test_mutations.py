@@ -19,10 +19,10 @@ from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Roster
 from shoal.engine.coordination.rounds import Round
 from shoal.engine.coordination.sequencer import Sequencer
-from shoal.testing.fleet import Fleet, Violation, draw
-from shoal.testing.fleet import worker as fleet_worker
-from shoal.testing.fleet.server import SimServer
-from shoal.testing.fleet.store import Checkpoint
+from tests.simulation.protocol import Fleet, Violation, draw
+from tests.simulation.protocol import worker as fleet_worker
+from tests.simulation.protocol.server import SimServer
+from tests.simulation.protocol.store import Checkpoint
 
 MOST_SEEDS = 600
 Patch = pytest.MonkeyPatch

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import simulate
 from shoal.engine.coordination.sequencer import Sequencer
-from shoal.testing.fleet import KINDS, Fleet, Violation, draw
+from tests.simulation.protocol import KINDS, Fleet, Violation, draw
 
 SCHEDULES = 2_000
 BLOCK = 250

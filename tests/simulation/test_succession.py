@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import simulate
 from shoal.engine.server.replication import Replication
-from shoal.testing.fleet import Violation
-from shoal.testing.succession import KINDS, Succession, draw
-from shoal.testing.succession.scenario import SERVERS, WORKERS
+from tests.simulation.failover import KINDS, Succession, draw
+from tests.simulation.failover.scenario import SERVERS, WORKERS
+from tests.simulation.protocol import Violation
 
 SCHEDULES = 200
 BLOCK = 50

@@ -20,9 +20,9 @@ from shoal.engine.server.standby import Standby
 from shoal.engine.transport.listener import Peer
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.gradient_loop import GradientLoop
-from shoal.testing.fleet import Violation
-from shoal.testing.succession import Succession, draw
-from shoal.testing.succession.network import Wire
+from tests.simulation.failover import Succession, draw
+from tests.simulation.failover.network import Wire
+from tests.simulation.protocol import Violation
 
 MOST_SEEDS = 300
 Patch = pytest.MonkeyPatch

@@ -12,7 +12,16 @@ import numpy as np
 
 from shoal.strategies import ADAG, DiLoCo, Downpour, Facts, LocalSGD, Strategy
 from shoal.strategies.base import RoundStrategy, ServerStrategy
-from shoal.testing.stage import SIZE, WORKERS, Stage, equal, near, same, sealed, serve
+from shoal.testing.exchange import (
+    SIZE,
+    WORKERS,
+    Stage,
+    equal,
+    near,
+    same,
+    sealed,
+    serve,
+)
 from shoal.vectors import Vector
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from shoal.strategies import Strategy
+from shoal.testing.exchange import near, same
 from shoal.testing.problems import LeastSquares
 from shoal.testing.simulation import simulate
-from shoal.testing.stage import near, same
 from shoal.vectors import Vector
 
 WORKERS = 4

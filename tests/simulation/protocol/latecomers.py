@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from shoal.testing.fleet.lines import Line, Work
-from shoal.testing.violation import require
+from tests.simulation.protocol.lines import Line, Work
+from tests.simulation.violation import require
 
 
 @final

@@ -26,21 +26,21 @@ from shoal.engine.worker.main import work
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ExchangeTimeout
 from shoal.strategies import get
-from shoal.testing.inline_setup import Setup
-from shoal.testing.linear import LinearBackend
 from shoal.testing.problems import LeastSquares
-from shoal.testing.succession.controller import SimController
-from shoal.testing.succession.counting import CountingBackend, EmbeddingBackend
-from shoal.testing.succession.network import (
+from shoal.wire.frames import Link
+from tests.simulation.failover.controller import SimController
+from tests.simulation.failover.counting import CountingBackend, EmbeddingBackend
+from tests.simulation.failover.network import (
     Address,
     Network,
     SimConnections,
     SimLink,
     Wire,
 )
-from shoal.testing.succession.scenario import Scenario
-from shoal.testing.succession.strand import Strand
-from shoal.wire.frames import Link
+from tests.simulation.failover.scenario import Scenario
+from tests.simulation.failover.strand import Strand
+from tests.support.inline_setup import Setup
+from tests.support.linear import LinearBackend
 
 FEATURES = 2
 SECRET = bytes(32)

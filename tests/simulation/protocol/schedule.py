@@ -14,15 +14,15 @@ from functools import partial
 from typing import final
 
 from shoal.engine.coordination.sequencer import Push, Sequencer
-from shoal.testing.fleet.controller import SimController
-from shoal.testing.fleet.invariants import Watch, look_at_end, look_at_weights
-from shoal.testing.fleet.lines import Line
-from shoal.testing.fleet.scenario import Scenario
-from shoal.testing.fleet.server import Report, SimServer
-from shoal.testing.fleet.store import Center, Checkpoint, Place, Store
-from shoal.testing.fleet.worker import SimWorker
-from shoal.testing.schedules import Event, Schedule
-from shoal.testing.violation import require
+from tests.simulation.protocol.controller import SimController
+from tests.simulation.protocol.invariants import Watch, look_at_end, look_at_weights
+from tests.simulation.protocol.lines import Line
+from tests.simulation.protocol.scenario import Scenario
+from tests.simulation.protocol.server import Report, SimServer
+from tests.simulation.protocol.store import Center, Checkpoint, Place, Store
+from tests.simulation.protocol.worker import SimWorker
+from tests.simulation.schedules import Event, Schedule
+from tests.simulation.violation import require
 
 TROUBLE = 0.08  # chance of trouble at an event, while there is some left
 SLOW = 3  # every third worker may be
@@ -37,7 +37,7 @@ class Fleet(Schedule[Scenario]):
         scenario: What it is about; see `draw`.
 
     Example:
-        >>> from shoal.testing.fleet import draw
+        >>> from tests.simulation.protocol import draw
         >>> fleet = Fleet(draw(seed=1)).run()
         >>> fleet.tally["events"] > 0, fleet.controller.is_over
         (True, True)

@@ -7,9 +7,9 @@ from typing import final
 
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.sequencer import Rules
-from shoal.testing.fleet.server import SimServer
-from shoal.testing.fleet.store import Center
-from shoal.testing.violation import require
+from tests.simulation.protocol.server import SimServer
+from tests.simulation.protocol.store import Center
+from tests.simulation.violation import require
 
 
 @final

@@ -11,10 +11,10 @@ from collections import deque
 from typing import Literal, NamedTuple, TypeAlias, final
 
 from shoal.engine.coordination import restart_policy as recovery
-from shoal.testing.fleet.scenario import Scenario
-from shoal.testing.fleet.server import Report, SimServer
-from shoal.testing.fleet.store import Center, Place
-from shoal.testing.violation import require
+from tests.simulation.protocol.scenario import Scenario
+from tests.simulation.protocol.server import Report, SimServer
+from tests.simulation.protocol.store import Center, Place
+from tests.simulation.violation import require
 
 RESTART_S = 2.0  # until a server is there again
 STATE_S = 20.0  # for the last worker's state

@@ -6,11 +6,11 @@ of which one at a time has the turn. Every run checks itself.
 
     Succession(draw(seed=7)).run()     # raises Violation if a promise is broken
 
-`shoal.testing.fleet` is the simulation without a standby, of the sequencer alone and
-with recovery from checkpoints; it is a hundred times as fast.
+`tests.simulation.protocol` simulates the sequencer alone, without a standby and with
+recovery from checkpoints; it is a hundred times as fast.
 """
 
-from shoal.testing.succession.scenario import KINDS, Scenario, draw
-from shoal.testing.succession.schedule import Succession
+from tests.simulation.failover.scenario import KINDS, Scenario, draw
+from tests.simulation.failover.schedule import Succession
 
 __all__ = ["KINDS", "Scenario", "Succession", "draw"]

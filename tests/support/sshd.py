@@ -1,4 +1,4 @@
-"""OpenSSH's server on the hosts of `shoal.testing.hosts`, with keys of its own.
+"""OpenSSH's server on the hosts of `tests.support.hosts`, with keys of its own.
 
 What it starts sees the name of its host, not that of the machine.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from shoal.testing.hosts import Hosts
+from tests.support.hosts import Hosts
 
 SERVER = "/usr/sbin/sshd"
 LIMIT_S = 20.0

@@ -2,7 +2,7 @@
 
 The protocol of `controller` and `servers` of `shoal.engine.controller`, without their
 clocks. Where a run has neither leader nor standby left it ends: what follows from
-checkpoints is the business of `shoal.testing.fleet`.
+checkpoints is the business of `tests.simulation.protocol`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from shoal.engine.server.primary import JOINED_AGAIN
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.server.reports import read_epoch, read_records
 from shoal.errors import ExchangeTimeout
-from shoal.testing.succession.network import Wire
-from shoal.testing.violation import Violation, require
 from shoal.wire.frames import Head
+from tests.simulation.failover.network import Wire
+from tests.simulation.violation import Violation, require
 
 
 class Stage(Protocol):

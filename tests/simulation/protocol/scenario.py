@@ -147,7 +147,9 @@ def _rules(choice: random.Random, kind: str, first: int) -> Rules:
     fields |= KINDS[kind]
     if fields["is_rounds"] and not fields["exchanges_gradients"]:
         fields["quorum"] = choice.choice([0, 1, 2, 3])
-    apart = random.Random(f"{fields} borders")
+    # The field had another name when these seeds were first drawn.
+    text = f"{fields} borders".replace("exchanges_gradients", "is_gang")
+    apart = random.Random(text)
     if fields["exchanges_gradients"]:
         fields["has_groups"] = apart.random() < 0.5
     if not fields["exchanges_gradients"] and apart.random() < 0.4:

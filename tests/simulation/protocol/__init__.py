@@ -7,8 +7,8 @@ and numbers that a random schedule moves. Every run checks itself.
     Fleet(draw(seed=7)).run()          # raises Violation if a promise is broken
 """
 
-from shoal.testing.fleet.scenario import KINDS, Scenario, draw
-from shoal.testing.fleet.schedule import Fleet
-from shoal.testing.violation import Violation
+from tests.simulation.protocol.scenario import KINDS, Scenario, draw
+from tests.simulation.protocol.schedule import Fleet
+from tests.simulation.violation import Violation
 
 __all__ = ["KINDS", "Fleet", "Scenario", "Violation", "draw"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.backends.base import Clock, ComputeSpec, Data
-from shoal.testing.linear import LinearBackend
 from shoal.vectors import Vector
+from tests.support.linear import LinearBackend
 
 
 class CountingBackend(LinearBackend):

@@ -18,10 +18,10 @@ from shoal.engine.worker.reader import Retry, Rows
 from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.engine.worker.spec import Watch
 from shoal.strategies.base import Strategy
-from shoal.testing.linear import LinearBackend, LinearRows
 from shoal.testing.problems import LeastSquares
 from shoal.vectors import Vector
 from shoal.wire.frames import Head
+from tests.support.linear import LinearBackend, LinearRows
 
 
 @final

@@ -1,6 +1,6 @@
 """A cable of some milliseconds between two hosts: it carries frames of two TAP devices.
 
-Run by `shoal.testing.hosts` in a process of its own. How much it carries is the
+Run by `tests.support.hosts` in a process of its own. How much it carries is the
 kernel's to say: each device has a token bucket (`tc ... tbf`).
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
     here = open_tap(near)
     enter(namespace)
     there = open_tap(far)
-    print("ready", flush=True)  # noqa: T201
+    print("ready", flush=True)
     carry(here, there, float(delay_s))
 
 

@@ -33,11 +33,11 @@ from shoal.engine.worker.main import work
 from shoal.engine.worker.nan_policy import error_of
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ClusterError, WorkerFailed
-from shoal.testing.inline_setup import Outcome, Setup
-from shoal.testing.inline_shards import InlineShards, Means
 from shoal.wire.frames import Head, Link
 from shoal.wire.handshake import worker_secret
 from shoal.wire.tls import identity_for, make_identity
+from tests.support.inline_setup import Outcome, Setup
+from tests.support.inline_shards import InlineShards, Means
 
 __all__ = ["Cluster", "Outcome", "Setup", "train"]
 

@@ -24,11 +24,11 @@ from shoal.engine.coordination.sequencer import (
     Sequencer,
 )
 from shoal.strategies.base import Facts
-from shoal.testing.fleet.latecomers import Latecomers
-from shoal.testing.fleet.lines import Letter, Line, Message, Work
-from shoal.testing.fleet.store import Center, Checkpoint, Place
-from shoal.testing.fleet.worker import mix
-from shoal.testing.violation import require
+from tests.simulation.protocol.latecomers import Latecomers
+from tests.simulation.protocol.lines import Letter, Line, Message, Work
+from tests.simulation.protocol.store import Center, Checkpoint, Place
+from tests.simulation.protocol.worker import mix
+from tests.simulation.violation import require
 
 JOINED = 1  # weights that travelled without the optimizer's state are not the gang's
 
@@ -123,7 +123,7 @@ class SimServer:
 
     def _push(self, line: Line, message: Message) -> list[Instruction]:
         push, work = message.push, message.work
-        assert push is not None and work is not None  # noqa: PT018, S101 - how it is made
+        assert push is not None and work is not None  # noqa: PT018 - how it is made
         is_repeat = (work.worker, work.serial) in self._applied
         is_current = work.era == self.era
         if self._late.speaks(line.rank) and is_current and not is_repeat:
@@ -153,7 +153,7 @@ class SimServer:
 
     def _publish(self, line: Line, message: Message) -> list[Instruction]:
         work = message.work
-        assert work is not None  # noqa: S101 - how it is made
+        assert work is not None
         is_asked = self.sequencer.publisher == line.rank or self.sequencer.has_finished
         require(is_asked, "a snapshot was asked for", line)
         if self.rules.exchanges_gradients and not self.sequencer.has_finished:

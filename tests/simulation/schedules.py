@@ -1,7 +1,7 @@
 """What the schedules of simulated runs have in common: the loop, trouble, the story.
 
 What can happen next, and what breaks, each simulation decides for itself, from a seed;
-see `shoal.testing.fleet` and `shoal.testing.succession`.
+see `tests.simulation.protocol` and `tests.simulation.failover`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
-from shoal.testing.violation import Violation
+from tests.simulation.violation import Violation
 
 MOST_EVENTS = 20_000
 

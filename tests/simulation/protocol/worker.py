@@ -10,8 +10,8 @@ from shoal.engine.coordination.instructions import Group
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.sequencer import Push, Rules
 from shoal.engine.worker.weight_loop import next_batches
-from shoal.testing.fleet.lines import Letter, Line, Message, Work
-from shoal.testing.violation import require
+from tests.simulation.protocol.lines import Letter, Line, Message, Work
+from tests.simulation.violation import require
 
 
 def mix(*numbers: int) -> int:

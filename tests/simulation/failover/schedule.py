@@ -1,6 +1,6 @@
 """The schedule of a simulated run with a standby: who moves next, and what breaks.
 
-This file decides it, from a seed, as `shoal.testing.fleet.schedule` does for runs
+This file decides it, from a seed, as `tests.simulation.protocol.schedule` does for runs
 without one.
 """
 
@@ -26,14 +26,14 @@ from shoal.engine.worker import gradient_loop as gang
 from shoal.engine.worker import loop, request_channel
 from shoal.engine.worker import weight_loop as windows
 from shoal.engine.worker.request_channel import Answered
-from shoal.testing.schedules import Event, Schedule
-from shoal.testing.succession.controller import SimController
-from shoal.testing.succession.invariants import look_at_end, look_at_weights
-from shoal.testing.succession.network import Network, Wire
-from shoal.testing.succession.scenario import Scenario
-from shoal.testing.succession.stage import Process, SimStage
-from shoal.testing.succession.strand import Strand
-from shoal.testing.violation import require
+from tests.simulation.failover.controller import SimController
+from tests.simulation.failover.invariants import look_at_end, look_at_weights
+from tests.simulation.failover.network import Network, Wire
+from tests.simulation.failover.scenario import Scenario
+from tests.simulation.failover.stage import Process, SimStage
+from tests.simulation.failover.strand import Strand
+from tests.simulation.schedules import Event, Schedule
+from tests.simulation.violation import require
 
 MOST_IDLE = 2_000  # turns in which nothing can happen but that time passes
 IDLE_S = 0.5
@@ -53,7 +53,7 @@ class Succession(Schedule[Scenario]):
         scenario: What it is about; see `draw`.
 
     Example:
-        >>> from shoal.testing.succession import draw
+        >>> from tests.simulation.failover import draw
         >>> run = Succession(draw(seed=1)).run()
         >>> run.tally["events"] > 0, run.controller.is_over
         (True, True)

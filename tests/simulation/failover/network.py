@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, final
 
 from shoal.engine.transport.listener import Listener, Peer
 from shoal.errors import ExchangeTimeout
-from shoal.testing.succession.strand import Strand
 from shoal.wire.frames import BadFrame, Head
+from tests.simulation.failover.strand import Strand
 
 GREETING_S = 0.5  # that a caller waits in vain, more or less
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.testing.succession.controller import SimController
-from shoal.testing.succession.scenario import Scenario
-from shoal.testing.violation import require
+from tests.simulation.failover.controller import SimController
+from tests.simulation.failover.scenario import Scenario
+from tests.simulation.violation import require
 
 EXACT = 1e-3  # means of whole numbers, in float32
 
