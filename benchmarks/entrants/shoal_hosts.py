@@ -37,8 +37,8 @@ def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:
 
     pool = ProcessPool(cast_of("jax", 2, 1), host=hosts.address, through=through)
     try:
-        means = FitContext(began=time.monotonic(), pool=pool, heed=lambda: None)
-        return perform({"workers": 2, "run": False, "verbose": 0, **arguments}, means)
+        context = FitContext(began=time.monotonic(), pool=pool)
+        return perform({"workers": 2, "run": False, "verbose": 0, **arguments}, context)
     finally:
         pool.close()
         hosts.close()

@@ -24,7 +24,6 @@ from typing import IO, Any, final
 
 import cloudpickle
 
-import shoal
 from shoal.forks import blank, gives_up
 from shoal.host.limits import within_limits
 from shoal.host.private import alike
@@ -100,7 +99,7 @@ class ProcessLauncher(Launcher):
         environment = {**os.environ, **_settings(role.threads)}
         environment.update(role.environment or {})
         paths = [path or str(Path.cwd()) for path in sys.path]
-        ours = str(Path(shoal.__file__).parents[1])
+        ours = str(Path(__file__).parents[2])
         if ours not in paths:
             paths.append(ours)
         process = subprocess.Popen(

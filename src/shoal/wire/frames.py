@@ -19,9 +19,9 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from shoal import interruption
 from shoal.errors import ExchangeTimeout, ShoalError
 from shoal.forks import blank, gives_up
+from shoal.interruption import check, descriptor, drain
 from shoal.wire import tls
 from shoal.wire.handshake import ANSWER_BYTES, Caller, NoProof
 
@@ -233,7 +233,7 @@ class Link:
             view = view[self._take(view) :]
 
     def _take(self, view: memoryview) -> int:
-        wake = interruption.descriptor()
+        wake = descriptor()
         try:
             if wake is not None:
                 self._await_bytes(wake)
@@ -259,7 +259,7 @@ class Link:
         until = None if limit_s is None else time.monotonic() + limit_s
         while not self._has_bytes(wake, until):
             if not self.is_closing:
-                interruption.check()
+                check()
             if until is not None and time.monotonic() > until:
                 raise TimeoutError
 
@@ -268,12 +268,12 @@ class Link:
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
         poll, own = select.poll(), self.socket.fileno()
-        for descriptor in (own, wake):
-            poll.register(descriptor, select.POLLIN)
+        for waited_on in (own, wake):
+            poll.register(waited_on, select.POLLIN)
         left_s = None if until is None else max(0.0, until - time.monotonic())
         found = dict(poll.poll(None if left_s is None else 1e3 * left_s))
         if wake in found:
-            interruption.drain()
+            drain()
         return own in found
 
     def _next(self, count: int) -> memoryview:
@@ -330,14 +330,14 @@ class Link:
         """Whether there is something to receive, at most `timeout_s` from now."""
         if self.has_pending:
             return True
-        wake = interruption.descriptor()
+        wake = descriptor()
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             if wake is not None:  # a signal ends the wait
                 selector.register(wake, selectors.EVENT_READ)
             found = {key.fd for key, _ in selector.select(timeout_s)}
         if wake in found:
-            interruption.drain()
+            drain()
         return bool(found - {wake})
 
     def send(self, head: Head, *body: memoryview | bytes) -> None:
