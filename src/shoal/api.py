@@ -205,7 +205,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
     arguments = locals()
     began = time.monotonic()
     chosen = get(strategy)
-    if cluster not in ("local", "inline", "ray", "auto"):
+    if cluster not in ("local", "inline", "auto"):
         from shoal.training.remote_fit import fit_there, is_away
 
         if is_away(cluster):

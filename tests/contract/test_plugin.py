@@ -41,7 +41,13 @@ class Halving(ServerStrategy):
 '''
 
 
-def install(folder: Path, name: str, lines: str, source: str = TOY) -> None:
+def install(
+    folder: Path,
+    name: str,
+    lines: str,
+    source: str = TOY,
+    group: str = "shoal.strategies",
+) -> None:
     """Lays a package out in a folder as pip would."""
     (folder / f"{name}.py").write_text(source)
     info = folder / f"{name}-1.0.dist-info"
@@ -49,7 +55,7 @@ def install(folder: Path, name: str, lines: str, source: str = TOY) -> None:
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
     )
-    (info / "entry_points.txt").write_text(f"[shoal.strategies]\n{lines}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
 
 
 @pytest.fixture

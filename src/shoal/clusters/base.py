@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from shoal.clusters.remote_jobs import RemoteJobs
+from shoal.errors import ConfigError
 from shoal.facts import MachineFacts
 from shoal.launchers.base import Launcher
 from shoal.launchers.shared import SharedBlob
@@ -52,11 +54,38 @@ class Allocation:
 class Cluster(ABC):
     """Where workers may be, other than this machine: a frozen value.
 
-    What it starts for a run it ends with the run.
+    What it starts for a run it ends with the run. A package adds a kind with a class
+    and one line of its metadata:
+
+        [project.entry-points."shoal.clusters"]
+        slurm = "my_package.slurm:Slurm"
+
+    `fit(cluster="slurm")` makes one without arguments; `fit(cluster=Slurm(...))` takes
+    any.
     """
 
     name: ClassVar[str]
     """What users call its kind, and a plan's `cluster`."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a call of `fit` is sent there as a job."""
+        return False
+
+    def jobs(self) -> RemoteJobs:
+        """Returns the jobs of a remote cluster.
+
+        Raises:
+            ConfigError: Calls are not sent to this kind of cluster.
+        """
+        raise ConfigError(
+            f"cluster {self.name!r} takes no jobs. Expected a cluster that calls of "
+            "`fit` are sent to. Name one that `shoal cluster up` made."
+        )
+
+    def inside(self) -> Cluster:
+        """Returns the same cluster for a process that runs on one of its machines."""
+        return self
 
     @abstractmethod
     def look(self, backend: str) -> MachineFacts:

@@ -11,8 +11,17 @@ from typing import Any
 from shoal.clusters.base import Cluster
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.ray import LAST_RAY, Ray
+from shoal.registry import Registry
 
-NAMES = ("local", "inline", "ray", "auto")
+registry = Registry(
+    kind="cluster",
+    group="shoal.clusters",
+    builtin={"ray": "shoal.clusters.ray:Ray"},
+    base=Cluster,
+)
+"""Kinds of clusters that users name; those of plug-ins too."""
+
+HERE = ("local", "inline", "auto")
 _ADDRESS = re.compile(r"(ray|https?)://.+|.+:\d+")
 
 
@@ -20,8 +29,9 @@ def find_cluster(given: Any, variables: Mapping[str, str] | None = None) -> Any:
     """Returns the cluster that is meant; a name as it is where it is none of these.
 
     Args:
-        given: A `Cluster`; "ray", the address of a Ray cluster, or "auto" for the one
-            that this process is in or that runs here; else a name.
+        given: A `Cluster`; the name of a kind, such as "ray"; the address of a Ray
+            cluster, or "auto" for the one that this process is in or that runs here;
+            else a name.
         variables: Of the environment, default None means this process's.
 
     Example:
@@ -30,13 +40,18 @@ def find_cluster(given: Any, variables: Mapping[str, str] | None = None) -> Any:
         >>> find_cluster("auto", {"RAY_ADDRESS": "10.0.0.7:6379"}).name
         'ray'
     """
-    if given == "ray":
-        return Ray()
     if given == "auto":
         return Ray() if _has_ray(variables) else "local"
-    if isinstance(given, str) and _ADDRESS.fullmatch(given):
+    if not isinstance(given, str) or given in HERE:
+        return given
+    if _ADDRESS.fullmatch(given):
         return Ray(address=given)
-    return given
+    return registry.load(given)() if given in registry.names() else given
+
+
+def names() -> tuple[str, ...]:
+    """Returns what `cluster` may be, beside addresses and clusters of hosts."""
+    return (*HERE, *registry.names())
 
 
 def _has_ray(variables: Mapping[str, str] | None) -> bool:
@@ -54,7 +69,7 @@ def is_known_elsewhere(given: Any, clusters: str) -> bool:
         given: As `find_cluster` takes it.
         clusters: Folder where clusters are known.
     """
-    if not isinstance(given, str) or given in NAMES or _ADDRESS.fullmatch(given):
+    if not isinstance(given, str) or given in names() or _ADDRESS.fullmatch(given):
         return False
     return given in ClusterStore(clusters).names()
 

@@ -33,6 +33,7 @@ from shoal.clusters.ray_joining import (
     reach,
     token,
 )
+from shoal.clusters.remote_jobs import RemoteJobs
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
 from shoal.host.temporary import temporary_folder
@@ -114,12 +115,17 @@ class Ray(Cluster):
             )
 
     @property
-    def is_away(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether it is reached by Ray Client, from outside."""
         return (self.address or "").startswith(CLIENT)
 
+    def jobs(self) -> RemoteJobs:
+        """Returns the jobs that were sent to it."""
+        found: Any = import_module("shoal.clusters.ray_jobs")
+        return found.RayJobs(self)
+
     def inside(self) -> Ray:
-        """The same for a process that runs on a machine of the cluster."""
+        """Returns the same cluster for a process that runs on one of its machines."""
         folder = None if self.working_dir is None else "."
         return replace(self, address=None, working_dir=folder)
 
@@ -277,7 +283,7 @@ class Ray(Cluster):
         if gpus is None:
             has_gpus = any(node.gpus for node in _nodes(ray))
             gpus = float(has_gpus and reaches_gpus(asked.backend))
-        room = import_module("shoal.launchers.ray_bundles").Room(
+        room = import_module("shoal.launchers.ray_bundles").Bundle(
             cpus=float(asked.threads if self.cpus is None else self.cpus),
             gpus=gpus,
             placement=self.placement.upper(),

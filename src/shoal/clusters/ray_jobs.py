@@ -69,7 +69,7 @@ class RayJobs:
             raise ConfigError("a job on Ray takes no arguments")
         payload, job = pack([script, *beside]), new_id(script)
         with self._connected(self._cluster.needs) as ray:
-            kind = ray.remote(import_module("shoal.launchers.ray_job_actor").Steward)
+            kind = ray.remote(import_module("shoal.launchers.ray_job_actor").JobActor)
             job_actor = kind.options(
                 name=job, namespace=SPACE, lifetime="detached", num_cpus=0,
                 resources=HEAD, max_restarts=0,

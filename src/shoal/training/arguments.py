@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from shoal.clusters.base import Cluster
-from shoal.clusters.finding import NAMES, find_cluster, name_of
+from shoal.clusters.finding import find_cluster, name_of, names
 from shoal.clusters.yarn import Yarn
 from shoal.data import Source, training_data
 from shoal.data.chunks import GROUP_BYTES, ChunkedSource, first_rows
@@ -346,11 +346,13 @@ def _request(arguments: Arguments, strategy: Strategy) -> Request:
     seed = arguments.seed
     if seed is None:
         seed = int(np.random.randint(SEED_LIMIT))  # keras.utils.set_random_seed's
+    cluster = find_cluster(arguments.cluster)
+    known = (cluster.name,) if isinstance(cluster, Cluster) else names()
     return Request(
         strategy=strategy,
         workers=workers,
-        cluster=name_of(find_cluster(arguments.cluster)),
-        known_clusters=NAMES,
+        cluster=name_of(cluster),
+        known_clusters=known,
         batch_size=arguments.batch_size,
         epochs=arguments.epochs,
         initial_epoch=arguments.initial_epoch,

@@ -17,11 +17,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
+from shoal.clusters.base import Cluster
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.finding import find_cluster, is_known_elsewhere
 from shoal.clusters.jobs import Jobs
-from shoal.clusters.ray import Ray
-from shoal.clusters.ray_jobs import RayJobs
 from shoal.clusters.remote_jobs import (
     DONE,
     RUNNING,
@@ -142,7 +141,7 @@ def is_away(given: Any) -> bool:
     if is_known_elsewhere(given, environment().clusters):
         return True
     cluster = find_cluster(given)
-    return isinstance(cluster, Ray) and cluster.is_away
+    return isinstance(cluster, Cluster) and cluster.is_remote
 
 
 def jobs_of(given: Any) -> RemoteJobs:
@@ -152,8 +151,8 @@ def jobs_of(given: Any) -> RemoteJobs:
         ConfigError: None of this name was brought up from here.
     """
     cluster = find_cluster(given)
-    if isinstance(cluster, Ray):
-        return RayJobs(cluster)
+    if isinstance(cluster, Cluster):
+        return cluster.jobs()
     return Jobs(ClusterStore(environment().clusters).get(given))
 
 
@@ -211,7 +210,7 @@ def send(arguments: Mapping[str, Any], given: Any) -> Sent:
 def there(given: Any) -> Any:
     """The cluster, as the process that trains is to see it."""
     cluster = find_cluster(given)
-    return cluster.inside() if isinstance(cluster, Ray) else "ray"
+    return cluster.inside() if isinstance(cluster, Cluster) else "ray"
 
 
 def _fill(record: StoredRun, ready: Ready, cluster: Any) -> None:
