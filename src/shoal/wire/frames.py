@@ -2,7 +2,7 @@
 
 Both ends prove the run's secret before anything is parsed; nothing that comes
 from a peer is ever unpickled. A frame that breaks a limit closes its connection.
-The side that called is here, the side that was called in `channel.py`.
+The side that called is here, the side that was called in `server_connection.py`.
 """
 
 from __future__ import annotations

@@ -288,6 +288,9 @@ class Servers:
 
     def _succeed(self, why: str) -> bool:
         """Makes the standby lead; False if it cannot."""
+        # The old server's process is gone: it ended, or `lost` killed it before
+        # this is called. That is the fence. A process that only hangs could wake up
+        # later and reply beside its successor (decision 14).
         standby_peer, self._standby_peer = self._standby_peer, None
         if standby_peer is None:
             return False

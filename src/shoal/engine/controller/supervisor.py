@@ -1,6 +1,6 @@
 """The workers' processes: who runs, who is gone, and who takes their place.
 
-What is decided about a loss lies in `recovery.py`; this file carries it out.
+What is decided about a loss lies in `restart_policy.py`; this file carries it out.
 """
 
 from __future__ import annotations

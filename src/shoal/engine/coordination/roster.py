@@ -51,7 +51,8 @@ LINEAGE_INCARNATIONS = 1_000_000
 """Processes a rank may have under one server.
 
 A new server counts from the next million: processes that joined after its checkpoint
-was taken are not in there, and their numbers must not be given again.
+was taken are not in it, and their numbers must not be given again. A number that is
+given twice would let a process that was replaced push in the name of its successor.
 """
 
 

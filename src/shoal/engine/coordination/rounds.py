@@ -1,7 +1,7 @@
 """The round that is open: who has pushed, and whom it waits for. Pure.
 
 This file decides whether a round may close without those it waits for. When that
-is done lies in `grace.py`, what follows from it in `sequencer.py`.
+is done lies in `timeouts.py`, what follows from it in `sequencer.py`.
 """
 
 from __future__ import annotations

@@ -287,6 +287,10 @@ class Sequencer:
 
     def push(self, push: Push) -> list[Instruction]:
         """A worker sends what it did since its last push."""
+        # Who sent it comes first, then which history it belongs to, then whether it
+        # came before, then whether its samples are the sender's. A refusal for a later
+        # reason would tell a process that was replaced what it must not learn
+        # (decision 14).
         if not self._roster.is_current(push.rank, push.incarnation):
             return [self._stranger(push.rank, push.incarnation)]
         member = self.members[push.rank]
@@ -379,13 +383,20 @@ class Sequencer:
     def _close_round(self) -> list[Instruction]:
         """Closes the round when every ready worker has pushed or waits for data.
 
-        Whoever publishes has done neither, so weights stay as they are meanwhile.
+        A worker that publishes its state has done neither: the round stays open, and
+        with it the weights that are published.
         """
+        # The order below matters. Messages that no longer fit are sent back before the
+        # round is taken apart. Samples are committed in the same event in which the
+        # center moves, so that no checkpoint or standby sees one without the other.
+        # Epochs end, and the controller's questions are asked, after all that
+        # (decisions 3 and 16).
         ready = self._roster.ready()
         if not self._round.pushes or self._round.awaited(ready, self.ledger):
             return []
         if outdated := self._round.outdated():
-            # Somebody is gone who was to take part: the step is smaller than it was.
+            # A worker is lost that was to take part: the step has fewer rows than its
+            # messages were scaled by, so they are computed again with the new sums.
             sums = self._round.sums
             for rank in outdated:
                 del self._round.pushes[rank]
@@ -485,6 +496,10 @@ class Sequencer:
 
     def _roll_back(self) -> list[Instruction]:
         """The last worker of a gang is gone, and the weights after its snapshot."""
+        # The server holds no weights of a gang but the snapshot that was published
+        # last. Samples committed since then are in weights that nobody has: they are
+        # free again. A new lineage refuses pushes that were made from those weights
+        # (decision 3).
         self.lineage += 1
         self._epochs.restore()
         self._publishing.take_epochs()

@@ -1,9 +1,9 @@
 """What every server of a run does: it serves, tells its standby, obeys the controller.
 
 One thread: an event is handled before the next is looked at, which is what makes
-commits atomic. What a run is lies in `machine.py`, who is connected in
-`connections.py`, what a standby must know first in `mirror.py`. Where events come from
-is decided in `server.py`, or in `shard.py` where another server orders them.
+commits atomic. What a run is lies in `replica.py`, who is connected in `listener.py`,
+what a standby must know first in `replication.py`. Where events come from is decided in
+`primary.py`, or in `shard.py` where another server orders them.
 """
 
 from __future__ import annotations

@@ -206,6 +206,9 @@ class Replication:
         Of a later one it says nothing by that: the connections of controller and
         standby are two, and what they bring may overtake each other.
         """
+        # Until this is said, the controller may have promoted the standby: two servers
+        # would reply to workers, each with a history of its own. A server that lost its
+        # standby therefore replies to nobody (decision 14).
         self._given_up = generation
         if 0 < self._unsure_of <= generation:
             self._let_go()

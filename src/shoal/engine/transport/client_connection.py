@@ -1,7 +1,8 @@
 """A worker's line to one server, whichever of two processes that is.
 
 This file decides how a worker comes to a server and back to it. What is said there lies
-in `conversation.py`, or in `desk.py` where the server only has a part of the vector.
+in `request_channel.py`, or in `shard_client.py` where the server only has a part of the
+vector.
 """
 
 from __future__ import annotations

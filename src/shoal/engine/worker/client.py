@@ -205,6 +205,9 @@ class ServerClient(RequestChannel):
 
         Unless it is the same, as no step was taken, or as the backend works in place.
         """
+        # Two vectors take turns. The backend may still read `local` (JAX's arrays on
+        # processors alias NumPy's memory), so results are never written over it. The
+        # vector where its steps began is no longer read by anybody.
         if not np.may_share_memory(local, self.local):
             return self.local
         if self._spare is None:

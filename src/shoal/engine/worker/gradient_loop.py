@@ -1,7 +1,8 @@
 """Workers that exchange gradients: all take every step together, each for itself.
 
 The mean of a step comes from the server; or workers make it among themselves, and the
-server only says whether it counts (`lane.py`, `shared_lane.py`).
+server only says whether it counts (`native_allreduce.py`,
+`shared_memory_allreduce.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every worker does: it opens its model and data, takes turns, waits for more.
 
-What a turn is lies in `windows.py` for strategies that exchange weights, in `gang.py`
-for those that exchange gradients.
+What a turn is lies in `weight_loop.py` for strategies that exchange weights, in
+`gradient_loop.py` for those that exchange gradients.
 """
 
 from __future__ import annotations

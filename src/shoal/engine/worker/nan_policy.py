@@ -1,7 +1,7 @@
 """Numbers that are not finite: what is looked for, what follows, and how it is told.
 
 This file decides what `on_nan` means. It looks at vectors and says words; what a
-worker does about them lies in `guard.py`, what a run does in the controller.
+worker does about them lies in `nan_guard.py`, what a run does in the controller.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Rows(Protocol):
 class Retry:
     """How often a source is asked again.
 
-    Waits are short beside what makes a worker count as hung, see `patience.py`.
+    Waits are short beside what makes a worker count as hung, see `timeouts.py`.
 
     Args:
         attempts: In all, at least 1.

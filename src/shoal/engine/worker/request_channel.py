@@ -2,7 +2,7 @@
 
 Nothing is asked before the last question was answered. Where several servers share the
 vector this one is told everything, and each of the others its part of the vectors. What
-is said lies in `member.py`.
+is said lies in `client.py`.
 """
 
 from __future__ import annotations

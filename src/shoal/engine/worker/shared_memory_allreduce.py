@@ -284,6 +284,9 @@ class MemoryLayout:
 
     def note(self, turn: int, step: Step, mass: float) -> None:
         """Says what lies at a place, once it lies there."""
+        # Plain stores are enough. The others read only after the server, or a call of
+        # this worker, has told them: both are system calls on a socket, and a store
+        # before a send is seen after the matching receive (decision 26).
         _NOTE.pack_into(self._notes[turn], 0, *step, mass)
 
     def find(self, step: Step) -> tuple[Vector, float]:
