@@ -142,9 +142,9 @@ class Spool:
 
     def marks(self) -> tuple[list[Place], list[Place]]:
         """Takes the marks that workers left: for batches they want, and have read."""
-        # A mark is an empty file, removed before it is acted upon. A driver that dies in
-        # between loses a wish, and its worker leaves it again after `_MARK_S`: a mark
-        # may be seen twice or late, never half.
+        # A mark is an empty file, removed before it is acted upon. One that is lost in
+        # between is left again by its worker after `_MARK_S`: a mark may be seen twice
+        # or late, never half.
         wanted: list[Place] = []
         read: list[Place] = []
         try:

@@ -64,9 +64,9 @@ class Center:
 
     def _blend(self, rank: int, statistics: Vector, facts: Facts) -> None:
         """Keeps a sample-weighted running average of the statistics."""
-        # Messages come one by one, not in rounds. Each moves the average by the sender's
-        # share of all samples that the workers trained in their last message, so that
-        # equal workers get equal shares and a slow one is not forgotten (decision 4).
+        # Messages come one by one, not in rounds. Each moves the average by the
+        # sender's share of the samples in the last messages of all, so that equal
+        # workers get equal shares, and a slow one is not forgotten (decision 4).
         self._last_samples[rank] = facts.samples
         if statistics.size == 0:
             return

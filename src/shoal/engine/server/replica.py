@@ -386,8 +386,8 @@ class Replica:
         if answer.sums:
             head["sums"] = answer.sums
         head["publish"] = answer.kind == "publish" or (
-            # Told "again", a worker has something else to say first. `asked` moves the
-            # sequencer's state: the request goes out with this answer and with no other,
+            # Told "again", a worker has something else to say first. `asked` changes
+            # the sequencer: the request goes out with this answer and with no other,
             # on the standby too, which makes the same answers (decision 14).
             answer.kind != "again" and self.sequencer.asked(answer.rank)
         )

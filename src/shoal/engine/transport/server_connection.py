@@ -194,8 +194,8 @@ class ServerConnection:
             ConnectionResetError: The peer is gone.
             BadFrame: The peer is not one of ours.
         """
-        # One thread serves all peers. A turn ends after TURN_FRAMES frames or TURN_BYTES
-        # bytes, so that a peer which sends without end cannot keep the others waiting.
+        # One thread serves all peers. A turn ends after TURN_FRAMES or TURN_BYTES, so
+        # that a peer which sends without end cannot keep the others waiting.
         # A body of a worker lies in its inbox, which the server owns from here until it
         # has handled the frame: so a turn ends with the first body.
         frames: list[tuple[Head, memoryview]] = []
