@@ -121,7 +121,7 @@ class Setup:
             window=self.strategy.period,
             is_rounds=not self.strategy.is_asynchronous,
             exchanges_gradients=self.exchanges_gradients,
-            is_elastic="conserves" in self.strategy.promises,
+            is_elastic=self.strategy.is_elastic,
             has_barrier=self.has_barrier,
             quorum=self.quorum,
             borders=order.borders if order.can_be_spread else None,

@@ -290,11 +290,6 @@ class Order:
         part = ((start - begin) / rows, (stop - begin) / rows) if rows else (0.0, 1.0)
         return self._chunks.upcoming(span.turn, span.start + stop - 1, part)
 
-    @property
-    def is_chunked(self) -> bool:
-        """Whether rows lie in chunks."""
-        return self._chunks is not None
-
     def _permutation(self, turn: int) -> Indices:
         """The whole pass; the last two are kept."""
         found = self._kept.get(turn)

@@ -124,9 +124,5 @@ class Launcher(ABC):
         """The memory that processes inherit is complete: all machines get it now."""
 
     @abstractmethod
-    def capacity(self) -> int:
-        """Returns how many more workers could be started."""
-
-    @abstractmethod
     def close(self, grace_s: float = 0.0) -> None:
         """Ends every process, by force after `grace_s` seconds, and frees all."""

@@ -204,11 +204,6 @@ class ProcessLauncher(Launcher):
         """Ends one process, by force after `grace_s` seconds."""
         self._end([self._children[token]], grace_s)
 
-    def capacity(self) -> int:
-        """Returns how many more processes could be started."""
-        living = [c for c in self._children.values() if c.process.poll() is None]
-        return max(0, 512 - len(living))
-
     def close(self, grace_s: float = 0.0) -> None:
         """Ends every process, by force after `grace_s` seconds."""
         self._end(list(self._children.values()), grace_s)

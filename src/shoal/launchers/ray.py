@@ -35,7 +35,7 @@ from shoal.launchers.ray_agents import (
     RayNodeAgent,
     why_gone,
 )
-from shoal.launchers.ray_bundles import Bundle, Group, room_now
+from shoal.launchers.ray_bundles import Bundle, Group
 from shoal.launchers.ray_store import Store
 from shoal.launchers.shared import SharedBlob
 from shoal.launchers.versions import difference, versions
@@ -382,11 +382,6 @@ class RayLauncher(Launcher):
             self._hands.pop(token, None)
         self._ended.clear()
         return set(self._hands)
-
-    def capacity(self) -> int:
-        """Returns how many more workers have room, as Ray knows now."""
-        free = sum(slot.here is not None and not slot.token for slot in self._slots)
-        return free + room_now(self._room)
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends every process and gives the room back."""

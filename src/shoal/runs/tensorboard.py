@@ -10,7 +10,7 @@ tags `epoch_loss`, `epoch_accuracy`. What a machine was busy with in an epoch go
 
 References:
     tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto,
-    tensorflow/core/lib/io/record_writer.h; CRC-32C: RFC 3720, appendix B.4.
+    tensorflow/core/lib/io/record_writer.h.
 """
 
 from __future__ import annotations
@@ -21,39 +21,13 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, final
 
+from shoal.crc32c import masked_crc32c
 from shoal.host.private import protect
 from shoal.paths import name_of
 from shoal.runs.folder import Folder
 from shoal.runs.use import Use
 
 TRAIN, VALIDATION, NODES = "train", "validation", "nodes"
-
-_POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed
-
-
-def _table() -> tuple[int, ...]:
-    rows: list[int] = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
-        rows.append(byte)
-    return tuple(rows)
-
-
-_TABLE = _table()
-
-
-def crc32c(data: bytes) -> int:
-    """Returns the CRC-32C of some bytes.
-
-    Example:
-        >>> hex(crc32c(b"123456789"))
-        '0xe3069283'
-    """
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
 
 
 def record(payload: bytes) -> bytes:
@@ -165,9 +139,7 @@ class ScalarWriter:
 
 
 def _masked(data: bytes) -> bytes:
-    crc = crc32c(data)
-    rotated = ((crc >> 15) | (crc << 17)) & 0xFFFFFFFF
-    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+    return struct.pack("<I", masked_crc32c(data))
 
 
 def _varint(value: int) -> bytes:

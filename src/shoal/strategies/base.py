@@ -82,6 +82,9 @@ class Strategy(ABC):
     """Messages are applied when they arrive; False: merged in rounds."""
     is_independent: ClassVar[bool] = False
     """Every worker trains a model of its own; nothing is exchanged between them."""
+    is_elastic: ClassVar[bool] = False
+    """Whether a worker keeps weights of its own after an exchange, where others adopt
+    the center. One that comes too late, or comes back, then keeps them too."""
     needs_anchor: ClassVar[bool] = True
     """False where the anchor is, bit by bit, where the worker's steps began, or where
     no verb looks at it: workers then keep one vector less, and `pull_into` is not to

@@ -28,6 +28,7 @@ class ElasticStrategy(Strategy):
         learning_rate: Step size eta that makes moving_rate = rho * learning_rate.
     """
 
+    is_elastic: ClassVar[bool] = True
     needs_anchor: ClassVar[bool] = False
     reply_is_change: ClassVar[bool] = True
     promises: ClassVar[frozenset[str]] = frozenset({"conserves"})

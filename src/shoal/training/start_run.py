@@ -324,7 +324,7 @@ def rules(plan: Plan) -> Rules:
         window=plan.strategy.period,
         is_rounds=not plan.strategy.is_asynchronous,
         exchanges_gradients=plan.exchanges_gradients,
-        is_elastic="conserves" in plan.strategy.promises,
+        is_elastic=plan.strategy.is_elastic,
         has_barrier=plan.epoch_barrier,
         quorum=plan.quorum,
         borders=order.borders if order.can_be_spread else None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.files.crc32c import masked_crc32c
+from shoal.crc32c import masked_crc32c
 
 
 def parquet_bytes(columns: Mapping[str, Any], **options: Any) -> bytes:
@@ -77,9 +77,7 @@ def example(features: Mapping[str, Any]) -> bytes:
 
 
 def checksum(data: bytes) -> bytes:
-    raw = np.frombuffer(data, np.uint8)
-    crc = masked_crc32c(raw, np.array([0]), np.array([len(data)]))
-    return struct.pack("<I", int(crc[0]))
+    return struct.pack("<I", masked_crc32c(data))
 
 
 def record(data: bytes) -> bytes:

@@ -11,8 +11,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from shoal.crc32c import masked_crc32c
 from shoal.data.files.alike import alike
-from shoal.data.files.crc32c import masked_crc32c
 from shoal.data.files.example import Feature, parse_example
 from shoal.data.files.format import (
     PART_BYTES,
@@ -185,13 +185,14 @@ def _check(
     records_before: int = 0,
 ) -> None:
     """Compares checksums, which stand behind what they are of."""
-    raw = np.frombuffer(data, np.uint8)
-    places = (starts + lengths)[:, None] + np.arange(4)
-    stored = raw[places].view("<u4").ravel() if len(starts) else np.empty(0, "<u4")
-    wrong = np.flatnonzero(masked_crc32c(raw, starts, lengths) != stored)
-    if len(wrong):
+    stops = (starts + lengths).tolist()
+    for number, (start, stop) in enumerate(zip(starts.tolist(), stops, strict=True)):
+        if masked_crc32c(data[start:stop]) == int.from_bytes(
+            data[stop : stop + 4], "little"
+        ):
+            continue
         raise DataError(
-            f"the checksum of the {what} of record {records_before + wrong[0] + 1:,} "
+            f"the checksum of the {what} of record {records_before + number + 1:,} "
             f"in {file.url} is wrong. Expected a TFRecord file as TensorFlow writes "
             "it, undamaged. Copy or write the file again, or pass on_bad_file='skip'."
         )
