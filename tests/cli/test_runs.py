@@ -11,7 +11,8 @@ import pytest
 from typer.testing import Result
 
 from shoal.cli import following
-from shoal.cli.following import follow_logs, last_lines, print_logs
+from shoal.cli.following import follow_logs, print_logs
+from shoal.runs.logs import last_lines
 from shoal.runs.standing import standings
 from shoal.runs.store import StoredRun, create
 
@@ -372,7 +373,7 @@ def test_lines_of_two_workers_are_not_mixed(
         log = run.log_path(rank)
         assert log is not None
         log.write_bytes(b"%d" % rank * 200_000)
-    logs = following._Logs(run.folder, None)
+    logs = following._Printer(run.folder, None)
     logs.show(is_last=False)
     logs.show(is_last=True)
     for line in capsys.readouterr().out.splitlines():

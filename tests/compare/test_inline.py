@@ -131,7 +131,8 @@ def test_a_slow_worker_takes_fewer_samples() -> None:
     )  # fmt: skip
     ready, watch = read(arguments), Watch()
     speeds = {0: 1.0, 1: 4.0}
-    InlineCluster(ready.plan, ready.work, watch, speeds.__getitem__).run()
+    work = ready.work.with_packed()
+    InlineCluster(ready.plan, work, watch, speeds.__getitem__).run()
     assert watch.samples.total() == 3 * ROWS
     assert watch.samples[0] > 2.5 * watch.samples[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -286,8 +286,9 @@ def test_who_waits_at_a_standby_waits_once() -> None:
         standby = cluster._standby
         assert standby is not None
         with calling(cluster, cluster._listeners[1].getsockname()) as link:
-            for _ in range(9):
-                link.send(ATTEND)
+            with suppress(ConnectionError):  # it may be shut out before the last one
+                for _ in range(9):
+                    link.send(ATTEND)
             shut_out(link.socket)
         runs_well(cluster)
         assert not standby._callers
@@ -297,9 +298,10 @@ def test_who_waits_at_a_shard_waits_once() -> None:
     with Cluster(shared()) as cluster:
         shard: Any = cluster.shards.shards[0].server
         with calling(cluster, cluster.shards.addresses[0][0]) as link:
-            for _ in range(9):
-                link.send({**ATTEND, "rank": 77})
-            link.send({"kind": "attend"})
+            with suppress(ConnectionError):
+                for _ in range(9):
+                    link.send({**ATTEND, "rank": 77})
+                link.send({"kind": "attend"})
             shut_out(link.socket)
             assert len(shard._attending) == 1
         runs_well(cluster)

@@ -34,7 +34,7 @@ except Exception as error:
 """
 LISTENS = """
 import os
-from shoal.engine.controller.endpoints import Pair
+from shoal.engine.controller.endpoints import ServerEndpoints
 taken = []
 try:
     while True:
@@ -42,7 +42,7 @@ try:
 except OSError:
     pass
 try:
-    Pair("server", "127.0.0.1", lambda name, listener: "")
+    ServerEndpoints("server", "127.0.0.1", lambda name, listener: "")
 except Exception as error:
     print(f"{type(error).__name__}: {error}")
 """

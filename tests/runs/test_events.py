@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given
@@ -9,11 +11,15 @@ from hypothesis import strategies as some
 
 from shoal.runs.events import (
     EXCHANGE_FIELDS,
+    EventReader,
     decode,
     encode,
     exchange_records,
     pack_exchanges,
+    read_events,
+    segment_name,
 )
+from shoal.runs.folder import Folder
 
 plain = some.recursive(
     some.none() | some.booleans() | some.integers() | some.text()
@@ -65,3 +71,35 @@ def test_exchanges_are_compact():
     record: dict[str, float] = dict.fromkeys(EXCHANGE_FIELDS, 1.2345678901234)
     line = encode({"kind": "exchanges", **pack_exchanges([record] * 100)})
     assert len(line) < 100 * 125 + 300
+
+
+@given(
+    some.lists(some.lists(some.integers(0, 99), max_size=4), min_size=1, max_size=4),
+    some.lists(some.integers(1, 60), max_size=12),
+)
+def test_a_reader_tells_each_event_once_wherever_it_stopped(
+    segments: list[list[int]], cuts: list[int]
+) -> None:
+    """Lines are written in parts, and read after each part."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, found = Folder.at(place), list[int]()
+        (Path(place) / "events").mkdir()
+        reader = EventReader(folder)
+
+        def read() -> None:
+            found.extend(e["at"] for e in reader.new())
+
+        for number, values in enumerate(segments):
+            path = Path(place) / segment_name(number)
+            content = b"".join(encode({"kind": "x", "at": value}) for value in values)
+            path.touch()
+            for size in [*cuts, len(content)]:
+                with path.open("ab") as file:
+                    file.write(content[:size])
+                content = content[size:]
+                read()
+        assert found == [value for values in segments for value in values]
+        assert [e["at"] for e in read_events(folder)] == found
+        behind = [value for values in segments[1:] for value in values]
+        assert [e["at"] for e in read_events(folder, after=0)] == behind
+        assert list(reader.new()) == []

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.backend import choose_backend
-from shoal.cli.following import follow_logs, last_lines, print_logs
+from shoal.cli.following import follow_logs, print_logs
 from shoal.cli.head import on_head
 from shoal.cli.relaying import run_and_relay
 from shoal.cli.tables import format_seconds, show_json, show_records, show_table
@@ -27,8 +27,7 @@ from shoal.runs.catalogue import (
     read_summary,
     remove_run,
 )
-from shoal.runs.events import read_events
-from shoal.runs.standing import helpers, standings
+from shoal.runs.status import read_status
 from shoal.runs.store import model_file
 from shoal.runs.summary import LIST_FIELDS, RunSummary
 from shoal.terminal import one_line, say, say_output
@@ -135,26 +134,21 @@ def show_status(
         way, command = on_head(cluster, words, run, root or context.obj)
         raise typer.Exit(run_and_relay(over(way.words, command)))
     folder = find_run(run, _root(context, root))
-    summary = read_summary(folder)
-    events = list(read_events(folder))
-    found = standings(events, is_lost=summary.status == "lost")
-    others = helpers(events) if summary.status == "running" else []
-    workers = [
-        {**asdict(one), "lines": last_lines(folder, one.rank, lines)} for one in found
-    ]
+    found = read_status(folder, lines)
+    workers = [{**asdict(one), "lines": found.lines[one.rank]} for one in found.workers]
     if as_json:
-        facts = {"id": summary.id, "status": summary.status, "use": summary.use}
-        processes = [asdict(other) for other in others]
+        facts = {"id": found.id, "status": found.status, "use": found.use}
+        processes = [asdict(other) for other in found.processes]
         show_json({**facts, "workers": workers, "processes": processes})
         return
-    say(f"{summary.id}: {summary.status}")
+    say(f"{found.id}: {found.status}")
     for worker in workers:
         say(one_line(_standing(worker)))
         for line in worker["lines"]:
             say_output(line, before="    ")
-    for other in others:
+    for other in found.processes:
         say(one_line(f"{other.name}  {_place(other.pid, other.node)}"))
-    _show_use(summary.use)
+    _show_use(found.use)
 
 
 def _show_use(rows: Sequence[Mapping[str, Any]]) -> None:

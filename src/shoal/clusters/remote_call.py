@@ -17,7 +17,7 @@ from shoal.clusters.remote_jobs import Tell, unheard
 from shoal.clusters.ssh import Way, over
 from shoal.errors import ClusterError
 
-THERE = Path(__file__).with_name("there")
+AGENT = Path(__file__).with_name("host_agent")
 PARTS = ("answering", "processes", "environments", "nodes", "probing", "jobs")
 BOOT = (
     "import sys;sys.path=[p for p in sys.path if p];r=sys.stdin.buffer;"
@@ -34,10 +34,10 @@ PART_BYTES = 1 << 20  # of what follows a question, between two words of how far
 
 @cache
 def text_for(verb: str) -> str:
-    """What a host runs to answer: the files of `there` as one, and a call."""
+    """What a host runs to answer: the files of `host_agent` as one, and a call."""
     lines = ["from __future__ import annotations"]
     for part in PARTS:
-        text = (THERE / f"{part}.py").read_text()
+        text = (AGENT / f"{part}.py").read_text()
         own = re.sub(r"from shoal\.\S+ import (\([^)]*\)|.*)\n", "", text)
         lines.append(own.replace("from __future__ import annotations\n", ""))
     return "\n".join([*lines, f"answer({{{verb!r}: {verb}}})\n"])

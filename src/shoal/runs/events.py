@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, final
 
 from shoal.errors import DataError
 from shoal.runs.event_fields import Event as Event
@@ -119,11 +119,15 @@ def segment_numbers(folder: Folder) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def read_events(folder: Folder, *, is_outline: bool = False) -> Iterator[Event]:
+def read_events(
+    folder: Folder, *, is_outline: bool = False, after: int = -1
+) -> Iterator[Event]:
     """Reads the events of a run folder, oldest first.
 
     Args:
         folder: The run folder.
+        after: Only those of segments behind this one; see `EventReader` for a run that
+            is still written.
         is_outline: Only the first two segments and the last one: they tell what a
             list of runs shows, however long the run was.
 
@@ -131,20 +135,59 @@ def read_events(folder: Folder, *, is_outline: bool = False) -> Iterator[Event]:
         DataError: The run is damaged: a segment cannot be read, or a field of an event
             is not what it can be.
     """
-    numbers = _numbers(folder)
+    numbers = [number for number in _numbers(folder) if number > after]
     if is_outline and len(numbers) > 3:
         numbers = [*numbers[:2], numbers[-1]]
     for number in numbers:
-        name = segment_name(number)
+        yield from _checked(folder, segment_name(number), _content(folder, number))
+
+
+@final
+class EventReader:
+    """Reads the events of a run while they are written, each once.
+
+    Args:
+        folder: The run folder.
+
+    Attributes:
+        segment: That was read last, -1 for none.
+        offset: Bytes of it that were read.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.segment, self.offset = -1, 0
+
+    def new(self) -> Iterator[Event]:
+        """Reads what was written since the last call; a line without its end waits.
+
+        Raises:
+            DataError: The run is damaged.
+        """
+        for number in _numbers(self._folder):
+            if number < self.segment:
+                continue
+            start = self.offset if number == self.segment else 0
+            content = _content(self._folder, number, start)
+            whole = content[: content.rfind(b"\n") + 1]
+            self.segment, self.offset = number, start + len(whole)
+            yield from _checked(self._folder, segment_name(number), whole)
+
+
+def _content(folder: Folder, number: int, start: int = 0) -> bytes:
+    name = segment_name(number)
+    try:
+        return folder.read(name, start)
+    except Exception as error:  # whatever a file system of fsspec raises
+        raise damaged(folder, f"{name} cannot be read: {error}") from error
+
+
+def _checked(folder: Folder, name: str, content: bytes) -> Iterator[Event]:
+    for line, event in _lines(content):
         try:
-            content = folder.read(name)
-        except Exception as error:  # whatever a file system of fsspec raises
-            raise damaged(folder, f"{name} cannot be read: {error}") from error
-        for line, event in _lines(content):
-            try:
-                yield check(event)
-            except ValueError as error:
-                raise damaged(folder, f"{name}, line {line}: {error}") from error
+            yield check(event)
+        except ValueError as error:
+            raise damaged(folder, f"{name}, line {line}: {error}") from error
 
 
 def _numbers(folder: Folder) -> list[int]:
