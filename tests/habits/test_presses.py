@@ -120,10 +120,11 @@ def _presses(model: Any, wanted: int) -> int:
 
 
 def test_a_press_at_any_line_leaves_a_whole_model() -> None:
+    fit(new_model())  # a process does some things once
     count = _presses(new_model(), 0)
     assert count > 5000
     model = new_model()
-    for wanted in np.linspace(1, 0.99 * count, 12).astype(int):
+    for wanted in np.linspace(1, 0.95 * count, 12).astype(int):
         with pytest.raises(KeyboardInterrupt):
             _presses(model, int(wanted))
         check(model)
