@@ -52,3 +52,15 @@ def test_a_seed_that_fails_says_how_to_see_it_again(
     with pytest.raises(Violation) as caught:
         Succession(draw(seed)).run()
     assert "leader hears" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("seed", [1419, 1479, 1915, 2895])
+def test_a_step_that_closes_while_a_worker_is_not_ready_yet_is_taken(seed: int) -> None:
+    """A step of fewer rows than workers may be the answer to "ready"."""
+    Succession(draw(seed)).run()
+
+
+@pytest.mark.parametrize("seed", [2731, 4827])
+def test_without_a_barrier_a_snapshot_may_hold_the_next_epochs_steps(seed: int) -> None:
+    assert not draw(seed).has_barrier
+    Succession(draw(seed)).run()

@@ -217,9 +217,13 @@ class ServerClient(RequestChannel):
 
     # --------------------------------------------------------------- questions
 
-    def ready(self) -> bytes:
-        """Says that the model is compiled; waits for the first data."""
-        return self._after_wait("ready")[1]
+    def ready(self) -> tuple[Head, bytes]:
+        """Says that the model is compiled; waits for the first data.
+
+        A gang's step that has fewer rows than workers may close before: then its mean
+        is the answer.
+        """
+        return self._after_wait("ready")
 
     def need(self) -> tuple[Head, bytes]:
         """Says that there is no data left; waits for more, or for the end."""

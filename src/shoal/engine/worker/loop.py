@@ -120,9 +120,12 @@ class Loop(ABC):
         if len(self._spec.cores) > 1:  # and no other worker's
             self._pairs = InPairs(LONG)
             client.spread = self._pairs
-        blob = client.ready()
+        clock = self._clock()
+        head, blob = client.ready()
         self._start_over(blob or self._spec.optimizer or client.optimizer)
         with contextlib.suppress(NonFinite):
+            if head["kind"] == "merged":  # of its first step it had no rows
+                self._merged(clock)
             while not client.progress.is_done:
                 if client.progress.wants_snapshot:
                     self._take_changes()
