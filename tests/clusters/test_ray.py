@@ -183,7 +183,7 @@ class Hands(Carrier):
 
 
 class Journey:
-    """Data of two pieces and a bit, and porters on nodes."""
+    """Data of two pieces and a bit, and agents on nodes."""
 
     def __init__(self) -> None:
         self.blob, self.hands = SharedBlob(), Hands()

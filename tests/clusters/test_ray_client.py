@@ -29,11 +29,11 @@ GIVEN: dict[str, Any] = {"workers": 2, "strategy": "aeasgd", "batch_size": 8,
                          "threads": 1, "verbose": 2}  # fmt: skip
 
 
-# ------------------------------------------------------------------ one steward
+# ------------------------------------------------------------------ one job actor
 
 
 def sent(folder: Path, code: str) -> tuple[JobActor, str]:
-    """A steward that was given a script and a folder beside it."""
+    """A job actor that was given a script and a folder beside it."""
     script, beside = folder / "go_on.py", folder / "run"
     script.write_text(code)
     beside.mkdir()

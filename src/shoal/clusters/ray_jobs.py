@@ -20,7 +20,7 @@ from shoal.launchers.versions import difference, versions
 SPACE = "shoal"  # Ray's namespace of stewards
 CHUNK = 1 << 22
 LOOK_S = 0.3
-START_S = 60.0  # for a steward to be there
+START_S = 60.0  # for a job actor to be there
 INSTALL_S = 600.0  # the same, with requirements to be installed before
 CALL_S = 60.0
 PACK_S = 1800.0
@@ -30,7 +30,7 @@ HEAD = {"node:__internal_head__": 0.001}
 
 @final
 class RayJobs:
-    """The jobs that were sent to a cluster; each has a steward there.
+    """The jobs that were sent to a cluster; each has a job actor there.
 
     Args:
         cluster: A `shoal.clusters.Ray` with an address of Ray Client.
@@ -126,7 +126,7 @@ class RayJobs:
         """What a job wrote, from its beginning; as long as it runs also what is new.
 
         Raises:
-            ClusterError: The connection is lost, or the steward.
+            ClusterError: The connection is lost, or the job actor.
         """
         offset, is_over = 0, False
         with self._connected() as ray:
@@ -157,7 +157,7 @@ class RayJobs:
                 )
 
     def settle(self, job: Job) -> None:
-        """Its steward goes, and its files with it: they were brought here."""
+        """Its job actor goes, and its files with it: they were brought here."""
         with suppress(ClusterError), self._connected() as ray:
             job_actor = self._job_actor(ray, job.id)
             self._get(ray, job_actor.close.remote(), CALL_S)
@@ -180,7 +180,7 @@ class RayJobs:
             ) from None
 
     def _get(self, ray: Any, call: Any, limit_s: float) -> Any:
-        """What a steward answers.
+        """What a job actor answers.
 
         Raises:
             ClusterError: Nothing, or an error.

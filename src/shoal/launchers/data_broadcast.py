@@ -29,7 +29,7 @@ LOOK_S = 0.5
 
 
 class Carrier(ABC):
-    """What freight needs of an engine."""
+    """What a broadcast needs of the carrier."""
 
     @abstractmethod
     def put(self, piece: Any) -> Any:
@@ -37,7 +37,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def write(self, agent: Any, offset: int, piece: Any) -> Any:
-        """Has a porter write a piece; returns what stands for that being done."""
+        """Has an agent write a piece; returns what stands for that being done."""
 
     @abstractmethod
     def wait(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, bool]:
@@ -47,7 +47,7 @@ class Carrier(ABC):
 @final
 @dataclass(eq=False)
 class _Home:
-    """Who holds the copy of a machine: porters, the first one first."""
+    """Who holds the copy of a machine: agents, the first one first."""
 
     holders: dict[Any, Memory] = field(default_factory=dict[Any, Memory])
     has_data: bool = False
@@ -72,7 +72,7 @@ class DataBroadcast:
         self._error = ""
 
     def home(self, here: Arrival, agent: Any) -> Memory:
-        """Returns the memory that a porter's processes are to inherit."""
+        """Returns the memory that an agent's processes are to inherit."""
         if here.node_id == self._node_id:
             return Memory.of(self._blob)
         home = self._homes.setdefault(here.node_id, _Home())
@@ -83,13 +83,13 @@ class DataBroadcast:
         return found
 
     def opened(self, node_id: str, agent: Any, memory: Memory) -> None:
-        """A porter has its machine's copy open as well."""
+        """An agent has its machine's copy open as well."""
         home = self._homes.get(node_id)
         if home is not None:
             home.holders[agent] = memory
 
     def forget(self, agent: Any) -> None:
-        """A porter is gone; others of its machine may still hold the copy."""
+        """An agent is gone; others of its machine may still hold the copy."""
         for home in self._homes.values():
             home.holders.pop(agent, None)
 
@@ -131,7 +131,7 @@ class DataBroadcast:
         }
         if bound:
             self._thread = threading.Thread(
-                target=self._travel, args=(bound,), name="shoal-freight", daemon=True
+                target=self._travel, args=(bound,), name="shoal-broadcast", daemon=True
             )
             self._thread.start()
 

@@ -1,7 +1,7 @@
 """Who looks after a worker's process on another machine, for a launcher far away.
 
-A porter lives beside the process: it starts it, hears its lines and its end, and ends
-it. The porter knows nothing of Ray, which only carries its calls.
+An agent lives beside the process: it starts it, hears its lines and its end, and ends
+it. The agent knows nothing of Ray, which only carries its calls.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def _mark(descriptor: int) -> tuple[int, int]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """What a porter says first.
+    """What an agent says first.
 
     Args:
         node: Name of its machine, as a person knows it.
         node_id: As the launcher's engine knows it.
         versions: Package -> version.
-        memory: The porter's own, for the data; others of its machine may open it.
+        memory: The agent's own, for the data; others of its machine may open it.
     """
 
     node: str
@@ -153,8 +153,8 @@ class NodeAgent:
 
         Args:
             token: Names it from now on.
-            role: What it is to do; its lines are told by the porter.
-            memory: Of the porter itself, or of another process of this machine.
+            role: What it is to do; its lines are told by the agent.
+            memory: Of the agent itself, or of another process of this machine.
 
         Raises:
             OSError: It cannot be started.

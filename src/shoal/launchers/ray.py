@@ -1,7 +1,7 @@
 """Workers on the nodes of a Ray cluster.
 
-Ray finds room and starts one porter for each worker there, in a bundle of a placement
-group; the porter starts the worker as any launcher does, a clean interpreter. This file
+Ray finds room and starts one agent for each worker there, in a bundle of a placement
+group; the agent starts the worker as any launcher does, a clean interpreter. This file
 decides where workers go, and when a node counts as gone: Ray itself would take a minute
 to notice that a cable is out.
 """
@@ -42,10 +42,10 @@ from shoal.launchers.versions import difference, versions
 
 LOOK_S = 0.05  # between looks at what has come
 SILENT_S = BEAT_S + 5.0  # without a word a node is gone
-TOGETHER_S = 3.0  # for porters that are to be sent data at once
+TOGETHER_S = 3.0  # for agents that are to be sent data at once
 PAUSE_S = 1.0  # this process did not run for so long: no node is to blame
 SPARED_S = 5.0  # room stays empty for who is to replace the process that had it
-END_S = 2.0  # for porters to end their processes, beside the grace of those
+END_S = 2.0  # for agents to end their processes, beside the grace of those
 GONE = -9
 
 
@@ -93,7 +93,7 @@ class RayLauncher(Launcher):
         return token
 
     def _idle(self, now: float, least_s: float = 0.0) -> AgentSlot | None:
-        """A porter that has had no process for so long."""
+        """An agent that has had no process for so long."""
         idle = (b for b in self._slots if b.here and not b.token)
         return next((b for b in idle if now - b.idle_since >= least_s), None)
 
@@ -125,7 +125,7 @@ class RayLauncher(Launcher):
         return self._open(now, None, **where)
 
     def _open(self, now: float, bundle: int | None, **options: Any) -> AgentSlot:
-        """Asks Ray for a porter."""
+        """Asks Ray for an agent."""
         room = self._room
         kind = self._kind.options(num_cpus=room.cpus, num_gpus=room.gpus, **options)
         agent = kind.remote(self._number)
@@ -135,7 +135,7 @@ class RayLauncher(Launcher):
         return slot
 
     def _arrived(self, slot: AgentSlot, here: Arrival) -> None:
-        """A porter is there: its process starts, if it is still wanted."""
+        """An agent is there: its process starts, if it is still wanted."""
         odd = difference(here.versions, self._versions)
         hand = self._hands.get(slot.token)
         if odd and hand is not None and hand.role.is_patient:
@@ -220,7 +220,7 @@ class RayLauncher(Launcher):
         return found
 
     def _hear(self) -> None:
-        """Takes what has come from porters."""
+        """Takes what has come from agents."""
         slots = {ref: b for b in self._slots for ref in b.waited_for()}
         if not slots:
             return
@@ -250,7 +250,7 @@ class RayLauncher(Launcher):
                 self._broadcast.opened(slot.here.node_id, slot.agent, answer)
 
     def _failed(self, slot: AgentSlot, ref: Any, error: Exception) -> None:
-        """A method of a porter raised."""
+        """A method of an agent raised."""
         if ref in slot.calls:
             slot.calls.remove(ref)
         cause = str(getattr(error, "cause", None) or error)
@@ -301,7 +301,7 @@ class RayLauncher(Launcher):
                 )
                 name = hand.role.name
                 self._over(token, Exit(name=name, code=GONE, reason=reason))
-        # A porter that comes at once, or not for long, comes within seconds.
+        # An agent that comes at once, or not for long, comes within seconds.
         wanted = any(
             now - hand.since < TOGETHER_S and not hand.role.is_patient
             for hand in self._hands.values()
@@ -324,7 +324,7 @@ class RayLauncher(Launcher):
         self._begin(token, hand, free)
 
     def _limit_s(self, hand: Hand) -> float:
-        """Seconds until a porter is there; what is set aside needs no room, but Ray."""
+        """Seconds until an agent is there; what is set aside needs no room, but Ray."""
         room = self._room
         if hand.role.is_patient:
             return math.inf
@@ -332,7 +332,7 @@ class RayLauncher(Launcher):
         return max(room.start_s, room.wait_s if not is_set_aside else 0.0)
 
     def _gone(self, slot: AgentSlot, why: str, *, is_node: bool = True) -> None:
-        """A porter is lost, and its process with it."""
+        """An agent is lost, and its process with it."""
         token, here = slot.token, slot.here
         self._drop(slot)
         if here is not None and is_node:

@@ -1,4 +1,4 @@
-"""Porters that Ray has placed, and which process each of them looks after."""
+"""Agents that Ray has placed, and which process each of them looks after."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from shoal.launchers.base import Role
 from shoal.launchers.node_agent import Arrival, NodeAgent
 from shoal.launchers.versions import versions
 
-ALONE_S = 60.0  # without the cluster a porter and its process end
+ALONE_S = 60.0  # without the cluster an agent and its process end
 ALONE_LOOK_S = 5.0
 ALONE = 67  # its exit status then
 MOST_EARLY = 200  # lines that a process wrote before anybody said where to
-REPORTS, WORK = "reports", "work"  # of a porter's methods: each has a thread
+REPORTS, WORK = "reports", "work"  # of an agent's methods: each has a thread
 
 
 class RayNodeAgent(NodeAgent):
-    """A porter that Ray has placed."""
+    """An agent that Ray has placed."""
 
     def arrive(self, backend: str) -> Arrival:
         """Says where it is, and what is installed there."""
@@ -39,7 +39,7 @@ class RayNodeAgent(NodeAgent):
 
 
 def _stay() -> None:
-    """Ends a porter, and its process with it, whose cluster is out of its reach.
+    """Ends an agent, and its process with it, whose cluster is out of its reach.
 
     Ray would leave them on a node whose cable is out for as long as that lasts.
     """
@@ -60,7 +60,7 @@ def _stay() -> None:
 
 @dataclass(kw_only=True, eq=False)
 class AgentSlot:
-    """A porter, and the one process that it looks after.
+    """An agent, and the one process that it looks after.
 
     Args:
         agent: The actor.
@@ -81,7 +81,7 @@ class AgentSlot:
     calls: list[Any] = field(default_factory=list[Any])
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Calls the porter, which does one such thing after the other."""
+        """Calls the agent, which does one such thing after the other."""
         bound = getattr(self.agent, method).options(concurrency_group=WORK)
         found = bound.remote(*arguments)
         self.calls.append(found)
@@ -133,4 +133,4 @@ def why_gone(error: Exception) -> tuple[str, bool]:
         return "died, as Ray says", True
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = lines[-1].partition(". ")[0] if lines else type(error).__name__
-    return f"lost its porter: {said}", False
+    return f"lost its agent: {said}", False

@@ -23,7 +23,7 @@ class Bundle:
         gpus: The same.
         placement: "SPREAD" over nodes or "PACK" on few, as far as can be.
         wait_s: Seconds that a worker may wait for room.
-        start_s: The same for a porter to start where there is room, with what Ray has
+        start_s: The same for an agent to start where there is room, with what Ray has
             to install before.
         backend: Of Keras; its version counts.
         variables: Name -> value, of its environment.

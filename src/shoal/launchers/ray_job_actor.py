@@ -1,7 +1,7 @@
 """Who looks after a job on a Ray cluster, for whoever sent it and may go.
 
-A steward is an actor that stays when its caller goes. It keeps the job's files and its
-process, on the head where there is room for nothing else. It knows nothing of Ray.
+A job actor stays when its caller goes. It keeps the job's files and its process, on the
+head where there is room for nothing else. It knows nothing of Ray.
 """
 
 from __future__ import annotations

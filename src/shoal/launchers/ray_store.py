@@ -21,7 +21,7 @@ class Store(Carrier):
         return ray.put(piece)
 
     def write(self, agent: Any, offset: int, piece: Any) -> Any:
-        """Has a porter write it."""
+        """Has an agent write it."""
         bound = agent.write.options(concurrency_group=WORK)
         return bound.remote(offset, piece)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from importlib import import_module
 
 _KEEPS_ENVIRONMENT = "SPT_NOENV"
@@ -15,6 +16,8 @@ def title(part: str, run: str = "") -> None:
         part: What it does, such as "worker-1".
         run: Id of the run it does that for, empty where it is not known yet.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return  # a test or a simulation has workers in threads: the process is theirs
     name, dash, number = part.rpartition("-")
     words = f"{name} {number}" if dash and number.isdigit() else part
     text = f"shoal: {run} {words}" if run else f"shoal: {words}"

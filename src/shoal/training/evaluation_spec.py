@@ -57,39 +57,39 @@ class Ask:
     """Weights to score.
 
     Args:
-        desk: Of the run.
+        spec: Of the run.
         epoch: Of the weights.
         weights: What training has moved.
     """
 
-    desk: EvaluationSpec
+    spec: EvaluationSpec
     epoch: int
     weights: Weights
 
 
 def score_epoch(ask: Ask) -> None:
     """Validates a model with the weights of an epoch, and leaves what that gave."""
-    title("evaluator", ask.desk.run)
-    model, validate = _sit(ask.desk)
+    title("evaluator", ask.spec.run)
+    model, validate = _sit(ask.spec)
     variables = model.variables
     for place, value in ask.weights.items():
         variables[place].assign(value)
     found = {name: np.asarray(value).tolist() for name, value in validate().items()}
     line = json.dumps({"epoch": ask.epoch, "metrics": found}) + "\n"
-    results = ask.desk.results
+    results = ask.spec.results
     # In one write, behind the others: whoever reads sees whole lines.
     os.pwrite(results, line.encode(), os.fstat(results).st_size)
 
 
 @cache
-def _sit(desk: EvaluationSpec) -> tuple[Any, Callable[..., dict[str, float]]]:
+def _sit(spec: EvaluationSpec) -> tuple[Any, Callable[..., dict[str, float]]]:
     """The model and what validates it, made once in a process."""
-    model = unpack(map_inherited(desk.model)[:])
+    model = unpack(map_inherited(spec.model)[:])
     validation = Validation(
-        source=loads(desk.chunks)
-        if desk.chunks
-        else OpenMapped(descriptor=desk.data)(),
-        batch_size=desk.batch_size,
-        steps=desk.steps,
+        source=loads(spec.chunks)
+        if spec.chunks
+        else OpenMapped(descriptor=spec.data)(),
+        batch_size=spec.batch_size,
+        steps=spec.steps,
     )
     return model, validation.of(model)

@@ -87,7 +87,7 @@ class Evaluator:
         else:
             with data.allocate(source.blob_size()) as memory:
                 source.write_blob(memory)
-        self._desk = EvaluationSpec(
+        self._spec = EvaluationSpec(
             model=model.descriptor,
             data=data.descriptor,
             chunks=chunks,
@@ -150,7 +150,7 @@ class Evaluator:
         return self.drain(MOST_WAITING)
 
     def _give(self, epoch: int) -> None:
-        ask = Ask(desk=self._desk, epoch=epoch, weights=self._waiting[epoch])
+        ask = Ask(spec=self._spec, epoch=epoch, weights=self._waiting[epoch])
         self._launcher.give(self._token, ask)
 
     def drain(self, most: int = 0) -> list[Score]:
@@ -182,7 +182,7 @@ class Evaluator:
         return found
 
     def _new_lines(self) -> list[Score]:
-        descriptor = self._desk.results
+        descriptor = self._spec.results
         size = os.fstat(descriptor).st_size
         text = os.pread(descriptor, size - self._read, self._read)
         whole = text[: text.rfind(b"\n") + 1]
@@ -214,7 +214,7 @@ class Evaluator:
                 "validation='async' out. Its output:",
                 traceback=gone.output,
             )
-        self._read = os.fstat(self._desk.results).st_size  # behind half a line
+        self._read = os.fstat(self._spec.results).st_size  # behind half a line
         self._start()
         for epoch in self._waiting:
             self._give(epoch)

@@ -33,7 +33,7 @@ Doubles = npt.NDArray[np.float64]
 @final
 @dataclass(kw_only=True, eq=False)
 class InlineWorker:
-    """One worker of a crew: its vectors, its leases, and the window it is busy with.
+    """One worker of them: its vectors, its leases, and the window it is busy with.
 
     Args:
         rank: Its number.

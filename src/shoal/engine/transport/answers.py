@@ -1,7 +1,8 @@
 """What a server tells a worker, before it is believed. Pure.
 
-The counterpart of `words.py`. A server of this run is trusted, but it may be of another
-version, or wrong: a worker says then what it cannot read, instead of failing anywhere.
+The counterpart of `messages.py`. A server of this run is trusted, but it may be of
+another version, or wrong: a worker says then what it cannot read, instead of failing
+anywhere.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class UnverifiedCallers:
         return self._left_s
 
     def wait_s(self, timeout_s: float) -> float:
-        """How long the server may wait for others before the porch opens again."""
+        """How long the server may wait for others before callers are heard again."""
         left_s = self._count()
         if left_s > 0:
             self._open()

@@ -172,7 +172,7 @@ class ServerClient(RequestChannel):
     def _answer(
         self, question: Head, *, has_vectors: bool = False, blob: bytes = b""
     ) -> tuple[Head, bytes]:
-        """Asks and waits for an answer; bulk data is then in `self.bulk`."""
+        """Asks and waits for an answer; vectors are then in `self.buffers`."""
         if self.has_early:
             raise RuntimeError(f"{question['kind']} before the early answer was taken")
         return self._take(*self._ask(question, has_vectors=has_vectors, blob=blob))
