@@ -284,7 +284,9 @@ def test_a_stream_without_an_end_is_not_scored_without_steps(
 def test_workers_read_different_chunks(table: tuple[Path, Any, Any]) -> None:
     told: dict[str, Any] = {"label": "y", "workers": 2, "strategy": "downpour"}
     plan = shoal.plan(line(), table[0], **told)
-    assert rules(plan).borders is not None  # what follows: tests/engine/test_places.py
+    assert (
+        rules(plan).borders is not None
+    )  # what follows: tests/engine/test_locality.py
     in_order = shoal.plan(line(), table[0], shuffle=False, **told)
     assert rules(in_order).borders is None
 

@@ -1,7 +1,7 @@
 """Workers that average gradients in memory they share, as processes.
 
 What a plan chooses is in `tests/test_plan_gpus.py`, what becomes of a group in
-`tests/engine/test_shared_lane.py`.
+`tests/engine/test_shared_memory_allreduce.py`.
 """
 
 from __future__ import annotations

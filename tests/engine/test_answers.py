@@ -25,7 +25,7 @@ from shoal.strategies import get
 from shoal.wire.frames import HEADER, MAGIC, BadFrame, memory_for
 from tests.engine.cases import runs_well, setup
 from tests.engine.false_peers import SECRET, frame, saying
-from tests.engine.test_words import hostile, numbers_in
+from tests.engine.test_messages import hostile, numbers_in
 from tests.support.inline import Cluster
 
 SIZES = Sizes(vector=48, statistics=2, metrics=2, digest="d")
