@@ -216,6 +216,22 @@ def test_a_callback_that_would_see_no_scores(
     assert open_run(str(folder)).summary().status != "running"  # as it was
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was_though_it_warned(
+    folder: Path,
+) -> None:
+    [_, *later] = sorted((folder / "checkpoints").glob("*.manifest"))
+    for manifest in later:
+        manifest.unlink()
+    x, y = data()
+    for _ in range(2):
+        with (
+            pytest.warns(shoal.errors.ShoalWarning, match="trained again"),
+            pytest.raises(PlanError, match="is not what fit was given"),
+        ):
+            shoal.resume(folder, x + 1, y)
+        assert open_run(str(folder)).summary().status == "lost"
+
+
 def test_a_run_of_another_backend(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

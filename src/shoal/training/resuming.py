@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, final
 
 from shoal.data import Source, training_data
 from shoal.data.chunks import ChunkedSource, first_rows
@@ -36,7 +36,8 @@ from shoal.training.driver import DriverOptions
 from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.likeness import difference
 from shoal.training.resume_state import ResumeState
-from shoal.training.run_fit import follow, keeping, warner
+from shoal.training.progress import warn_aside
+from shoal.training.run_fit import follow, keeping
 from shoal.training.same_files import check_files
 from shoal.training.sampling import sampling
 from shoal.training.start_run import Outcome, Work, train
@@ -72,7 +73,7 @@ def resume(call: Call) -> Any:
         _check_status(record, force=call.force)
         inputs = read_inputs(record.folder)
         _check_backend(inputs.plan.backend)
-        warn = warner(record)
+        warn = Withheld(record)
         store = CheckpointStore(record.folder.child(CHECKPOINTS), complain=warn)
         store.open()  # from here on, whoever else writes for this run is refused
         found = store.latest(warn)
@@ -89,6 +90,7 @@ def resume(call: Call) -> Any:
         options = _options(inputs, call, work.model, warn)
         epoch = plan.initial_epoch if resume_state is None else resume_state.diary.epoch
         record.event("run_resumed", workers=plan.workers, epoch=epoch)
+        warn.release()
         number = 0 if found is None else found.number + 1
         writer = CheckpointWriter(record.folder, warn, first=number, store=store)
 
@@ -103,6 +105,36 @@ def resume(call: Call) -> Any:
                 return train(plan, work, record, kept, pool)
 
         return follow(record, work.model, began, go_on, writer)
+
+
+@final
+class Withheld:
+    """Warnings of a run, not recorded before this process writes it.
+
+    An event names who writes the run. One of a process that refuses to go on with it
+    would have the run look as if it were running, for as long as that process lives.
+
+    Args:
+        record: The run.
+    """
+
+    def __init__(self, record: Run) -> None:
+        self._record = record
+        self._texts: list[str] | None = []
+
+    def __call__(self, text: str) -> None:
+        """Tells the user of a line, and the run, now or later."""
+        warn_aside(text)
+        if self._texts is None:
+            self._record.event("warning", text=text)
+        else:
+            self._texts.append(text)
+
+    def release(self) -> None:
+        """Records what was withheld; from now on, each line at once."""
+        texts, self._texts = self._texts or [], None
+        for text in texts:
+            self._record.event("warning", text=text)
 
 
 def _open(run: str | os.PathLike[str] | Run) -> StoredRun:

@@ -203,6 +203,7 @@ class Loop(ABC):
             return
         state, serial = unstamped(blob)
         self._backend.restore(state)
+        self._rate = None  # that of the state may be another than was told since
         # It may be older than changes of callbacks, or newer.
         client = self._client
         fresh, client.changes = client.changes, client.changes.only(STATISTICS)
