@@ -35,8 +35,8 @@ from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
 from shoal.training.driver import DriverOptions
 from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.likeness import difference
-from shoal.training.resume_state import ResumeState
 from shoal.training.progress import warn_aside
+from shoal.training.resume_state import ResumeState
 from shoal.training.run_fit import follow, keeping
 from shoal.training.same_files import check_files
 from shoal.training.sampling import sampling
