@@ -114,3 +114,49 @@ def test_leases_end_where_a_batch_of_the_data_does(
         assert sequencer.ledger.committed(0) > done
         done = sequencer.ledger.committed(0)
     assert sequencer.clock == len(sizes)
+
+
+@given(
+    share=st.integers(1, 8),
+    workers=st.integers(2, 5),
+    steps=st.integers(1, 6),
+    lost=st.lists(st.integers(0, 30), max_size=6),
+    has_starts=st.booleans(),
+)
+def test_shares_of_a_fixed_size_stay_so_though_workers_are_lost(
+    share: int, workers: int, steps: int, lost: list[int], has_starts: bool
+) -> None:
+    batch = share * workers
+    rows = batch * steps
+    starts = tuple(range(0, rows, batch))
+    sequencer = Sequencer(
+        Rules(
+            epoch_rows=(rows,), first_epoch=0, epochs=1, workers=workers, batch=batch,
+            window=1, is_rounds=True, exchanges_gradients=True, is_elastic=False,
+            share=share, starts=(lambda epoch: starts) if has_starts else None,
+        )
+    )  # fmt: skip
+    members = [sequencer.join(rank) for rank in range(workers)]
+    sequencer.proceed(0)
+    for member in members:
+        sequencer.ready(member.rank, member.incarnation)
+    turn, number = 0, 0
+    while sequencer.ledger.committed(0) < rows:
+        for member in list(members):
+            held = sequencer.ledger.held(member.rank)
+            assert {piece.rows for piece in held} <= {share}
+            if turn in lost and len(members) > 1:  # with what it holds
+                sequencer.leave(member.rank, member.incarnation)
+                members.remove(member)
+            elif held:
+                number += 1
+                push = Push(
+                    member.rank, member.incarnation, 0, number, tuple(held[:1]),
+                    steps=1, samples=1.0,
+                )  # fmt: skip
+                sequencer.push(push)
+            else:
+                sequencer.need(member.rank, member.incarnation)
+            turn += 1
+        assert turn < 1000
+    assert sequencer.ledger.is_done(0)

@@ -12,6 +12,7 @@ import pytest
 import shoal
 from shoal.errors import PlanError, ShoalWarning
 from shoal.models.fixed_batch import fixed_batch
+from shoal.testing import faults
 from tests.habits.cases import assert_close, weights_of
 
 layers: Any = keras.layers
@@ -102,6 +103,18 @@ def test_shares_of_the_fixed_size_train_as_keras_trains_the_whole() -> None:
     plain.fit(x, y, batch_size=2 * FIXED, epochs=2, shuffle=False, verbose=0)
     fit(ours, strategy="all_reduce", workers=2, batch_size=2 * FIXED)
     assert_close(weights_of(ours), weights_of(plain))
+
+
+@pytest.mark.process
+def test_a_worker_of_shares_of_a_fixed_size_is_lost() -> None:
+    with faults.kill(rank=1, step=3):
+        history = fit(
+            reshaping(), 10 * FIXED, cluster="local", strategy="all_reduce", workers=2,
+            batch_size=2 * FIXED, epochs=4,
+        )  # fmt: skip
+    found = history.run.summary()
+    assert found.samples_committed == 4 * 10 * FIXED
+    assert found.workers_lost == 1
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "aeasgd", "downpour"])

@@ -329,6 +329,7 @@ def rules(plan: Plan) -> Rules:
         quorum=plan.quorum,
         borders=order.borders if order.can_be_spread else None,
         starts=order.batch_starts if order.has_batches else None,
+        share=plan.model.fixed_batch if plan.exchanges_gradients else 0,
         has_groups=plan.collective != "server",
         group_s=GROUP_S if plan.collective == "native" else 0.0,
     )

@@ -38,6 +38,8 @@ class Rules:
             any other, and for gangs, which share each step. It must be picklable.
         starts: Where the data's own batches begin in an epoch, each of them a step;
             None, or None of an epoch, where steps are cut from the samples.
+        share: Rows that each share of a gang's step must have, of a model that takes
+            no others; 0 for any. A step then has fewer rows while workers are missing.
         has_groups: Workers of a gang may average a step among themselves.
         group_s: Seconds for which they may wait for each other without a word.
 
@@ -59,6 +61,7 @@ class Rules:
     quorum: int = 0
     borders: Callable[[int], Sequence[int]] | None = None
     starts: Callable[[int], Sequence[int] | None] | None = None
+    share: int = 0
     has_groups: bool = False
     group_s: float = 0.0
 

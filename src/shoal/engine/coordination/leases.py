@@ -156,6 +156,9 @@ def _counts(
         if starts is not None:
             size = min(size, _next_start(starts, first + 1) - first)
         sizes = shares(size, len(ranks))
+        if rules.share:
+            whole = min(size // rules.share, len(ranks))
+            sizes = [rules.share] * whole + [0] * (len(ranks) - whole)
         return list(zip(ranks, sizes, strict=True))
     fair = fair_rows(rules, ledger.free(epoch), len(ranks))
     even = shares(steps(run, rules.batch), len(ranks))
