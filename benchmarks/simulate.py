@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import TypeAlias
 
-from tests.simulation import failover as succession
+from tests.simulation import failover
 from tests.simulation.failover import Succession
 from tests.simulation.protocol import Fleet, Violation, draw
 
@@ -73,7 +73,7 @@ def simulate(first: int, end: int) -> Found:
 
 def succeed(first: int, end: int) -> Found:
     """The same, of servers with a standby."""
-    return _run(first, end, lambda seed: Succession(succession.draw(seed)))
+    return _run(first, end, lambda seed: Succession(failover.draw(seed)))
 
 
 def _run(first: int, end: int, make: Callable[[int], Fleet | Succession]) -> Found:
@@ -172,7 +172,7 @@ def main() -> None:
     if options.seed is not None:
         sys.exit(replay(Fleet(draw(options.seed))))
     if options.standby is not None:
-        sys.exit(replay(Succession(succession.draw(options.standby))))
+        sys.exit(replay(Succession(failover.draw(options.standby))))
     first, end = map(int, options.seeds.split(":"))
     if end <= first:
         parser.error(

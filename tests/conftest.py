@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import shoal
-from shoal.engine.transport import shared_memory as slots
+from shoal.engine.transport import shared_memory
 from tests.datasets import Digits, Table, read_higgs, read_mnist
 
 GRACE_S = 5.0
@@ -129,7 +129,7 @@ def _own_temporary_folder(
         patch.setattr(tempfile, "tempdir", folder)
         patch.setenv("SHOAL_CACHE", str(tmp_path_factory.mktemp("cache")))
         if HAS_NEIGHBOURS:  # whose slots would look like leaks of this process
-            patch.setattr(slots, "slot_folders", lambda: [Path(folder)])
+            patch.setattr(shared_memory, "slot_folders", lambda: [Path(folder)])
         yield
 
 
@@ -221,7 +221,9 @@ def _ports() -> set[str]:
 
 
 def _files() -> set[str]:
-    return {str(p) for folder in slots.slot_folders() for p in folder.glob("shoal*")}
+    return {
+        str(p) for folder in shared_memory.slot_folders() for p in folder.glob("shoal*")
+    }
 
 
 @pytest.fixture(scope="session")

@@ -292,12 +292,11 @@ def resume(  # noqa: PLR0913 - what fit has, where it may differ
         Traceback (most recent call last):
         shoal.errors.ConfigError: no run '2026-11-21-no-such-run' in ...
     """
-    from shoal.training.resuming import Call
-    from shoal.training.resuming import resume as go_on
+    from shoal.training import resuming
 
     with undisturbed():
-        return go_on(
-            Call(
+        return resuming.resume(
+            resuming.Call(
                 run=run, x=x, y=y, sample_weight=sample_weight,
                 validation_data=validation_data, workers=workers,
                 callbacks=callbacks, verbose=verbose, force=force,

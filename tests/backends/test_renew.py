@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.base import Backend, Clock, ComputeSpec
-from shoal.engine.worker import factories as opening
+from shoal.engine.worker import factories
 from shoal.engine.worker.factories import CleanUp, OpenBackend
 from shoal.models.inspection import prepare
 from shoal.models.travel import pack, read_parcel
@@ -21,9 +21,9 @@ NAME = keras.backend.backend()
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> Generator[None]:
-    opening._KEPT.clear()
+    factories._KEPT.clear()
     yield
-    opening._KEPT.clear()
+    factories._KEPT.clear()
 
 
 def data(seed: int = 3) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ def test_what_is_kept_does_what_a_new_one_would(change: str) -> None:
     second = opened(packed, rank)
     assert second is first
     found = observed(second)
-    opening._KEPT.clear()
+    factories._KEPT.clear()
     fresh = opened(packed, rank, is_kept=False)
     assert fresh is not first
     for one, other in zip(found, observed(fresh), strict=True):
@@ -140,7 +140,7 @@ def test_what_is_kept_stays_until_it_is_of_no_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     forgotten = list[str]()
-    kind = opening.backend_class(NAME)
+    kind = factories.backend_class(NAME)
     monkeypatch.setattr(kind, "forget", lambda: forgotten.append("all"))
     opened(pack(net()))
     CleanUp(name=NAME)()

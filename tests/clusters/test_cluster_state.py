@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.clusters import cluster_state as states
+from shoal.clusters import cluster_state
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
 from shoal.clusters.hosts_file import parse_hosts
 from shoal.errors import ClusterError, ConfigError, DataError
@@ -53,7 +53,7 @@ def test_a_name_that_nobody_knows_and_a_file_that_is_broken(tmp_path: Path) -> N
 
 
 def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "LOCK_LIMIT_S", 0.0)
+    monkeypatch.setattr(cluster_state, "LOCK_LIMIT_S", 0.0)
     store, held, done = (
         ClusterStore(str(tmp_path)),
         threading.Event(),

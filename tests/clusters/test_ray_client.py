@@ -21,7 +21,7 @@ from shoal.clusters.ray_jobs import RayJobs
 from shoal.clusters.remote_jobs import pick
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.launchers.ray_job_actor import JobActor
-from shoal.training import remote_fit as sending
+from shoal.training import remote_fit
 from tests.clusters.test_ray import ROWS, data, model
 from tests.ray_nodes import RayNode, free_port, imported, own_address
 
@@ -96,10 +96,10 @@ def test_an_id_or_its_beginning() -> None:
 
 
 def test_what_is_meant_by_an_address() -> None:
-    assert sending.is_away("ray://head:10001")
-    assert sending.is_away(Ray(address="ray://head:10001", gpus=1))
-    assert not sending.is_away("10.0.0.7:6379")
-    assert not sending.is_away(Ray())
+    assert remote_fit.is_away("ray://head:10001")
+    assert remote_fit.is_away(Ray(address="ray://head:10001", gpus=1))
+    assert not remote_fit.is_away("10.0.0.7:6379")
+    assert not remote_fit.is_away(Ray())
     own = Ray(address="ray://head:10001", gpus=1, working_dir="mine").inside()
     assert own == Ray(gpus=1, working_dir=".")
 
@@ -176,7 +176,7 @@ def _runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def stewards(address: str) -> list[str]:
     """Jobs that are still there; Ray may take a while to forget what was ended."""
-    jobs = sending.jobs_of(address)
+    jobs = remote_fit.jobs_of(address)
     until = time.monotonic() + 30
     with jobs._connected() as ray:  # type: ignore[attr-defined]
         while True:
@@ -217,7 +217,7 @@ def test_who_goes_comes_back(head: tuple[RayNode, str]) -> None:
     given = {p.name: p.default for p in defaults} | GIVEN
     x, y = data()
     wanted = {"model": model(), "x": x, "y": y, "epochs": 3}
-    job = sending.send(given | wanted, address)
+    job = remote_fit.send(given | wanted, address)
 
     def leave(data: bytes) -> None:
         raise KeyboardInterrupt

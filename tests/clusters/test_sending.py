@@ -18,7 +18,7 @@ from shoal.clusters.remote_jobs import RUNNING
 from shoal.errors import ClusterError, ConfigError
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
-from shoal.training import remote_fit as sending
+from shoal.training import remote_fit
 from tests.clusters.test_host_cluster import Bench, bench
 from tests.datasets import Digits
 
@@ -89,7 +89,7 @@ def test_a_host_that_is_cut_off(
     x, y = digits()
     given = {"epochs": 40, "workers": 3, "verbose": 2, "strategy": "aeasgd"}
     arguments = {**_defaults(), **given, "model": network(), "x": x, "y": y}
-    sent, cut_at = sending.send(arguments, "lab"), list[float]()
+    sent, cut_at = remote_fit.send(arguments, "lab"), list[float]()
 
     def write(data: bytes) -> None:
         if b"Epoch 1/" in data and not cut_at:
@@ -97,7 +97,7 @@ def test_a_host_that_is_cut_off(
             cut_at.append(time.time())
 
     try:
-        history = sending.finish(sent, sent.follow(write))
+        history = remote_fit.finish(sent, sent.follow(write))
     finally:
         bench.hosts.mend(2)
     summary = history.run.summary()
@@ -116,7 +116,7 @@ def test_who_goes_comes_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     model, (x, y) = network(), digits()
     given: dict[str, Any] = {"epochs": 60, "workers": 2, "verbose": 2}
     arguments = {**_defaults(), **given, "model": model, "x": x, "y": y}
-    sent = sending.send(arguments, "lab")
+    sent = remote_fit.send(arguments, "lab")
     lost = threading.Event()
 
     def write(data: bytes) -> None:

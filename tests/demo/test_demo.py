@@ -14,10 +14,9 @@ from shoal.demo import flights as flights_file
 from shoal.demo import main
 from shoal.demo.contest import Result, Settings, first_exchange
 from shoal.demo.flights import Flights, load_flights
-from shoal.demo.main import run_demo, table, told, verdict
+from shoal.demo.main import describe_kill, run_demo, table, verdict
 from shoal.demo.picture import draw
-from shoal.demo.resumed import Resumed
-from shoal.demo.resumed import told as told_of_resume
+from shoal.demo.resumed import Resumed, describe_resume
 from shoal.errors import ConfigError
 from shoal.runs.store import create
 
@@ -145,19 +144,21 @@ RESUMED = Resumed(
 
 
 def test_told_of_the_run_that_went_on():
-    text = told_of_resume(RESUMED)
+    text = describe_resume(RESUMED)
     assert "samples committed 1,000 of 1,000, 9.0 s more" in text
     assert "last checkpoint (400 samples)" in text
-    early = told_of_resume(replace(RESUMED, killed_at=None))
+    early = describe_resume(replace(RESUMED, killed_at=None))
     assert "over before its process could be killed" in early
 
 
 def test_told_of_the_kill():
     killed = replace(FAST, killed_at=4.25, replaced_s=2.5)
-    text = told(killed, FAST)
+    text = describe_kill(killed, FAST)
     assert "samples committed 1,000 of 1,000, worker replaced in 2.5 s" in text
-    assert "before its replacement" in told(replace(killed, replaced_s=None), FAST)
-    assert "before a worker could be killed" in told(FAST, FAST)
+    assert "before its replacement" in describe_kill(
+        replace(killed, replaced_s=None), FAST
+    )
+    assert "before a worker could be killed" in describe_kill(FAST, FAST)
 
 
 def test_table_has_a_row_for_everyone():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.engine.server.center import Center
-from shoal.engine.transport import segments as module
+from shoal.engine.transport import segments as segments_module
 from shoal.engine.transport.segments import pull_into, push_into, segments
 from shoal.strategies import get
 from shoal.strategies.base import Facts, Strategy
@@ -46,7 +46,7 @@ def exchange(strategy: Strategy) -> list[Vector]:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_segments_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = exchange(get(name))
-    monkeypatch.setattr(module.segments, "__defaults__", (7,))
+    monkeypatch.setattr(segments_module.segments, "__defaults__", (7,))
     for ours, theirs in zip(exchange(get(name)), whole, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -55,7 +55,7 @@ def test_segments_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_push_and_pull_by_segments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = get(name)
     local, anchor, reply = drawn(1), drawn(2), drawn(3)
-    monkeypatch.setattr(module.segments, "__defaults__", (7,))
+    monkeypatch.setattr(segments_module.segments, "__defaults__", (7,))
     message = np.empty(SIZE, np.float32)
     push_into(strategy, message, local, anchor, 2)
     np.testing.assert_array_equal(message, strategy.push(local, anchor, 2))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine.transport import messages as words
+from shoal.engine.transport import messages
 from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.worker.client import ServerClient
 from shoal.strategies import get
@@ -34,7 +34,7 @@ PUSH: dict[str, Any] = {
 }  # fmt: skip
 FAILURE = {"kind": "failed", "error": "e", "traceback": "t", "step": 1}
 JOIN = {"kind": "join", "pid": 7, "node": "here", "token": "a", "hint": 0}
-READERS = [(words.push, PUSH), (words.failure, FAILURE), (words.names, JOIN)]
+READERS = [(messages.push, PUSH), (messages.failure, FAILURE), (messages.names, JOIN)]
 
 hostile = st.recursive(
     st.none()

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.server import primary as server_module
+from shoal.engine.server import primary
 from shoal.engine.server.primary import Primary
-from shoal.engine.transport import listener as module
+from shoal.engine.transport import listener
 from shoal.engine.transport.client_connection import Fenced, ServerAddress
 from shoal.engine.transport.server_connection import ServerConnection
 from shoal.engine.transport.shared_memory import Slot
@@ -54,7 +54,7 @@ def test_a_wrong_secret_is_shut_out() -> None:
 
 def test_a_caller_that_says_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster(setup()) as cluster:
-        monkeypatch.setattr(module, "GREETING_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(listener, "GREETING_TIMEOUT_S", 0.0)
         with socket.create_connection(cluster.address) as connection:
             shut_out(connection)
         monkeypatch.undo()
@@ -249,7 +249,7 @@ def test_a_controller_that_talks_nonsense_ends_the_run(command: dict[str, Any]) 
 
 def test_too_many_callers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster(setup()) as cluster:
-        monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(listener, "MAX_CONNECTIONS", 1)
         with socket.create_connection(cluster.address) as connection:
             shut_out(connection)
         monkeypatch.undo()
@@ -276,7 +276,7 @@ def test_whoever_works_hears_that_the_run_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # It was cut off, and a worker of a session ended though the next run needs it.
-    monkeypatch.setattr(server_module, "SEE_OFF_S", 60.0)
+    monkeypatch.setattr(primary, "SEE_OFF_S", 60.0)
     is_stopped, see_off = threading.Event(), Primary._see_off
 
     def stopped(server: Primary) -> None:

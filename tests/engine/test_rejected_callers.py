@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.transport import listener as module
-from shoal.engine.transport import listener as unverified
+from shoal.engine.transport import listener
 from shoal.engine.transport.listener import (
     EVERY_S,
     SAVED_S,
@@ -62,7 +61,7 @@ def greeted(cluster: Cluster, buffer: int = 1 << 16) -> socket.socket:
 def test_too_many_that_say_nothing_make_room_for_those_that_belong_here(
     has_tls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(listener, "MAX_STRANGERS", 4)
     with Cluster(setup(has_tls=has_tls)) as cluster, ExitStack() as stack:
         slow = [
             stack.enter_context(socket.create_connection(cluster.address))
@@ -77,7 +76,7 @@ def test_too_many_that_say_nothing_make_room_for_those_that_belong_here(
 def test_who_knows_the_secret_is_the_last_to_make_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(listener, "MAX_STRANGERS", 3)
     with Cluster(setup()) as cluster, ExitStack() as stack:
         known = stack.enter_context(greeted(cluster))
         others = [
@@ -99,7 +98,7 @@ def test_who_proves_the_secret_and_says_no_more_is_dropped(
 ) -> None:
     with Cluster(setup()) as cluster:
         connection = greeted(cluster)
-        monkeypatch.setattr(module, "GREETING_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(listener, "GREETING_TIMEOUT_S", 0.0)
         assert shut_out(connection) == b""
         connection.close()
         monkeypatch.undo()
@@ -241,7 +240,7 @@ class TestPorch:
             def monotonic() -> float:
                 return now["monotonic"]
 
-        monkeypatch.setattr(unverified, "time", Clock)
+        monkeypatch.setattr(listener, "time", Clock)
         return now
 
     def test_strangers_get_their_share_and_no_more(
@@ -289,7 +288,7 @@ class TestPorch:
                 clock["monotonic"] += 1.0
                 door.wait_s(1.0)
                 for key, _ in door.visit():
-                    clock["monotonic"] += 2 * unverified.SLICE_S
+                    clock["monotonic"] += 2 * listener.SLICE_S
                     heard.append(key.data)
             assert len(heard) == 10
             assert set(heard) == set(range(10))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from shoal.engine.coordination.timeouts import PAUSE_S, LivenessTimeout
-from shoal.engine.server import replication as mirrors
+from shoal.engine.server import replication as replication_module
 from shoal.engine.server.primary import Primary
 from shoal.engine.transport.listener import Connections
 from tests.engine.cases import setup
@@ -23,7 +23,7 @@ def test_short_waits_are_no_stall_and_no_second_counts_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(mirrors, "time", clock)
+    monkeypatch.setattr(replication_module, "time", clock)
     replication, worker = quiet_mirror(), standby_of(0)
     replication.begin(standby_of(1), b"all")
     found: list[float] = []

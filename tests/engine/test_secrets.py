@@ -25,7 +25,7 @@ from shoal.engine.server.spec import ServerSpec
 from shoal.errors import WorkerFailed
 from shoal.runs.store import open_run
 from shoal.testing import faults
-from shoal.training import start_run as fitting
+from shoal.training import start_run
 from shoal.wire import tls
 from shoal.wire.handshake import worker_secret
 
@@ -120,7 +120,7 @@ def test_a_run_of_processes_tells_its_secret_to_nobody(
     has_tls: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if has_tls:
-        monkeypatch.setattr(fitting, "identity_for", lambda _: tls.make_identity())
+        monkeypatch.setattr(start_run, "identity_for", lambda _: tls.make_identity())
     spy = Spy(monkeypatch)
     search = Search(spy)
     history = fit(tmp_path / "run", callbacks=[search])

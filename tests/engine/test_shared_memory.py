@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.engine.transport import shared_memory as slots
+from shoal.engine.transport import shared_memory
 from shoal.engine.transport.shared_memory import Slot, slot_folders, sweep, tag_of
 
 CHILD = """
@@ -38,7 +38,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on systems that have no files without a name."""
-    monkeypatch.delattr(slots.os, "memfd_create", raising=False)
+    monkeypatch.delattr(shared_memory.os, "memfd_create", raising=False)
 
 
 both = pytest.mark.parametrize("has_name", [False, True])
@@ -46,8 +46,8 @@ both = pytest.mark.parametrize("has_name", [False, True])
 
 def choose(monkeypatch: pytest.MonkeyPatch, *, has_name: bool) -> None:
     if has_name:
-        monkeypatch.delattr(slots.os, "memfd_create", raising=False)
-    elif not hasattr(slots.os, "memfd_create"):
+        monkeypatch.delattr(shared_memory.os, "memfd_create", raising=False)
+    elif not hasattr(shared_memory.os, "memfd_create"):
         pytest.skip("this system has no files without a name")
 
 
@@ -119,7 +119,7 @@ def test_a_slot_of_another_host_is_not_mistaken_for_ours(
 
 @pytest.mark.process
 def test_a_server_that_is_killed_before_its_worker_answers_leaves_nothing() -> None:
-    if not hasattr(slots.os, "memfd_create"):
+    if not hasattr(shared_memory.os, "memfd_create"):
         pytest.skip("this system has no files without a name")
     child = subprocess.run(
         [sys.executable, "-c", DYING],
@@ -147,7 +147,7 @@ def test_no_room_in_shared_memory_means_the_next_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [tmp_path / "gone", tmp_path]
-    monkeypatch.setattr(slots, "slot_folders", lambda: folders)
+    monkeypatch.setattr(shared_memory, "slot_folders", lambda: folders)
     slot, _ = made()
     assert slot.path is not None
     assert slot.path.parent == tmp_path
@@ -161,23 +161,23 @@ def test_no_room_anywhere_means_no_slot_and_no_file(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(slots, "slot_folders", lambda: [tmp_path])
-    monkeypatch.setattr(slots.os, "posix_fallocate", full, raising=False)
+    monkeypatch.setattr(shared_memory, "slot_folders", lambda: [tmp_path])
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", full, raising=False)
     assert Slot.make(64) is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_posix_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(slots.os, "posix_fallocate", raising=False)
+    monkeypatch.delattr(shared_memory.os, "posix_fallocate", raising=False)
     slot, _ = made()
     assert len(slot.bytes) == 64
     slot.close()
 
 
 def test_shared_memory_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots.Path, "is_dir", lambda _: True)
+    monkeypatch.setattr(shared_memory.Path, "is_dir", lambda _: True)
     assert slot_folders()[0] == Path("/dev/shm")
-    monkeypatch.setattr(slots.Path, "is_dir", lambda _: False)
+    monkeypatch.setattr(shared_memory.Path, "is_dir", lambda _: False)
     assert len(slot_folders()) == 1
 
 

@@ -21,7 +21,7 @@ from shoal.data.order import Order
 from shoal.engine.coordination.instructions import Group
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.shared_memory import Slot
-from shoal.engine.worker import shared_memory_allreduce as shared_lane
+from shoal.engine.worker import shared_memory_allreduce
 from shoal.engine.worker.client import Times, Weight
 from shoal.engine.worker.gradient_loop import GradientLoop, Part
 from shoal.engine.worker.shared_memory_allreduce import (
@@ -73,7 +73,7 @@ def enter(found: list[SharedMemoryAllReduce], generation: int = 1) -> None:
 @settings(max_examples=20, deadline=None)
 @given(
     size=st.integers(2, 4),
-    floats=st.sampled_from([1, 5, 1000, shared_lane.SEGMENT + 3]),
+    floats=st.sampled_from([1, 5, 1000, shared_memory_allreduce.SEGMENT + 3]),
     steps=st.integers(1, 4),
     seed=st.integers(0, 99),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.controller import supervisor as module
+from shoal.engine.controller import supervisor as supervisor_module
 from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination.restart_policy import SETTLED_S, RestartPolicy
 from shoal.engine.transport.heartbeat import start_limit_s
@@ -54,7 +54,9 @@ class Stand:
         self.ended: dict[str, Exit] = {}
         self.warm, self.waiting = set[str](), set[str]()
         self.given = list[str]()
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(
+            supervisor_module, "time", SimpleNamespace(monotonic=lambda: self.now)
+        )
         policy, observer = RestartPolicy(max_restarts=99), SimpleNamespace()
         observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
         stage: Any = self

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import shoal
-from shoal.engine.transport import shared_memory as slots
+from shoal.engine.transport import shared_memory
 from shoal.errors import DataError
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
@@ -131,9 +131,9 @@ def test_slots_of_a_killed_server_are_swept_where_folders_are_left(
 ) -> None:
     here = tmp_path / "here"
     here.mkdir()
-    left = here / f"{slots.PREFIX}tag-1"
+    left = here / f"{shared_memory.PREFIX}tag-1"
     left.touch()
-    monkeypatch.setattr(slots, "slot_folders", lambda: [folder, here])
+    monkeypatch.setattr(shared_memory, "slot_folders", lambda: [folder, here])
     shutil.rmtree(folder)
-    slots.sweep("tag")
+    shared_memory.sweep("tag")
     assert not left.exists()

@@ -22,7 +22,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shoal.engine.transport import listener as module
+from shoal.engine.transport import listener as listener_module
 from shoal.engine.transport.client_connection import ServerAddress
 from shoal.engine.transport.listener import Connections, Listener, Peer
 from shoal.engine.transport.server_connection import ServerConnection
@@ -203,7 +203,7 @@ def test_handshakes_that_never_end_hold_nobody_up() -> None:
 
 def test_a_handshake_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with Cluster(setup()) as cluster:
-        monkeypatch.setattr(module, "GREETING_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(listener_module, "GREETING_TIMEOUT_S", 0.0)
         with socket.create_connection(cluster.address) as connection:
             connection.sendall(b"\x16\x03\x01")
             assert shut_out(connection) == b""

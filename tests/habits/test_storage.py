@@ -13,7 +13,7 @@ import pytest
 import shoal
 from shoal.errors import CheckpointError, ModelNotSaved, ShoalWarning
 from shoal.runs.store import create, open_run
-from shoal.training import run_fit as performing
+from shoal.training import run_fit
 from shoal.training.start_run import Outcome
 from tests.habits.cases import data, make_model
 
@@ -49,7 +49,7 @@ class Full(keras.callbacks.Callback):
 def test_a_run_whose_model_was_not_saved_can_be_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(performing, "RETRIES_S", (0.0,))
+    monkeypatch.setattr(run_fit, "RETRIES_S", (0.0,))
     x, y = data(256)
     model = make_model()
     with pytest.raises(ModelNotSaved, match="shoal runs resume") as caught:
@@ -84,11 +84,11 @@ def test_a_run_whose_model_was_not_saved_can_be_finished_later(
 def test_what_keeps_a_good_model_from_being_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(performing, "RETRIES_S", (0.0,))
+    monkeypatch.setattr(run_fit, "RETRIES_S", (0.0,))
     model = make_model()
     monkeypatch.setattr(model, "save", raises(error))
     with create(tmp_path, "full") as run, pytest.raises(ModelNotSaved):
-        performing.follow(run, model, 0.0, outcome, None)
+        run_fit.follow(run, model, 0.0, outcome, None)
     assert open_run(str(next(tmp_path.iterdir()))).summary().status == "failed"
 
 
@@ -96,7 +96,7 @@ def test_ctrl_c_while_checkpoints_are_closed(tmp_path: Path) -> None:
     """The run has an end all the same."""
     writer: Any = SimpleNamespace(close=raises(KeyboardInterrupt()))
     with create(tmp_path, "twice") as run, pytest.raises(KeyboardInterrupt):
-        performing.follow(run, make_model(), 0.0, raises(RuntimeError("first")), writer)
+        run_fit.follow(run, make_model(), 0.0, raises(RuntimeError("first")), writer)
     summary = open_run(str(next(tmp_path.iterdir()))).summary()
     assert summary.status == "failed"
     assert summary.report["reason"] == "RuntimeError: first"
@@ -105,7 +105,7 @@ def test_ctrl_c_while_checkpoints_are_closed(tmp_path: Path) -> None:
 def test_ctrl_c_while_checkpoints_are_removed(tmp_path: Path) -> None:
     writer: Any = SimpleNamespace(discard=raises(KeyboardInterrupt()))
     with create(tmp_path, "removed") as run, pytest.raises(KeyboardInterrupt):
-        performing.follow(run, make_model(), 0.0, outcome, writer)
+        run_fit.follow(run, make_model(), 0.0, outcome, writer)
     assert open_run(str(next(tmp_path.iterdir()))).summary().status == "finished"
 
 
@@ -113,7 +113,7 @@ def test_a_run_that_another_process_goes_on_with_is_left_to_it(tmp_path: Path) -
     writer: Any = SimpleNamespace(close=lambda: None, has_saved=True)
     error = CheckpointError("another process goes on with this run")
     with create(tmp_path, "fenced") as run, pytest.raises(CheckpointError) as caught:
-        performing.follow(run, make_model(), 0.0, raises(error), writer)
+        run_fit.follow(run, make_model(), 0.0, raises(error), writer)
     assert not hasattr(caught.value, "__notes__")
     assert open_run(str(next(tmp_path.iterdir()))).summary().status == "running"
 
@@ -133,7 +133,7 @@ def outcome() -> Outcome:
 def test_a_model_that_nobody_took_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(performing, "RETRIES_S", (0.0,))
+    monkeypatch.setattr(run_fit, "RETRIES_S", (0.0,))
     x, y = data(256)
     model = make_model()
     before = model.get_weights()[0].copy()

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.host import processes as module
+from shoal.host import processes
 from shoal.host.locks import HeldLock, is_held
 from shoal.host.processes import Process, judge, may_live
 
@@ -80,7 +80,7 @@ def test_another_process(tmp_path: Path, stopped_by: signal.Signals) -> None:
 def test_a_number_that_was_given_again_is_another_process() -> None:
     here = Process.here()
     assert not may_live(dataclasses.replace(here, start="1"))
-    assert may_live(dataclasses.replace(here, start=module.UNKNOWN))
+    assert may_live(dataclasses.replace(here, start=processes.UNKNOWN))
 
 
 def test_an_older_record_is_judged_by_the_clock() -> None:

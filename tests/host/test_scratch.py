@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.host import scratch as module
+from shoal.host import scratch as scratch_module
 from shoal.host.scratch import LOCK, Scratch, sweep
 
 OWNER = """
@@ -95,17 +95,17 @@ def test_what_is_not_surely_left_stays(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody is making the first; the second is a trap: a link to what is dear."""
-    (temporary / f"{module._prefix('run')}new").mkdir()
+    (temporary / f"{scratch_module._prefix('run')}new").mkdir()
     dear = temporary / "dear"
     dear.mkdir()
     (dear / LOCK).touch()
-    (temporary / f"{module._prefix('run')}link").symlink_to(dear)
+    (temporary / f"{scratch_module._prefix('run')}link").symlink_to(dear)
     with monkeypatch.context() as patch:  # its locks may not be seen from here
         patch.setattr(socket, "gethostname", lambda: "elsewhere")
-        far = temporary / f"{module._prefix('run')}far"
+        far = temporary / f"{scratch_module._prefix('run')}far"
     far.mkdir()
     (far / LOCK).touch()
-    file = temporary / f"{module._prefix('run')}file"
+    file = temporary / f"{scratch_module._prefix('run')}file"
     file.touch()
     assert sweep() == []
     assert (dear / LOCK).exists()
@@ -116,7 +116,7 @@ def test_what_is_not_surely_left_stays(
 def test_a_folder_of_somebody_else_stays(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = temporary / f"{module._prefix('run')}left"
+    left = temporary / f"{scratch_module._prefix('run')}left"
     left.mkdir()
     (left / LOCK).touch()
     user = os.getuid()
@@ -139,7 +139,7 @@ def test_who_is_killed_while_it_removes_leaves_the_lock_to_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            module._empty(scratch.path)
+            scratch_module._empty(scratch.path)
     assert (scratch.path / LOCK).exists()
     scratch.close()
     assert list(temporary.iterdir()) == []

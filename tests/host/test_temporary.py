@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.host import temporary as module
+from shoal.host import temporary
 from shoal.host.private import make_private
 from shoal.host.scratch import Scratch
 from shoal.host.temporary import NoTemporaryFolder, temporary_folder
@@ -70,7 +70,7 @@ def test_none_at_all_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_folder_of_all_users_is_not_made_for_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "SYSTEM", frozenset({str(folder)}))
+    monkeypatch.setattr(temporary, "SYSTEM", frozenset({str(folder)}))
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path)])
     remove(folder)
     assert temporary_folder() == tmp_path

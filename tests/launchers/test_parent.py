@@ -18,7 +18,7 @@ import pytest
 from shoal.host import scratch
 from shoal.host.scratch import Scratch
 from shoal.interruption import undisturbed
-from shoal.launchers import process as process_module
+from shoal.launchers import process
 from shoal.launchers.base import Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
@@ -168,7 +168,7 @@ def test_a_fork_ends_and_removes_nothing() -> None:
         blob.close()
 
 
-TRACED = {process_module.__file__, subprocess.__file__}
+TRACED = {process.__file__, subprocess.__file__}
 
 
 def _close(launcher: ProcessLauncher, wanted: int) -> int:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shoal.errors import CheckpointError, ConfigError
-from shoal.runs import checkpoint_manifest as manifests
+from shoal.runs import checkpoint_manifest
 from shoal.runs.checkpoints import PARTS, Checkpoint, CheckpointStore, Place
 from shoal.runs.folder import Folder
 from tests.runs.checkpoint_faults import Faults, faulty, in_memory
@@ -68,7 +68,7 @@ def files(folder: Folder) -> list[str]:
 
 
 def files_of(folder: Folder, place: Place) -> list[str]:
-    manifest = manifests.decode(folder.read(place.manifest), place)
+    manifest = checkpoint_manifest.decode(folder.read(place.manifest), place)
     return [place.manifest, *(part.name for part in manifest.parts)]
 
 
@@ -354,7 +354,9 @@ def forge(folder: Folder, change: Callable[[dict[str, Any]], None]) -> None:
     """Writes a manifest with a right checksum and whatever content."""
     fields = json.loads(folder.read(at(1, 2).manifest).splitlines()[1])
     change(fields)
-    folder.write(at(1, 2).manifest, manifests._seal(json.dumps(fields).encode()))
+    folder.write(
+        at(1, 2).manifest, checkpoint_manifest._seal(json.dumps(fields).encode())
+    )
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def test_a_reader_that_is_overtaken_reads_the_newer_one(folder: Folder):
     writer.save(taken(1))
     read = reader._manifest
 
-    def overtaken(place: Place) -> manifests.Manifest:
+    def overtaken(place: Place) -> checkpoint_manifest.Manifest:
         manifest = read(place)
         if place.number == 1:
             writer.save(taken(2))

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import CheckpointError
-from shoal.runs import checkpoint_manifest as manifests
+from shoal.runs import checkpoint_manifest
 from shoal.runs.checkpoint_files import Damage, Part
 from shoal.runs.checkpoint_manifest import ArrayPart, Manifest, Place
 
@@ -24,7 +24,7 @@ def part(index: int, size_bytes: int) -> Part:
 
 
 WHOLE: dict[str, Any] = json.loads(
-    manifests.encode(
+    checkpoint_manifest.encode(
         Manifest(
             place=PLACE,
             document=part(0, 2),
@@ -71,7 +71,7 @@ def changed(fields: Any, path: tuple[Any, ...], value: Any) -> Any:
 def read(body: bytes) -> Manifest | None:
     """What is made of it under a valid seal, None where it is refused as it should."""
     try:
-        return manifests.decode(manifests._seal(body), PLACE)
+        return checkpoint_manifest.decode(checkpoint_manifest._seal(body), PLACE)
     except (Damage, CheckpointError):
         return None
 
@@ -114,7 +114,9 @@ def test_any_value_in_any_field_is_read_or_damage(
 def test_a_field_that_lacks_is_damage(name: str) -> None:
     fields = {key: value for key, value in WHOLE.items() if key != name}
     with pytest.raises(Damage):
-        manifests.decode(manifests._seal(json.dumps(fields).encode()), PLACE)
+        checkpoint_manifest.decode(
+            checkpoint_manifest._seal(json.dumps(fields).encode()), PLACE
+        )
 
 
 @pytest.mark.parametrize(
@@ -124,4 +126,4 @@ def test_a_field_that_lacks_is_damage(name: str) -> None:
 )
 def test_what_is_no_json_is_damage(body: bytes) -> None:
     with pytest.raises((Damage, CheckpointError)):
-        manifests.decode(manifests._seal(body), PLACE)
+        checkpoint_manifest.decode(checkpoint_manifest._seal(body), PLACE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.runs import claim as claiming
+from shoal.runs import claim
 from shoal.runs.catalogue import read_summary
 from shoal.runs.events import exchange_records, read_events
 from shoal.runs.folder import Folder
@@ -54,13 +54,13 @@ def test_id_and_folder(root: str):
 
 def test_an_id_is_never_taken_twice(root: str, monkeypatch: pytest.MonkeyPatch):
     letters = iter(["aaa", "aaa", "aaa", "bbb"])
-    monkeypatch.setattr(claiming.secrets, "token_hex", lambda n: next(letters))
+    monkeypatch.setattr(claim.secrets, "token_hex", lambda n: next(letters))
     ids = [create(root, "x", today=TODAY).id for _ in range(2)]
     assert ids == ["2026-11-21-x-aaa", "2026-11-21-x-bbb"]
 
 
 def test_ids_used_up(root: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(claiming.secrets, "token_hex", lambda n: "aaa")
+    monkeypatch.setattr(claim.secrets, "token_hex", lambda n: "aaa")
     create(root, "x", today=TODAY)
     with pytest.raises(ConfigError, match="no free run id"):
         create(root, "x", today=TODAY)

@@ -19,8 +19,7 @@ from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Roster
 from shoal.engine.coordination.rounds import Round
 from shoal.engine.coordination.sequencer import Sequencer
-from tests.simulation.protocol import Fleet, Violation, draw
-from tests.simulation.protocol import worker as fleet_worker
+from tests.simulation.protocol import Fleet, Violation, draw, worker
 from tests.simulation.protocol.server import SimServer
 from tests.simulation.protocol.store import Checkpoint
 
@@ -83,7 +82,7 @@ def merges_what_was_computed_for_a_larger_step(patch: Patch) -> None:
 
 @mutant
 def scales_by_the_rows_that_were_dealt(patch: Patch) -> None:
-    original = fleet_worker.SimWorker._push_again
+    original = worker.SimWorker._push_again
 
     def push_again(self: Any, sums: Any) -> None:
         original(self, sums)
@@ -91,7 +90,7 @@ def scales_by_the_rows_that_were_dealt(patch: Patch) -> None:
         self.last = self.last._replace(push=push._replace(own=(), assumed=push.assumed))
         self.line.up[-1] = self.last
 
-    patch.setattr(fleet_worker.SimWorker, "_push_again", push_again)
+    patch.setattr(worker.SimWorker, "_push_again", push_again)
 
 
 # ------------------------------------------------------------- exactly once
@@ -157,7 +156,7 @@ def counts_an_epochs_rows_wrong(patch: Patch) -> None:
 
 @mutant
 def loses_the_short_rest_of_a_lease(patch: Patch) -> None:
-    original = fleet_worker.next_batches
+    original = worker.next_batches
 
     def next_batches(pieces: Any, size: int, *rest: Any) -> Any:
         found = original(pieces, size, *rest)
@@ -165,7 +164,7 @@ def loses_the_short_rest_of_a_lease(patch: Patch) -> None:
             pieces.popleft()
         return found
 
-    patch.setattr(fleet_worker, "next_batches", next_batches)
+    patch.setattr(worker, "next_batches", next_batches)
 
 
 @mutant

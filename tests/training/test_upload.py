@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shoal.training import remote_fit as sending
+from shoal.training import remote_fit
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ def test_lines_on_a_pipe_and_one_line_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     is_live: bool, said: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(sending, "LIVE_S", 0.0)
-    monkeypatch.setattr(sending, "TOLD_S", 0.0)
+    monkeypatch.setattr(remote_fit, "LIVE_S", 0.0)
+    monkeypatch.setattr(remote_fit, "TOLD_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_live, raising=False)
-    upload = sending._Upload()
+    upload = remote_fit._Upload()
     upload.tell(1_000_000, 3_000_000)
     upload.tell(3_000_000, 3_000_000)
     assert capsys.readouterr().err == said
@@ -32,7 +32,7 @@ def test_lines_on_a_pipe_and_one_line_on_a_terminal(
 def test_what_is_quick_says_nothing_on_a_pipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    upload = sending._Upload()
+    upload = remote_fit._Upload()
     upload.tell(1, 2)
     upload.tell(2, 2)
     assert capsys.readouterr().err == ""

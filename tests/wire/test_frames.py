@@ -19,7 +19,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 
-from shoal.engine.transport import server_connection as module
+from shoal.engine.transport import server_connection
 from shoal.engine.transport.server_connection import (
     STRANGER_HEAD_BYTES,
     ServerConnection,
@@ -169,8 +169,8 @@ class TestGreeting:
             raise AssertionError("parsed")
 
         with pair() as (caller, channel):
-            monkeypatch.setattr(module, "unpack_header", parse)
-            monkeypatch.setattr(module, "unpack_head", parse)
+            monkeypatch.setattr(server_connection, "unpack_header", parse)
+            monkeypatch.setattr(server_connection, "unpack_head", parse)
             caller.sendall(Caller(b"x" * 32).hello + pack_head({"kind": "join"}, 0))
             with pytest.raises(BadFrame, match="does not know this run's secret"):
                 frames(channel)
@@ -366,14 +366,14 @@ class TestFrames:
             found = [len(frames(channel))]
             while sum(found) < 1000:
                 found.append(len(frames(channel)))
-            assert max(found) == module.TURN_FRAMES
+            assert max(found) == server_connection.TURN_FRAMES
 
     @pytest.mark.parametrize("size", [1, 60, 100, 101, 5000])
     def test_a_turn_that_ends_with_a_frame_still_gives_it(
         self, size: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It was left until more came, which never did: the worker waits."""
-        monkeypatch.setattr(module, "TURN_BYTES", size)
+        monkeypatch.setattr(server_connection, "TURN_BYTES", size)
         with pair() as (caller, channel):
             greet(caller, channel)
             for _ in range(3):

@@ -22,8 +22,7 @@ from shoal.demo.contest import (
 )
 from shoal.demo.flights import Flights, load_flights
 from shoal.demo.picture import draw
-from shoal.demo.resumed import kill_and_resume
-from shoal.demo.resumed import told as told_of_resume
+from shoal.demo.resumed import describe_resume, kill_and_resume
 from shoal.plan import environment
 
 STRATEGIES = ("aeasgd", "downpour", "all_reduce")
@@ -63,13 +62,13 @@ def run_demo(
             flights, settings, strategy=STRATEGIES[0], workers=workers,
             is_killed=True, root=root,
         )  # fmt: skip
-    console.print(told(killed, again), "")
+    console.print(describe_kill(killed, again), "")
     with console.status(f"{STRATEGIES[0]} again, and everything is killed"):
         resumed = kill_and_resume(
             flights, settings, strategy=STRATEGIES[0], workers=workers,
             root=root or environment().runs,
         )  # fmt: skip
-    console.print(told_of_resume(resumed), "")
+    console.print(describe_resume(resumed), "")
     draw(contest, again, killed, resumed, out)
     results = [*contest, killed]
     console.print(f"Picture: {Path(out).resolve()}", soft_wrap=True, markup=False)
@@ -181,14 +180,14 @@ def _points(result: Result, plain: Result) -> str:
     return f"{100 * (result.accuracy - plain.accuracy):+.1f} points"
 
 
-def told(killed: Result, undisturbed: Result) -> str:
+def describe_kill(killed: Result, undisturbed: Result) -> str:
     """Says what the killed worker cost.
 
     Example:
         >>> run = Result(who="shoal aeasgd", workers=2, accuracy=0.8, seconds=9.0,
         ...              seconds_after=7.0, samples_after=600, curve=[], committed=600,
         ...              expected=600, killed_at=3.0, replaced_s=2.5)
-        >>> print(told(run, run))
+        >>> print(describe_kill(run, run))
         A worker was killed after 3.0 s: samples committed 600 of 600, worker replaced in 2.5 s...
     """  # noqa: E501
     if killed.killed_at is None:

@@ -110,11 +110,11 @@ def _saved(events: list[dict[str, object]]) -> int:
     return 0
 
 
-def told(resumed: Resumed) -> str:
+def describe_resume(resumed: Resumed) -> str:
     """Says what the killed process cost.
 
     Example:
-        >>> print(told(Resumed(
+        >>> print(describe_resume(Resumed(
         ...     strategy="aeasgd", killed_at=6.0, saved=400, seconds=9.0, accuracy=0.8,
         ...     curve=[], committed=1000, expected=1000, run="shoal-runs/a-run")))
         The process that trained, and all its workers, were killed after 6.0 s...

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Self, final
 
 from shoal.errors import CheckpointError, ConfigError
-from shoal.runs import checkpoint_manifest as manifests
+from shoal.runs import checkpoint_manifest
 from shoal.runs.checkpoint_contents import Checkpoint as Checkpoint
 from shoal.runs.checkpoint_contents import check, pack, unpack
 from shoal.runs.checkpoint_files import (
@@ -190,7 +190,9 @@ class CheckpointStore:
         try:
             manifest = pack(checkpoint, document, place, write)
             owner.check()
-            write_whole(self.folder, place.manifest, manifests.encode(manifest))
+            write_whole(
+                self.folder, place.manifest, checkpoint_manifest.encode(manifest)
+            )
         except BaseException:
             self._take_back(place, names)
             raise
@@ -253,7 +255,7 @@ class CheckpointStore:
         needed = {m.place: {p.name for p in m.parts} for m in kept.values() if m}
         orphans: list[str] = []
         for bare in sizes(self.folder, PARTS):
-            place, name = manifests.place_of_part(bare), f"{PARTS}/{bare}"
+            place, name = checkpoint_manifest.place_of_part(bare), f"{PARTS}/{bare}"
             # A later generation's parts are another writer's, on their way.
             if place is None or place.generation > generation:
                 continue
@@ -261,14 +263,16 @@ class CheckpointStore:
             if not is_kept:
                 orphans.append(name)
         for name in sizes(self.folder, ""):
-            place = manifests.place_of_leftover(name)
+            place = checkpoint_manifest.place_of_leftover(name)
             if place is not None and place.generation <= generation:
                 orphans.append(name)
         return orphans
 
     def _places(self) -> list[Place]:
         with storage(self.folder):
-            return manifests.places(self.folder.names())
+            return checkpoint_manifest.places(self.folder.names())
 
     def _manifest(self, place: Place) -> Manifest:
-        return manifests.decode(read_whole(self.folder, place.manifest), place)
+        return checkpoint_manifest.decode(
+            read_whole(self.folder, place.manifest), place
+        )

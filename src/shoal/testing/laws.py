@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from shoal.strategies import ADAG, DiLoCo, DynSGD, RoundStrategy, Strategy, get
-from shoal.testing import exchange_laws as exchange
-from shoal.testing import training_laws as training
+from shoal.testing import exchange_laws, training_laws
 
 
 @final
@@ -72,26 +71,26 @@ def _shares_weights(strategy: Strategy) -> bool:
 LAWS: tuple[Law, ...] = tuple(
     Law(number=number, check=check, concerns=concerns)
     for number, check, concerns in (
-        (1, training.equals_plain_training, _promised("plain")),
-        (2, exchange.conserves, _promised("conserves")),
-        (3, exchange.ignores_order, _is(RoundStrategy)),
-        (3, exchange.repeats_nothing, _promised("mean")),
-        (3, exchange.weightless_rounds_are_finite, _is(RoundStrategy)),
-        (4, exchange.equals_downpour, _is(DynSGD, ADAG)),
-        (5, exchange.equals_local_sgd, _is(DiLoCo)),
-        (6, exchange.ones_stay_ones, _all),
-        (7, exchange.survives_checkpoint, _all),
-        (7, exchange.changes_only_center_and_state, _all),
-        (7, exchange.keeps_steps_taken_meanwhile, _shares_weights),
-        (7, exchange.changes_of_zero_change_nothing, _speaks_of_changes),
-        (8, exchange.delivers_short_windows, _all),
-        (8, exchange.divides_by_steps_taken, _is(ADAG)),
-        (8, training.commits_every_sample, _shares),
-        (9, training.reaches_the_optimum, _shares),
-        (10, exchange.works_on_segments, _all),
-        (10, exchange.writes_in_place_the_same, _all),
-        (10, exchange.needs_no_anchor, _keeps_no_anchor),
-        (11, training.schedules_end_where_plain_training_ends, _shares),
+        (1, training_laws.equals_plain_training, _promised("plain")),
+        (2, exchange_laws.conserves, _promised("conserves")),
+        (3, exchange_laws.ignores_order, _is(RoundStrategy)),
+        (3, exchange_laws.repeats_nothing, _promised("mean")),
+        (3, exchange_laws.weightless_rounds_are_finite, _is(RoundStrategy)),
+        (4, exchange_laws.equals_downpour, _is(DynSGD, ADAG)),
+        (5, exchange_laws.equals_local_sgd, _is(DiLoCo)),
+        (6, exchange_laws.ones_stay_ones, _all),
+        (7, exchange_laws.survives_checkpoint, _all),
+        (7, exchange_laws.changes_only_center_and_state, _all),
+        (7, exchange_laws.keeps_steps_taken_meanwhile, _shares_weights),
+        (7, exchange_laws.changes_of_zero_change_nothing, _speaks_of_changes),
+        (8, exchange_laws.delivers_short_windows, _all),
+        (8, exchange_laws.divides_by_steps_taken, _is(ADAG)),
+        (8, training_laws.commits_every_sample, _shares),
+        (9, training_laws.reaches_the_optimum, _shares),
+        (10, exchange_laws.works_on_segments, _all),
+        (10, exchange_laws.writes_in_place_the_same, _all),
+        (10, exchange_laws.needs_no_anchor, _keeps_no_anchor),
+        (11, training_laws.schedules_end_where_plain_training_ends, _shares),
     )
 )
 """Laws 1 to 11, in order; a number may have several checks."""

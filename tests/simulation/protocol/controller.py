@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from typing import Literal, NamedTuple, TypeAlias, final
 
-from shoal.engine.coordination import restart_policy as recovery
+from shoal.engine.coordination import restart_policy
 from tests.simulation.protocol.scenario import Scenario
 from tests.simulation.protocol.server import Report, SimServer
 from tests.simulation.protocol.store import Center, Place
@@ -126,20 +126,20 @@ class SimController:
         self.hands.discard(number)
         if self.is_over:
             return
-        loss = recovery.Loss(
+        loss = restart_policy.Loss(
             name="worker",
             reason="died",
             living=self.expected,
             failures=self.restarts,
         )
         policy = self._scenario.policy
-        match recovery.decide(loss, policy, self.restarts):
-            case recovery.Restart(after_s):
+        match restart_policy.decide(loss, policy, self.restarts):
+            case restart_policy.Restart(after_s):
                 self.restarts += 1
                 self._wait(after_s, "worker", hint)
-            case recovery.Shrink(workers):
+            case restart_policy.Shrink(workers):
                 self.orders.append(("expect", workers))
-            case recovery.Abort():
+            case restart_policy.Abort():
                 self.is_aborted = True
 
     # ------------------------------------------------------------------- clock

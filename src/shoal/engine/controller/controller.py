@@ -21,13 +21,13 @@ from shoal.engine.controller.resume_point import ResumePoint
 from shoal.engine.controller.servers import GRACE_S, Message, ServerGone
 from shoal.engine.controller.shared_servers import SharedServers
 from shoal.engine.controller.supervisor import WorkerSupervisor
-from shoal.engine.coordination import restart_policy as recovery
+from shoal.engine.coordination import restart_policy
 from shoal.engine.server.checkpoint import Snapshot, read_restart
 from shoal.engine.server.records import Rescue
 from shoal.engine.server.reports import fields, read_center, read_epoch, read_records
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.changes import Changes
-from shoal.engine.worker import nan_policy as finite
+from shoal.engine.worker import nan_policy
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ClusterError, DataError, ShoalError, WorkerFailed
 from shoal.interruption import Patience, check
@@ -64,7 +64,7 @@ class Job:
     """
 
     workers: int
-    policy: recovery.RestartPolicy
+    policy: restart_policy.RestartPolicy
     first_epoch: int
     epochs: int
     log: Callable[[int], Path | None]
@@ -335,14 +335,15 @@ class Controller:
             head["reaction"] == "rollback",
         )
         is_over = (
-            resume_point is not None and resume_point.rollbacks >= finite.MOST_ROLLBACKS
+            resume_point is not None
+            and resume_point.rollbacks >= nan_policy.MOST_ROLLBACKS
         )
         if head["reaction"] == "stop" or (is_rolled_back and is_over):
-            raise finite.error_of(head)
-        self._observer.on_event("warning", text=finite.what_follows(head))
+            raise nan_policy.error_of(head)
+        self._observer.on_event("warning", text=nan_policy.what_follows(head))
         if is_rolled_back and resume_point is not None:
             resume_point.leave_out(int(head["epoch"]), head["ranges"], head["rows"])
-            self._replace_server(ServerGone(finite.describe(head)), "rolling_back")
+            self._replace_server(ServerGone(nan_policy.describe(head)), "rolling_back")
 
     def _failed(self, head: Head) -> None:
         where = f"worker {head['rank']} at step {head['step']:,}"

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from shoal.engine.controller.observer import Observer
 from shoal.engine.controller.process_pool import ProcessPool
-from shoal.engine.coordination import restart_policy as recovery
+from shoal.engine.coordination import restart_policy
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.transport.heartbeat import start_limit_s
 from shoal.engine.worker.spec import WorkerSpec
@@ -67,7 +67,7 @@ class WorkerSupervisor:
     def __init__(
         self,
         pool: ProcessPool,
-        policy: recovery.RestartPolicy,
+        policy: restart_policy.RestartPolicy,
         log: Callable[[int], Path | None],
         observer: Observer,
         tell: Callable[..., None],
@@ -280,27 +280,27 @@ class WorkerSupervisor:
         was_ended = bool(process.ends_at) and process.ends_at <= now
         reason = process.reason if was_ended else gone.reason
         is_settled = (
-            process.works_since and now - process.works_since > recovery.SETTLED_S
+            process.works_since and now - process.works_since > restart_policy.SETTLED_S
         )
         failures = 0 if is_settled else self._failures.get(process.hint, 0)
         self._failures[process.hint] = failures + 1
         self._observer.on_event("worker_lost", rank=process.hint, reason=reason)
-        loss = recovery.Loss(
+        loss = restart_policy.Loss(
             name=gone.name,
             reason=reason,
             living=len(self._processes) + len(self._due),
             failures=failures,
         )
-        match recovery.decide(loss, self._policy, self._restarts):
-            case recovery.Restart(after_s):
+        match restart_policy.decide(loss, self._policy, self._restarts):
+            case restart_policy.Restart(after_s):
                 self._restarts += 1
                 process.replaces = now
                 self._due.append((now + after_s, process))
-            case recovery.Shrink(workers):
+            case restart_policy.Shrink(workers):
                 self._tell("expect", workers=workers)
                 text = f"{gone.name} {reason}; going on with {workers} worker(s)"
                 self._observer.on_event("warning", text=text)
-            case recovery.Abort(why):
+            case restart_policy.Abort(why):
                 look = ", or look at the output:" if gone.output else "."
                 raise WorkerLost(
                     f"{why}. At least {self._policy.min_workers} worker(s) were "

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 
 from shoal.backends.group import LIMIT_S, GroupBroken
-from shoal.backends.group import Group as Adder
+from shoal.backends.group import Group as NativeGroup
 from shoal.engine.coordination.instructions import Group
 from shoal.vectors import Vector
 
@@ -31,7 +31,7 @@ class NativeAllReduceSpec:
         library: That adds, for example "gloo".
     """
 
-    open_group: Callable[[Path, int, int, str], Adder]
+    open_group: Callable[[Path, int, int, str], NativeGroup]
     folder: Path
     library: str
 
@@ -48,7 +48,7 @@ class NativeAllReduce:
     def __init__(self, spec: NativeAllReduceSpec, size: int) -> None:
         self._spec = spec
         self._sum = np.empty(size, np.float32)
-        self._group: Adder | None = None
+        self._group: NativeGroup | None = None
         self._name = ""
 
     def mean(
