@@ -149,9 +149,9 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             one of three; all of one or two, and with `deterministic`.
         collective: Who averages the gradients of "all_reduce": the "server"; with
             "shared" workers of this machine, each for itself, in memory they share;
-            with "native" the workers by what their backend has (JAX: gloo; torch:
-            gloo, on GPUs NCCL). The server does it where that fails. "auto": native
-            if it is NCCL, shared on CPUs of this machine for models that are not large.
+            with "native" the workers by what their backend has (torch: gloo, on GPUs
+            NCCL). The server does it where that fails. "auto": native if it is NCCL,
+            shared on CPUs of this machine for models that are not large.
         codec: Numbers of vectors that go from host to host: "float32", "bfloat16" (2
             bytes) or "int8" (1 byte, and a scale for 256). What is rounded off goes
             into the next message. On one host they are never rounded.

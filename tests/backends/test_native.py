@@ -1,4 +1,4 @@
-"""Workers that average gradients among themselves, as processes: on JAX and torch.
+"""Workers that average gradients among themselves, as processes: on torch.
 
 What a plan refuses is in `tests/test_plan_gpus.py`, what becomes of a group in
 `tests/engine/test_groups.py`.
@@ -21,7 +21,7 @@ from tests.backends.test_every_backend import fit as fit_inline
 EPOCHS = 2
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(BACKEND == "tensorflow", reason="it forms no groups"),
+    pytest.mark.skipif(BACKEND != "torch", reason="it forms no groups"),
 ]
 
 

@@ -14,6 +14,7 @@ import pytest
 from shoal.backends.group import Group, GroupBroken
 from shoal.backends.torch_group import open_group
 from shoal.data.order import Order
+from shoal.engine.worker.collective import ServerCollectiveSpec
 from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
 from shoal.strategies import AllReduce
 from shoal.testing import faults
@@ -73,7 +74,8 @@ def setup(folder: Path, opener: Any = None, **changes: Any) -> Setup:
     collective = NativeAllReduceSpec(open_group=opener, folder=folder, library="gloo")
     given: dict[str, Any] = {
         "workers": 3, "epochs": EPOCHS, "batch_size": BATCH,
-        "collective": None if opener is None else collective, **changes,
+        "collective": ServerCollectiveSpec() if opener is None else collective,
+        **changes,
     }  # fmt: skip
     return Setup.linear(PROBLEM, AllReduce(), 0.3, **given)
 

@@ -23,7 +23,7 @@ from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.shared_memory import Slot
 from shoal.engine.worker import shared_memory_allreduce
 from shoal.engine.worker.client import Times, Weight
-from shoal.engine.worker.gradient_loop import GradientLoop, Part
+from shoal.engine.worker.collective import CollectiveSpec, Part, ServerCollectiveSpec
 from shoal.engine.worker.shared_memory_allreduce import (
     SharedMemoryAllReduce,
     SharedMemoryAllReduceSpec,
@@ -96,7 +96,7 @@ def test_everybody_has_the_same_mean(
                 else:
                     member.put(gradient, mass)
                 member.call()
-            found = [(m.wait(never), m.mean().copy()) for m in members]
+            found = [(m.wait(never), m.add().copy()) for m in members]
             assert all(has_all for has_all, _ in found)
             assert all((mean == found[0][1]).all() for _, mean in found)
             wanted = mine.astype("f8").sum(0) / (masses.sum() or 1.0)
@@ -112,7 +112,7 @@ def test_the_server_may_be_first(tmp_path: Path) -> None:
             first.put(np.full(3, step, "f4"), 1.0)
             second.put(np.full(3, -3 * step, "f4"), 1.0)
             assert not first.wait(server)
-            np.testing.assert_array_equal(first.mean(), [-step] * 3)
+            np.testing.assert_array_equal(first.add(), [-step] * 3)
         second.call()
         assert first.wait(server)
         first.put(np.ones(3, "f4"), 1.0)
@@ -129,7 +129,7 @@ def test_a_call_for_a_later_step_says_that_the_earlier_one_is_there(
         second.put(np.full(3, 9.0, "f4"), 1.0)
         second.call()
         assert first.wait(never)
-        np.testing.assert_array_equal(first.mean(), [0.5] * 3)
+        np.testing.assert_array_equal(first.add(), [0.5] * 3)
 
 
 def test_who_does_not_hear_holds_up_nobody(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_step_that_somebody_did_not_lay_down_is_never_added(tmp_path: Path) ->
         enter([first, second])
         first.put(np.ones(3, "f4"), 1.0)
         with pytest.raises(AssertionError, match="counts"):
-            first.mean()
+            first.add()
 
 
 def test_who_is_replaced_is_found_in_the_next_group(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_who_is_replaced_is_found_in_the_next_group(tmp_path: Path) -> None:
             third.put(np.zeros(3, "f4"), 3.0)
             third.call()
             assert first.wait(never)
-            np.testing.assert_array_equal(first.mean(), [0.25] * 3)
+            np.testing.assert_array_equal(first.add(), [0.25] * 3)
 
 
 @pytest.mark.parametrize("fault", ["nobody", "memory", "path", "mark", "text"])
@@ -194,7 +194,9 @@ def test_a_group_that_cannot_be_formed(
 
 
 def setup(folder: Path | None, **changes: Any) -> Setup:
-    collective = None if folder is None else SharedMemoryAllReduceSpec(folder=folder)
+    collective: CollectiveSpec = ServerCollectiveSpec()
+    if folder is not None:
+        collective = SharedMemoryAllReduceSpec(folder=folder)
     given_: dict[str, Any] = {
         "workers": 3, "epochs": EPOCHS, "batch_size": BATCH,
         "collective": collective, **changes,
@@ -218,14 +220,14 @@ def assert_same(one: Outcome, other: Outcome) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Generations of the means that workers made, one for each worker's."""
     found: list[int] = []
-    before = SharedMemoryAllReduce.mean
+    before = SharedMemoryAllReduce.add
 
     def count(collective: SharedMemoryAllReduce) -> Any:
         mean = before(collective)
         found.append(collective._step.generation)
         return mean
 
-    monkeypatch.setattr(SharedMemoryAllReduce, "mean", count)
+    monkeypatch.setattr(SharedMemoryAllReduce, "add", count)
     return found
 
 
@@ -292,7 +294,7 @@ def _fail_once(
 POINTS = [
     ("enter", False), ("enter", True), ("put", False), ("put", True), ("call", False),
     ("call", True), ("wait", False),
-    ("wait", True), ("mean", False), ("mean", True),
+    ("wait", True), ("add", False), ("add", True),
 ]  # fmt: skip
 
 
@@ -361,19 +363,14 @@ def test_the_gradient_is_written_where_others_read_it(
 def test_who_is_told_that_the_run_is_over_takes_no_step(tmp_path: Path) -> None:
     """The others may not have laid anything down, and never will."""
     with lanes(tmp_path, 2, PROBLEM.size) as members:
-        enter(members)
-        loop = object.__new__(GradientLoop)
-        loop._shared = members[0]
-        member: Any = SimpleNamespace(
+        group = Group(1, (0, 1))
+        client: Any = SimpleNamespace(
             push_shared=lambda *_: None, confirm=lambda: True, times=Times(),
-            progress=SimpleNamespace(is_done=True, sums=()),
+            progress=SimpleNamespace(is_done=True, sums=(), group=group, lineage=0),
         )  # fmt: skip
-        loop._client = member
-        guard: Any = SimpleNamespace(is_shared=True)
-        loop._nan_guard = guard
         zero = np.zeros(PROBLEM.size, "f4")
-        part = Part(Piece(0, 0, 1), zero, zero[:0], Weight(1.0, 1.0), 0)
+        part = Part(Piece(0, 0, 1), zero, zero[:0], Weight(1.0, 1.0), 0, 0)
         with pipe() as (server, other):
-            member.line_to_server = server
+            client.line_to_server = server
             os.write(other, b"done")
-            assert loop._mean_in_shared_memory(part) is None
+            assert members[0].mean(client, part) is None

@@ -21,6 +21,7 @@ import shoal
 from shoal.cli.app import app
 from shoal.errors import CheckpointError, ConfigError, PlanError
 from shoal.runs.store import open_run
+from shoal.strategies import get
 from shoal.training import resuming
 from shoal.training.inputs import read_inputs
 from tests.habits.resume_case import EPOCHS, ROWS, data, train
@@ -157,6 +158,14 @@ def test_what_older_runs_began_with_is_read(folder: Path) -> None:
     found = read_inputs(open_run(str(folder)).folder)
     assert found.packed == before.packed
     assert found.plan == before.plan
+
+
+def test_a_run_whose_workers_formed_groups_of_jax_goes_on_without(folder: Path) -> None:
+    """Earlier versions formed them."""
+    inputs = read_inputs(open_run(str(folder)).folder)
+    request = replace(inputs.request, strategy=get("all_reduce"), collective="native")
+    _, plan, _ = resuming._prepare(replace(inputs, request=request), CALL)
+    assert plan.collective == "shared"
 
 
 def test_other_data_is_refused(folder: Path) -> None:

@@ -12,10 +12,9 @@ from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
 from shoal.engine.coordination.sequencer import Rules
 from shoal.engine.server.records import EpochEnd, Record
+from shoal.engine.worker.collective import CollectiveSpec, ServerCollectiveSpec
 from shoal.engine.worker.nan_policy import WARN, NanPolicy
-from shoal.engine.worker.native_allreduce import GROUP_S, NativeAllReduceSpec
 from shoal.engine.worker.reader import Retry, Rows
-from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.engine.worker.spec import Watch
 from shoal.strategies.base import Strategy
 from shoal.testing.problems import LeastSquares
@@ -83,7 +82,7 @@ class Setup:
     servers: int = 1
     watch: Watch | None = None
     late: Sequence[int] = ()
-    collective: NativeAllReduceSpec | SharedMemoryAllReduceSpec | None = None
+    collective: CollectiveSpec = field(default_factory=ServerCollectiveSpec)
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
     reaction: NanPolicy = WARN
     retry: Retry = field(default_factory=Retry)
@@ -125,10 +124,8 @@ class Setup:
             has_barrier=self.has_barrier,
             quorum=self.quorum,
             borders=order.borders if order.can_be_spread else None,
-            has_groups=self.collective is not None,
-            group_s=GROUP_S
-            if isinstance(self.collective, NativeAllReduceSpec)
-            else 0.0,
+            has_groups=self.collective.forms_groups,
+            group_s=self.collective.group_s,
         )
 
 

@@ -55,7 +55,7 @@ BACKENDS = {
             for plugin in ("jax_cuda12_plugin", "jax_cuda13_plugin")
         ),
         gpu_environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "{share}"},
-        group="shoal.backends.jax.group:open_group",
+        no_group="forms groups that end with their first member",
     ),
     "tensorflow": Entry(
         target="shoal.backends.tensorflow:TensorFlowBackend",

@@ -49,7 +49,7 @@ def choose_collective(
         raise ConfigError(did_you_mean("collective", asked, COLLECTIVES))
     obstacle = _obstacle(request)
     if asked == "native":
-        obstacle = obstacle or _has_no_group(backend)
+        obstacle = obstacle or why_no_group(backend)
     if asked in ("native", "shared") and obstacle:
         expected = "all_reduce on processes of this machine"
         if asked == "native":
@@ -63,7 +63,7 @@ def choose_collective(
     if asked != "auto":
         return asked
     if places:
-        is_better = library_of(backend, places) == "nccl" and not _has_no_group(backend)
+        is_better = library_of(backend, places) == "nccl" and not why_no_group(backend)
         return "native" if is_better else "server"
     is_short = 4 * model.parameters * workers <= MOST_SHARED_BYTES
     return "shared" if is_short and request.servers == 1 else "server"
@@ -86,8 +86,13 @@ def _obstacle(request: Request) -> str:
     return ""
 
 
-def _has_no_group(backend: str) -> str:
-    """Why a backend has none of its own, empty where it has."""
+def why_no_group(backend: str) -> str:
+    """Why workers of a backend form no native group, empty where they can.
+
+    Example:
+        >>> why_no_group("torch"), why_no_group("jax")
+        ('', 'jax forms groups that end with their first member')
+    """
     entry = BACKENDS.get(backend)
     return "" if entry is None or entry.group else f"{backend} {entry.no_group}"
 

@@ -23,6 +23,7 @@ from shoal.models.fixed_batch import sample_rows
 from shoal.models.inspection import prepare
 from shoal.models.travel import unpack
 from shoal.plan import Plan, Request, environment, resolve
+from shoal.plan.collective import why_no_group
 from shoal.plan.often import Often, read_often
 from shoal.plan.request import Workers
 from shoal.plan.validation import read_freq
@@ -320,6 +321,9 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
         # So many of those there were: of another number, the same share.
         share = min(1.0, request.quorum / before.most_workers)
         request = replace(request, quorum=share)
+    if request.collective == "native" and why_no_group(before.backend):
+        # A run of an earlier version, whose workers formed groups on JAX too.
+        request = replace(request, collective="auto")
     data = replace(before.data, rows=len(source), size_bytes=source.size_bytes)
     machine = look(_cluster(inputs), before.backend)
     plan = resolve(request, before.model, data, machine)

@@ -26,6 +26,7 @@ from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.changes import Changes
 from shoal.engine.transport.client_connection import Addresses, ServerAddress
 from shoal.engine.transport.shared_memory import tag_of
+from shoal.engine.worker.collective import CollectiveSpec, ServerCollectiveSpec
 from shoal.engine.worker.factories import (
     CleanUp,
     OpenBackend,
@@ -34,7 +35,7 @@ from shoal.engine.worker.factories import (
     OpenMapped,
 )
 from shoal.engine.worker.nan_policy import reaction_to
-from shoal.engine.worker.native_allreduce import GROUP_S, NativeAllReduceSpec
+from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
 from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.engine.worker.spec import WATCH, WorkerSpec
 from shoal.errors import NotFinite
@@ -331,7 +332,7 @@ def rules(plan: Plan) -> Rules:
         starts=order.batch_starts if order.has_batches else None,
         share=plan.model.fixed_batch if plan.exchanges_gradients else 0,
         has_groups=plan.collective != "server",
-        group_s=GROUP_S if plan.collective == "native" else 0.0,
+        group_s=NativeAllReduceSpec.group_s if plan.collective == "native" else 0.0,
     )
 
 
@@ -383,12 +384,10 @@ def _memory_share(plan: Plan, hint: int) -> float:
     return plan.places[hint % len(plan.places)].share if plan.places else 1.0
 
 
-def _collective(
-    plan: Plan, pool: ProcessPool, tag: str
-) -> NativeAllReduceSpec | SharedMemoryAllReduceSpec | None:
-    """How workers come into groups of their own."""
+def _collective(plan: Plan, pool: ProcessPool, tag: str) -> CollectiveSpec:
+    """Who makes the mean of gradients, and how."""
     if plan.collective == "server":
-        return None
+        return ServerCollectiveSpec()
     if plan.collective == "shared":
         return SharedMemoryAllReduceSpec(folder=pool.make_folder(), tag=tag)
     return NativeAllReduceSpec(

@@ -6,6 +6,7 @@ server, so nothing in here is an error of the run.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,18 @@ import numpy as np
 from shoal.backends.group import LIMIT_S, GroupBroken
 from shoal.backends.group import Group as NativeGroup
 from shoal.engine.coordination.instructions import Group
+from shoal.engine.worker.client import ServerClient
+from shoal.engine.worker.collective import (
+    Collective,
+    CollectiveSpec,
+    Part,
+    through_server,
+)
 from shoal.vectors import Vector
-
-GROUP_S = 2 * LIMIT_S  # to form a group, and to add in it
 
 
 @dataclass(frozen=True, kw_only=True)
-class NativeAllReduceSpec:
+class NativeAllReduceSpec(CollectiveSpec):
     """How a worker comes into a group.
 
     Args:
@@ -35,9 +41,15 @@ class NativeAllReduceSpec:
     folder: Path
     library: str
 
+    group_s = 2 * LIMIT_S  # to form a group, and to add in it
+
+    def open(self, client: ServerClient) -> Collective:
+        """See `CollectiveSpec`."""
+        return NativeAllReduce(self, client.local.size)
+
 
 @final
-class NativeAllReduce:
+class NativeAllReduce(Collective):
     """Averages gradients in groups, one after the other.
 
     Args:
@@ -51,7 +63,17 @@ class NativeAllReduce:
         self._group: NativeGroup | None = None
         self._name = ""
 
-    def mean(
+    def mean(self, client: ServerClient, part: Part) -> Vector | None:
+        """See `Collective`. The group first: the push says whether it has the mean."""
+        progress, began = client.progress, time.perf_counter()
+        mean = None
+        if progress.group is not None:
+            who = progress.group, progress.lineage, client.rank
+            mean = self.add(*who, part.gradient, part.weight.mass)
+            client.times.exchange_s += time.perf_counter() - began
+        return through_server(client, part, mean)
+
+    def add(
         self, group: Group, lineage: int, rank: int, gradient: Vector, mass: float
     ) -> Vector | None:
         """The mean of a step of all members; None where it is not to be had.

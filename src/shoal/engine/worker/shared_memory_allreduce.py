@@ -11,6 +11,7 @@ import json
 import select
 import socket
 import struct
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,13 @@ from shoal.engine.coordination.instructions import Group
 from shoal.engine.transport.buffers import aligned_bytes
 from shoal.engine.transport.segments import segments
 from shoal.engine.transport.shared_memory import Slot
+from shoal.engine.worker.client import ServerClient
+from shoal.engine.worker.collective import (
+    Collective,
+    CollectiveSpec,
+    Part,
+    through_server,
+)
 from shoal.errors import DataError
 from shoal.paths import one_inside
 from shoal.vectors import Vector
@@ -52,7 +60,7 @@ NEVER = Step(-1, -1, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedMemoryAllReduceSpec:
+class SharedMemoryAllReduceSpec(CollectiveSpec):
     """How the workers of one machine find each other.
 
     Args:
@@ -63,9 +71,14 @@ class SharedMemoryAllReduceSpec:
     folder: Path
     tag: str = ""
 
+    def open(self, client: ServerClient) -> Collective:
+        """See `CollectiveSpec`."""
+        size, rank = client.local.size, client.rank
+        return SharedMemoryAllReduce(self, size, rank, client.incarnation)
+
 
 @final
-class SharedMemoryAllReduce:
+class SharedMemoryAllReduce(Collective):
     """A worker's place among those that share memory.
 
     It has room for two gradients, in turns. Before it writes a third its second was
@@ -156,6 +169,26 @@ class SharedMemoryAllReduce:
 
     # ---------------------------------------------------------------- a step
 
+    def mean(self, client: ServerClient, part: Part) -> Vector | None:
+        """See `Collective`. Lays the gradient down, says so, adds once all have."""
+        progress = client.progress
+        group, lineage = progress.group, progress.lineage
+        if group is None or not self.enter(group, lineage):
+            return through_server(client, part)
+        began = time.perf_counter()
+        self.put(part.gradient, part.weight.mass)
+        # The server first: what others could have read was told.
+        client.push_shared(part.statistics, [part.piece], part.weight, part.told)
+        self.call()
+        mean = self.add() if self.wait(client.line_to_server) else None
+        counts = client.confirm()
+        client.times.exchange_s += time.perf_counter() - began
+        if progress.is_done or progress.sums:
+            return None
+        if not counts:  # not all of the round were of the group: the server makes it
+            return through_server(client, part)
+        return self.add() if mean is None else mean
+
     def put(self, gradient: Vector, mass: float) -> None:
         """Lays down what this worker has for the next step.
 
@@ -209,7 +242,7 @@ class SharedMemoryAllReduce:
         others = (rank for rank in self._ranks if rank != self._rank)
         return all(self._called.get(rank, NEVER) >= self._step for rank in others)
 
-    def mean(self) -> Vector:
+    def add(self) -> Vector:
         """The mean of a step that all have laid something down for, a view."""
         own = self._own
         if own is None:

@@ -11,10 +11,9 @@ from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
 from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.worker.collective import CollectiveSpec, ServerCollectiveSpec
 from shoal.engine.worker.nan_policy import WARN, NanPolicy
-from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
 from shoal.engine.worker.reader import Retry, Rows
-from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.strategies.base import Strategy
 
 
@@ -53,7 +52,7 @@ class WorkerSpec:
         left_out: Samples that are not to be trained on again.
         optimizer: State of the worker that had the place, empty for none.
         retry: What follows when the source raises.
-        collective: How workers of a gang average among themselves, None for the server.
+        collective: Who makes the mean of gradients, and how.
         has_overlap: The next window is computed while the last one is exchanged; not
             by gangs.
         clean_up: Called at the end of a process that will be given another part.
@@ -74,7 +73,7 @@ class WorkerSpec:
     left_out: Skipped = field(default_factory=Skipped)
     optimizer: bytes = b""
     retry: Retry = field(default_factory=Retry)
-    collective: NativeAllReduceSpec | SharedMemoryAllReduceSpec | None = None
+    collective: CollectiveSpec = field(default_factory=ServerCollectiveSpec)
     has_overlap: bool = False
     clean_up: Callable[[], None] | None = None
     run: str = ""
