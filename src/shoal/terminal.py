@@ -116,7 +116,7 @@ def write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-class Piece(NamedTuple):
+class LinePiece(NamedTuple):
     """A line, or a part of one that is too long to be held."""
 
     text: str
@@ -143,16 +143,16 @@ class Lines:
         self._rest = b""
         self._is_open = False  # a part of the line has been given
 
-    def feed(self, data: bytes) -> Iterator[Piece]:
+    def feed(self, data: bytes) -> Iterator[LinePiece]:
         """Takes bytes; yields the lines that are complete now."""
         for start in range(0, len(data), self._longest):
             yield from self._feed(data[start : start + self._longest])
 
-    def end(self) -> Iterator[Piece]:
+    def end(self) -> Iterator[LinePiece]:
         """Yields what came after the last end of a line."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         if rest or self._is_open:
-            yield Piece(_text(rest))
+            yield LinePiece(_text(rest))
         self._is_open = False
 
     @property
@@ -160,20 +160,20 @@ class Lines:
         """Bytes of a line whose end has not come."""
         return len(self._rest)
 
-    def _feed(self, data: bytes) -> Iterator[Piece]:
+    def _feed(self, data: bytes) -> Iterator[LinePiece]:
         held, at = self._rest + data, 0
         for end in _ENDS.finditer(held):
             if end[0] == b"\r" and end.end() == len(held):
                 break  # the newline that belongs to it may follow
             line = held[at : end.start()]
             if line or self._is_open or end[0] != b"\r":
-                yield Piece(_text(line))
+                yield LinePiece(_text(line))
             self._is_open = False
             at = end.end()
         self._rest = held[at:]
         if len(self._rest) > self._longest:
             cut, self._is_open = _cut(self._rest), True
-            yield Piece(_text(self._rest[:cut]), is_end=False)
+            yield LinePiece(_text(self._rest[:cut]), is_end=False)
             self._rest = self._rest[cut:]
 
 

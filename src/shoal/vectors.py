@@ -29,7 +29,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class VariableSlice:
     """One variable in a vector: its shape and its dtype in the model."""
 
     path: str
@@ -50,7 +50,7 @@ class Layout:
         entries: One for each variable, in the model's order.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[VariableSlice, ...]
 
     @classmethod
     def of(cls, variables: Iterable[Any]) -> Layout:
@@ -60,7 +60,7 @@ class Layout:
             PlanError: A variable is not float32, bfloat16 or float16.
         """
         entries = tuple(
-            Entry(path=v.path, shape=tuple(v.shape), dtype=str(v.dtype))
+            VariableSlice(path=v.path, shape=tuple(v.shape), dtype=str(v.dtype))
             for v in variables
         )
         wrong = [f"{e.path}: {e.dtype}" for e in entries if e.dtype not in FLOATS]

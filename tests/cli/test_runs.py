@@ -13,8 +13,8 @@ from typer.testing import Result
 from shoal.cli import following
 from shoal.cli.following import follow_logs, print_logs
 from shoal.runs.logs import last_lines
-from shoal.runs.standing import standings
 from shoal.runs.store import StoredRun, create
+from shoal.runs.worker_status import worker_statuses
 
 Shoal = Callable[..., Result]
 MakeRun = Callable[..., StoredRun]
@@ -91,8 +91,8 @@ def test_workers_of_a_run_that_is_lost():
         {"kind": "worker_started", "rank": 1},
         {"kind": "worker_left", "rank": 1, "reason": "killed by SIGKILL"},
     ]
-    assert [w.state for w in standings(events)] == ["working", "left"]
-    assert [w.state for w in standings(events, is_lost=True)] == ["lost", "left"]
+    assert [w.state for w in worker_statuses(events)] == ["working", "left"]
+    assert [w.state for w in worker_statuses(events, is_lost=True)] == ["lost", "left"]
 
 
 def test_status_of_a_run_on_some_storage(shoal: Shoal, tmp_path: Path):

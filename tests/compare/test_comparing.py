@@ -20,7 +20,7 @@ from shoal.errors import ConfigError, DataError, ShoalWarning
 from shoal.strategies import get
 from shoal.training import comparing
 from shoal.training.comparing import Task, spell
-from shoal.training.comparison import COLUMNS, Comparison, Entry, Point
+from shoal.training.comparison import COLUMNS, Comparison, ComparisonEntry, Point
 from shoal.training.f1 import f1_of
 from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
 
@@ -249,7 +249,7 @@ def test_f1_rounds_labels_and_cuts_scores() -> None:
 
 def _two() -> Comparison:
     point = Point(seconds=1.0, samples=10, metrics={"accuracy": 0.5, "loss": 1.0})
-    plain = Entry(
+    plain = ComparisonEntry(
         strategy="single", workers=1, seed=0, metrics={"accuracy": 0.5}, seconds=1.0,
         samples_per_s=10.0, points=(point,),
     )  # fmt: skip

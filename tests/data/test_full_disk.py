@@ -17,7 +17,7 @@ import pytest
 from shoal.data import feeding
 from shoal.data.batches import Packing
 from shoal.data.feeding import Feed
-from shoal.data.spool import Place, Spool
+from shoal.data.spool import BatchKey, Spool
 from shoal.errors import DataError
 
 PACKING = Packing(kind="generator", floatx="float32")
@@ -52,7 +52,7 @@ def test_who_waits_is_told_that_a_batch_has_no_room(
         limit(1000)
         with feed_of(spool) as feed:
             with pytest.raises(DataError) as caught:
-                spool.read(Place(0, 0))
+                spool.read(BatchKey(0, 0))
             assert isinstance(feed.failure, DataError)
         assert str(caught.value) == str(feed.failure)
         assert [path for path in spool.folder.iterdir() if "-" in path.name] == []
@@ -75,7 +75,9 @@ def test_a_batch_is_written_when_there_is_room_again(
             while wanted.exists() and time.monotonic() < until:
                 time.sleep(0.001)
             limit(1 << 20)
-            assert [spool.read(Place(0, n)).rows[0, 0] for n in range(5)] == [*range(5)]
+            assert [spool.read(BatchKey(0, n)).rows[0, 0] for n in range(5)] == [
+                *range(5)
+            ]
 
 
 SMALL = """
@@ -84,7 +86,7 @@ import numpy as np
 from shoal.data import feeding
 from shoal.data.batches import Packing
 from shoal.data.feeding import Feed
-from shoal.data.spool import Place, Spool
+from shoal.data.spool import BatchKey, Spool
 
 feeding.ROOM_S, feeding.KEPT_BATCHES = 0.0, int(sys.argv[1])
 spool = Spool.planned("generator", wait_s=30.0)
@@ -97,7 +99,7 @@ read, told = [], ""
 with spool.open(), feed:
     try:
         for number in range(60):
-            read.append(int(spool.read(Place(0, number)).rows[0, 0]))
+            read.append(int(spool.read(BatchKey(0, number)).rows[0, 0]))
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
 print(json.dumps([read, told]))

@@ -28,7 +28,7 @@ from shoal.data.feeding import Feed
 from shoal.data.generators import FedSource
 from shoal.data.reading import Reading
 from shoal.data.shards import ShardedSource
-from shoal.data.spool import Place, Spool
+from shoal.data.spool import BatchKey, Spool
 from shoal.errors import DataError
 from tests.data.adapter_laws import check_laws, check_travels, reader
 
@@ -321,21 +321,21 @@ def test_of_batches_that_were_read_only_some_are_kept(
     )
     with spool.open(), feed:
         for chunk in range(50):
-            spool.read(Place(0, chunk))
+            spool.read(BatchKey(0, chunk))
         deadline = time.monotonic() + 5
         while (spool.folder / "0-0").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert spool.read(Place(0, 49)).rows.shape == (100, 10)
+        assert spool.read(BatchKey(0, 49)).rows.shape == (100, 10)
         with pytest.raises(DataError, match="read long ago and then deleted"):
-            spool.read(Place(0, 0))
+            spool.read(BatchKey(0, 0))
 
 
 def test_nobody_waits_for_ever() -> None:
     spool = Spool.planned("generator", wait_s=0.1)
     with spool.open(), pytest.raises(DataError, match=r"nothing came for 0\.1 s"):
-        spool.read(Place(0, 0))
+        spool.read(BatchKey(0, 0))
     with pytest.raises(DataError, match="its folder is not there"):
-        spool.read(Place(0, 0))
+        spool.read(BatchKey(0, 0))
 
 
 GONE = """
@@ -356,7 +356,7 @@ def test_nobody_waits_for_a_driver_that_is_gone(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         with pytest.raises(DataError, match="has ended"):
-            spool.read(Place(0, 0))
+            spool.read(BatchKey(0, 0))
         assert spools() == [spool.folder]
         with Spool.planned("generator").open():  # the next one sweeps
             assert not spool.folder.exists()
@@ -373,11 +373,11 @@ def test_a_driver_of_another_namespace_keeps_its_batches(tmp_path: Path) -> None
             assert spool.folder.is_dir()
         spool = dataclasses.replace(spool, wait_s=0.1)
         with pytest.raises(DataError, match="nothing came for"):  # it is not gone
-            spool.read(Place(0, 0))
+            spool.read(BatchKey(0, 0))
         process.kill()
         process.wait()
         with pytest.raises(DataError, match="has ended"):
-            dataclasses.replace(spool, wait_s=60.0).read(Place(0, 0))
+            dataclasses.replace(spool, wait_s=60.0).read(BatchKey(0, 0))
         with Spool.planned("generator").open():
             assert not spool.folder.exists()
 
@@ -407,9 +407,9 @@ def test_what_is_left_of_a_removed_folder_is_told() -> None:
     with spool.open():
         shutil.rmtree(spool.folder)
         with pytest.raises(DataError, match=r"its folder is not there.* Set TMPDIR"):
-            spool.read(Place(0, 0))
+            spool.read(BatchKey(0, 0))
         with pytest.raises(DataError, match=r"its folder is not there.* Set TMPDIR"):
-            spool.write(Place(0, 0), PACKING.chunk(np.ones(3), "batch 0", 3))
+            spool.write(BatchKey(0, 0), PACKING.chunk(np.ones(3), "batch 0", 3))
         with pytest.raises(DataError, match="its folder is not there"):
             spool.marks()
         spool.fail("why")

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from shoal.easydist import ExecutionEnvironment
-from shoal.easydist.calling import Caller, caller, the_model
+from shoal.easydist.calling import CallSite, caller, the_model
 from shoal.easydist.optimizer import set_optimizer
 from shoal.errors import ConfigError
 
@@ -19,8 +19,8 @@ def small(*, compiled: bool = True) -> Any:
     return model
 
 
-def place(**names: Any) -> Caller:
-    return Caller(module="script", names=names)
+def place(**names: Any) -> CallSite:
+    return CallSite(module="script", names=names)
 
 
 def test_the_one_compiled_model():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shoal.foreign.course import course
-from shoal.foreign.job import Job, Node, Shape
+from shoal.foreign.job import Node, ProcessGroup, Shape
 
-JOB = Job.of(
+JOB = ProcessGroup.of(
     [Node(name="a", address="a")],
     Shape(per_node=2, ps=1, has_chief=True, has_evaluator=True),
 )
@@ -36,7 +36,7 @@ def test_with_parameter_servers_the_chief_decides() -> None:
 
 
 def test_without_a_chief_all_workers_decide() -> None:
-    job = Job.of([Node(name="a", address="a")], Shape(per_node=2, ps=1))
+    job = ProcessGroup.of([Node(name="a", address="a")], Shape(per_node=2, ps=1))
     assert not course(job, {"worker-0": 0}, ()).is_over
     found = course(job, {"worker-0": 0, "worker-1": 0}, ())
     assert [each.name for each in found.unneeded] == ["ps-0"]
@@ -44,6 +44,6 @@ def test_without_a_chief_all_workers_decide() -> None:
 
 def test_without_parameter_servers_a_chief_is_one_of_all() -> None:
     shape = Shape(per_node=2, has_chief=True)
-    job = Job.of([Node(name="a", address="a")], shape)
+    job = ProcessGroup.of([Node(name="a", address="a")], shape)
     assert not course(job, {"chief": 0}, ()).is_over
     assert course(job, {"chief": 0, "worker-0": 0}, ()).is_over

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 
 from shoal.errors import ConfigError, PlanError
-from shoal.foreign.job import Job, Node, Shape
+from shoal.foreign.job import Node, ProcessGroup, Shape
 from shoal.foreign.variables import hostfile, variables_of, workers_file
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> Job:
+def jobs(draw: st.DrawFn) -> ProcessGroup:
     nodes = [
         Node(
             name=f"host{number}",
@@ -33,11 +33,13 @@ def jobs(draw: st.DrawFn) -> Job:
         has_evaluator=draw(st.booleans()),
         has_scheduler=draw(st.booleans()),
     )
-    return Job.of(nodes, shape)
+    return ProcessGroup.of(nodes, shape)
 
 
 @given(jobs())
-def test_ranks_and_indexes_have_no_gap_and_nobody_shares_a_place(job: Job) -> None:
+def test_ranks_and_indexes_have_no_gap_and_nobody_shares_a_place(
+    job: ProcessGroup,
+) -> None:
     assert [each.rank for each in job.trainers] == list(range(len(job.trainers)))
     for part in ("chief", "worker", "ps"):
         found = job.doing(part)
@@ -53,7 +55,7 @@ def test_ranks_and_indexes_have_no_gap_and_nobody_shares_a_place(job: Job) -> No
 
 @given(jobs())
 def test_each_process_trains_on_gpus_of_its_own_where_there_are_enough(
-    job: Job,
+    job: ProcessGroup,
 ) -> None:
     for rank, node in enumerate(job.nodes):
         shares = [each.gpus for each in job.trainers_on(rank)]
@@ -70,7 +72,7 @@ def test_each_process_trains_on_gpus_of_its_own_where_there_are_enough(
 
 
 @given(jobs())
-def test_tf_config_is_one_map_and_names_everybody_once(job: Job) -> None:
+def test_tf_config_is_one_map_and_names_everybody_once(job: ProcessGroup) -> None:
     maps = set[str]()
     tasks = list[tuple[str, int]]()
     for process in job.processes:
@@ -93,7 +95,7 @@ def test_tf_config_is_one_map_and_names_everybody_once(job: Job) -> None:
 
 @given(jobs(), st.booleans())
 def test_all_agree_where_they_meet_and_how_many_they_are(
-    job: Job, for_jax: bool
+    job: ProcessGroup, for_jax: bool
 ) -> None:
     count = str(len(job.trainers))
     told = [variables_of(job, each, for_jax=for_jax) for each in job.trainers]
@@ -117,7 +119,7 @@ def test_all_agree_where_they_meet_and_how_many_they_are(
 
 def test_roles_of_dmlc() -> None:
     shape = Shape(per_node=2, ps=2, has_scheduler=True)
-    job = Job.of([Node(name="a", address="10.0.0.1")], shape)
+    job = ProcessGroup.of([Node(name="a", address="10.0.0.1")], shape)
     told = {each.name: variables_of(job, each) for each in job.processes}
     roles = Counter(each["DMLC_ROLE"] for each in told.values())
     assert roles == {"worker": 2, "server": 2, "scheduler": 1}
@@ -127,7 +129,7 @@ def test_roles_of_dmlc() -> None:
 
 def test_names_that_were_on_every_node_of_a_cluster() -> None:
     node = Node(name="a", address="10.0.0.1", gpus=("0", "1"))
-    job = Job.of([node], Shape(ps=1))
+    job = ProcessGroup.of([node], Shape(ps=1))
     told = variables_of(job, job.processes[0], shared="/efs")
     assert told["DEEPLEARNING_WORKERS_COUNT"] == "1"
     assert told["DEEPLEARNING_WORKER_GPU_COUNT"] == "2"
@@ -138,8 +140,8 @@ def test_names_that_were_on_every_node_of_a_cluster() -> None:
 
 def test_what_cannot_be_spread() -> None:
     with pytest.raises(PlanError, match="there is no node"):
-        Job.of([], Shape())
+        ProcessGroup.of([], Shape())
     with pytest.raises(ConfigError, match="--ps is -1"):
-        Job.of([Node(name="a", address="a")], Shape(ps=-1))
+        ProcessGroup.of([Node(name="a", address="a")], Shape(ps=-1))
     with pytest.raises(PlanError, match="node a has no port left"):
-        Job.of([Node(name="a", address="a", ports=[1, 2, 3])], Shape())
+        ProcessGroup.of([Node(name="a", address="a", ports=[1, 2, 3])], Shape())

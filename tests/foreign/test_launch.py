@@ -13,7 +13,7 @@ import pytest
 from shoal.errors import PlanError
 from shoal.foreign.checks import ports_of
 from shoal.foreign.hosts import HERE, parse_nodes
-from shoal.foreign.job import Job, Shape
+from shoal.foreign.job import ProcessGroup, Shape
 from shoal.foreign.ports import FIRST_PORTS, candidates, placed, taken_here
 
 pytestmark = pytest.mark.process
@@ -73,7 +73,7 @@ def test_logs_of_scripts_are_where_they_are_told(tmp_path: Path) -> None:
     assert (logs / "worker-0.log").read_text() == f"{logs}\n"
 
 
-def first_of(job: Job) -> int:
+def first_of(job: ProcessGroup) -> int:
     return job.meeting_port
 
 

@@ -19,8 +19,8 @@ from shoal.errors import ClusterError, WorkerFailed
 from shoal.foreign import running
 from shoal.foreign.checks import check, duplicates
 from shoal.foreign.hosts import HERE, free_ports, parse_nodes, this_machine
-from shoal.foreign.job import Job, Node, Shape
-from shoal.foreign.running import Runner, Settings
+from shoal.foreign.job import Node, ProcessGroup, Shape
+from shoal.foreign.running import Runner, RunSettings
 from shoal.foreign.variables import variables_of
 from shoal.foreign.words import guarded
 
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.process
 SSH = ("sh", "-c", 'shift; exec sh -c "$*"', "ssh")
 
 
-def job(shape: Shape, node: Node | None = None) -> Job:
-    return Job.of([node or this_machine(shape)], shape)
+def job(shape: Shape, node: Node | None = None) -> ProcessGroup:
+    return ProcessGroup.of([node or this_machine(shape)], shape)
 
 
 class Lines:
@@ -44,9 +44,9 @@ class Lines:
         self.found.setdefault(name, []).append(line)
 
 
-def run(of: Job, code: str, place: Path, **given: object) -> Lines:
+def run(of: ProcessGroup, code: str, place: Path, **given: object) -> Lines:
     lines = Lines()
-    settings = Settings(folder=str(place), logs=place / "logs", **given)  # type: ignore[arg-type]
+    settings = RunSettings(folder=str(place), logs=place / "logs", **given)  # type: ignore[arg-type]
     command = [sys.executable, "-u", "-c", code]
     Runner(of, command, lambda p: variables_of(of, p), settings, lines).run()
     return lines
@@ -262,7 +262,7 @@ def test_what_would_fail_is_found_before(tmp_path: Path) -> None:
         far = Node(name="me", address="127.0.0.1", ports=[*free[:3], port])
         assert check(job(shape, far), SSH) == [f"port {port} of me is taken"]
     twice = parse_nodes(["a", "a"])
-    lines = duplicates(Job.of(twice, Shape()))
+    lines = duplicates(ProcessGroup.of(twice, Shape()))
     assert "the host a is there twice" in lines
 
 
@@ -277,7 +277,7 @@ def test_what_would_fail_is_found_before(tmp_path: Path) -> None:
 def test_how_a_process_ended(tmp_path: Path, command: str, said: str) -> None:
     """A status above 128 need not be a signal's."""
     found = job(Shape())
-    settings = Settings(folder=str(tmp_path), logs=tmp_path / "logs", grace_s=0.5)
+    settings = RunSettings(folder=str(tmp_path), logs=tmp_path / "logs", grace_s=0.5)
     words = ["sh", "-c", command]
     with pytest.raises(WorkerFailed, match=said):
         Runner(found, words, lambda _: {}, settings, Lines()).run()
@@ -323,7 +323,7 @@ def test_a_chief_that_ends_at_once_ends_the_others_and_names_them(
     )
     notes: list[str] = []
     of = job(shape, node)
-    settings = Settings(
+    settings = RunSettings(
         folder=str(tmp_path), logs=tmp_path / "logs", grace_s=5.0,
         ssh=() if is_here else SSH,
     )  # fmt: skip
@@ -349,7 +349,7 @@ def test_a_line_without_end_is_passed_on_in_pieces(tmp_path: Path) -> None:
     code = "import sys; sys.stdout.write('x' * (8 << 20))"
     sizes: list[int] = []
     of = job(Shape(per_node=1))
-    settings = Settings(folder=str(tmp_path), logs=tmp_path / "logs")
+    settings = RunSettings(folder=str(tmp_path), logs=tmp_path / "logs")
     words = [sys.executable, "-c", code]
     runner = Runner(
         of, words, lambda p: variables_of(of, p), settings,
@@ -397,7 +397,7 @@ def test_no_moment_of_ending_leaves_a_process(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     loud = code.replace("; import", "; print('up', flush=True); import")
-    settings = Settings(folder=str(tmp_path), logs=tmp_path / "logs", grace_s=5.0)
+    settings = RunSettings(folder=str(tmp_path), logs=tmp_path / "logs", grace_s=5.0)
     of = job(Shape(per_node=1))
     command = [sys.executable, "-u", "-c", loud]
     with pytest.MonkeyPatch.context() as patch:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from shoal.foreign.hosts import this_machine
-from shoal.foreign.job import Job, Shape
+from shoal.foreign.job import ProcessGroup, Shape
 from shoal.foreign.scripts import script_of
 from shoal.foreign.variables import variables_of
 
@@ -31,7 +31,7 @@ SERVES = (
 
 def written(shape: Shape, command: list[str], place: Path) -> Path:
     """A script; what it makes by `mktemp` comes into a folder of its own."""
-    job = Job.of([this_machine(shape)], shape)
+    job = ProcessGroup.of([this_machine(shape)], shape)
     (place / "tmp").mkdir()
     path = place / "script.sh"
     path.write_text(

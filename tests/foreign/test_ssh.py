@@ -18,8 +18,8 @@ import pytest
 from shoal.errors import ClusterError
 from shoal.foreign.checks import check
 from shoal.foreign.hosts import read_nodes
-from shoal.foreign.job import Job, Shape
-from shoal.foreign.running import Runner, Settings
+from shoal.foreign.job import ProcessGroup, Shape
+from shoal.foreign.running import Runner, RunSettings
 from shoal.foreign.variables import variables_of
 from shoal.runs.store import create
 from tests.hosts import hosts_with_sshd
@@ -124,7 +124,7 @@ def test_a_host_that_is_cut_off_ends_the_job_on_all(
 ) -> None:
     """With what has left for a session of its own."""
     found, server = hosts
-    job = Job.of(read_nodes(",".join(server.addresses)), Shape())
+    job = ProcessGroup.of(read_nodes(",".join(server.addresses)), Shape())
     mark = f"mark{os.urandom(4).hex()}"
     escaped = f"import time; {mark} = 1; time.sleep(1000)"
     code = (
@@ -141,7 +141,7 @@ def test_a_host_that_is_cut_off_ends_the_job_on_all(
         if len(there) == len(job.nodes) and line == "there":
             found.cut(1)
 
-    settings = Settings(
+    settings = RunSettings(
         folder=str(tmp_path), logs=tmp_path / "logs", grace_s=0.5, ssh=server.ssh
     )
     runner = Runner(

@@ -20,7 +20,7 @@ import shoal
 from shoal.cli.app import app
 from shoal.runs.catalogue import find_run
 from shoal.runs.events import read_events
-from shoal.runs.standing import helpers, standings
+from shoal.runs.worker_status import process_statuses, worker_statuses
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -107,8 +107,8 @@ def test_a_process_that_takes_another_part_says_so(tmp_path: Path) -> None:
         if epoch == 0:
             found[epoch] = wait_for(run, *names)
         events = list(read_events(find_run(run, tmp_path)))
-        records[epoch] = {one.name: one.pid for one in helpers(events)}
-        records[epoch] |= {f"worker {w.rank}": w.pid for w in standings(events)}
+        records[epoch] = {one.name: one.pid for one in process_statuses(events)}
+        records[epoch] |= {f"worker {w.rank}": w.pid for w in worker_statuses(events)}
         if epoch == 1:
             os.kill(records[epoch]["server"], signal.SIGKILL)
         if epoch == 3:
@@ -133,12 +133,12 @@ def test_runs_of_before_are_read(tmp_path: Path) -> None:
         {"kind": "worker_started", "rank": 0, "pid": 7},
         {"kind": "worker_started", "rank": 1, "pid": 8, "node": "10.0.0.8"},
     ]
-    assert helpers(events) == []
-    assert [(w.pid, w.node) for w in standings(events)] == [
+    assert process_statuses(events) == []
+    assert [(w.pid, w.node) for w in worker_statuses(events)] == [
         (7, "node-c"),
         (8, "10.0.0.8"),
     ]
-    assert [w.node for w in standings(events[1:])] == ["localhost", "10.0.0.8"]
+    assert [w.node for w in worker_statuses(events[1:])] == ["localhost", "10.0.0.8"]
 
 
 def test_a_spare_process_that_works_is_a_worker() -> None:
@@ -150,4 +150,7 @@ def test_a_spare_process_that_works_is_a_worker() -> None:
         {"kind": "process_ended", "name": "standby"},
         {"kind": "process_started", "name": "server", "pid": 9},
     ]
-    assert [(h.name, h.pid) for h in helpers(events)] == [("server", 9), ("spare", 6)]
+    assert [(h.name, h.pid) for h in process_statuses(events)] == [
+        ("server", 9),
+        ("spare", 6),
+    ]

@@ -23,8 +23,8 @@ from shoal.runs.catalogue import find_run, list_runs, prune, read_summary, remov
 from shoal.runs.event_fields import check
 from shoal.runs.events import pack_exchanges, read_events
 from shoal.runs.folder import Folder
-from shoal.runs.standing import helpers, standings
 from shoal.runs.store import create, open_run
+from shoal.runs.worker_status import process_statuses, worker_statuses
 
 SEGMENT = "events/000000.jsonl"
 KINDS: dict[str, dict[str, Any]] = {
@@ -179,8 +179,8 @@ def test_any_value_in_any_field_is_read_or_said(
     folder = a_run(root, spoiled({"kind": kind, **KINDS[kind]}, place, value))
     try:
         summary = read_summary(folder)
-        standings(read_events(folder))
-        helpers(read_events(folder))
+        worker_statuses(read_events(folder))
+        process_statuses(read_events(folder))
         summary.model_dump_json()
     except ShoalError:
         pass
@@ -209,7 +209,7 @@ def test_odd_values_in_every_field(kind: str, value: Any):
         folder = a_run(root, spoiled({"kind": kind, **KINDS[kind]}, place, value))
         try:
             read_summary(folder)
-            standings(read_events(folder))
+            worker_statuses(read_events(folder))
         except ShoalError:
             pass
         finally:

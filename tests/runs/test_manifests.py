@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from shoal.errors import CheckpointError
 from shoal.runs import checkpoint_manifest
 from shoal.runs.checkpoint_files import Damage, Part
-from shoal.runs.checkpoint_manifest import ArrayPart, Manifest, Place
+from shoal.runs.checkpoint_manifest import ArrayPart, CheckpointNumber, Manifest
 
-PLACE = Place(generation=1, number=2)
+PLACE = CheckpointNumber(generation=1, number=2)
 
 
 def part(index: int, size_bytes: int) -> Part:

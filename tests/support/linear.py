@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock, ComputeSpec, Data
 from shoal.testing.problems import LeastSquares
-from shoal.vectors import Entry, Layout, Vector
+from shoal.vectors import Layout, VariableSlice, Vector
 
 
 @final
@@ -47,8 +47,10 @@ class LinearBackend(Backend):
     """
 
     def __init__(self, size: int, spec: ComputeSpec, rate: float = 0.1) -> None:
-        self.layout = Layout((Entry(path="w", shape=(size,), dtype="float32"),))
-        self.statistics_layout = Layout((Entry(path="m", shape=(1,), dtype="float32"),))
+        self.layout = Layout((VariableSlice(path="w", shape=(size,), dtype="float32"),))
+        self.statistics_layout = Layout(
+            (VariableSlice(path="m", shape=(1,), dtype="float32"),)
+        )
         self.metrics_size = 2
         self._spec, self._rate = spec, rate
         self._weights: npt.NDArray[Any] = np.zeros(size, np.float32)

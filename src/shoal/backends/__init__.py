@@ -11,7 +11,7 @@ _SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class BackendEntry:
     """What is known of a backend before anything of it is imported.
 
     Args:
@@ -41,7 +41,7 @@ class Entry:
 
 
 BACKENDS = {
-    "jax": Entry(
+    "jax": BackendEntry(
         target="shoal.backends.jax.backend:JaxBackend",
         later=(
             "jax.experimental.sparse.linalg",  # loads SciPy
@@ -57,7 +57,7 @@ BACKENDS = {
         gpu_environment={"XLA_PYTHON_CLIENT_MEM_FRACTION": "{share}"},
         no_group="forms groups that end with their first member",
     ),
-    "tensorflow": Entry(
+    "tensorflow": BackendEntry(
         target="shoal.backends.tensorflow:TensorFlowBackend",
         unused=("matplotlib", "pandas", "IPython"),
         # It tells of the processor in ten lines, which would be a worker's last words.
@@ -68,7 +68,7 @@ BACKENDS = {
         gpu_environment={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
         no_group="has MultiWorkerMirroredStrategy, which does not work with Keras 3",
     ),
-    "torch": Entry(
+    "torch": BackendEntry(
         target="shoal.backends.torch:TorchBackend",
         # What it may take of the memory is told to it by `ComputeSpec`.
         gpu_parts=(("torch/lib/libtorch_cuda.so", ""),),

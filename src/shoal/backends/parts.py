@@ -25,8 +25,8 @@ from shoal.optimizers import (
     step_of,
 )
 from shoal.vectors import (
-    Entry,
     Layout,
+    VariableSlice,
     all_variables,
     exchanged_variables,
     local_variables,
@@ -248,7 +248,8 @@ def wide(layout: Layout) -> Layout:
     """The same shapes in float32."""
     return Layout(
         tuple(
-            Entry(path=e.path, shape=e.shape, dtype="float32") for e in layout.entries
+            VariableSlice(path=e.path, shape=e.shape, dtype="float32")
+            for e in layout.entries
         )
     )
 

@@ -9,7 +9,7 @@ from shoal.errors import ConfigError, DataError
 from shoal.runs.catalogue import read_summary
 from shoal.runs.folder import Folder
 from shoal.runs.logs import LogReader, ranks_with_logs
-from shoal.terminal import Piece, say, say_output
+from shoal.terminal import LinePiece, say, say_output
 
 POLL_S = 0.5
 
@@ -91,7 +91,7 @@ class _Printer:
         for rank, piece in self._logs.new(is_last=is_last):
             self._print(rank, piece)
 
-    def _print(self, rank: int, piece: Piece) -> None:
+    def _print(self, rank: int, piece: LinePiece) -> None:
         if self._open not in (None, rank):
             say()
             self._open = None

@@ -20,9 +20,9 @@ from shoal.clusters.ssh import SSH
 from shoal.errors import ConfigError, PlanError
 from shoal.foreign.checks import check
 from shoal.foreign.hosts import cluster_nodes, read_nodes, this_machine
-from shoal.foreign.job import LAST_PORT, Job, Node, Process, Shape
+from shoal.foreign.job import LAST_PORT, JobProcess, Node, ProcessGroup, Shape
 from shoal.foreign.ports import placed
-from shoal.foreign.running import Runner, Settings
+from shoal.foreign.running import Runner, RunSettings
 from shoal.foreign.scripts import script_of
 from shoal.foreign.variables import files_of, hostfile, once, variables_of, workers_file
 from shoal.host.private import make_private
@@ -143,7 +143,7 @@ def launch(  # noqa: PLR0913 - one argument for each option
         job = replace(whole, processes=whole.processes[:1]) if only_once else whole
         kept = logs or Path(environment().runs).expanduser() / _new_name()
         told = _Told(whole, shared, jax, words if only_once else (), kept)
-        settings = Settings(
+        settings = RunSettings(
             folder=where, logs=kept, grace_s=grace, ssh=words,
             files=(hostfile(whole), workers_file(whole)),
         )  # fmt: skip
@@ -214,13 +214,13 @@ class _Told:
         folder: Of logs.
     """
 
-    job: Job
+    job: ProcessGroup
     shared: str
     for_jax: bool
     once: Sequence[str]
     folder: Path
 
-    def __call__(self, process: Process) -> Mapping[str, str]:
+    def __call__(self, process: JobProcess) -> Mapping[str, str]:
         logs = {"SHOAL_LOGS": str(self.folder.resolve())}
         if self.once:
             return logs | once(self.job, process, self.shared, self.once)
@@ -229,7 +229,7 @@ class _Told:
         )
 
 
-def _show_check(job: Job, ssh: Sequence[str]) -> None:
+def _show_check(job: ProcessGroup, ssh: Sequence[str]) -> None:
     found = check(job, ssh)
     if found:
         raise PlanError(
@@ -241,7 +241,11 @@ def _show_check(job: Job, ssh: Sequence[str]) -> None:
 
 
 def _write(
-    job: Job, command: list[str], folder: Path, told: _Told, settings: Settings
+    job: ProcessGroup,
+    command: list[str],
+    folder: Path,
+    told: _Told,
+    settings: RunSettings,
 ) -> None:
     make_private(folder)
     for rank, node in enumerate(job.nodes):
@@ -258,7 +262,9 @@ def _write(
         say(str(path))
 
 
-def _show(job: Job, told: _Told, files: Mapping[str, str], *, as_json: bool) -> None:
+def _show(
+    job: ProcessGroup, told: _Told, files: Mapping[str, str], *, as_json: bool
+) -> None:
     if as_json:
         show_json(
             [

@@ -15,7 +15,7 @@ from typing import Any, final
 
 from shoal.data.batches import Packing
 from shoal.data.chunks import ArrayChunk
-from shoal.data.spool import ROOM_S, NoRoom, Place, Spool
+from shoal.data.spool import ROOM_S, BatchKey, NoRoom, Spool
 from shoal.errors import DataError
 
 AHEAD_BYTES = 256 << 20
@@ -53,7 +53,7 @@ class Feed:
         ...     spool, lambda epoch: iter([np.ones(2), np.zeros(2)]), [2, 2],
         ...     packing=packing, epochs=range(2),
         ... ):
-        ...     spool.read(Place(1, 0)).rows
+        ...     spool.read(BatchKey(1, 0)).rows
         array([1., 1.], dtype=float32)
     """
 
@@ -101,7 +101,7 @@ class Feed:
         """Writes one epoch; returns whether to go on."""
         batches = self._passes(epoch)
         for chunk, rows in enumerate(self._rows):
-            place = Place(epoch, chunk)
+            place = BatchKey(epoch, chunk)
             while not self._desk.has_room(place):
                 if self._stop.wait(_POLL_S):
                     return False
@@ -112,7 +112,7 @@ class Feed:
                 return False
         return True
 
-    def _write(self, place: Place, packed: ArrayChunk) -> bool:
+    def _write(self, place: BatchKey, packed: ArrayChunk) -> bool:
         """Writes one batch, when there is room for it; returns whether to go on.
 
         Raises:
@@ -150,7 +150,7 @@ class Feed:
 def next_chunk(
     batches: Iterator[Any],
     packing: Packing,
-    place: Place,
+    place: BatchKey,
     chunk_rows: Sequence[int],
     rows: int | None,
 ) -> ArrayChunk:
@@ -177,14 +177,14 @@ class _Desk:
 
     def __init__(self, spool: Spool, ahead_bytes: int, kept_bytes: int) -> None:
         self._spool, self._limits = spool, (ahead_bytes, kept_bytes)
-        self._last = self._furthest = Place(-1, -1)  # written, and wanted
-        self._sizes: dict[Place, int] = {}  # of what lies there, as written
-        self._ahead: deque[tuple[Place, int]] = deque()
+        self._last = self._furthest = BatchKey(-1, -1)  # written, and wanted
+        self._sizes: dict[BatchKey, int] = {}  # of what lies there, as written
+        self._ahead: deque[tuple[BatchKey, int]] = deque()
         self._ahead_bytes = 0
-        self._read: dict[Place, int] = {}  # in this order
+        self._read: dict[BatchKey, int] = {}  # in this order
         self._read_bytes = 0
 
-    def has_room(self, place: Place) -> bool:
+    def has_room(self, place: BatchKey) -> bool:
         """Whether to write a batch now: somebody waits, or few lie there unread."""
         has_few = 2 * self._ahead_bytes < self._limits[0]
         if has_few and len(self._ahead) % LOOK_BATCHES:
@@ -210,7 +210,7 @@ class _Desk:
             for place in [at for at in self._sizes if at.epoch < oldest]:
                 self._delete(place)
 
-    def write(self, place: Place, chunk: ArrayChunk) -> None:
+    def write(self, place: BatchKey, chunk: ArrayChunk) -> None:
         """Writes a batch."""
         size = self._spool.write(place, chunk)
         self._sizes[place] = size
@@ -218,7 +218,7 @@ class _Desk:
         self._ahead.append((place, size))
         self._ahead_bytes += size
 
-    def is_wanted(self, place: Place) -> bool:
+    def is_wanted(self, place: BatchKey) -> bool:
         """Whether a worker waits for a batch, as far as was seen."""
         return place <= self._furthest
 
@@ -236,7 +236,7 @@ class _Desk:
             self._delete(place)
         return most > 0
 
-    def _note(self, place: Place) -> None:
+    def _note(self, place: BatchKey) -> None:
         """A batch has been read; the ones read first make room."""
         if place not in self._read:
             self._read[place] = self._sizes[place]
@@ -244,7 +244,7 @@ class _Desk:
         while self._read_bytes > self._limits[1] and len(self._read) > KEPT_BATCHES:
             self._delete(next(iter(self._read)))
 
-    def _delete(self, place: Place) -> None:
+    def _delete(self, place: BatchKey) -> None:
         self._spool.delete(place)
         del self._sizes[place]
         self._read_bytes -= self._read.pop(place, 0)

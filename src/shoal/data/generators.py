@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, final
 from shoal.data.batches import Packing, bytes_per_row
 from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
 from shoal.data.feeding import AHEAD_BYTES, Feed, next_chunk
-from shoal.data.spool import Place, Spool
+from shoal.data.spool import BatchKey, Spool
 from shoal.data.unended import Unended
 from shoal.errors import ConfigError, DataError
 
@@ -171,7 +171,7 @@ class FedSource(ChunkedSource):
         if self._first is not None and is_first and chunk == 0:
             return self._first  # at any time: models are built with it
         if not self._spool.is_own or self._spool.folder.exists():
-            return self._spool.read(Place(epoch, chunk))
+            return self._spool.read(BatchKey(epoch, chunk))
         if self._passes is None or self._passes.is_closed:
             raise DataError(
                 f"The {self.kind} is no longer open ({self._packing.where}). "
@@ -192,7 +192,7 @@ class FedSource(ChunkedSource):
         batches = self._passes.of(epoch)
         try:
             for chunk, rows in enumerate(self._chunk_rows):
-                place = Place(epoch, chunk)
+                place = BatchKey(epoch, chunk)
                 yield next_chunk(batches, self._packing, place, self._chunk_rows, rows)
         finally:
             self._passes.close()

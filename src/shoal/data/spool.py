@@ -38,7 +38,7 @@ class NoRoom(DataError):
     """A batch cannot be written as the disk is full, or another limit is met."""
 
 
-class Place(NamedTuple):
+class BatchKey(NamedTuple):
     """Of a batch: its epoch and its number there."""
 
     epoch: int
@@ -50,7 +50,7 @@ class Place(NamedTuple):
         return f"{self.epoch}-{self.chunk}"
 
     @classmethod
-    def of(cls, file: str) -> Place:
+    def of(cls, file: str) -> BatchKey:
         """From its name in the folder."""
         epoch, _, chunk = file.partition("-")
         return cls(int(epoch), int(chunk))
@@ -71,9 +71,9 @@ class Spool:
         >>> import numpy as np
         >>> spool = Spool.planned("generator")
         >>> with spool.open():
-        ...     size = spool.write(Place(0, 0), ArrayChunk(np.arange(3)))
-        ...     spool.read(Place(0, 0)).rows, spool.marks()[1]
-        (array([0, 1, 2]), [Place(epoch=0, chunk=0)])
+        ...     size = spool.write(BatchKey(0, 0), ArrayChunk(np.arange(3)))
+        ...     spool.read(BatchKey(0, 0)).rows, spool.marks()[1]
+        (array([0, 1, 2]), [BatchKey(epoch=0, chunk=0)])
     """
 
     folder: Path
@@ -95,7 +95,7 @@ class Spool:
         """Whether this process is the driver."""
         return self.driver == Process.here()
 
-    def write(self, place: Place, chunk: ArrayChunk) -> int:
+    def write(self, place: BatchKey, chunk: ArrayChunk) -> int:
         """Writes a batch, all or nothing; returns its bytes.
 
         Raises:
@@ -117,7 +117,7 @@ class Spool:
             raise
         return size
 
-    def delete(self, place: Place) -> None:
+    def delete(self, place: BatchKey) -> None:
         """Deletes a batch, if it is there."""
         (self.folder / place.file).unlink(missing_ok=True)
 
@@ -135,18 +135,18 @@ class Spool:
                 file.write(said[_FAILED_BYTES:])
             part.replace(self.folder / _FAILED)
 
-    def refuse(self, place: Place) -> None:
+    def refuse(self, place: BatchKey) -> None:
         """Lets who wants a batch know that it was deleted."""
         with within_limits(f"refuse a batch of the {self.kind}", NoRoom):
             (self.folder / f"{place.file}{_DELETED}").touch()
 
-    def marks(self) -> tuple[list[Place], list[Place]]:
+    def marks(self) -> tuple[list[BatchKey], list[BatchKey]]:
         """Takes the marks that workers left: for batches they want, and have read."""
         # A mark is an empty file, removed before it is acted upon. One that is lost in
         # between is left again by its worker after `_MARK_S`: a mark may be seen twice
         # or late, never half.
-        wanted: list[Place] = []
-        read: list[Place] = []
+        wanted: list[BatchKey] = []
+        read: list[BatchKey] = []
         try:
             names = os.listdir(self.folder / _MARKS)
         except FileNotFoundError as error:
@@ -154,10 +154,10 @@ class Spool:
         for name in names:
             (self.folder / _MARKS / name).unlink(missing_ok=True)
             is_read = name.endswith(_READ)
-            (read if is_read else wanted).append(Place.of(name.removesuffix(_READ)))
+            (read if is_read else wanted).append(BatchKey.of(name.removesuffix(_READ)))
         return sorted(wanted), sorted(read)
 
-    def read(self, place: Place) -> ArrayChunk:
+    def read(self, place: BatchKey) -> ArrayChunk:
         """Reads a batch; waits until the driver has written it.
 
         Raises:
@@ -185,21 +185,21 @@ class Spool:
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_S[1])
 
-    def _found(self, place: Place) -> ArrayChunk | None:
+    def _found(self, place: BatchKey) -> ArrayChunk | None:
         try:
             with (self.folder / place.file).open("rb") as file:
                 return pickle.load(file)
         except FileNotFoundError:
             return None
 
-    def _mark(self, place: Place, suffix: str = "") -> None:
+    def _mark(self, place: BatchKey, suffix: str = "") -> None:
         try:
             with within_limits(f"ask for a batch of the {self.kind}", NoRoom):
                 (self.folder / _MARKS / f"{place.file}{suffix}").touch()
         except FileNotFoundError as error:
             raise self._removed() from error
 
-    def _check(self, place: Place, *, is_late: bool) -> None:
+    def _check(self, place: BatchKey, *, is_late: bool) -> None:
         """Raises if waiting is of no use."""
         failed = self.folder / _FAILED
         if failed.exists():
@@ -221,7 +221,7 @@ class Spool:
             "use data that workers can read themselves, such as a keras PyDataset."
         )
 
-    def _gone(self, place: Place, what: str) -> DataError:
+    def _gone(self, place: BatchKey, what: str) -> DataError:
         return DataError(
             f"Batch {place.chunk:,} of epoch {place.epoch} of the {self.kind} did not "
             f"come from the driver (folder={self.folder}): {what}. Expected the driver "

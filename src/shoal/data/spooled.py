@@ -18,7 +18,7 @@ from shoal.data import trees
 from shoal.data.batches import Packing
 from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
 from shoal.data.generators import FedSource
-from shoal.data.spool import Place, Spool
+from shoal.data.spool import BatchKey, Spool
 from shoal.data.unended import Unended
 from shoal.errors import DataError
 from shoal.interruption import undisturbed
@@ -71,7 +71,7 @@ class SpooledSource(ChunkedSource):
         with ExitStack() as stack:
             stack.enter_context(self._spool.open())
             for number, chunk in enumerate(chunks):
-                size = self._spool.write(Place(0, number), chunk)
+                size = self._spool.write(BatchKey(0, number), chunk)
                 written += max(size, LEAST_BYTES)
                 rows.append(len(trees.leaves(chunk.rows)[0]))
                 sizes.append(chunk.size_bytes)
@@ -174,7 +174,7 @@ class SpooledSource(ChunkedSource):
     def read(self, chunk: int, epoch: int) -> ArrayChunk:
         """Reads a batch; the same in every epoch."""
         del epoch
-        return self._spool.read(Place(0, chunk))
+        return self._spool.read(BatchKey(0, chunk))
 
 
 def _shown(batches: Iterator[Any], packing: Packing) -> Iterator[ArrayChunk]:

@@ -16,7 +16,7 @@ PACKAGE = __name__.rpartition(".")[0]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Caller:
+class CallSite:
     """The place a call came from.
 
     Args:
@@ -36,7 +36,7 @@ class Caller:
         return self.file or str(Path.cwd() / "notebook")
 
 
-def caller() -> Caller:
+def caller() -> CallSite:
     """Finds who calls this package, from inside of it.
 
     Example:
@@ -47,14 +47,14 @@ def caller() -> Caller:
     while frame.f_back is not None and _is_ours(frame.f_globals):
         frame = frame.f_back
     file = frame.f_globals.get("__file__")
-    return Caller(
+    return CallSite(
         module=str(frame.f_globals.get("__name__", "?")),
         names={**frame.f_globals, **frame.f_locals},
         file=None if file is None else str(file),
     )
 
 
-def the_model(places: list[Caller]) -> Any:
+def the_model(places: list[CallSite]) -> Any:
     """Returns the one compiled Keras model of the first place that has any.
 
     Args:

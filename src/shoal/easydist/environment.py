@@ -15,7 +15,7 @@ from shoal.data.files import open_files
 from shoal.data.files.preprocess import entry_point
 from shoal.data.files.source import FileSource
 from shoal.data.located import SCRIPT, beside_script
-from shoal.easydist.calling import Caller, caller, the_model
+from shoal.easydist.calling import CallSite, caller, the_model
 from shoal.easydist.experiment import Experiment, begin_experiment
 from shoal.easydist.optimizer import set_optimizer
 from shoal.easydist.place import bucket_of, url_of
@@ -87,7 +87,7 @@ class ExecutionEnvironment:
     preprocess: Any = None
     strategy: str | Strategy | type[Strategy] = "aeasgd"
     workers: Workers = "auto"
-    _maker: Caller = field(init=False, repr=False, compare=False)
+    _maker: CallSite = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         bucket_of(self.bucket, self.bucket_name)
@@ -206,7 +206,7 @@ def _checked(model: Any) -> Any:
     return model
 
 
-def _find_preprocess(places: Sequence[Caller]) -> Any:
+def _find_preprocess(places: Sequence[CallSite]) -> Any:
     """What `preprocessing.py` beside the script defines."""
     for place in places:
         found = beside_script(place.beside)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from shoal.clusters.ssh import SSH
-from shoal.foreign.job import Job, Node
+from shoal.foreign.job import Node, ProcessGroup
 from shoal.foreign.words import reached
 
 LIMIT_S = 20.0
@@ -24,7 +24,7 @@ LOOK = (
 )
 
 
-def check(job: Job, ssh: Sequence[str] = SSH) -> list[str]:
+def check(job: ProcessGroup, ssh: Sequence[str] = SSH) -> list[str]:
     """Returns what is wrong with a job and its nodes, a line each; none if nothing is.
 
     Args:
@@ -38,7 +38,7 @@ def check(job: Job, ssh: Sequence[str] = SSH) -> list[str]:
         return [*duplicates(job), *(line for lines in found for line in lines)]
 
 
-def duplicates(job: Job) -> list[str]:
+def duplicates(job: ProcessGroup) -> list[str]:
     """Names, addresses and indexes that two of a job have in common."""
     found: list[str] = []
     for what, names in (
@@ -52,14 +52,14 @@ def duplicates(job: Job) -> list[str]:
     return found
 
 
-def ports_of(job: Job, node_rank: int) -> list[int]:
+def ports_of(job: ProcessGroup, node_rank: int) -> list[int]:
     """The ports that a job uses on a node."""
     own = [each.port for each in job.processes if each.node_rank == node_rank]
     common = [job.meeting_port, job.coordinator_port, job.root_port]
     return [*own, *(common if node_rank == 0 else [])]
 
 
-def _look_at(job: Job, node_rank: int, ssh: Sequence[str]) -> list[str]:
+def _look_at(job: ProcessGroup, node_rank: int, ssh: Sequence[str]) -> list[str]:
     node, ports = job.nodes[node_rank], ports_of(job, node_rank)
     if node.is_here:
         taken = [port for port in ports if is_taken(port)]

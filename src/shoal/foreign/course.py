@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shoal.foreign.job import Job, Process
+from shoal.foreign.job import JobProcess, ProcessGroup
 
 
 @final
@@ -20,12 +20,14 @@ class Course:
         unneeded: Running processes that would run for ever: they serve the others.
     """
 
-    failed: Process | None = None
+    failed: JobProcess | None = None
     is_over: bool = False
-    unneeded: tuple[Process, ...] = ()
+    unneeded: tuple[JobProcess, ...] = ()
 
 
-def course(job: Job, codes: Mapping[str, int], stopped: Collection[str]) -> Course:
+def course(
+    job: ProcessGroup, codes: Mapping[str, int], stopped: Collection[str]
+) -> Course:
     """Decides from the processes that have ended.
 
     A job is over when all that train have ended. Where there are a chief and parameter
@@ -46,13 +48,15 @@ def course(job: Job, codes: Mapping[str, int], stopped: Collection[str]) -> Cour
     return Course(is_over=True, unneeded=unneeded)
 
 
-def deciding(job: Job) -> list[Process]:
+def deciding(job: ProcessGroup) -> list[JobProcess]:
     """Those whose end is the end of the job."""
     chief = job.doing("chief") if job.doing("ps") else []
     return chief or job.trainers
 
 
-def farewell(job: Job, ended: Sequence[Process], silent: Collection[str]) -> str:
+def farewell(
+    job: ProcessGroup, ended: Sequence[JobProcess], silent: Collection[str]
+) -> str:
     """What is said when processes are ended because the job is over; "" for none.
 
     Args:
@@ -63,7 +67,7 @@ def farewell(job: Job, ended: Sequence[Process], silent: Collection[str]) -> str
     Example:
         >>> from shoal.foreign.hosts import HERE
         >>> from shoal.foreign.job import Shape
-        >>> job = Job.of([HERE], Shape(per_node=2, ps=1, has_chief=True))
+        >>> job = ProcessGroup.of([HERE], Shape(per_node=2, ps=1, has_chief=True))
         >>> farewell(job, job.processes[1:], {"worker-0"})
         'the chief has ended, and with it the job; worker-0, ps-0 were ended. worker-0
         had written nothing: perhaps the chief does not wait for it'

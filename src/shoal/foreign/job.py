@@ -14,7 +14,7 @@ from shoal.errors import ConfigError, PlanError
 
 Part: TypeAlias = Literal["chief", "worker", "ps", "scheduler", "evaluator"]
 LAST_PORT = 65535
-COMMON_PORTS = 3  # on the first node, see `Job`
+COMMON_PORTS = 3  # on the first node, see `ProcessGroup`
 
 
 @final
@@ -69,7 +69,7 @@ class Shape:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class JobProcess:
     """One process of a job.
 
     Args:
@@ -111,7 +111,7 @@ class Process:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ProcessGroup:
     """All processes, and where they find each other.
 
     Args:
@@ -123,13 +123,13 @@ class Job:
     """
 
     nodes: tuple[Node, ...]
-    processes: tuple[Process, ...]
+    processes: tuple[JobProcess, ...]
     meeting_port: int
     coordinator_port: int
     root_port: int
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], shape: Shape) -> Job:
+    def of(cls, nodes: Sequence[Node], shape: Shape) -> ProcessGroup:
         """Gives every process its place.
 
         Raises:
@@ -158,7 +158,7 @@ class Job:
         for count, part in enumerate(helpers):
             place = count % len(nodes) if part == "ps" else 0
             processes.append(
-                Process(
+                JobProcess(
                     part=part, index=count if part == "ps" else 0, node=nodes[place],
                     node_rank=place, port=port(place), gpus=_none_of(nodes[place]),
                 )
@@ -166,7 +166,7 @@ class Job:
         if shape.has_evaluator:
             place = len(nodes) - 1
             processes.append(
-                Process(
+                JobProcess(
                     part="evaluator", index=0, node=nodes[place], node_rank=place,
                     port=port(place), gpus=_none_of(nodes[place]),
                 )
@@ -176,16 +176,16 @@ class Job:
             coordinator_port=coordinator, root_port=root,
         )  # fmt: skip
 
-    def doing(self, *parts: Part) -> list[Process]:
+    def doing(self, *parts: Part) -> list[JobProcess]:
         """The processes of these parts, in order."""
         return [each for each in self.processes if each.part in parts]
 
     @property
-    def trainers(self) -> list[Process]:
+    def trainers(self) -> list[JobProcess]:
         """Those that train, by rank."""
         return [each for each in self.processes if each.trains]
 
-    def trainers_on(self, node_rank: int) -> list[Process]:
+    def trainers_on(self, node_rank: int) -> list[JobProcess]:
         """Those of one node."""
         return [each for each in self.trainers if each.node_rank == node_rank]
 
@@ -206,16 +206,16 @@ def _check(nodes: Sequence[Node], shape: Shape) -> None:
 
 def _trainers(
     nodes: Sequence[Node], shape: Shape, port: Callable[[int], int]
-) -> list[Process]:
+) -> list[JobProcess]:
     """Those that train: node after node, each with GPUs of its own."""
-    found: list[Process] = []
+    found: list[JobProcess] = []
     for node_rank, node in enumerate(nodes):
         count = shape.per_node or len(node.gpus) or node.slots
         for local_rank in range(count):
             rank = len(found)
             is_chief = shape.has_chief and rank == 0
             found.append(
-                Process(
+                JobProcess(
                     part="chief" if is_chief else "worker",
                     index=0 if is_chief else rank - shape.has_chief,
                     node=node,

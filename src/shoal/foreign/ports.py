@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from shoal.errors import PlanError
 from shoal.foreign.checks import is_taken, ports_of
-from shoal.foreign.job import LAST_PORT, Job, Node, Shape
+from shoal.foreign.job import LAST_PORT, Node, ProcessGroup, Shape
 
 FIRST_PORTS = range(20000, 29000, 100)
 """Where a job's ports may begin: below those that systems give away."""
@@ -21,7 +21,7 @@ MOST = 1000
 @contextmanager
 def placed(
     nodes: Sequence[Node], shape: Shape, first_port: int | None = None
-) -> Generator[Job]:
+) -> Generator[ProcessGroup]:
     """A job whose ports are free on this machine, and kept from other jobs.
 
     Where they begin is a digest of who asks, the hosts and the shape: `--print` and
@@ -69,7 +69,7 @@ def candidates(nodes: Sequence[Node], shape: Shape) -> list[int]:
     return [*FIRST_PORTS[place:], *FIRST_PORTS[:place]]
 
 
-def taken_here(job: Job) -> list[int]:
+def taken_here(job: ProcessGroup) -> list[int]:
     """Those ports of a job that somebody listens at on this machine."""
     return [
         port
@@ -80,12 +80,12 @@ def taken_here(job: Job) -> list[int]:
     ]
 
 
-def _beginning_at(first: int, nodes: Sequence[Node], shape: Shape) -> Job:
+def _beginning_at(first: int, nodes: Sequence[Node], shape: Shape) -> ProcessGroup:
     ports = range(first, min(first + MOST, LAST_PORT + 1))
-    return Job.of([replace(node, ports=ports) for node in nodes], shape)
+    return ProcessGroup.of([replace(node, ports=ports) for node in nodes], shape)
 
 
-def _with_explicit(nodes: Sequence[Node], shape: Shape, first: int) -> Job:
+def _with_explicit(nodes: Sequence[Node], shape: Shape, first: int) -> ProcessGroup:
     job = _beginning_at(first, nodes, shape)
     if taken := taken_here(job):
         raise PlanError(

@@ -18,11 +18,11 @@ from typing import final
 from shoal.clusters.ssh import SSH
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.foreign.course import course, farewell
-from shoal.foreign.job import Job, Process
+from shoal.foreign.job import JobProcess, ProcessGroup
 from shoal.foreign.words import BEAT_S, QUIET_S, guarded, reached
 from shoal.host.private import alike, make_private
 from shoal.interruption import check, undisturbed
-from shoal.terminal import LONGEST_BYTES, Lines, Piece
+from shoal.terminal import LONGEST_BYTES, LinePiece, Lines
 
 LOOK_S = 0.1  # between looks whether Ctrl-C was pressed
 TAIL, TAIL_WIDTH = 20, 2000  # lines that an error shows, and characters of each
@@ -35,7 +35,7 @@ readers together when somebody else still holds a pipe."""
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RunSettings:
     """How a job is run.
 
     Args:
@@ -59,7 +59,7 @@ class Settings:
 class _Running:
     """A process that has been started."""
 
-    process: Process
+    process: JobProcess
     popen: subprocess.Popen[bytes]
     log: Path
     tail: deque[str] = field(default_factory=lambda: deque[str](maxlen=TAIL))
@@ -97,10 +97,10 @@ class Runner:
 
     def __init__(
         self,
-        job: Job,
+        job: ProcessGroup,
         command: Sequence[str],
-        variables: Callable[[Process], Mapping[str, str]],
-        settings: Settings,
+        variables: Callable[[JobProcess], Mapping[str, str]],
+        settings: RunSettings,
         echo: Callable[[str, str], None],
         note: Callable[[str], None] = _unheard,
     ) -> None:
@@ -128,7 +128,7 @@ class Runner:
             finally:
                 self._end_all()
 
-    def _start(self, process: Process) -> None:
+    def _start(self, process: JobProcess) -> None:
         settings = self._settings
         words = guarded(
             self._command,
@@ -168,7 +168,7 @@ class Runner:
         running.popen.wait()
         self._ended.put(name)
 
-    def _tell(self, running: _Running, pieces: Iterable[Piece]) -> None:
+    def _tell(self, running: _Running, pieces: Iterable[LinePiece]) -> None:
         for piece in pieces:
             running.tail.append(piece.text[-TAIL_WIDTH:])
             self._echo(running.process.name, piece.text)

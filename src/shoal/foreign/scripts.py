@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shoal.foreign.course import deciding
 from shoal.foreign.ending import ENDING, MARK
-from shoal.foreign.job import Job, Process
+from shoal.foreign.job import JobProcess, ProcessGroup
 from shoal.foreign.variables import (
     HOST_FILES,
     WORKERS_FILE,
@@ -92,10 +92,10 @@ ending "all that decide have ended here"
 
 
 def script_of(
-    job: Job,
+    job: ProcessGroup,
     node_rank: int,
     command: Sequence[str],
-    variables: Callable[[Process], Mapping[str, str]],
+    variables: Callable[[JobProcess], Mapping[str, str]],
     *,
     folder: str,
     logs: str,

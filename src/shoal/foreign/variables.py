@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.foreign.job import Job, Process
+from shoal.foreign.job import JobProcess, ProcessGroup
 
 DMLC_ROLES = {
     "chief": "worker", "worker": "worker", "ps": "server", "scheduler": "scheduler"
@@ -27,7 +27,7 @@ WORKERS_FILE = "DEEPLEARNING_WORKERS_PATH"
 
 
 def variables_of(
-    job: Job, process: Process, *, shared: str = "", for_jax: bool = False
+    job: ProcessGroup, process: JobProcess, *, shared: str = "", for_jax: bool = False
 ) -> dict[str, str]:  # fmt: skip
     """All that one process is told by its environment, but for the files of hosts.
 
@@ -55,7 +55,7 @@ def variables_of(
     }
 
 
-def tensorflow(job: Job, process: Process) -> dict[str, str]:
+def tensorflow(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
     """`TF_CONFIG`: the same map everywhere, and who this one is.
 
     The evaluator is no part of the map: nobody talks with it.
@@ -71,7 +71,7 @@ def tensorflow(job: Job, process: Process) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
-def torch(job: Job, process: Process) -> dict[str, str]:
+def torch(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
     """What torchrun would set."""
     if process.rank is None:
         return {}
@@ -88,7 +88,7 @@ def torch(job: Job, process: Process) -> dict[str, str]:
     }
 
 
-def keras(job: Job, process: Process) -> dict[str, str]:
+def keras(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
     """What `keras.distribution.initialize()` reads; the coordinator comes first."""
     if process.rank is None:
         return {}
@@ -103,7 +103,7 @@ def keras(job: Job, process: Process) -> dict[str, str]:
     }
 
 
-def jax(job: Job, process: Process) -> dict[str, str]:
+def jax(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
     """Where JAX's coordinator is; number and rank for scripts that pass them on."""
     if process.rank is None:
         return {}
@@ -114,7 +114,7 @@ def jax(job: Job, process: Process) -> dict[str, str]:
     }
 
 
-def slurm(job: Job, process: Process) -> dict[str, str]:
+def slurm(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
     """What JAX takes for a step of Slurm, which it asks for number and rank."""
     if process.rank is None:
         return {}
@@ -127,7 +127,7 @@ def slurm(job: Job, process: Process) -> dict[str, str]:
     }
 
 
-def dmlc(job: Job, process: Process) -> dict[str, str]:
+def dmlc(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
     """Roles of MXNet, and of whatever else is built on DMLC's parameter server."""
     role = DMLC_ROLES.get(process.part)
     if role is None:
@@ -149,7 +149,7 @@ def dmlc(job: Job, process: Process) -> dict[str, str]:
     return found
 
 
-def deeplearning(job: Job, process: Process, shared: str) -> dict[str, str]:
+def deeplearning(job: ProcessGroup, process: JobProcess, shared: str) -> dict[str, str]:
     """The names that were on every node of a deeplearning-cfn cluster."""
     found = {
         "DEEPLEARNING_WORKERS_COUNT": str(len(job.nodes)),
@@ -160,7 +160,9 @@ def deeplearning(job: Job, process: Process, shared: str) -> dict[str, str]:
     return found
 
 
-def once(job: Job, process: Process, shared: str, ssh: Sequence[str]) -> dict[str, str]:
+def once(
+    job: ProcessGroup, process: JobProcess, shared: str, ssh: Sequence[str]
+) -> dict[str, str]:
     """What a program is told that starts all others by itself, as `mpirun` does.
 
     Open MPI starts what the first node's `PATH` finds: it hands on that variable, and
@@ -183,7 +185,7 @@ def once(job: Job, process: Process, shared: str, ssh: Sequence[str]) -> dict[st
     }
 
 
-def devices(process: Process) -> dict[str, str]:
+def devices(process: JobProcess) -> dict[str, str]:
     """The GPUs that it may see; nothing is said on nodes without."""
     if process.gpus is None:
         return {}
@@ -193,18 +195,18 @@ def devices(process: Process) -> dict[str, str]:
     }
 
 
-def workers_file(job: Job) -> str:
+def workers_file(job: ProcessGroup) -> str:
     """One address a line, the first node's first, as `DEEPLEARNING_WORKERS_PATH`."""
     return "".join(f"{node.address}\n" for node in job.nodes)
 
 
-def files_of(job: Job) -> dict[str, str]:
+def files_of(job: ProcessGroup) -> dict[str, str]:
     """What the files say that a process finds by variables, by their names."""
     files = dict.fromkeys(HOST_FILES, hostfile(job))
     return {**files, WORKERS_FILE: workers_file(job)}
 
 
-def hostfile(job: Job) -> str:
+def hostfile(job: ProcessGroup) -> str:
     """One node a line with its slots, as `mpirun --hostfile` reads it."""
     return "".join(
         f"{node.address} slots={len(job.trainers_on(rank))}\n"

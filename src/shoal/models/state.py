@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shoal.errors import PlanError
 from shoal.optimizers import optimizer_variables
-from shoal.vectors import Entry, Layout, all_variables
+from shoal.vectors import Layout, VariableSlice, all_variables
 
 Array = npt.NDArray[Any]
 
@@ -81,7 +81,7 @@ def layout_digest(model: Any) -> str:
 
     def digest(variables: Sequence[Any]) -> str:
         entries = (
-            Entry(path=v.path, shape=tuple(v.shape), dtype=str(v.dtype))
+            VariableSlice(path=v.path, shape=tuple(v.shape), dtype=str(v.dtype))
             for v in variables
         )
         return Layout(tuple(entries)).digest

@@ -12,7 +12,12 @@ import numpy.typing as npt
 
 from shoal.errors import CheckpointError
 from shoal.runs.checkpoint_files import Damage, Part, check_size, read_part
-from shoal.runs.checkpoint_manifest import NUMBERS, ArrayPart, Manifest, Place
+from shoal.runs.checkpoint_manifest import (
+    NUMBERS,
+    ArrayPart,
+    CheckpointNumber,
+    Manifest,
+)
 from shoal.runs.folder import Folder
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -79,7 +84,7 @@ def check(checkpoint: Checkpoint) -> bytes:
 
 
 def pack(
-    checkpoint: Checkpoint, document: bytes, place: Place, write: Writer
+    checkpoint: Checkpoint, document: bytes, place: CheckpointNumber, write: Writer
 ) -> Manifest:
     """Writes every part of a checkpoint and returns the manifest that names them."""
     return Manifest(

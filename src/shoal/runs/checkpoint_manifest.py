@@ -32,7 +32,7 @@ _LEFTOVER = re.compile(r"\.(\d{6,})-(\d{12,})\.manifest\.partial")
 
 @final
 @dataclass(frozen=True, kw_only=True, order=True)
-class Place:
+class CheckpointNumber:
     """Where a checkpoint stands in the order of all of a run.
 
     The writer's generation comes first: what a writer that was replaced still
@@ -43,9 +43,10 @@ class Place:
         number: The checkpoint's, from 0.
 
     Example:
-        >>> Place(generation=1, number=99) < Place(generation=2, number=7)
+        >>> later = CheckpointNumber(generation=2, number=7)
+        >>> CheckpointNumber(generation=1, number=99) < later
         True
-        >>> Place(generation=2, number=7).manifest
+        >>> later.manifest
         '000002-000000000007.manifest'
     """
 
@@ -91,7 +92,7 @@ class Manifest:
         blobs: One for each blob, by name.
     """
 
-    place: Place
+    place: CheckpointNumber
     document: Part
     arrays: Mapping[str, ArrayPart]
     blobs: Mapping[str, Part]
@@ -109,7 +110,7 @@ def encode(manifest: Manifest) -> bytes:
     return _seal(json.dumps(body).encode())
 
 
-def decode(content: bytes, place: Place) -> Manifest:
+def decode(content: bytes, place: CheckpointNumber) -> Manifest:
     """Reads a manifest and believes nothing that its checksum does not cover.
 
     Args:
@@ -127,7 +128,10 @@ def decode(content: bytes, place: Place) -> Manifest:
         fields = _mapping(json.loads(body))
         _check_format(fields["format"], place)
         written = _mapping(fields["place"])
-        if Place(**{name: _whole(n) for name, n in written.items()}) != place:
+        if (
+            CheckpointNumber(**{name: _whole(n) for name, n in written.items()})
+            != place
+        ):
             raise Damage(f"{place.manifest} is a copy of another manifest")
         return Manifest(
             place=place,
@@ -139,7 +143,7 @@ def decode(content: bytes, place: Place) -> Manifest:
         raise Damage(f"{place.manifest} is no manifest of Shoal's ({error})") from error
 
 
-def places(names: Iterable[str]) -> list[Place]:
+def places(names: Iterable[str]) -> list[CheckpointNumber]:
     """Returns the places of the manifests among file names, newest first.
 
     Example:
@@ -151,20 +155,20 @@ def places(names: Iterable[str]) -> list[Place]:
     return sorted((_place(match) for match in found if match), reverse=True)
 
 
-def place_of_part(name: str) -> Place | None:
+def place_of_part(name: str) -> CheckpointNumber | None:
     """Returns which checkpoint a file in `parts` was written for, if any."""
     match = _PART.fullmatch(name)
     return _place(match) if match else None
 
 
-def place_of_leftover(name: str) -> Place | None:
+def place_of_leftover(name: str) -> CheckpointNumber | None:
     """Returns which checkpoint a half-written manifest was for, if it is one."""
     match = _LEFTOVER.fullmatch(name)
     return _place(match) if match else None
 
 
-def _place(match: re.Match[str]) -> Place:
-    return Place(generation=int(match[1]), number=int(match[2]))
+def _place(match: re.Match[str]) -> CheckpointNumber:
+    return CheckpointNumber(generation=int(match[1]), number=int(match[2]))
 
 
 def _seal(body: bytes) -> bytes:
@@ -172,7 +176,7 @@ def _seal(body: bytes) -> bytes:
     return head + b"\n" + body + b"\n"
 
 
-def _check_format(found: object, place: Place) -> None:
+def _check_format(found: object, place: CheckpointNumber) -> None:
     if _whole(found) != FORMAT:
         raise CheckpointError(
             f"checkpoint {place.number} has another format: "

@@ -26,7 +26,7 @@ from shoal.runs.checkpoint_files import (
     write_part,
     write_whole,
 )
-from shoal.runs.checkpoint_manifest import PARTS, Manifest, Place
+from shoal.runs.checkpoint_manifest import PARTS, CheckpointNumber, Manifest
 from shoal.runs.checkpoint_owner import Ownership
 from shoal.runs.folder import Folder
 
@@ -78,7 +78,7 @@ class CheckpointStore:
         self._owner: Ownership | None = None
         self._last = -1
         self._attempts = 0
-        self._damaged: set[Place] = set()
+        self._damaged: set[CheckpointNumber] = set()
 
     def open(self) -> Self:
         """Takes the folder over for writing. Once is enough; returns itself.
@@ -136,7 +136,7 @@ class CheckpointStore:
             CheckpointError: All are damaged, or of another version of Shoal.
             OSError: The storage is away.
         """
-        seen: set[Place] = set()
+        seen: set[CheckpointNumber] = set()
         reasons: list[str] = []
         # Listed again each time: a writer may save, and remove, while this reads.
         while place := next((p for p in self._places() if p not in seen), None):
@@ -179,7 +179,7 @@ class CheckpointStore:
 
     def _write(self, checkpoint: Checkpoint, document: bytes, owner: Ownership) -> None:
         """Writes the parts, then the manifest; takes all of it back when it fails."""
-        place = Place(generation=owner.generation, number=checkpoint.number)
+        place = CheckpointNumber(generation=owner.generation, number=checkpoint.number)
         self._attempts += 1
         names: list[str] = []
 
@@ -197,7 +197,7 @@ class CheckpointStore:
             self._take_back(place, names)
             raise
 
-    def _take_back(self, place: Place, names: list[str]) -> None:
+    def _take_back(self, place: CheckpointNumber, names: list[str]) -> None:
         """Removes what a failed save has written, as far as the storage allows."""
         try:
             remove(self.folder, place.manifest)
@@ -226,10 +226,12 @@ class CheckpointStore:
                 "The next checkpoint tries again; watch the space until then."
             )
 
-    def _sort_out(self) -> tuple[dict[Place, Manifest | None], list[Place]]:
+    def _sort_out(
+        self,
+    ) -> tuple[dict[CheckpointNumber, Manifest | None], list[CheckpointNumber]]:
         """Tells the manifests that stay, None for an unreadable one, from the old."""
         lengths = sizes(self.folder, PARTS)
-        kept: dict[Place, Manifest | None] = {}
+        kept: dict[CheckpointNumber, Manifest | None] = {}
         whole = 0
         found = self._places()
         for place in found:
@@ -249,7 +251,7 @@ class CheckpointStore:
         return kept, found[len(kept) :]
 
     def _orphans(
-        self, kept: dict[Place, Manifest | None], generation: int
+        self, kept: dict[CheckpointNumber, Manifest | None], generation: int
     ) -> list[str]:
         """Lists the parts no manifest needs, and what a crash left half-written."""
         needed = {m.place: {p.name for p in m.parts} for m in kept.values() if m}
@@ -268,11 +270,11 @@ class CheckpointStore:
                 orphans.append(name)
         return orphans
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[CheckpointNumber]:
         with storage(self.folder):
             return checkpoint_manifest.places(self.folder.names())
 
-    def _manifest(self, place: Place) -> Manifest:
+    def _manifest(self, place: CheckpointNumber) -> Manifest:
         return checkpoint_manifest.decode(
             read_whole(self.folder, place.manifest), place
         )

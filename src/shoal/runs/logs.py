@@ -14,7 +14,7 @@ from shoal.errors import DataError
 from shoal.runs.events import damaged
 from shoal.runs.folder import Folder
 from shoal.runs.store import LOGS
-from shoal.terminal import LONGEST_BYTES, Lines, Piece
+from shoal.terminal import LONGEST_BYTES, LinePiece, Lines
 
 _LOG = re.compile(r"worker-([0-9]{1,9})\.log")
 
@@ -95,7 +95,7 @@ class LogReader:
         """Whether nothing was there to be read so far."""
         return not any(self._offsets.values())
 
-    def new(self, *, is_last: bool = False) -> Iterator[tuple[int, Piece]]:
+    def new(self, *, is_last: bool = False) -> Iterator[tuple[int, LinePiece]]:
         """Reads what is new; a line that is being written waits for its end.
 
         Args:

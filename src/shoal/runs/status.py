@@ -10,7 +10,12 @@ from shoal.runs.catalogue import read_summary
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from shoal.runs.logs import last_lines
-from shoal.runs.standing import Helper, Standing, helpers, standings
+from shoal.runs.worker_status import (
+    ProcessStatus,
+    WorkerStatus,
+    process_statuses,
+    worker_statuses,
+)
 
 
 @final
@@ -29,9 +34,9 @@ class LiveStatus:
 
     id: str
     status: str
-    workers: Sequence[Standing]
+    workers: Sequence[WorkerStatus]
     lines: Mapping[int, Sequence[str]]
-    processes: Sequence[Helper]
+    processes: Sequence[ProcessStatus]
     use: Sequence[Mapping[str, Any]]
 
 
@@ -47,12 +52,12 @@ def read_status(folder: Folder, lines: int = 5) -> LiveStatus:
     """
     summary = read_summary(folder)
     events = list(read_events(folder))
-    workers = standings(events, is_lost=summary.status == "lost")
+    workers = worker_statuses(events, is_lost=summary.status == "lost")
     return LiveStatus(
         id=summary.id,
         status=summary.status,
         workers=workers,
         lines={one.rank: last_lines(folder, one.rank, lines) for one in workers},
-        processes=helpers(events) if summary.status == "running" else [],
+        processes=process_statuses(events) if summary.status == "running" else [],
         use=summary.use,
     )

@@ -19,7 +19,7 @@ from shoal.errors import ConfigError
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan.request import plain, read_workers
 from shoal.strategies import Single, Strategy, get
-from shoal.training.comparison import Comparison, Entry, Point
+from shoal.training.comparison import Comparison, ComparisonEntry, Point
 from shoal.training.f1 import f1_of
 
 Workers: TypeAlias = "int | str"
@@ -102,7 +102,7 @@ def compare(
     for count in counts:
         if count != "auto":
             read_workers(count)
-    entries: list[Entry] = []
+    entries: list[ComparisonEntry] = []
     for seed in drawn:
         entries.append(train_baseline(task, seed))
         entries += [
@@ -120,7 +120,7 @@ def _listed(workers: Workers | Sequence[Workers]) -> list[Workers]:
     return [several] if is_one else list(several)
 
 
-def train_baseline(task: Task, seed: int) -> Entry:
+def train_baseline(task: Task, seed: int) -> ComparisonEntry:
     """Trains with plain `keras.Model.fit`."""
 
     def train(model: Any, clock: Any) -> int:
@@ -140,7 +140,7 @@ def train_baseline(task: Task, seed: int) -> Entry:
 
 def train_one(
     task: Task, fit: Fit, strategy: Strategy, workers: Workers, seed: int
-) -> Entry:
+) -> ComparisonEntry:
     """Trains with one strategy."""
 
     def train(model: Any, clock: Any) -> int:
@@ -184,7 +184,7 @@ def spell(strategy: Strategy) -> str:
 
 def _measure(
     task: Task, train: Callable[[Any, Any], int], name: str, seed: int
-) -> Entry:
+) -> ComparisonEntry:
     """Makes a model, trains it, judges it."""
     keras = import_module("keras")
     with no_tensorflow():
@@ -196,7 +196,7 @@ def _measure(
     seconds = time.perf_counter() - began
     points = _points(clock.ends, began, _rows(keras, task.x))
     data = task.validation_data or (task.x, task.y)
-    return Entry(
+    return ComparisonEntry(
         strategy=name,
         workers=workers,
         seed=seed,

@@ -48,7 +48,7 @@ class Point:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ComparisonEntry:
     """One training; `COLUMNS` says what each number means.
 
     Args:
@@ -79,15 +79,15 @@ class Comparison:
         entries: One for each training, `single` being plain Keras.
 
     Example:
-        >>> plain = Entry(strategy="single", workers=1, seed=0,
+        >>> plain = ComparisonEntry(strategy="single", workers=1, seed=0,
         ...     metrics={"accuracy": 0.8}, seconds=4.0, samples_per_s=100.0)
-        >>> other = Entry(strategy="adag", workers=2, seed=0,
+        >>> other = ComparisonEntry(strategy="adag", workers=2, seed=0,
         ...     metrics={"accuracy": 0.7}, seconds=3.0, samples_per_s=150.0)
         >>> Comparison(entries=(plain, other)).rows[1]["ratio"]
         1.5
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ComparisonEntry, ...]
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ class Comparison:
         return Path(path)
 
 
-def _is_plain(entry: Entry) -> bool:
+def _is_plain(entry: ComparisonEntry) -> bool:
     return entry.strategy == Single.name
 
 
@@ -166,13 +166,13 @@ def _ratio(rate: float, base: float | None) -> float | None:
     return round(rate / base, 3) if base else None
 
 
-def _logged(entries: Iterable[Entry]) -> list[str]:
+def _logged(entries: Iterable[ComparisonEntry]) -> list[str]:
     return list(
         dict.fromkeys(name for e in entries for p in e.points for name in p.metrics)
     )
 
 
-def _metric(entries: Iterable[Entry]) -> str:
+def _metric(entries: Iterable[ComparisonEntry]) -> str:
     """Validation before training, any other metric before a loss."""
     ranked = sorted(
         _logged(entries), key=lambda n: (not n.startswith("val_"), n.endswith("loss"))
@@ -210,7 +210,10 @@ def _load_figure() -> Callable[..., Any]:
 
 
 def _draw(
-    axes: Any, entries: Iterable[Entry], metric: str, across: Callable[[Point], float]
+    axes: Any,
+    entries: Iterable[ComparisonEntry],
+    metric: str,
+    across: Callable[[Point], float],
 ) -> None:
     """One line for each training; the seeds of one setting share a colour."""
     colours: dict[tuple[str, int], str] = {}

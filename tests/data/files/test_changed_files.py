@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shoal.data.files import changes, open_files
-from shoal.data.files.changes import Changes, changes_of
+from shoal.data.files.changes import FileChanges, changes_of
 from shoal.data.sources import ArraySource
 from shoal.data.weighted import ClassWeighted
 from shoal.errors import DataError, StoreFailed
@@ -127,15 +127,15 @@ def test_a_version_of_a_store_is_certain() -> None:
     system = fsspec.filesystem("memory")
     system.pipe("/changed/1.csv", csv_bytes(table(1)))
     source = open_files("memory://changed", features="a", label="y")
-    assert changes_of(source) == Changes()
-    assert changes_of(ClassWeighted(source, {1: 2.0})) == Changes()
+    assert changes_of(source) == FileChanges()
+    assert changes_of(ClassWeighted(source, {1: 2.0})) == FileChanges()
     system.pipe("/changed/1.csv", csv_bytes(table(1, rows=41)))
     assert len(changes_of(ClassWeighted(source, {1: 2.0})).certain) == 1
 
 
 def test_arrays_read_no_files() -> None:
-    assert changes_of(ArraySource(np.ones((4, 1)))) == Changes()
-    assert changes_of(None) == Changes()
+    assert changes_of(ArraySource(np.ones((4, 1)))) == FileChanges()
+    assert changes_of(None) == FileChanges()
 
 
 def assert_told_of(path: Path, said: list[str]) -> None:
@@ -177,7 +177,7 @@ def test_a_new_file_in_a_store_is_told_of() -> None:
     source = open_files("memory://grown/", features="a", label="y")
     system.pipe("/grown/deep/2.csv", csv_bytes(table(2)))
     for one in (source, ClassWeighted(source, {1: 2.0})):
-        assert changes_of(one) == Changes(new=("memory:///grown/deep/2.csv: new",))
+        assert changes_of(one) == FileChanges(new=("memory:///grown/deep/2.csv: new",))
 
 
 def test_files_of_no_data_are_not_told_of(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from shoal.errors import ShoalError
 LOCAL = frozenset({"file", "local", "memory"})
 
 
-class Changes(NamedTuple):
+class FileChanges(NamedTuple):
     """Files that changed, each as "url: how".
 
     Args:
@@ -34,7 +34,7 @@ class Changes(NamedTuple):
     new: tuple[str, ...] = ()
 
 
-def changes_of(source: Any) -> Changes:
+def changes_of(source: Any) -> FileChanges:
     r"""Compares the files of a source with those that are there now.
 
     Args:
@@ -52,10 +52,10 @@ def changes_of(source: Any) -> Changes:
     if isinstance(source, ClassWeighted):
         source = source.inner
     if not isinstance(source, FileSource):
-        return Changes()
+        return FileChanges()
     store: Store | None = getattr(source.reader, "store", None)
     if store is None:
-        return Changes()
+        return FileChanges()
     certain: list[str] = []
     likely: list[str] = []
     look = _Look(store)
@@ -63,7 +63,7 @@ def changes_of(source: Any) -> Changes:
         how, is_certain = _difference(file, look)
         if how:
             (certain if is_certain else likely).append(f"{file.url}: {how}")
-    return Changes(tuple(certain), tuple(likely), _new_files(source, store))
+    return FileChanges(tuple(certain), tuple(likely), _new_files(source, store))
 
 
 def _new_files(source: FileSource, store: Store) -> tuple[str, ...]:

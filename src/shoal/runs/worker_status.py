@@ -14,7 +14,7 @@ BESIDE = "localhost"
 
 @final
 @dataclass(kw_only=True)
-class Standing:
+class WorkerStatus:
     """One worker, as its run knows it.
 
     Args:
@@ -45,9 +45,9 @@ class Standing:
     seconds: float = 0.0
 
 
-def standings(
+def worker_statuses(
     events: Iterable[Mapping[str, Any]], *, is_lost: bool = False
-) -> list[Standing]:
+) -> list[WorkerStatus]:
     """Returns what is known of each worker, by rank.
 
     Args:
@@ -55,14 +55,14 @@ def standings(
         is_lost: The process that wrote them is gone without a last word.
 
     Example:
-        >>> [found] = standings([{"kind": "worker_started", "rank": 0, "pid": 7}])
+        >>> [found] = worker_statuses([{"kind": "worker_started", "rank": 0, "pid": 7}])
         >>> found.state, found.pid
         ('working', 7)
     """
-    found: dict[int, Standing] = {}
+    found: dict[int, WorkerStatus] = {}
 
-    def of(rank: Any) -> Standing:
-        return found.setdefault(int(rank), Standing(rank=int(rank)))
+    def of(rank: Any) -> WorkerStatus:
+        return found.setdefault(int(rank), WorkerStatus(rank=int(rank)))
 
     host = ""
     for event in events:
@@ -91,7 +91,7 @@ def standings(
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Helper:
+class ProcessStatus:
     """A process of a run that is no worker.
 
     Args:
@@ -105,7 +105,7 @@ class Helper:
     node: str
 
 
-def helpers(events: Iterable[Mapping[str, Any]]) -> list[Helper]:
+def process_statuses(events: Iterable[Mapping[str, Any]]) -> list[ProcessStatus]:
     """Returns the processes beside the workers, by name, as far as they are known.
 
     Runs of versions that did not record them have none.
@@ -114,15 +114,15 @@ def helpers(events: Iterable[Mapping[str, Any]]) -> list[Helper]:
         events: Of a run, oldest first.
 
     Example:
-        >>> helpers([{"kind": "process_started", "name": "server", "pid": 7}])
-        [Helper(name='server', pid=7, node='')]
+        >>> process_statuses([{"kind": "process_started", "name": "server", "pid": 7}])
+        [ProcessStatus(name='server', pid=7, node='')]
     """
-    host, found, spares = "", dict[str, Helper](), dict[int, Helper]()
+    host, found, spares = "", dict[str, ProcessStatus](), dict[int, ProcessStatus]()
     for event in events:
         kind, name = event.get("kind"), str(event.get("name", ""))
         host = str(event.get("host") or host)
         if kind == "process_started":
-            helper = Helper(name=name, pid=int(event.get("pid") or 0), node=host)
+            helper = ProcessStatus(name=name, pid=int(event.get("pid") or 0), node=host)
             if name == "spare":
                 spares[helper.pid] = helper
             else:
@@ -136,13 +136,13 @@ def helpers(events: Iterable[Mapping[str, Any]]) -> list[Helper]:
     return [*(found[name] for name in sorted(found)), *spares.values()]
 
 
-def _end(workers: Iterable[Standing], state: str) -> None:
+def _end(workers: Iterable[WorkerStatus], state: str) -> None:
     for worker in workers:
         if worker.state == "working":
             worker.state = state
 
 
-def _note(worker: Standing, record: Mapping[str, Any]) -> None:
+def _note(worker: WorkerStatus, record: Mapping[str, Any]) -> None:
     worker.epoch = int(record.get("epoch") or 0) + 1
     worker.steps += int(record.get("steps") or 0)
     worker.samples += int(record.get("samples") or 0)
