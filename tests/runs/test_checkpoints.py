@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from shoal.errors import CheckpointError, ConfigError
 from shoal.runs import checkpoint_manifest
-from shoal.runs.checkpoints import PARTS, Checkpoint, CheckpointStore, Place
+from shoal.runs.checkpoints import PARTS, Checkpoint, CheckpointNumber, CheckpointStore
 from shoal.runs.folder import Folder
 from tests.runs.checkpoint_faults import Faults, faulty, in_memory
 
@@ -67,19 +67,19 @@ def files(folder: Folder) -> list[str]:
     return top + [f"{PARTS}/{name}" for name in folder.names(PARTS)]
 
 
-def files_of(folder: Folder, place: Place) -> list[str]:
+def files_of(folder: Folder, place: CheckpointNumber) -> list[str]:
     manifest = checkpoint_manifest.decode(folder.read(place.manifest), place)
     return [place.manifest, *(part.name for part in manifest.parts)]
 
 
-def assert_only(folder: Folder, *expected: Place) -> None:
+def assert_only(folder: Folder, *expected: CheckpointNumber) -> None:
     """Nothing else is there: no file too many, none too few."""
     needed = [name for place in expected for name in files_of(folder, place)]
     assert sorted(files(folder)) == sorted(needed)
 
 
-def at(generation: int, number: int) -> Place:
-    return Place(generation=generation, number=number)
+def at(generation: int, number: int) -> CheckpointNumber:
+    return CheckpointNumber(generation=generation, number=number)
 
 
 # --- round trip
@@ -236,7 +236,7 @@ def test_a_file_of_somebody_else_stays(folder: Folder):
     assert folder.read(f"{PARTS}/notes.txt") == b"mine"
 
 
-def damage_unseen(folder: Folder, place: Place) -> None:
+def damage_unseen(folder: Folder, place: CheckpointNumber) -> None:
     """Changes a part without changing its length, which no listing shows."""
     name = files_of(folder, place)[1]
     folder.write(name, bytes(len(folder.read(name))))
@@ -419,7 +419,7 @@ def test_a_reader_that_is_overtaken_reads_the_newer_one(folder: Folder):
     writer.save(taken(1))
     read = reader._manifest
 
-    def overtaken(place: Place) -> checkpoint_manifest.Manifest:
+    def overtaken(place: CheckpointNumber) -> checkpoint_manifest.Manifest:
         manifest = read(place)
         if place.number == 1:
             writer.save(taken(2))
