@@ -21,7 +21,7 @@ from shoal.cli.relaying import run_and_relay
 from shoal.cli.steps import Steps
 from shoal.cli.tables import show_records
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
-from shoal.clusters.hosts_file import read_hosts_file
+from shoal.clusters.providers import read_cluster_file
 from shoal.errors import ConfigError, ShoalWarning
 from shoal.runs.store import StoredRun, create
 from shoal.training.progress import Display, warn_aside
@@ -161,7 +161,7 @@ def test_lines_of_progress(capsys: pytest.CaptureFixture[str]):
 
 def test_steps_of_hosts():
     with a_terminal() as sent:
-        with Steps([HOSTILE]) as steps:
+        with Steps() as steps:
             steps.tell(HOSTILE, f"[red]installs[/red] {HOSTILE}")
             steps.tell(HOSTILE, f"failed: {HOSTILE}")
         text = sent()
@@ -170,7 +170,7 @@ def test_steps_of_hosts():
 
 
 def test_steps_of_hosts_in_a_pipe(capsys: pytest.CaptureFixture[str]):
-    Steps([HOSTILE]).tell(HOSTILE, HOSTILE)
+    Steps().tell(HOSTILE, HOSTILE)
     assert odd_in(capsys.readouterr().err) == set()
 
 
@@ -207,10 +207,11 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "clusters").mkdir()
     listed = tmp_path / "lab.json"
     listed.write_text(json.dumps({"name": "lab", "hosts": ["node-a"], "ssh": SSH}))
-    state = ClusterState.new(read_hosts_file(listed), "jax")
+    hosts = read_cluster_file(listed).spec
+    state = ClusterState.new("hosts", hosts, "jax")
     head = NodeState(number=0, address="node-a", python=sys.executable)
     store = ClusterStore(str(tmp_path / "clusters"))
-    store.write(state.model_copy(update={"nodes": (head,), "port": 1}))
+    store.write(state.model_copy(update={"nodes": (head,), "hosts": hosts, "port": 1}))
     folder = tmp_path / ".shoal" / "jobs" / "2026-11-21-go-a3f"
     folder.mkdir(parents=True)
     record = {"script": HOSTILE, "arguments": [HOSTILE], "began": 1.7e9, "pids": {}}

@@ -20,8 +20,8 @@ from typer.testing import Result
 from shoal.cli import tensorboard
 from shoal.cli.head import on_head
 from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
-from shoal.clusters.hosts_file import read_hosts_file
 from shoal.clusters.jobs import Jobs
+from shoal.clusters.providers import read_cluster_file
 from shoal.clusters.remote_jobs import Job
 from shoal.errors import ClusterError
 from shoal.runs.folder import Folder
@@ -126,10 +126,11 @@ def test_the_head_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     listed.write_text(
         json.dumps({"name": "lab", "hosts": ["node-a", "node-b"], "shared": "/mnt/all"})
     )
-    state = ClusterState.new(read_hosts_file(listed), "jax")
+    hosts = read_cluster_file(listed).spec
+    state = ClusterState.new("hosts", hosts, "jax")
     head = NodeState(number=0, address="node-a", python="/envs/python")
     ClusterStore(str(tmp_path / "clusters")).write(
-        state.model_copy(update={"nodes": (head,)})
+        state.model_copy(update={"nodes": (head,), "hosts": hosts})
     )
     way, command = on_head("lab", ["runs", "status"], "2026-11-21-a", "/all")
     words = ["/envs/python", "-m", "shoal", "runs", "status"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -21,7 +22,7 @@ NODES = (
 
 def test_what_is_written_is_read_again_by_us_alone(tmp_path: Path) -> None:
     store = ClusterStore(str(tmp_path / "clusters"))
-    state = ClusterState.new(HOSTS, "jax").model_copy(update={"nodes": NODES})
+    state = ClusterState.new("hosts", HOSTS, "jax").model_copy(update={"nodes": NODES})
     with store.lock("lab"):
         store.write(state)
     assert store.read("lab") == state
@@ -35,7 +36,7 @@ def test_what_is_written_is_read_again_by_us_alone(tmp_path: Path) -> None:
 
 
 def test_nodes_are_found_by_number_and_address() -> None:
-    state = ClusterState.new(HOSTS, "jax").model_copy(update={"nodes": NODES})
+    state = ClusterState.new("hosts", HOSTS, "jax").model_copy(update={"nodes": NODES})
     for said, address in (("1", "b"), ("a", "a"), ("10.0.0.1", "a")):
         assert state.find(said).address == address
     with pytest.raises(ConfigError, match="Known: 1 b, 0 a"):
@@ -44,7 +45,7 @@ def test_nodes_are_found_by_number_and_address() -> None:
 
 def test_a_name_that_nobody_knows_and_a_file_that_is_broken(tmp_path: Path) -> None:
     store = ClusterStore(str(tmp_path))
-    store.write(ClusterState.new(HOSTS, "jax"))
+    store.write(ClusterState.new("hosts", HOSTS, "jax"))
     with pytest.raises(ConfigError, match="Did you mean 'lab'"):
         store.get("lap")
     (tmp_path / "lab.json").write_text("{}")
@@ -83,7 +84,7 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_leads_to_no_other_file(name: str, tmp_path: Path) -> None:
     store = ClusterStore(str(tmp_path / "known"))
     (tmp_path / "known").mkdir()
-    store.write(ClusterState.new(HOSTS, "jax"))
+    store.write(ClusterState.new("hosts", HOSTS, "jax"))
     (tmp_path / "known" / "lab.json").rename(tmp_path / "other.json")
     with pytest.raises(ConfigError, match="cluster"):
         store.get(name)
@@ -94,7 +95,41 @@ def test_a_name_leads_to_no_other_file(name: str, tmp_path: Path) -> None:
 
 def test_a_file_of_another_cluster_is_not_taken(tmp_path: Path) -> None:
     store = ClusterStore(str(tmp_path))
-    store.write(ClusterState.new(HOSTS, "jax"))
+    store.write(ClusterState.new("hosts", HOSTS, "jax"))
     (tmp_path / "lab.json").rename(tmp_path / "mine.json")
     with pytest.raises(ClusterError, match="called 'lab'"):
         store.get("mine")
+
+
+OF_FORM_1 = {
+    "version": 1, "name": "lab", "id": "0a1b2c3d", "created": 1.7e9, "token": "t",
+    "backend": "jax", "environment": "d1g3st", "port": 6379,
+    "nodes": [{"number": 0, "address": "a", "private": "10.0.0.1", "python": "/p"}],
+    "hosts": {"name": "lab", "hosts": [{"address": "a"}], "user": "ann"},
+}  # fmt: skip
+
+
+def test_a_file_of_form_1_is_read_and_written_as_form_2(tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text(json.dumps(OF_FORM_1))
+    store = ClusterStore(str(tmp_path))
+    state = store.get("lab")
+    assert (state.version, state.provider, state.facts) == (2, "hosts", {})
+    assert (state.id, state.port, state.head.address) == ("0a1b2c3d", 6379, "a")
+    assert state.way_to(state.head).options == ("-l", "ann")
+    store.write(state)
+    assert json.loads(path.read_text())["version"] == 2
+    assert store.get("lab") == state
+
+
+def test_a_file_of_a_later_form_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lab.json").write_text(json.dumps({**OF_FORM_1, "version": 3}))
+    with pytest.raises(ClusterError, match="it has form 3, and this Shoal knows 2"):
+        ClusterStore(str(tmp_path)).get("lab")
+
+
+def test_a_cluster_without_nodes_says_so() -> None:
+    state = ClusterState.new("hosts", HOSTS, "jax")
+    with pytest.raises(ClusterError, match="the cluster lab has no node"):
+        _ = state.address
+    assert state.shared is None

@@ -19,7 +19,7 @@ def test_what_has_begun_is_told_of(
     monkeypatch.setenv("SHOAL_CLUSTERS", str(tmp_path))
     if is_known:
         hosts = parse_hosts("name: lab\nhosts: [here]", "lab.yaml")
-        ClusterStore(str(tmp_path)).write(ClusterState.new(hosts, "jax"))
+        ClusterStore(str(tmp_path)).write(ClusterState.new("hosts", hosts, "jax"))
     with pytest.raises(KeyboardInterrupt), _half_up("lab"):
         raise KeyboardInterrupt
     said = capsys.readouterr().err

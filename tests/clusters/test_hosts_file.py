@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.clusters.hosts_file import parse_hosts, read_hosts_file
+from shoal.clusters.hosts_file import HostsFile, parse_hosts
+from shoal.clusters.providers import read_cluster_file
 from shoal.errors import ConfigError
 
 WHOLE = """
@@ -41,7 +42,8 @@ def test_what_a_host_says_counts_before_what_all_have() -> None:
 def test_json_says_the_same(tmp_path: Path) -> None:
     path = tmp_path / "lab.json"
     path.write_text(json.dumps({"hosts": ["10.0.0.1", {"address": "b", "port": 22}]}))
-    found = read_hosts_file(path)
+    found = read_cluster_file(path).spec
+    assert isinstance(found, HostsFile)
     assert (found.name, [h.address for h in found.hosts]) == ("lab", ["10.0.0.1", "b"])
 
 
@@ -71,8 +73,8 @@ def test_what_is_wrong_is_named_with_its_line(text: str, said: str) -> None:
 
 def test_a_file_that_is_not_there_or_names_no_cluster(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_hosts_file(tmp_path / "hosts.yaml")
+        read_cluster_file(tmp_path / "hosts.yaml")
     path = tmp_path / "my hosts.yaml"
     path.write_text("hosts: [a]")
     with pytest.raises(ConfigError, match="cannot be called 'my hosts'"):
-        read_hosts_file(path)
+        read_cluster_file(path)

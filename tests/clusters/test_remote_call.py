@@ -20,9 +20,11 @@ import shoal
 from shoal.clusters.cluster_state import ClusterStore
 from shoal.clusters.host_agent import processes
 from shoal.clusters.host_setup import HostSetup
-from shoal.clusters.hosts import HostCluster
+from shoal.clusters.hosts import OwnHosts
 from shoal.clusters.hosts_file import HostsFile, parse_hosts
+from shoal.clusters.lifecycle import ManagedCluster
 from shoal.clusters.pins import Pins, differences, pins_here
+from shoal.clusters.providers import ClusterFile
 from shoal.clusters.remote_call import PART_BYTES, PARTS, answer_in, ask, text_for
 from shoal.clusters.ssh import Way
 from shoal.clusters.wheel import build_wheel, wheel_name
@@ -209,16 +211,17 @@ def test_an_environment_goes_where_nobody_here_knows_of_the_cluster(
     hosts = parse_hosts("hosts: [here]", "lab.yaml")
     folder = tmp_path / ".shoal" / "environments" / pins_here(BACKEND).digest
     folder.mkdir(parents=True)
-    cluster = HostCluster("lab", ClusterStore(str(tmp_path / "known")))
-    ended = cluster.down(hosts, backend=BACKEND)
+    cluster = ManagedCluster("lab", ClusterStore(str(tmp_path / "known")))
+    asked = ClusterFile(provider=OwnHosts(), spec=hosts)
+    ended = cluster.down(asked, backend=BACKEND)
     assert (ended.failed, folder.is_dir()) == ({}, True)
-    ended = cluster.down(hosts, removes_environment=True, backend=BACKEND)
+    ended = cluster.down(asked, removes_environment=True, backend=BACKEND)
     assert (ended.failed, folder.exists()) == ({}, False)
 
 
 def test_nothing_is_left_of_a_name_that_nobody_knows(tmp_path: Path) -> None:
     known = tmp_path / "known"
-    assert HostCluster("nix", ClusterStore(str(known))).down().failed == {}
+    assert ManagedCluster("nix", ClusterStore(str(known))).down().failed == {}
     assert not known.exists() or list(known.iterdir()) == []
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.clusters.hosts_file import read_hosts_file
+from shoal.clusters.providers import read_cluster_file
 from shoal.clusters.yaml_text import read_yaml
 from shoal.errors import ConfigError
 
@@ -44,7 +44,7 @@ def test_traps_are_refused(tmp_path: Path, trap: str) -> None:
     path = tmp_path / "lab.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=reason) as caught:
-        read_hosts_file(path)
+        read_cluster_file(path)
     assert len(str(caught.value)) < 2000
 
 
@@ -52,7 +52,7 @@ def test_deep_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lab.json"
     path.write_text('{"hosts": ' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(ConfigError, match="it is no JSON"):
-        read_hosts_file(path)
+        read_cluster_file(path)
 
 
 def test_plain_aliases_are_taken() -> None:

@@ -1,4 +1,4 @@
-"""`shoal cluster`: machines of one's own as a cluster, over SSH."""
+"""`shoal cluster`: machines as a cluster, over SSH, wherever they come from."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from shoal.cli.steps import Steps
 from shoal.cli.tables import show_json, show_table
 from shoal.clusters.cluster_state import ClusterState, ClusterStore
 from shoal.clusters.health import CHECKS, NodeHealth
-from shoal.clusters.hosts import HostCluster
-from shoal.clusters.hosts_file import HostsFile, read_hosts_file
+from shoal.clusters.hosts_file import HostsFile
+from shoal.clusters.lifecycle import ManagedCluster
 from shoal.clusters.pins import needs_of_shoal, pins_here
+from shoal.clusters.providers import read_cluster_file
 from shoal.errors import ShoalError
 from shoal.plan import environment
 from shoal.terminal import say
 
 app = typer.Typer(
-    help="Brings a cluster on hosts of your own up and down, and looks after it.",
+    help="Brings a cluster up and down, on hosts of your own or of a provider, and "
+    "looks after it.",
     no_args_is_help=True,
 )
 
@@ -42,7 +44,7 @@ def store() -> ClusterStore:
 
 @app.command("up", no_args_is_help=True)
 def up(
-    hosts: Annotated[
+    file: Annotated[
         Path, typer.Argument(metavar="HOSTS.YAML", help="Which hosts, and how.")
     ],
     name: Annotated[
@@ -52,15 +54,17 @@ def up(
     """Reaches the hosts, installs what they need, and starts Ray on them.
 
     Again, it starts what is missing. A host that fails does not stop the others,
-    while `min_workers` of them are there.
+    while `min_workers` of them are there. Where the file names a `provider`, the hosts
+    are made before; a first `up` that fails gives them back.
     """
-    found = _read(hosts, name)
-    addresses = [host.address for host in found.hosts]
-    with _half_up(found.name), Steps(addresses) as steps:
-        standing = HostCluster(found.name, store()).up(found, _backend(), steps.tell)
+    asked = read_cluster_file(file)
+    called = asked.spec.name if name is None else name
+    with _half_up(called), Steps() as steps:
+        standing = ManagedCluster(called, store()).up(asked, _backend(), steps.tell)
     state = standing.state
+    count = 0 if state.hosts is None else len(state.hosts.hosts)
     say(
-        f"{state.name}: {len(standing.running)} of {len(addresses)} hosts run, "
+        f"{state.name}: {len(standing.running)} of {count} hosts run, "
         f"the head is {state.head.address}, Ray at {state.address}"
     )
     for address, why in standing.failed.items():
@@ -84,7 +88,8 @@ def show_clusters(as_json: AsJson = False) -> None:
                     "name": state.name,
                     "id": state.id,
                     "created": state.created,
-                    "address": state.address,
+                    "address": state.address if state.nodes else None,
+                    "provider": state.provider,
                     "nodes": [node.address for node in state.nodes],
                 }
                 for state in states
@@ -94,21 +99,25 @@ def show_clusters(as_json: AsJson = False) -> None:
     if not states:
         say("No clusters. Bring one up with `shoal cluster up hosts.yaml`.")
         return
-    rows = [(one.name, len(one.nodes), one.head.address, one.address) for one in states]
-    show_table(rows, columns=("name", "hosts", "head", "Ray"))
+    rows = [
+        (one.name, one.provider, len(one.nodes),
+         one.head.address if one.nodes else "-", one.address if one.nodes else "-")
+        for one in states
+    ]  # fmt: skip
+    show_table(rows, columns=("name", "provider", "hosts", "head", "Ray"))
 
 
 @app.command("status", no_args_is_help=True)
 def show_status(name: Name, as_json: AsJson = False) -> None:
     """Asks every node whether it runs; ends with status 1 when one does not."""
-    found = HostCluster(name, store()).status()
+    found = ManagedCluster(name, store()).status()
     if as_json:
         show_json([asdict(node) for node in found])
     else:
         rows = [
             (
-                node.number,
-                node.address,
+                "-" if node.number is None else node.number,
+                node.address or node.instance,
                 "head" if node.is_head else "",
                 node.state,
                 f"{node.cpus:g}",
@@ -130,7 +139,7 @@ def show_health(name: Name, as_json: AsJson = False) -> None:
     SSH, Ray, ports between nodes, the shared folder, clocks, disk, memory, GPUs, and
     latency and bandwidth to the head. Ends with status 1 when something is wrong.
     """
-    found = HostCluster(name, store()).health()
+    found = ManagedCluster(name, store()).health()
     if as_json:
         show_json([{**asdict(node), "is_well": node.is_well} for node in found])
     else:
@@ -171,7 +180,9 @@ def down(
     name: Name,
     hosts: Annotated[
         Path | None,
-        typer.Option(help="Where to look, when this machine has forgotten it."),
+        typer.Option(
+            help="File of the cluster, to look by when this machine has forgotten it."
+        ),
     ] = None,
     remove_environment: Annotated[
         bool,
@@ -181,17 +192,20 @@ def down(
     """Ends what `up` started on the hosts, and nothing else; again, it does nothing.
 
     What `up` has installed stays for the next time. Ends with status 1 when a host
-    cannot be asked: the cluster is then known until it can.
+    cannot be asked: the cluster is then known until it can. Machines of a provider are
+    given back; where that fails, it can be repeated.
     """
-    found = None if hosts is None else _read(hosts, name)
-    ended = HostCluster(name, store()).down(
-        found, removes_environment=remove_environment, backend=_backend()
+    asked = None if hosts is None else read_cluster_file(hosts)
+    ended = ManagedCluster(name, store()).down(
+        asked, removes_environment=remove_environment, backend=_backend()
     )
     for address, count in ended.processes.items():
         say(f"{address}: {count} processes ended")
     for address, why in ended.failed.items():
         say(f"not {address}: {why}", err=True)
-    if not ended.processes and not ended.failed:
+    if ended.released:
+        say(f"{name}: machines given back to the provider {ended.released}")
+    elif not ended.processes and not ended.failed:
         say(f"{name} is not known here: nothing to end")
     if ended.failed:
         raise typer.Exit(FAILURE)
@@ -204,17 +218,20 @@ def show_requirements(
     ] = None,
 ) -> None:
     """Prints what `up` installs, for `pip download`, where hosts have no index."""
-    more = () if hosts is None else read_hosts_file(hosts).environment.packages
+    spec = None if hosts is None else read_cluster_file(hosts).spec
+    more = spec.environment.packages if isinstance(spec, HostsFile) else ()
     for line in [*pins_here(_backend(), more).requirements, *needs_of_shoal()]:
         say(line)
 
 
 @contextmanager
 def _half_up(name: str) -> Generator[None]:
-    """Whoever breaks an `up` off is told what there is."""
+    """Tells the user who breaks an `up` off what there is."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        for note in getattr(interrupt, "__notes__", []):
+            say(note, err=True)
         if name in store().names():
             say(
                 f"{name} is half up, and what has begun goes on there. The same "
@@ -224,11 +241,6 @@ def _half_up(name: str) -> Generator[None]:
         raise
 
 
-def _read(path: Path, name: str | None) -> HostsFile:
-    found = read_hosts_file(path)
-    return found if name is None else found.model_copy(update={"name": name})
-
-
 def _backend() -> str:
     return os.environ.get("KERAS_BACKEND", "jax")
 
@@ -236,13 +248,15 @@ def _backend() -> str:
 def _show_health(found: list[NodeHealth]) -> None:
     """One line a node; below, what to do about what is wrong."""
     rows: list[list[str]] = []
+    made = any(one.name == CHECKS[0] for node in found for one in node.findings)
+    checks = CHECKS if made else CHECKS[1:]  # hosts of one's own have no provider
     for node in found:
         cells = {
             finding.name: finding.found if finding.state == "good" else SIGNS["wrong"]
             for finding in node.findings
         }
-        rows.append([node.address, *(cells.get(check, "-") for check in CHECKS)])
-    show_table(rows, columns=("host", *CHECKS))
+        rows.append([node.address, *(cells.get(check, "-") for check in checks)])
+    show_table(rows, columns=("host", *checks))
     for node in found:
         for finding in node.findings:
             if finding.state == "wrong":

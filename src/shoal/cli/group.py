@@ -57,10 +57,11 @@ def _message(error: Exception) -> str:
             f"or another one chosen by KERAS_BACKEND: {', '.join(BACKENDS)}. "
             f"Run: pip install 'shoal[{name}]'."
         )
+    notes = getattr(error, "__notes__", [])
+    said = "\n".join([f"{type(error).__name__}: {error}", *notes])
     if isinstance(error, ShoalError):
-        notes = getattr(error, "__notes__", [])
-        return "\n".join([f"{type(error).__name__}: {error}", *notes])
+        return said
     return (
-        f"{type(error).__name__}: {error}\n"
+        f"{said}\n"
         "This was not foreseen; the same command after `shoal --debug` shows where."
     )

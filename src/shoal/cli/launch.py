@@ -195,9 +195,8 @@ def _place(hosts: str | None, cluster: str | None, shape: Shape) -> _Place:
         )
     if cluster is not None:
         state = ClusterStore(environment().clusters).get(cluster)
-        ssh = tuple(shlex.split(state.hosts.ssh))
-        nodes, shared = cluster_nodes(state), state.hosts.shared or ""
-        return _Place(nodes=nodes, shared=shared, ssh=ssh)
+        nodes, shared = cluster_nodes(state), state.shared or ""
+        return _Place(nodes=nodes, shared=shared, ssh=state.ssh)
     return _Place(nodes=[this_machine(shape)] if hosts is None else read_nodes(hosts))
 
 

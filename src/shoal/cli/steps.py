@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from types import TracebackType
 from typing import final
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from shoal.terminal import one_line, say
 
@@ -19,30 +24,28 @@ ENDS = ("runs", "ran already", "failed", "ended")
 class Steps:
     """Shows steps on standard error, while its `with` lasts.
 
-    Args:
-        names: Of the hosts.
+    A host, or another resource, has a line from its first step on.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self._is_live = sys.stderr.isatty()
         self._shown = Progress(
             SpinnerColumn(), TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(), TextColumn("{task.fields[step]}", markup=False),
             console=Console(stderr=True),
         )  # fmt: skip
-        self._tasks = {
-            name: self._shown.add_task(one_line(name), total=1, step="")
-            for name in names
-        }
+        self._tasks: dict[str, TaskID] = {}
 
     def tell(self, name: str, step: str) -> None:
         """Shows what a host does now; from any thread."""
         first = one_line(step.partition("\n")[0])
         if not self._is_live:
             say(f"{name} {first}", err=True)
-        elif name in self._tasks:
-            done = 1 if step.startswith(ENDS) else 0
-            self._shown.update(self._tasks[name], step=first, completed=done)
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._shown.add_task(one_line(name), total=1, step="")
+        done = 1 if step.startswith(ENDS) else 0
+        self._shown.update(self._tasks[name], step=first, completed=done)
 
     def __enter__(self) -> Steps:
         if self._is_live:

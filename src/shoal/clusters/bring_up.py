@@ -108,18 +108,8 @@ class BringUp:
         """Returns the nodes that run, the head first.
 
         Raises:
-            ClusterError: They are fewer than are needed; those of a new cluster have
-                been ended again.
+            ClusterError: They are fewer than are needed.
         """
-        try:
-            return self._run()
-        except ClusterError:
-            if self._is_new:
-                on_all(self.state.nodes, lambda node: end(self.state, node))
-                self._store.remove(self.state.name)
-            raise
-
-    def _run(self) -> list[NodeState]:
         self._refuse_other_environment()
         self._end_dropped()
         ready = self._prepare()
@@ -133,13 +123,14 @@ class BringUp:
         )
         self._note_failures({node.address: why for node, why in failed.items()})
         running = [self.state.head, *started]
-        then = "those were ended again" if self._is_new else "those that run still do"
+        then = "those are ended again" if self._is_new else "those that run still do"
         self._require(len(running), then)
         return running
 
     def _refuse_other_environment(self) -> None:
         """What runs cannot be given other versions: Ray wants the same everywhere."""
-        before = (self.state.environment, self.state.hosts.environment.python)
+        own = self.state.hosts and self.state.hosts.environment.python
+        before = (self.state.environment, own)
         now = (self._preparer.environment, self._hosts.environment.python)
         if not self._is_new and before != now:
             raise PlanError(

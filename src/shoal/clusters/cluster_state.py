@@ -6,21 +6,24 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
 
 from shoal.clusters.hosts_file import HostsFile
-from shoal.clusters.ssh import Way
+from shoal.clusters.spec_file import ClusterSpec
+from shoal.clusters.ssh import SSH, Way
 from shoal.errors import ClusterError, ConfigError
 from shoal.paths import fault_of, one_inside
 from shoal.registry import did_you_mean
 
 LOCK_LIMIT_S = 10.0
+VERSION = 2
 
 
 @final
@@ -60,12 +63,15 @@ class ClusterState(BaseModel):
         environment: Name of the environment that was installed; None for the user's.
         port: Of Ray's head.
         nodes: The head first.
-        hosts: The file it was made from.
+        provider: Name of the provider of its machines.
+        spec: What the file said to the provider, in the last `up` that came to hosts.
+        facts: What the provider has noted of what it made.
+        hosts: What the provider gave; None before it has given any.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    version: int = 1
+    version: int = VERSION
     name: str
     id: str
     created: float
@@ -74,19 +80,49 @@ class ClusterState(BaseModel):
     environment: str | None = None
     port: int | None = None
     nodes: tuple[NodeState, ...] = ()
-    hosts: HostsFile
+    provider: str
+    spec: Mapping[str, JsonValue]
+    facts: Mapping[str, JsonValue] = {}
+    hosts: HostsFile | None = None
 
     @classmethod
-    def new(cls, hosts: HostsFile, backend: str) -> ClusterState:
+    def new(cls, provider: str, spec: ClusterSpec, backend: str) -> ClusterState:
         """A cluster that is to be."""
         return cls(
-            name=hosts.name, id=secrets.token_hex(4), created=time.time(),
-            token=secrets.token_hex(32), backend=backend, hosts=hosts,
+            name=spec.name, id=secrets.token_hex(4), created=time.time(),
+            token=secrets.token_hex(32), backend=backend, provider=provider,
+            spec=spec.model_dump(mode="json"),
         )  # fmt: skip
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_form(cls, fields: Any) -> Any:
+        """Reads form 1, which had hosts of one's own only."""
+        if not isinstance(fields, dict):
+            return fields
+        version = fields.get("version")
+        if version == 1:
+            more = {"provider": "hosts", "spec": fields.get("hosts")}
+            return {**fields, **more, "version": VERSION}
+        if isinstance(version, int) and version > VERSION:
+            raise ValueError(
+                f"it has form {version}, and this Shoal knows {VERSION} at most"
+            )
+        return fields
 
     @property
     def head(self) -> NodeState:
-        """The node that the others follow."""
+        """The node that the others follow.
+
+        Raises:
+            ClusterError: There is no node yet.
+        """
+        if not self.nodes:
+            raise ClusterError(
+                f"the cluster {self.name} has no node: its `up` did not come so far. "
+                "Expected one that is up. Run `shoal cluster up` with its file again, "
+                f"or `shoal cluster down {self.name}`."
+            )
         return self.nodes[0]
 
     @property
@@ -94,15 +130,26 @@ class ClusterState(BaseModel):
         """Of Ray, on the hosts."""
         return f"{self.head.private}:{self.port}"
 
+    @property
+    def shared(self) -> str | None:
+        """Folder that all hosts share."""
+        return None if self.hosts is None else self.hosts.shared
+
+    @property
+    def ssh(self) -> tuple[str, ...]:
+        """The command that reaches hosts."""
+        return SSH if self.hosts is None else tuple(shlex.split(self.hosts.ssh))
+
     def mark_of(self, node: NodeState) -> str:
         """What all processes of a node carry."""
         return f"{self.id}-{node.number}"
 
     def way_to(self, node: NodeState) -> Way:
         """How a node is reached."""
-        for host in self.hosts.hosts:
-            if host.address == node.address:
-                return self.hosts.way_to(host)
+        if self.hosts is not None:
+            for host in self.hosts.hosts:
+                if host.address == node.address:
+                    return self.hosts.way_to(host)
         raise ClusterError(f"{node.address} is no host of {self.name}")
 
     def find(self, said: str) -> NodeState:
@@ -155,7 +202,7 @@ class ClusterStore:
         except (OSError, ValidationError) as error:
             raise ClusterError(
                 f"what is known of the cluster {name} cannot be read from {path}: "
-                f"{str(error).splitlines()[0]}. Expected a file that `shoal cluster "
+                f"{_why(error)}. Expected a file that `shoal cluster "
                 "up` wrote. Remove it, then `shoal cluster down NAME --hosts "
                 "hosts.yaml` ends what still runs."
             ) from error
@@ -211,6 +258,15 @@ class ClusterStore:
 
     def _path(self, name: str) -> Path:
         return one_inside(self._folder, f"{name}.json")
+
+
+def _why(error: OSError | ValidationError) -> str:
+    """What is wrong with a file, in a line."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"][:1])
+        return where + first["msg"].removeprefix("Value error, ")
+    return str(error).splitlines()[0]
 
 
 def _locked(descriptor: int) -> bool:

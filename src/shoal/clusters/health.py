@@ -14,6 +14,7 @@ from typing import Any, final
 from shoal.clusters.bring_up import look, on_all
 from shoal.clusters.cluster_state import ClusterState, NodeState
 from shoal.clusters.doctor import GIB, LEAST_FREE, Finding
+from shoal.clusters.provider import Instance
 from shoal.clusters.remote_call import RemoteCall
 from shoal.errors import ClusterError
 
@@ -21,8 +22,8 @@ LIMIT_S = 120.0
 LEAST_MEMORY = 256 << 20
 MOST_AHEAD_S = 1.0
 CHECKS = (
-    "ssh", "ray", "ports", "shared", "clock", "disk", "memory", "GPUs", "latency",
-    "bandwidth",
+    "machine", "ssh", "ray", "ports", "shared", "clock", "disk", "memory", "GPUs",
+    "latency", "bandwidth",
 )  # fmt: skip
 
 
@@ -65,12 +66,19 @@ class NodeHealth:
         return all(finding.state != "wrong" for finding in self.findings)
 
 
-def examine(state: ClusterState) -> list[NodeHealth]:
+def examine(
+    state: ClusterState, instances: Sequence[Instance] = ()
+) -> list[NodeHealth]:
     """Asks all nodes at once how they are and how they reach one another.
 
     Args:
         state: Of the cluster.
+        instances: Its machines, as their provider tells of them.
+
+    Raises:
+        ClusterError: It has no nodes.
     """
+    machines = {one.address: one for one in instances}
     secret = secrets.token_hex(16)
     with ExitStack() as stack:
         ray, _ = on_all([state.head], lambda node: look(state, node, asks_ray=True))
@@ -87,26 +95,35 @@ def examine(state: ClusterState) -> list[NodeHealth]:
         return [
             NodeHealth(
                 address=node.address, private=node.private,
-                findings=tuple(
-                    judge(
+                findings=(
+                    *_machine(machines.get(node.address)),
+                    *judge(
                         node,
                         Reading(
                             unreached=unreached.get(node) or lost.get(node, ""),
                             own=own.get(node, {}), reach=reach.get(node, {}),
                             is_in_ray=node.private in alive,
                         ),
-                        is_head=node == state.head, has_shared=bool(state.hosts.shared),
-                    )
+                        is_head=node == state.head, has_shared=bool(state.shared),
+                    ),
                 ),
             )
             for node in state.nodes
         ]  # fmt: skip
 
 
+def _machine(instance: Instance | None) -> list[Finding]:
+    """What the provider says; nothing of hosts of one's own."""
+    if instance is None:
+        return []
+    bad = "" if instance.is_running else instance.state
+    return [_either("machine", instance.state, bad, "shoal cluster up replaces it")]
+
+
 def _talk(state: ClusterState, node: NodeState, secret: str) -> RemoteCall:
     request = {
         "mark": state.mark_of(node), "private": node.private, "secret": secret,
-        "shared": state.hosts.shared, "limit_s": LIMIT_S,
+        "shared": state.shared, "limit_s": LIMIT_S,
     }  # fmt: skip
     way, pythons = state.way_to(node), [node.python, "python3"]
     try:

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, final
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 
+from shoal.clusters.spec_file import ClusterSpec, SpecPart, parse_fields, validated
 from shoal.clusters.ssh import SSH, Way
-from shoal.clusters.yaml_text import MOST_CHARACTERS, Lines, read_yaml
-from shoal.errors import ConfigError
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
 ADDRESS = r"^\w[\w.:%-]*$"  # begins with no dash: ssh would take it for an option
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-class _Part(BaseModel):
-    """What all parts of the file have in common: no unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Reach(_Part):
+class Reach(SpecPart):
     """How hosts are reached; what is not said, `~/.ssh/config` says.
 
     Args:
@@ -70,7 +52,7 @@ def _host(value: Any) -> Any:
 
 
 @final
-class Python(_Part):
+class Python(SpecPart):
     """The environment of Python on hosts.
 
     Args:
@@ -93,7 +75,7 @@ class Python(_Part):
 
 
 @final
-class HostsFile(Reach):
+class HostsFile(Reach, ClusterSpec):
     """The whole file.
 
     Args:
@@ -108,13 +90,23 @@ class HostsFile(Reach):
     """
 
     hosts: tuple[Annotated[Host, BeforeValidator(_host)], ...] = Field(min_length=1)
-    name: str = Field("", pattern=rf"{NAME}|^$")
     min_workers: int = Field(1, ge=1)
     shared: str | None = Field(None, pattern="^/")
     environment: Python = Python()
     ray_port: Port | None = None
     object_store_mib: int | None = Field(None, ge=80)
     ssh: str = shlex.join(SSH)
+
+    @classmethod
+    def expected(cls) -> str:
+        """Returns which fields the file may have, for messages."""
+        own = [name for name in cls.model_fields if name != "hosts"]
+        each = [name for name in Host.model_fields if name not in own]
+        return (
+            f"`hosts`, a list of addresses or of {', '.join(each)}; beside it, or in a "
+            f"host where it concerns one, {', '.join(own)}; in `environment` "
+            f"{', '.join(Python.model_fields)}"
+        )
 
     @model_validator(mode="after")
     def _can_be(self) -> HostsFile:
@@ -141,30 +133,6 @@ class HostsFile(Reach):
         )  # fmt: skip
 
 
-def read_hosts_file(path: Path) -> HostsFile:
-    """Reads hosts.yaml, or the same as JSON.
-
-    Raises:
-        ConfigError: There is none, or it says what it cannot say; with the line.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the file of hosts cannot be read: {error}. Expected YAML, in the least "
-            "`hosts: [10.0.0.1, 10.0.0.2]`, the head first. Name such a file."
-        ) from error
-    found = parse_hosts(text, str(path), is_json=path.suffix == ".json")
-    name = found.name or path.stem
-    if not re.match(NAME, name):
-        raise ConfigError(
-            f"a cluster cannot be called {name!r}, as the file is. Expected at most 32 "
-            "letters, digits, - and _. Give it a `name`."
-        )
-    return found.model_copy(update={"name": name})
-
-
 def parse_hosts(text: str, where: str, *, is_json: bool = False) -> HostsFile:
     r"""Reads the text of such a file.
 
@@ -181,64 +149,5 @@ def parse_hosts(text: str, where: str, *, is_json: bool = False) -> HostsFile:
         >>> [host.address for host in found.hosts], found.user
         (['10.0.0.1', 'node-b'], 'ann')
     """
-    value, lines = _from_json(text, where) if is_json else _from_yaml(text, where)
-    if not isinstance(value, dict):
-        raise _wrong(where, "it holds no fields")
-    try:
-        return HostsFile.model_validate(value)
-    except ValidationError as error:
-        said = [
-            f"{_line_of(one['loc'], lines)}{_field(one['loc'])}: "
-            f"{one['msg'].removeprefix('Value error, ')}"
-            for one in error.errors()
-        ]
-        raise _wrong(where, "; ".join(said)) from error
-
-
-def _wrong(where: str, what: str) -> ConfigError:
-    own = [name for name in HostsFile.model_fields if name != "hosts"]
-    each = [name for name in Host.model_fields if name not in own]
-    return ConfigError(
-        f"{where}: {what}. Expected `hosts`, a list of addresses or of "
-        f"{', '.join(each)}; beside it, or in a host where it concerns one, "
-        f"{', '.join(own)}; in `environment` {', '.join(Python.model_fields)}. "
-        "Correct the file; nothing was started."
-    )
-
-
-def _from_json(text: str, where: str) -> tuple[Any, Lines]:
-    try:
-        return json.loads(text), {}
-    except (ValueError, RecursionError) as error:
-        raise _wrong(where, f"it is no JSON: {error}") from error
-
-
-def _from_yaml(text: str, where: str) -> tuple[Any, Lines]:
-    try:
-        return read_yaml(text)
-    except ImportError as error:
-        raise ConfigError(
-            f"{where} is YAML, and PyYAML is not installed. Expected it, or a file of "
-            "JSON. Run: pip install 'shoal[cluster]'."
-        ) from error
-    except ValueError as error:
-        raise _wrong(where, str(error)) from error
-
-
-def _line_of(place: Sequence[Any], lines: Lines) -> str:
-    """The line of a field, or of what it is missing in."""
-    for end in range(len(place), 0, -1):
-        if tuple(place[:end]) in lines:
-            return f"line {lines[tuple(place[:end])]}, "
-    return ""
-
-
-def _field(place: Sequence[Any]) -> str:
-    """A field as people write it.
-
-    Example:
-        >>> _field(("hosts", 1, "port"))
-        'hosts[1].port'
-    """
-    text = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
-    return text.lstrip(".") or "the file"
+    fields, lines = parse_fields(text, where, is_json=is_json)
+    return validated(HostsFile, fields, where, lines)

@@ -179,7 +179,7 @@ class Jobs:
         ]
         if len(sent) == 1:
             return str(Path(sent[0].log).parent / "files" / SENT_RUN), None
-        shared = self._state.hosts.shared
+        shared = self._state.shared
         return said, None if shared is None else f"{shared}/shoal-runs"
 
     def settle(self, job: Job) -> None:
@@ -198,7 +198,7 @@ class Jobs:
         tell: Tell = unheard,
     ) -> dict[str, Any]:
         head = self._state.head
-        told = {**request, "shared": self._state.hosts.shared}
+        told = {**request, "shared": self._state.shared}
         way = self._state.way_to(head)
         return ask(
             way, [head.python], verb, told, limit_s=limit_s, payload=payload, tell=tell

@@ -39,7 +39,11 @@ def cluster_nodes(state: ClusterState) -> list[Node]:
 
     Args:
         state: Of the cluster.
+
+    Raises:
+        ClusterError: It has no nodes.
     """
+    first = state.head
     return [
         Node(
             name=node.address,
@@ -51,7 +55,7 @@ def cluster_nodes(state: ClusterState) -> list[Node]:
                 "KERAS_BACKEND": state.backend,
             },
         )
-        for node in state.nodes
+        for node in (first, *state.nodes[1:])
     ]
 
 

@@ -1,0 +1,370 @@
+"""The life of a cluster: up, status, health, down; each safe to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from shoal.clusters.bring_up import STOP_LIMIT_S, BringUp, end, look, on_all
+from shoal.clusters.cluster_state import ClusterState, ClusterStore, NodeState
+from shoal.clusters.health import NodeHealth, examine
+from shoal.clusters.host_setup import HostSetup, Tell
+from shoal.clusters.hosts_file import HostsFile
+from shoal.clusters.pins import pins_here
+from shoal.clusters.provider import Acquisition, Instance, Provider
+from shoal.clusters.providers import ClusterFile, provider_of
+from shoal.clusters.remote_call import ask
+from shoal.clusters.spec_file import ClusterSpec
+from shoal.errors import ClusterError, PlanError, ShoalError
+
+
+def _silent(address: str, what: str) -> None:
+    """Tells nobody."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What an `up` came to.
+
+    Args:
+        state: Of the cluster.
+        running: Nodes that run, the head first.
+        failed: Address of a host -> why it is none of them.
+    """
+
+    state: ClusterState
+    running: tuple[NodeState, ...]
+    failed: Mapping[str, str]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """How a node is.
+
+    Args:
+        number: Of the node; None for a machine that is no node.
+        address: For OpenSSH.
+        private: For the other nodes.
+        is_head: It is the one that the others follow.
+        state: "runs"; "lost" when Ray does not have it, "down" when nothing of it
+            runs, "not reached"; of a machine that is no node, what its provider says.
+        processes: Of Ray, on it.
+        cpus: That Ray gives out there.
+        gpus: As well.
+        why: In words, where it does not run.
+        instance: The provider's own name of its machine.
+    """
+
+    number: int | None
+    address: str
+    private: str
+    is_head: bool
+    state: str
+    processes: int = 0
+    cpus: float = 0.0
+    gpus: float = 0.0
+    why: str = ""
+    instance: str = ""
+
+
+def _status_of(
+    node: NodeStatus,
+    found: Mapping[str, Any] | None,
+    ray: Mapping[str, Any] | None,
+    lost: str,
+) -> NodeStatus:
+    """How a node is, from what its host and Ray's head say of it."""
+    if found is None:
+        return node
+    node = replace(node, processes=found["processes"])
+    if not found["is_alive"]:
+        why = "Ray's raylet does not run; `shoal cluster up` starts it again"
+        return replace(node, state="down", why=why)
+    if ray is None:
+        why = f"{lost}; `shoal cluster up` starts it again"
+        return replace(node, state="lost", why=why)
+    return replace(node, state="runs", cpus=ray["cpus"], gpus=ray["gpus"])
+
+
+def _with_instances(
+    nodes: Sequence[NodeStatus], instances: Sequence[Instance]
+) -> list[NodeStatus]:
+    """Adds what a provider says of its machines, and those that are no nodes."""
+    known = {one.address: one for one in instances if one.address}
+    found: list[NodeStatus] = []
+    for node in nodes:
+        machine = known.pop(node.address, None)
+        if machine is not None:
+            node = replace(node, instance=machine.id)
+            if not machine.is_running:
+                node = replace(node, why=f"its machine is {machine.state}")
+        found.append(node)
+    others = [one for one in instances if not one.address or one.address in known]
+    return [
+        *found,
+        *(
+            NodeStatus(
+                number=None, address=one.address, private="", is_head=False,
+                state=one.state, instance=one.id,
+                why="no node; `shoal cluster up` takes it in" * one.is_running,
+            )
+            for one in others
+        ),
+    ]  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What a `down` came to.
+
+    Args:
+        processes: Address of a host -> how many were ended there.
+        failed: Address of a host that could not be asked -> why.
+        released: The provider that took the machines back; "" for hosts of one's own.
+    """
+
+    processes: Mapping[str, int] = field(default_factory=dict[str, int])
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])
+    released: str = ""
+
+
+@final
+class ManagedCluster:
+    """A cluster by its name, in this session or a later one.
+
+    Args:
+        name: Of the cluster.
+        store: Where it is known.
+    """
+
+    def __init__(self, name: str, store: ClusterStore) -> None:
+        self._name, self._store = name, store
+
+    # ------------------------------------------------------------------- up
+
+    def up(self, asked: ClusterFile, backend: str, tell: Tell = _silent) -> Standing:
+        """Brings it up, or what is missing of it.
+
+        Args:
+            asked: What it is to be.
+            backend: Of Keras, that hosts get.
+            tell: Is told what hosts do.
+
+        Raises:
+            ConfigError: This machine lacks what hosts are to have.
+            PlanError: The cluster is one of another provider, or runs another
+                environment.
+            ClusterError: The provider gives no machines, or fewer hosts than
+                `min_workers` are there. What was made for a new cluster has been given
+                back; where that failed, a note of the error says so.
+        """
+        pins_here(backend)  # before anything is paid for
+        spec = asked.spec.model_copy(update={"name": self._name})
+        with self._store.lock(self._name):
+            known = self._store.read(self._name)
+            state = known or ClusterState.new(asked.provider.name, spec, backend)
+            if state.provider != asked.provider.name:
+                raise self._another_provider(state, asked)
+            self._store.write(state)
+            try:
+                return self._bring_up(asked.provider, spec, state, tell)
+            except BaseException as error:
+                if not state.nodes:
+                    self._undo(asked.provider, error)
+                raise
+
+    def _bring_up(
+        self,
+        provider: Provider[Any],
+        spec: ClusterSpec,
+        state: ClusterState,
+        tell: Tell,
+    ) -> Standing:
+        acquisition = Acquisition(state, self._store, tell)
+        hosts = provider.acquire(spec, acquisition)
+        hosts = hosts.model_copy(update={"name": self._name})
+        told = {"spec": spec.model_dump(mode="json")}
+        state = acquisition.state.model_copy(update=told)
+        pins = pins_here(state.backend, hosts.environment.packages)
+        preparer = HostSetup(hosts, pins, tell)
+        raising = BringUp(state, hosts, preparer, self._store, tell)
+        running = raising.run()
+        return Standing(
+            state=raising.state, running=tuple(running), failed=raising.failed
+        )
+
+    def _another_provider(self, state: ClusterState, asked: ClusterFile) -> PlanError:
+        return PlanError(
+            f"the cluster {self._name} is known, its provider is {state.provider!r}, "
+            f"and the file says {asked.provider.name!r}. Expected the same as long as "
+            f"it is known. Run `shoal cluster down {self._name}` before, or give the "
+            "new one another name."
+        )
+
+    def _undo(self, provider: Provider[Any], error: BaseException) -> None:
+        """Ends and gives back what an `up` of a new cluster has begun.
+
+        One that is broken off by Ctrl-C goes on with the same command where it costs
+        nothing, so that hosts need not install all anew.
+        """
+        state = self._store.read(self._name)
+        if state is None:
+            return
+        if isinstance(error, Exception):
+            on_all(state.nodes, lambda node: end(state, node))
+        elif state.nodes and not provider.makes_machines:
+            return
+        try:
+            self._release(provider, state)
+        except ShoalError as why:
+            error.add_note(str(why))
+
+    def _release(self, provider: Provider[Any], state: ClusterState) -> None:
+        """Gives machines back, and forgets the cluster when nothing is left of it."""
+        advice = (
+            f"The cluster stays known, and may still cost. Run `shoal cluster down "
+            f"{self._name}` to try again."
+        )
+        try:
+            provider.release(state)
+        except Exception as error:
+            raise ClusterError(
+                f"the machines of the cluster {self._name} could not be given back: "
+                f"{error}. Expected the provider {provider.name!r} to take them. "
+                f"{advice}"
+            ) from error
+        except BaseException as error:
+            error.add_note(f"Machines were being given back. {advice}")
+            raise
+        self._store.remove(self._name)
+
+    # -------------------------------------------------------------- looking
+
+    def status(self) -> list[NodeStatus]:
+        """How its nodes are, the head first; then machines that are no nodes.
+
+        Raises:
+            ConfigError: It is not known.
+            ClusterError: Its provider cannot be asked.
+        """
+        state = self._store.get(self._name)
+        head = state.nodes[0] if state.nodes else None
+        found, failed = on_all(
+            state.nodes,
+            lambda node: look(state, node, asks_ray=node == head),
+        )
+        said = found[head].get("nodes", []) if head in found else []
+        alive = {one["address"]: one for one in said if one["is_alive"]}
+        lost = "the head does not have it" if said else "Ray's head does not answer"
+        nodes = [
+            _status_of(
+                NodeStatus(
+                    number=node.number, address=node.address, private=node.private,
+                    is_head=node == head and state.port is not None,
+                    state="not reached",
+                    why=failed.get(node, ""),
+                ),
+                found.get(node), alive.get(node.private), lost,
+            )
+            for node in state.nodes
+        ]  # fmt: skip
+        return _with_instances(nodes, provider_of(state).instances(state))
+
+    def health(self) -> list[NodeHealth]:
+        """Looks at every node and between them, the head first.
+
+        Raises:
+            ConfigError: It is not known.
+            ClusterError: It has no nodes, or its provider cannot be asked.
+        """
+        state = self._store.get(self._name)
+        return examine(state, provider_of(state).instances(state))
+
+    # ----------------------------------------------------------------- down
+
+    def down(
+        self,
+        asked: ClusterFile | None = None,
+        *,
+        removes_environment: bool = False,
+        backend: str = "jax",
+    ) -> Ended:
+        """Ends it, and nothing else; what no longer is there, is no error.
+
+        Args:
+            asked: Where to look, when nobody here knows of it any more.
+            removes_environment: The environment that was installed goes, too.
+            backend: That it was made with, where nobody here knows any more.
+
+        Raises:
+            ClusterError: Machines could not be given back; the cluster stays known.
+        """
+        if asked is None and self._name not in self._store.names():
+            return Ended()
+        with self._store.lock(self._name):
+            state = self._store.read(self._name)
+            if state is not None:
+                return self._end(state, removes_environment=removes_environment)
+            if asked is None:
+                return Ended()
+            return self._end_forgotten(
+                asked, removes_environment=removes_environment, backend=backend
+            )
+
+    def _end(self, state: ClusterState, *, removes_environment: bool) -> Ended:
+        provider = provider_of(state)
+        done, failed = on_all(
+            state.nodes,
+            lambda node: end(state, node, removes_environment=removes_environment),
+        )
+        processes = {node.address: count for node, count in done.items()}
+        left = tuple(node for node in state.nodes if node in failed)
+        if left and not provider.makes_machines:
+            self._store.write(state.model_copy(update={"nodes": left, "port": None}))
+            why = {node.address: why for node, why in failed.items()}
+            return Ended(processes=processes, failed=why)
+        self._release(provider, state)
+        return Ended(processes=processes, released=_released_by(provider))
+
+    def _end_forgotten(
+        self, asked: ClusterFile, *, removes_environment: bool, backend: str
+    ) -> Ended:
+        """Ends a cluster that only its provider, or its hosts, know of."""
+        provider = asked.provider
+        spec = asked.spec.model_copy(update={"name": self._name})
+        if isinstance(spec, HostsFile):
+            named = spec.environment
+            is_ours = removes_environment and named.python is None
+            pins = pins_here(backend, named.packages) if is_ours else None
+            return self._end_unknown(spec, None if pins is None else pins.digest)
+        self._release(provider, ClusterState.new(provider.name, spec, backend))
+        return Ended(released=_released_by(provider))
+
+    def _end_unknown(self, hosts: HostsFile, environment: str | None) -> Ended:
+        """Ends what the hosts themselves know of a cluster of this name.
+
+        Args:
+            hosts: That may have a part of it.
+            environment: To remove, None for none.
+        """
+        python = hosts.environment.python or hosts.environment.base
+        request = {"name": self._name, "marks": [], "environment": environment}
+        pythons = [*([python] if python else []), "python3"]
+        done, failed = on_all(
+            hosts.hosts,
+            lambda host: ask(
+                hosts.way_to(host), pythons, "stop", request, limit_s=STOP_LIMIT_S
+            )["ended"],
+        )
+        return Ended(
+            processes={host.address: count for host, count in done.items()},
+            failed={host.address: why for host, why in failed.items()},
+        )
+
+
+def _released_by(provider: Provider[Any]) -> str:
+    return provider.name if provider.makes_machines else ""

@@ -1,0 +1,63 @@
+"""From the file of a cluster, or from what is known of one, to its provider."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from shoal.clusters.cluster_state import ClusterState
+from shoal.clusters.provider import Provider
+from shoal.clusters.spec_file import ClusterSpec, named, read_fields, validated, wrong
+from shoal.registry import Registry
+
+OWN = "hosts"
+
+registry: Registry[Provider[Any]] = Registry(
+    kind="provider",
+    group="shoal.providers",
+    builtin={OWN: "shoal.clusters.hosts:OwnHosts"},
+    base=Provider,
+)
+"""Providers that files name; those of plug-ins too."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ClusterFile:
+    """What a file asks for.
+
+    Args:
+        provider: The provider that it names.
+        spec: What it says to that.
+    """
+
+    provider: Provider[Any]
+    spec: ClusterSpec
+
+
+def read_cluster_file(path: Path) -> ClusterFile:
+    """Reads the file of a cluster: YAML, or the same as JSON.
+
+    Without a `provider` it is of hosts of one's own.
+
+    Raises:
+        ConfigError: There is no such file, its provider is unknown, or it says what it
+            cannot say; with the line.
+    """
+    fields, lines = read_fields(path)
+    said: object = fields.pop("provider", OWN)
+    if not isinstance(said, str):
+        raise wrong(str(path), f"provider is {said!r}", "the name of a provider")
+    provider = registry.load(said)()
+    spec = validated(provider.spec, fields, str(path), lines)
+    return ClusterFile(provider=provider, spec=named(spec, path))
+
+
+def provider_of(state: ClusterState) -> Provider[Any]:
+    """Returns the provider of a cluster that is known.
+
+    Raises:
+        ConfigError: It came with a package that is not installed here.
+    """
+    return registry.load(state.provider)()
