@@ -199,7 +199,7 @@ def test_a_provider_is_found_by_its_name(box: Box) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"provider": "toi"}, "unknown provider 'toi'. Did you mean 'toy'"),
+        ({"provider": "toyy"}, "unknown provider 'toyy'. Did you mean 'toy'"),
         ({"provider": 7}, "provider is 7. Expected the name of a provider"),
         ({"count": "x"}, "count: Input should be a valid integer"),
         (
