@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +23,8 @@ from shoal.clusters.finding import find_cluster
 from shoal.clusters.ray import read_nodes
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
-from shoal.launchers.data_broadcast import PIECE_BYTES, Carrier, DataBroadcast
+from shoal.launchers.carrier import CallResult, Carrier, RequestedAgent
+from shoal.launchers.data_broadcast import PIECE_BYTES, DataBroadcast
 from shoal.launchers.node_agent import Arrival, Memory, NodeAgent
 from shoal.launchers.shared import SharedBlob
 from shoal.launchers.versions import versions
@@ -169,17 +170,36 @@ class Hands(Carrier):
     def __init__(self) -> None:
         self.puts, self.bad = 0, list[Any]()
 
+    @property
+    def node_id(self) -> str:
+        return "here"
+
+    @property
+    def room(self) -> str:
+        return "nothing"
+
+    def request_agents(
+        self, avoided: Collection[str], *, is_patient: bool
+    ) -> Sequence[RequestedAgent]:
+        raise NotImplementedError
+
     def put(self, piece: Any) -> Any:
         self.puts += 1
         return bytes(piece)
 
-    def write(self, agent: Any, offset: int, piece: Any) -> Any:
+    def call(self, agent: Any, method: str, *arguments: Any) -> Any:
         if agent not in self.bad:
-            agent.write(offset, piece)
-        return agent, offset
+            getattr(agent, method)(*arguments)
+        return agent, arguments[0]
 
-    def wait(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, bool]:
-        return {call: call[0] not in self.bad for call in calls}
+    def ready(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, CallResult]:
+        return {
+            call: CallResult(lost="hung up" if call[0] in self.bad else "")
+            for call in calls
+        }
+
+    def release(self, agent: Any) -> None:
+        self.bad.append(agent)
 
 
 class Journey:
@@ -190,7 +210,7 @@ class Journey:
         self.size = 2 * PIECE_BYTES + 5
         with self.blob.allocate(self.size) as memory:
             memory[-5:] = b"fives"
-        self.broadcast = DataBroadcast(self.blob, "here", self.hands)
+        self.broadcast = DataBroadcast(self.blob, self.hands)
         self.agents: list[NodeAgent] = []
 
     def arrive(self, node_id: str) -> tuple[NodeAgent, Memory]:

@@ -278,7 +278,8 @@ class Ray(Cluster):
     def _opened(
         self, ray: Any, asked: ResourceRequest, *, is_own: bool
     ) -> Generator[Allocation]:
-        launching: Any = import_module("shoal.launchers.ray")
+        carriers: Any = import_module("shoal.launchers.ray")
+        remote: Any = import_module("shoal.launchers.remote")
         gpus = self.gpus
         if gpus is None:
             has_gpus = any(node.gpus for node in _nodes(ray))
@@ -296,7 +297,8 @@ class Ray(Cluster):
         host = LOOPBACK if is_own else ray.util.get_node_ip_address()
 
         def open_launcher(blob: SharedBlob) -> Launcher:
-            return launching.RayLauncher(blob, room, group)
+            carrier = carriers.RayCarrier(blob.descriptor, room, group)
+            return remote.RemoteLauncher(carrier, blob, room.backend, room.variables)
 
         try:
             yield Allocation(

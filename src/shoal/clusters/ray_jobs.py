@@ -89,7 +89,7 @@ class RayJobs:
         backend = import_module("keras").backend.backend()
         limit_s = INSTALL_S if self._cluster.needs else START_S
         there = self._get(ray, job_actor.versions.remote(backend), limit_s)
-        odd = difference(there, versions(backend))
+        odd = difference(there, versions(backend, "ray"))
         if odd:
             raise ClusterError(
                 f"the Ray cluster at {self.head} has {odd}. Expected the same versions "

@@ -1,7 +1,7 @@
 """Data in memory on its way to other machines: one copy of it on each.
 
-It travels through the engine's own object store, in pieces that are gone when they have
-been written. This file decides who holds the copy of a machine.
+It travels by the carrier of the engine, in pieces that are gone when they have been
+written. This file decides who holds the copy of a machine.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import mmap
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
 from shoal.errors import ClusterError
+from shoal.launchers.carrier import Carrier
 from shoal.launchers.node_agent import Arrival, Memory
 from shoal.launchers.shared import SharedBlob
 
@@ -26,22 +25,6 @@ PIECE_BYTES = 16 << 20
 MOST_UNDER_WAY = 2  # pieces that are written while the next one is read
 PIECE_S = 60.0  # for a piece; a node that is slower counts as gone
 LOOK_S = 0.5
-
-
-class Carrier(ABC):
-    """What a broadcast needs of the carrier."""
-
-    @abstractmethod
-    def put(self, piece: Any) -> Any:
-        """Puts a piece where all machines can read it; returns what stands for it."""
-
-    @abstractmethod
-    def write(self, agent: Any, offset: int, piece: Any) -> Any:
-        """Has an agent write a piece; returns what stands for that being done."""
-
-    @abstractmethod
-    def wait(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, bool]:
-        """Returns which of the calls are over, and whether they went well."""
 
 
 @final
@@ -59,12 +42,11 @@ class DataBroadcast:
 
     Args:
         blob: The data, in memory of this machine.
-        node_id: This machine, whose workers open that.
-        carrier: Of the engine.
+        carrier: Of the engine. Workers on this machine open the blob itself.
     """
 
-    def __init__(self, blob: SharedBlob, node_id: str, carrier: Carrier) -> None:
-        self._blob, self._node_id, self._carrier = blob, node_id, carrier
+    def __init__(self, blob: SharedBlob, carrier: Carrier) -> None:
+        self._blob, self._node_id, self._carrier = blob, carrier.node_id, carrier
         self._homes: dict[str, _Home] = {}
         self._is_loaded = False
         self._thread: threading.Thread | None = None
@@ -119,8 +101,8 @@ class DataBroadcast:
         if self._error:
             raise ClusterError(
                 f"the data could not be sent to other nodes: {self._error}. Expected "
-                f"room for pieces of {PIECE_BYTES >> 20} MiB in the object store. Give "
-                "its nodes more of it (ray start --object-store-memory), or pass files."
+                f"room for pieces of {PIECE_BYTES >> 20} MiB. "
+                f"{self._carrier.advice_for_data}"
             )
         if not may_go or self._size() <= 0 or self._thread is not None:
             return
@@ -153,7 +135,9 @@ class DataBroadcast:
             count = min(PIECE_BYTES, size - offset)
             view = np.frombuffer(memory, np.uint8, count, offset)
             piece = self._carrier.put(view)
-            under_way.append({self._carrier.write(p, offset, piece): p for p in bound})
+            under_way.append(
+                {self._carrier.call(p, "write", offset, piece): p for p in bound}
+            )
             if len(under_way) > MOST_UNDER_WAY:
                 self._await(under_way.popleft(), bound)
         for calls in under_way:
@@ -166,9 +150,9 @@ class DataBroadcast:
         until = time.monotonic() + PIECE_S
         left = dict(calls)
         while left and time.monotonic() < until and not self._is_over.is_set():
-            for call, is_good in self._carrier.wait(list(left), LOOK_S).items():
+            for call, result in self._carrier.ready(list(left), LOOK_S).items():
                 agent = left.pop(call)
-                if not is_good:
+                if result.error or result.lost:
                     bound.pop(agent, None)
             # Whoever is known to be gone answers no more.
             left = {

@@ -213,12 +213,18 @@ class NodeAgent:
             time.sleep(LOOK_S)
 
     def _look(self) -> None:
-        with self._lock:
+        # A process that is being ended may take its grace: reports go on meanwhile,
+        # as an agent that says nothing counts as lost.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if self._launcher is None:
                 return
             for inner, ended in self._launcher.poll().items():
                 self._launcher.stop(inner)  # its last lines; and its log goes
                 self._exits[self._tokens.pop(inner)] = ended
+        finally:
+            self._lock.release()
 
     def _take(self) -> Report:
         lines: list[tuple[str, str]] = []

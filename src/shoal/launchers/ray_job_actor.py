@@ -39,7 +39,7 @@ class JobActor:
 
     def versions(self, backend: str) -> dict[str, str]:
         """What is installed here."""
-        return versions(backend)
+        return versions(backend, "ray")
 
     def write(self, offset: int, data: bytes) -> None:
         """Writes a part of the archive of the job's files."""

@@ -6,22 +6,23 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = ("shoal", "keras", "ray", "numpy")
+PACKAGES = ("shoal", "keras", "numpy")
 DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
 """Names under which a backend may be installed, where there are several."""
 
 
-def versions(backend: str = "") -> dict[str, str]:
+def versions(backend: str = "", engine: str = "") -> dict[str, str]:
     """Returns the versions of Python and of what workers import.
 
     Args:
         backend: Of Keras, "" for none.
+        engine: Package of what places workers, "" for none.
 
     Example:
-        >>> sorted(versions())
+        >>> sorted(versions(engine="ray"))
         ['keras', 'numpy', 'python', 'ray', 'shoal']
     """
-    found = {name: _version(name) for name in PACKAGES}
+    found = {name: _version(name) for name in (*PACKAGES, *([engine] * bool(engine)))}
     if backend:
         names = DISTRIBUTIONS.get(backend, (backend,))
         found[backend] = next(filter(None, map(_version, names)), "")

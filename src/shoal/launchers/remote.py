@@ -1,0 +1,413 @@
+"""Workers on other machines, looked after by an agent each.
+
+An engine finds room and starts the agents, which a `Carrier` hides; an agent starts its
+worker as any launcher does, a clean interpreter. This file decides where workers go,
+and when a node counts as gone: engines take a minute to notice that a cable is out.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, final
+
+import cloudpickle
+
+from shoal.errors import ClusterError
+from shoal.host.private import alike
+from shoal.launchers.base import Exit, Launcher, Role
+from shoal.launchers.carrier import CallResult, Carrier
+from shoal.launchers.data_broadcast import DataBroadcast
+from shoal.launchers.node_agent import BEAT_S, Arrival, Memory, Report
+from shoal.launchers.shared import SharedBlob
+from shoal.launchers.versions import difference, versions
+
+LOOK_S = 0.05  # between looks at what has come
+SILENT_S = BEAT_S + 5.0  # without a word a node is gone
+TOGETHER_S = 3.0  # for agents that are to be sent data at once
+PAUSE_S = 1.0  # this process did not run for so long: no node is to blame
+SPARED_S = 5.0  # room stays empty for who is to replace the process that had it
+END_S = 2.0  # for agents to end their processes, beside the grace of those
+MOST_EARLY = 200  # lines that a process wrote before anybody said where to
+GONE = -9
+
+
+@dataclass(kw_only=True, eq=False)
+class AgentSlot:
+    """An agent, and the one process that it looks after.
+
+    Args:
+        agent: As the carrier knows it.
+        arrival: Its first words, to come.
+        limit_s: Seconds that it may take to arrive.
+    """
+
+    agent: Any
+    arrival: Any
+    limit_s: float
+    here: Arrival | None = None
+    token: str = ""
+    report: Any = None
+    asked: float = 0.0
+    idle_since: float = 0.0
+    calls: list[Any] = field(default_factory=list[Any])
+
+    def waited_for(self) -> list[Any]:
+        """What it will answer."""
+        first = [self.arrival] if self.here is None else []
+        return [*first, *self.calls, *([] if self.report is None else [self.report])]
+
+
+@dataclass(kw_only=True, eq=False)
+class Hand:
+    """A worker's process, as the driver knows it.
+
+    Args:
+        role: That it plays.
+        slots: Where it will be, or is; several as long as none has room.
+        parts: That it was given, and that have not been sent.
+        log: Where its lines go, None for nowhere.
+        early: Lines that it wrote before it was given a part.
+    """
+
+    role: Role
+    slots: list[AgentSlot]
+    parts: deque[bytes] = field(default_factory=deque[bytes])
+    log: Path | None = None
+    has_part: bool = False
+    early: deque[str] = field(default_factory=lambda: deque[str](maxlen=MOST_EARLY))
+    since: float = 0.0
+    is_stopped: bool = False
+
+    @property
+    def slot(self) -> AgentSlot | None:
+        """Where it is; None as long as it waits for room."""
+        return self.slots[0] if self.slots and self.slots[0].here else None
+
+
+@final
+class RemoteLauncher(Launcher):
+    """Starts workers where a carrier has room for agents.
+
+    Args:
+        carrier: Of the engine.
+        blob: The data, in memory of this machine.
+        backend: Of Keras; its version counts.
+        variables: Name -> value, of the environment of workers.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        blob: SharedBlob,
+        backend: str,
+        variables: Mapping[str, str],
+    ) -> None:
+        self._carrier, self._variables = carrier, dict(variables)
+        self._versions = versions(backend, carrier.engine)
+        self._broadcast = DataBroadcast(blob, carrier)
+        self._slots: list[AgentSlot] = []
+        self._hands: dict[str, Hand] = {}
+        self._ended: dict[str, Exit] = {}
+        self._avoided: set[str] = set()
+        self._looked = 0.0
+
+    # ------------------------------------------------------------- starting
+
+    def start(self, role: Role) -> str:
+        """Starts a process where there is room, or asks for room; returns its token."""
+        token, now = secrets.token_hex(8), time.monotonic()
+        free = self._idle(now)
+        slots = [free] if free is not None else self._ask_for_room(role)
+        hand = self._hands[token] = Hand(role=role, slots=slots, since=now)
+        for slot in slots:
+            slot.token = token
+        if free is not None:
+            self._begin(token, hand, free)
+        return token
+
+    def _idle(self, now: float, least_s: float = 0.0) -> AgentSlot | None:
+        """An agent that has had no process for so long."""
+        idle = (b for b in self._slots if b.here and not b.token)
+        return next((b for b in idle if now - b.idle_since >= least_s), None)
+
+    def _ask_for_room(self, role: Role) -> list[AgentSlot]:
+        """Asks for an agent; several of which the first is taken."""
+        asked = self._carrier.request_agents(self._avoided, is_patient=role.is_patient)
+        found = [
+            AgentSlot(agent=one.agent, arrival=one.arrival, limit_s=one.limit_s)
+            for one in asked
+        ]
+        self._slots += found
+        return found
+
+    def _call(self, slot: AgentSlot, method: str, *arguments: Any) -> Any:
+        """Calls an agent, which does one such thing after the other."""
+        found = self._carrier.call(slot.agent, method, *arguments)
+        slot.calls.append(found)
+        return found
+
+    def _ask(self, slot: AgentSlot, now: float) -> None:
+        """Asks an agent for its next report."""
+        slot.asked = now
+        slot.report = self._carrier.call(slot.agent, "report")
+
+    def _arrived(self, slot: AgentSlot, here: Arrival) -> None:
+        """An agent is there: its process starts, if it is still wanted."""
+        odd = difference(here.versions, self._versions)
+        hand = self._hands.get(slot.token)
+        if odd and hand is not None and hand.role.is_patient:
+            slot.here = here
+            self._gone(slot, f"has {odd}", is_node=False)
+            return
+        if odd:
+            raise ClusterError(
+                f"node {here.node} has {odd}. Expected the same versions on every "
+                f"node. {self._carrier.advice}"
+            )
+        slot.here = here
+        self._ask(slot, time.monotonic())
+        if hand is None or hand.slot not in (None, slot):  # another one was first
+            self._drop(slot)
+            return
+        for other in list(hand.slots):
+            if other is not slot:
+                self._drop(other)
+        hand.slots = [slot]
+        self._begin(slot.token, hand, slot)
+
+    def _begin(self, token: str, hand: Hand, slot: AgentSlot) -> None:
+        if slot.here is not None:
+            memory = self._broadcast.home(slot.here, slot.agent)
+            variables = {**self._variables, **(hand.role.environment or {})}
+            role = replace(hand.role, log=None, environment=variables)
+            self._call(slot, "start", token, role, memory)
+            self._send(token, hand)
+
+    def give(self, token: str, argument: Any, log: Path | None = None) -> None:
+        """Sends the argument as soon as the process and its data are there."""
+        hand = self._hands.get(token)
+        if hand is None:
+            return  # it has ended, and `poll` tells
+        hand.parts.append(cloudpickle.dumps(argument))
+        hand.log, hand.has_part = log, True
+        if log is not None:
+            with suppress(OSError):  # there, though nothing may be written
+                open(log, "ab", opener=alike).close()
+        while hand.early:
+            self._write(hand, hand.early.popleft())
+        self._send(token, hand)
+
+    def _send(self, token: str, hand: Hand) -> None:
+        slot = hand.slot
+        if slot is None or slot.here is None:
+            return
+        if not self._broadcast.has_arrived(slot.here.node_id):
+            return
+        while hand.parts:
+            self._call(slot, "give", token, hand.parts.popleft())
+
+    def share(self) -> None:
+        """Data goes to each node once, as soon as the node is known."""
+        self._broadcast.load()
+
+    def is_waiting(self, token: str) -> bool:
+        """Whether no node has had room for it yet."""
+        hand = self._hands.get(token)
+        return hand is not None and hand.slot is None
+
+    # ------------------------------------------------------------ following
+
+    def poll(self) -> dict[str, Exit]:
+        """Returns the processes that ended since the last call, by token.
+
+        Raises:
+            ClusterError: A node has other versions than this process.
+        """
+        now = time.monotonic()
+        pause_s = now - self._looked
+        if pause_s >= LOOK_S:
+            self._looked = now
+            if pause_s > PAUSE_S:
+                for slot in self._slots:
+                    slot.asked = max(slot.asked, now - BEAT_S)
+            self._hear()
+            self._look(time.monotonic())
+        found, self._ended = self._ended, {}
+        return found
+
+    def _hear(self) -> None:
+        """Takes what has come from agents."""
+        slots = {call: b for b in self._slots for call in b.waited_for()}
+        if not slots:
+            return
+        for call, result in self._carrier.ready(list(slots), 0.0).items():
+            slot = slots[call]
+            if slot not in self._slots:
+                continue
+            if result.lost:
+                self._gone(slot, result.lost, is_node=result.is_node)
+            elif result.error:
+                self._failed(slot, call, result)
+            else:
+                self._take(slot, call, result.value)
+
+    def _take(self, slot: AgentSlot, call: Any, answer: Any) -> None:
+        if call == slot.arrival and slot.here is None:
+            self._arrived(slot, answer)
+        elif call == slot.report:
+            self._heard(slot, answer)
+            self._ask(slot, time.monotonic())
+        elif call in slot.calls:
+            slot.calls.remove(call)
+            if isinstance(answer, Memory) and slot.here is not None:
+                self._broadcast.opened(slot.here.node_id, slot.agent, answer)
+
+    def _failed(self, slot: AgentSlot, call: Any, result: CallResult) -> None:
+        """A method of an agent raised."""
+        if call in slot.calls:
+            slot.calls.remove(call)
+        self._gone(slot, f"could not start a process: {result.error}", is_node=False)
+
+    def _heard(self, slot: AgentSlot, report: Report) -> None:
+        for token, line in report.lines:
+            hand = self._hands.get(token)
+            if hand is not None and hand.has_part:
+                self._write(hand, line)
+            elif hand is not None:
+                hand.early.append(line)
+            if hand is not None and self.echo is not None:
+                self.echo(hand.role.name, line)
+        for token, gone in report.exits.items():
+            if slot.token == token:
+                slot.token, slot.idle_since = "", time.monotonic()
+            self._over(token, gone)
+
+    def _write(self, hand: Hand, line: str) -> None:
+        if hand.log is not None:
+            with suppress(OSError), open(hand.log, "a", opener=alike) as log:
+                log.write(f"{line}\n")
+
+    def _over(self, token: str, gone: Exit) -> None:
+        hand = self._hands.pop(token, None)
+        if hand is not None:
+            self._ended[token] = replace(gone, name=hand.role.name)
+            for slot in list(hand.slots):
+                if slot.here is None:
+                    self._drop(slot)
+
+    def _look(self, now: float) -> None:
+        """Gives up nodes that say nothing, and room that does not come."""
+        for slot in list(self._slots):
+            if slot.here is not None and now - slot.asked > SILENT_S:
+                self._gone(slot, f"has said nothing for {now - slot.asked:.0f} s")
+        for token, hand in list(self._hands.items()):
+            if hand.parts:
+                self._send(token, hand)
+            if hand.slot is None:
+                self._move_in(token, hand, now)
+            limit_s = self._limit_s(hand)
+            if hand.slot is None and now - hand.since > limit_s:
+                reason = (
+                    f"found no room on the cluster within {limit_s:g} s, for "
+                    f"{self._carrier.room}"
+                )
+                name = hand.role.name
+                self._over(token, Exit(name=name, code=GONE, reason=reason))
+        # An agent that comes at once, or not for long, comes within seconds.
+        wanted = any(
+            now - hand.since < TOGETHER_S and not hand.role.is_patient
+            for hand in self._hands.values()
+            if hand.slot is None
+        )
+        self._broadcast.look(may_go=not wanted)
+
+    def _move_in(self, token: str, hand: Hand, now: float) -> None:
+        """Whoever waits for room takes that of a process that has ended.
+
+        But it is left for a while to who is to replace that one, if nobody waits for
+        the other.
+        """
+        free = self._idle(now, SPARED_S if hand.role.is_patient else 0.0)
+        if free is None:
+            return
+        for slot in list(hand.slots):
+            self._drop(slot)
+        hand.slots, free.token = [free], token
+        self._begin(token, hand, free)
+
+    def _limit_s(self, hand: Hand) -> float:
+        """Seconds until an agent is there."""
+        if hand.role.is_patient:
+            return math.inf
+        return max((slot.limit_s for slot in hand.slots), default=0.0)
+
+    def _gone(self, slot: AgentSlot, why: str, *, is_node: bool = True) -> None:
+        """An agent is lost, and its process with it."""
+        token, here = slot.token, slot.here
+        self._drop(slot)
+        if here is not None and is_node:
+            self._avoided.add(here.node_id)
+        hand = self._hands.get(token)
+        if hand is None:
+            return
+        if hand.slots and slot in hand.slots:
+            hand.slots.remove(slot)
+        if hand.slots:
+            return
+        where = "a node" if here is None else f"node {here.node}"
+        reason = f"{where} is gone: it {why}" if is_node else f"{where} {why}"
+        self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
+
+    def _drop(self, slot: AgentSlot) -> None:
+        if slot in self._slots:
+            self._slots.remove(slot)
+            self._broadcast.forget(slot.agent)
+            self._carrier.release(slot.agent)
+
+    # --------------------------------------------------------------- ending
+
+    def stop(self, token: str, grace_s: float = 0.0) -> None:
+        """Ends one process, by force after `grace_s` seconds; `poll` tells when."""
+        hand = self._hands.get(token)
+        if hand is None or hand.is_stopped:
+            return
+        slot = hand.slot
+        if slot is None:
+            reason = "was ended before any node had room for it"
+            self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
+            return
+        hand.is_stopped = True
+        self._call(slot, "stop", token, grace_s)
+
+    def rename(self, token: str, name: str) -> None:
+        """A process plays another role from now on."""
+        hand = self._hands[token]
+        hand.role = replace(hand.role, name=name)
+
+    def prune(self, kept: Collection[str]) -> set[str]:
+        """Ends and forgets all processes but some; returns those of them that live."""
+        for token in self._hands.keys() - kept:
+            self.stop(token)
+            self._hands.pop(token, None)
+        self._ended.clear()
+        return set(self._hands)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Ends every process and gives the room back."""
+        self._broadcast.close()
+        there = [slot for slot in self._slots if slot.here is not None]
+        calls = [self._call(slot, "close", grace_s) for slot in there]
+        if calls:
+            self._carrier.ready(calls, grace_s + END_S)
+        for slot in list(self._slots):
+            self._drop(slot)
+        self._hands.clear()
+        self._ended.clear()
+        self._carrier.close()
