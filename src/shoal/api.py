@@ -13,13 +13,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shoal.data.located import FileArguments
 from shoal.data.order import Shuffle
 from shoal.data.trees import Tree
 from shoal.errors import ShoalWarning
 from shoal.interruption import undisturbed
-from shoal.plan.request import Workers
+from shoal.plan.request import Request, Workers
 from shoal.strategies import Strategy, get
 from shoal.training.early_start import early_stage
+from shoal.training.fit_call import FitCall
 
 if TYPE_CHECKING:
     from shoal.clusters import Cluster, Yarn
@@ -202,18 +204,38 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         >>> history.run.summary().samples_committed
         1024
     """
-    arguments = locals()
     began = time.monotonic()
     chosen = get(strategy)
+    request = Request(
+        strategy=chosen, batch_size=batch_size, epochs=epochs,
+        initial_epoch=initial_epoch, steps_per_epoch=steps_per_epoch, shuffle=shuffle,
+        seed=seed, deterministic=deterministic, epoch_barrier=epoch_barrier,
+        max_restarts=max_restarts, servers=servers, standby=standby, spares=spares,
+        quorum=quorum, collective=collective, codec=codec, overlap=overlap,
+        on_nan=on_nan, threads=threads, monitor=monitor, validation=validation,
+        validation_freq=validation_freq,
+    )  # fmt: skip
+    call = FitCall(
+        model=model, request=request, workers=workers, cluster=cluster, x=x, y=y,
+        sample_weight=sample_weight, class_weight=class_weight,
+        validation_split=validation_split, validation_data=validation_data,
+        validation_steps=validation_steps, validation_batch_size=validation_batch_size,
+        files=FileArguments(
+            features=features, label=label, preprocess=preprocess,
+            on_bad_file=on_bad_file,
+        ),
+        callbacks=callbacks, verbose=verbose, echo=echo, run=run,
+        checkpoint_every=checkpoint_every, custom_objects=custom_objects,
+    )  # fmt: skip
     if cluster not in ("local", "inline", "auto"):
         from shoal.training.remote_fit import fit_there, is_away
 
         if is_away(cluster):
-            return fit_there(arguments, cluster)
+            return fit_there(call)
     with undisturbed(), early_stage(chosen, cluster, workers, threads) as pool:
         from shoal.training.run_fit import FitContext, perform
 
-        return perform(arguments, FitContext(began=began, pool=pool))
+        return perform(call, FitContext(began=began, pool=pool))
 
 
 def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:
@@ -327,11 +349,11 @@ def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
         >>> shoal.plan(model, x, x, strategy="aeasgd", workers=2).exchanges_per_epoch
         10.0
     """
-    from shoal.training.arguments import Arguments, keep_random_state, read
+    from shoal.training.read_fit import keep_random_state, read
 
     with keep_random_state():
-        given = Arguments.of(model=model, x=x, y=y, **arguments)
-        return read(given, is_plan=True).plan
+        call = FitCall.of(model=model, x=x, y=y, **arguments)
+        return read(call, is_plan=True).plan
 
 
 plan.__signature__ = inspect.signature(fit).replace(return_annotation="Plan")  # type: ignore[attr-defined]
@@ -393,7 +415,6 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         >>> shoal.evaluate(model, x, y, return_dict=True, verbose=0)
         {'loss': 1.0}
     """
-    from shoal.data.located import FileArguments
     from shoal.data.reading import Reading
     from shoal.data.training import scored_source
     from shoal.models.inspection import find_model
@@ -459,7 +480,6 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
         >>> shoal.predict(model, np.array([[1.0, 2.0]]), verbose=0)
         array([[1., 2.]], dtype=float32)
     """
-    from shoal.data.located import FileArguments
     from shoal.data.reading import Reading
     from shoal.data.training import scored_source
     from shoal.models.inspection import find_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from shoal.engine.transport import codec
 from shoal.errors import ConfigError, PlanError
 from shoal.plan.exchanging import CODECS
 from shoal.runs.store import open_run
+from shoal.training.fit_call import FitCall
 from tests.api.problems import line, linear, two_headed, two_targets
 
 
@@ -133,6 +135,37 @@ def test_plan_takes_the_arguments_of_fit() -> None:
         shoal.plan(linear(), x, y, validation_data=(x, y, y, y))
 
 
+def test_a_call_has_all_arguments_of_fit_with_their_defaults() -> None:
+    """Each is a field of one class: the call, its request, or what is said of files."""
+    call = FitCall.of(model=None)
+    parts = [vars(call.request), vars(call.files), vars(call)]
+    taken = {name: value for part in parts for name, value in part.items()}
+    given = inspect.signature(shoal.fit).parameters
+    left = {"strategy": "all_reduce", "model": inspect.Parameter.empty}
+    for name, argument in given.items():
+        assert argument.default == left.get(name, taken[name]), name
+    kept = {"request", "files", "known_clusters", "has_callbacks"}
+    assert taken.keys() - given.keys() == kept
+
+
+@pytest.mark.process
+def test_an_argument_reaches_the_plan_by_each_way(kept: shoal.Session) -> None:
+    """`fit`, `plan` and a session take the same ones, and read them in one place."""
+    x, y = line(64)
+    given: dict[str, Any] = {
+        "workers": 1, "epochs": 2, "seed": 5, "shuffle": "batch", "quorum": 1.0,
+        "strategy": "local_sgd:period=3", "validation_freq": [2], "max_restarts": 7,
+    }  # fmt: skip
+    plan = shoal.plan(linear(), x, y, **given)
+    for fit in (shoal.fit, kept.fit):
+        run = fit(linear(), x, y, verbose=0, **given).run
+        told = json.loads(run.folder.read("plan.json"))
+        wanted = json.loads(json.dumps(plan.to_json()))
+        for other in ("machine", "model"):  # free memory, and the number in a name
+            del told[other], wanted[other]
+        assert told == wanted
+
+
 def test_a_plan_tells_of_processes_that_wait() -> None:
     x, y = line(64)
     told = shoal.plan(linear(), x, y, workers=1, standby=1, spares=2).explain()
@@ -168,7 +201,7 @@ def test_a_plan_tells_how_vectors_travel() -> None:
     found = shoal.plan(linear(), x, y, codec="int8", overlap=True, **given)
     told = "through the server while workers compute on, in int8 between hosts"
     assert told in found.explain()
-    assert (found.codec, found.overlap) == ("int8", True)
+    assert (found.request.codec, found.request.overlap) == ("int8", True)
     for name, why in (("all_reduce", "needs the gradients"), ("ensemble", "nothing")):
         with pytest.raises(PlanError, match=f"overlap=True with {name}, which .*{why}"):
             shoal.plan(linear(), x, y, strategy=name, overlap=True)
@@ -193,7 +226,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     found = shoal.plan(linear(), x, y, workers=counts, **wide, **shared)
     json.dumps(found.to_json())
     assert (found.min_workers, found.workers) == (1, 2)
-    assert all(type(getattr(found, name)) is int for name in ("batch_size", "epochs"))
+    assert type(found.batch_size) is type(found.request.epochs) is int
     history = shoal.fit(
         linear(), x, y, workers=counts, cluster="inline", run=False, verbose=0,
         **wide, **shared,

@@ -127,7 +127,7 @@ def cluster_of(count: int, cores: int, gpus: int = 0, each: float = 0) -> Machin
 
 def test_one_worker_a_node_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(cluster_of(3, 8), monkeypatch)
-    assert (plan.cluster, plan.workers, plan.threads, plan.device) == (
+    assert (plan.request.cluster, plan.workers, plan.threads, plan.device) == (
         "ray", 3, 8, "cpu"
     )  # fmt: skip
     plan = planned(cluster_of(2, 8, gpus=4, each=1.0), monkeypatch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import socket
 import time
@@ -22,6 +21,7 @@ from shoal.clusters.remote_jobs import pick
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.launchers.ray_job_actor import JobActor
 from shoal.training import remote_fit
+from shoal.training.fit_call import FitCall
 from tests.clusters.test_ray import ROWS, data, model
 from tests.ray_nodes import RayNode, free_port, imported, own_address
 
@@ -213,11 +213,9 @@ def test_a_run_from_outside(
 @pytest.mark.slow
 def test_who_goes_comes_back(head: tuple[RayNode, str]) -> None:
     _, address = head
-    defaults = inspect.signature(shoal.fit).parameters.values()
-    given = {p.name: p.default for p in defaults} | GIVEN
     x, y = data()
-    wanted = {"model": model(), "x": x, "y": y, "epochs": 3}
-    job = remote_fit.send(given | wanted, address)
+    call = FitCall.of(model=model(), x=x, y=y, epochs=3, cluster=address, **GIVEN)
+    job = remote_fit.send(call)
 
     def leave(data: bytes) -> None:
         raise KeyboardInterrupt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from shoal.errors import ClusterError, ConfigError
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from shoal.training import remote_fit
+from shoal.training.fit_call import FitCall
 from tests.clusters.test_host_cluster import Bench, bench
 from tests.datasets import Digits
 
@@ -88,8 +88,8 @@ def test_a_host_that_is_cut_off(
     """In the middle of a run: it goes on, and every sample counts once."""
     x, y = digits()
     given = {"epochs": 40, "workers": 3, "verbose": 2, "strategy": "aeasgd"}
-    arguments = {**_defaults(), **given, "model": network(), "x": x, "y": y}
-    sent, cut_at = remote_fit.send(arguments, "lab"), list[float]()
+    call = FitCall.of(model=network(), x=x, y=y, cluster="lab", **given)
+    sent, cut_at = remote_fit.send(call), list[float]()
 
     def write(data: bytes) -> None:
         if b"Epoch 1/" in data and not cut_at:
@@ -115,8 +115,8 @@ def test_who_goes_comes_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> N
     """Also when the connection is lost while it looks."""
     model, (x, y) = network(), digits()
     given: dict[str, Any] = {"epochs": 60, "workers": 2, "verbose": 2}
-    arguments = {**_defaults(), **given, "model": model, "x": x, "y": y}
-    sent = remote_fit.send(arguments, "lab")
+    call = FitCall.of(model=model, x=x, y=y, cluster="lab", **given)
+    sent = remote_fit.send(call)
     lost = threading.Event()
 
     def write(data: bytes) -> None:
@@ -148,8 +148,3 @@ def test_a_job_that_fails_is_told_of(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="run=False with cluster='lab'"):
         shoal.fit(network(), x, y, workers=1, cluster="lab", run=False)
     assert "lab" in ClusterStore(str(bench.folder / "known")).names()
-
-
-def _defaults() -> dict[str, Any]:
-    given = inspect.signature(shoal.fit).parameters.values()
-    return {p.name: p.default for p in given if p.default is not p.empty}

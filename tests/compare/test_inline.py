@@ -14,8 +14,9 @@ from shoal.engine.controller.observer import Observer
 from shoal.engine.server.checkpoint import Restart
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.errors import PlanError
-from shoal.training.arguments import Arguments, read
+from shoal.training.fit_call import FitCall
 from shoal.training.inline import InlineCluster
+from shoal.training.read_fit import read
 from shoal.vectors import Sums
 from tests.compare.problem import BATCH_SIZE, ROWS, data, make_model
 
@@ -125,11 +126,11 @@ def test_workers_have_optimizers_of_their_own() -> None:
 
 def test_a_slow_worker_takes_fewer_samples() -> None:
     x, y = data()
-    arguments = Arguments(
+    call = FitCall.of(
         model=make_model(), x=x, y=y, strategy="downpour:period=1", workers=2,
         cluster="inline", batch_size=4, epochs=3, verbose=0, run=False, seed=1,
     )  # fmt: skip
-    ready, watch = read(arguments), Watch()
+    ready, watch = read(call), Watch()
     speeds = {0: 1.0, 1: 4.0}
     work = ready.work.with_packed()
     InlineCluster(ready.plan, work, watch, speeds.__getitem__).run()

@@ -62,7 +62,7 @@ def test_a_cluster_is_found_by_its_name(toy: Any) -> None:
     assert isinstance(find_cluster("toy"), toy.Toy)
     assert registry.source("toy") == "shoal_toy"
     plan = shoal.plan(make_model(), *data(64), cluster="toy", workers=2)
-    assert plan.cluster == "toy"
+    assert plan.request.cluster == "toy"
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(toy: Any) -> None:

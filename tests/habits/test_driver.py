@@ -209,7 +209,7 @@ def test_a_plan_that_a_callback_changed_is_followed(
     assert pool.plan.samples_expected == 96 + 4 + 96
     work = Work(model=pool.model, source=training_data(*data(ROWS))[0])
     plan = begin(pool.driver, pool.plan, work, pool.run)
-    assert plan.initial_epoch == 2
+    assert plan.request.initial_epoch == 2
     assert pool.run.summary().samples_expected == plan.samples_expected == 96
     [started] = [e for e in events if e["kind"] == "run_started"]
     assert (started["monitor"], started["is_higher_better"]) == ("accuracy", True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import keras
 import numpy as np
 import pytest
@@ -163,9 +165,27 @@ def test_what_older_runs_began_with_is_read(folder: Path) -> None:
 def test_a_run_whose_workers_formed_groups_of_jax_goes_on_without(folder: Path) -> None:
     """Earlier versions formed them."""
     inputs = read_inputs(open_run(str(folder)).folder)
-    request = replace(inputs.request, strategy=get("all_reduce"), collective="native")
-    _, plan, _ = resuming._prepare(replace(inputs, request=request), CALL)
+    asked, strategy = inputs.plan.request, get("all_reduce")
+    request = replace(asked, strategy=strategy, collective="native")
+    before = replace(inputs.plan, request=request)
+    plan, _ = resuming._prepare(replace(inputs, plan=before), CALL)
     assert plan.collective == "shared"
+
+
+def test_plans_of_older_runs_get_their_request(folder: Path) -> None:
+    """They had copies of its options, and it lay beside them."""
+    file = folder / "inputs" / "inputs.pickle"
+    before = read_inputs(open_run(str(folder)).folder)
+    index = pickle.loads(file.read_bytes().partition(b"\n")[2])
+    plan, request = vars(index.inputs.plan), index.inputs.plan.request
+    plan |= {**vars(request), **plan, "backend": "jax", "data_rows": TRAINED}
+    del plan["request"], plan["growth"]
+    vars(index.inputs)["request"] = request
+    file.write_bytes(cloudpickle.dumps(index))
+    found = read_inputs(open_run(str(folder)).folder)
+    assert found.plan == before.plan
+    assert found.plan.to_json() == before.plan.to_json()
+    check_end(shoal.resume(folder, workers=1, verbose=0), folder)
 
 
 def test_other_data_is_refused(folder: Path) -> None:
@@ -218,7 +238,8 @@ def test_a_callback_that_would_see_no_scores(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = read_inputs(open_run(str(folder)).folder)
-    late = replace(inputs, request=replace(inputs.request, validation="async"))
+    request = replace(inputs.plan.request, validation="async")
+    late = replace(inputs, plan=replace(inputs.plan, request=request))
     monkeypatch.setattr("shoal.training.resuming.read_inputs", lambda _: late)
     with pytest.raises(PlanError, match=r"EarlyStopping\(monitor='val_loss'\)"):
         shoal.resume(folder, callbacks=[keras.callbacks.EarlyStopping()])

@@ -65,7 +65,7 @@ class Cluster(ABC):
     """
 
     name: ClassVar[str]
-    """What users call its kind, and a plan's `cluster`."""
+    """What users call its kind, and the `cluster` of a request."""
 
     @property
     def is_remote(self) -> bool:

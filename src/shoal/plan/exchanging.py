@@ -13,24 +13,18 @@ LEAST_PART = 64
 """Weights of a server: a few cache lines."""
 
 
-def choose_codec(request: Request) -> str:
-    """Returns one of `CODECS`.
+def check_codec(request: Request) -> None:
+    """Refuses a codec that is none of `CODECS`.
 
     Raises:
-        ConfigError: It is none.
-
-    Example:
-        >>> from shoal.strategies import DiLoCo
-        >>> choose_codec(Request(strategy=DiLoCo(), codec="int8"))
-        'int8'
+        ConfigError: There is no such codec.
     """
     if request.codec not in CODECS:
         raise ConfigError(did_you_mean("codec", request.codec, CODECS))
-    return request.codec
 
 
-def choose_overlap(request: Request) -> bool:
-    """Returns whether workers compute on while their vectors travel.
+def check_overlap(request: Request) -> None:
+    """Refuses workers that compute on while their vectors travel, where that is wrong.
 
     Raises:
         ConfigError: `overlap` is neither True nor False.
@@ -51,11 +45,10 @@ def choose_overlap(request: Request) -> bool:
             "that exchanges weights, such as aeasgd or diloco. Leave one of the two "
             "out."
         )
-    return wanted
 
 
-def choose_servers(request: Request, model: ModelFacts) -> int:
-    """Returns how many servers share the weights.
+def check_servers(request: Request, model: ModelFacts) -> None:
+    """Refuses more servers than can share the weights.
 
     Raises:
         PlanError: There are no weights for so many, or no server at all.
@@ -73,4 +66,3 @@ def choose_servers(request: Request, model: ModelFacts) -> int:
             f"weights. Expected at least {LEAST_PART} of them a server, so at most "
             f"servers={most}. Several servers pay off for hundreds of MB."
         )
-    return wanted

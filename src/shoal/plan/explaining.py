@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shoal.plan.cautions import metric_notes
 from shoal.plan.collective import library_of
+from shoal.plan.decisions import Decisions
 from shoal.plan.refusals import is_repeatable
 
-if TYPE_CHECKING:  # it imports this file
-    from shoal.plan import Plan
 
-
-def explained(plan: Plan) -> str:
+def explained(plan: Decisions) -> str:
     """Returns what `Plan.explain` does."""
     title = (
         f"{plan.strategy.name} on {count(plan.workers, 'worker')}, "
-        f"{count(plan.threads, 'thread')} each, cluster {plan.cluster!r}"
+        f"{count(plan.threads, 'thread')} each, cluster {plan.request.cluster!r}"
     )
     lines = [f"  {name:<10} {text}" for name, text in _paragraphs(plan)]
     return "\n".join([title, *lines, *(f"  warning    {w}" for w in plan.warnings)])
 
 
-def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
+def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     """The lines of `explain`, each with its heading."""
-    model, data, strategy = plan.model, plan.data, plan.strategy
+    model, data, strategy, asked = plan.model, plan.data, plan.strategy, plan.request
     how = "when ready" if strategy.is_asynchronous else "in rounds"
     every = "every step" if strategy.period == 1 else f"every {strategy.period} steps"
     exchanged = f"{strategy.exchanges} of {plan.message_bytes / 1e6:,.2f} MB {how}"
@@ -40,24 +36,24 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
                  f"of {data.kind}; {kept}"),
         ("step", f"{plan.worker_batch_size:,} samples of a worker, "
                  f"{plan.gang_batch_size:,} of all workers together"),
-        ("epochs", f"{_epochs(plan.initial_epoch, plan.epochs)}, {plan.rows:,} "
+        ("epochs", f"{_epochs(plan.epoch_range)}, {plan.rows:,} "
                    f"samples each, {plan.samples_expected:,} in all"),
         ("exchange", f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker "
                      "and epoch"),
         ("repeatable", _repeatable(plan)),
         ("best model", f"that of the {most} {plan.monitor.name}"),
-        ("lost", f"a worker is replaced, up to {count(plan.max_restarts, 'time')}; "
+        ("lost", f"a worker is replaced, up to {count(asked.max_restarts, 'time')}; "
                  f"the run needs {plan.min_workers} of {plan.workers}"),
     ]  # fmt: skip
     if plan.machine.nodes:
         found.insert(1, ("nodes", _nodes(plan)))
     if plan.data.validation_rows:
         found.append(("validation", _validation(plan)))
-    if plan.standby or plan.spares:
+    if asked.standby or asked.spares:
         found.append(("waiting", _waiting(plan)))
     if plan.quorum:
         found.append(("late", _late(plan)))
-    if plan.on_nan is not None:
+    if asked.on_nan is not None:
         found.append(("nan", _not_finite(plan)))
     if plan.exchanges_gradients and plan.workers > 1 and plan.device == "cpu":
         found.append((
@@ -68,7 +64,7 @@ def _paragraphs(plan: Plan) -> list[tuple[str, str]]:
     return found + [("note", text) for text in metric_notes(model)]
 
 
-def _frozen(plan: Plan) -> str:
+def _frozen(plan: Decisions) -> str:
     """What is sent with the model and not again, where that is worth a word."""
     size_mb = plan.model.local_bytes / 1e6
     return (
@@ -76,7 +72,7 @@ def _frozen(plan: Plan) -> str:
     )
 
 
-def _device(plan: Plan) -> str:
+def _device(plan: Decisions) -> str:
     """Where workers compute, and what they may take of it."""
     if not plan.places:
         return "cpu"
@@ -92,7 +88,7 @@ def _device(plan: Plan) -> str:
     )
 
 
-def _nodes(plan: Plan) -> str:
+def _nodes(plan: Decisions) -> str:
     """The machines of a cluster."""
     names = [node.name for node in plan.machine.nodes]
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
@@ -100,7 +96,7 @@ def _nodes(plan: Plan) -> str:
     return f"{count(len(names), 'node')} ({shown}), {count(cores, 'core')} free"
 
 
-def _exchanged(plan: Plan) -> str:
+def _exchanged(plan: Decisions) -> str:
     """Which way numbers of the workers meet."""
     if plan.strategy.is_independent or plan.workers == 1:
         return "nothing to average"
@@ -112,28 +108,30 @@ def _exchanged(plan: Plan) -> str:
         )
     if plan.collective == "shared":
         return "gradients averaged by the workers themselves, in shared memory"
+    asked = plan.request
     done = "averaged" if plan.exchanges_gradients else "exchanged"
-    beside = " while workers compute on" if plan.overlap else ""
-    if plan.codec != "float32":
-        beside += f", in {plan.codec} between hosts"
-    server = "the server" if plan.servers == 1 else f"{plan.servers} servers"
+    beside = " while workers compute on" if asked.overlap else ""
+    if asked.codec != "float32":
+        beside += f", in {asked.codec} between hosts"
+    server = "the server" if asked.servers == 1 else f"{asked.servers} servers"
     return f"{plan.strategy.exchanges} {done} through {server}{beside}"
 
 
-def _epochs(initial: int, end: int) -> str:
+def _epochs(epochs: range) -> str:
     """Epochs as people count them, from 1.
 
     Example:
-        >>> _epochs(0, 3), _epochs(2, 5), _epochs(4, 5)
+        >>> _epochs(range(3)), _epochs(range(2, 5)), _epochs(range(4, 5))
         ('3 epochs', 'epochs 3 to 5 of 5', 'epoch 5 of 5')
     """
-    if initial == 0 or initial >= end:
-        return count(max(0, end - initial), "epoch")
-    which = f"epoch {end}" if end - initial == 1 else f"epochs {initial + 1} to {end}"
+    first, end = epochs.start + 1, epochs.stop
+    if first == 1 or not epochs:
+        return count(len(epochs), "epoch")
+    which = f"epoch {end}" if len(epochs) == 1 else f"epochs {first} to {end}"
     return f"{which} of {end}"
 
 
-def _repeatable(plan: Plan) -> str:
+def _repeatable(plan: Decisions) -> str:
     """What a second run with the same seed gives."""
     if not is_repeatable(plan.strategy, plan.workers):
         return "no: messages are applied as they arrive, so two runs differ"
@@ -141,31 +139,32 @@ def _repeatable(plan: Plan) -> str:
         return "no: without epoch_barrier epochs overlap as it happens"
     if plan.quorum:
         return "while nobody is late; to rounding, with quorum=1.0"
-    if plan.deterministic:
+    if plan.request.deterministic:
         return f"yes, bit for bit, with seed {plan.seed}"
     return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
 
 
-def _validation(plan: Plan) -> str:
+def _validation(plan: Decisions) -> str:
     """Who validates, and who waits for it."""
     rows = count(plan.data.validation_rows, "sample")
-    if plan.validation == "async":
+    if plan.request.validation == "async":
         return f"{rows}, by a process of its own while workers train on"
     return f"{rows}, in this process; workers wait"
 
 
-def _waiting(plan: Plan) -> str:
+def _waiting(plan: Decisions) -> str:
     """Processes that do nothing until another is lost."""
+    asked = plan.request
     each = "a server that takes over when the first one is lost"
-    if plan.servers > 1:
+    if asked.servers > 1:
         each = "for each server one that takes over when it is lost"
-    found = [each] * plan.standby
-    if plan.spares:
-        found.append(f"{count(plan.spares, 'spare worker')}, everything imported")
+    found = [each] * asked.standby
+    if asked.spares:
+        found.append(f"{count(asked.spares, 'spare worker')}, everything imported")
     return " and ".join(found)
 
 
-def _late(plan: Plan) -> str:
+def _late(plan: Decisions) -> str:
     """What follows where workers are slower than the others."""
     return (
         f"a round closes with {plan.quorum} of {plan.workers} when it took twice as "
@@ -173,7 +172,7 @@ def _late(plan: Plan) -> str:
     )
 
 
-def _not_finite(plan: Plan) -> str:
+def _not_finite(plan: Decisions) -> str:
     """What follows where numbers turn NaN or infinite."""
     window = f"window of {count(plan.strategy.period, 'step')}"
     part = "step" if plan.exchanges_gradients else window
@@ -181,7 +180,7 @@ def _not_finite(plan: Plan) -> str:
         "stop": "the run stops; the model keeps the last good center",
         "skip": f"nothing is learnt from that {part}; its samples count",
         "rollback": "back to the last checkpoint, and on without those samples",
-    }[str(plan.on_nan)]
+    }[str(plan.request.on_nan)]
 
 
 def count(number: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, TypeAlias, final
@@ -33,13 +34,17 @@ ON_NAN = ("stop", "skip", "rollback")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The arguments of `fit` that decide what will happen.
+    """The options of `fit` that decide what will happen: the only list of them.
+
+    `fit` fills it from its arguments, by name and with the same defaults. What an
+    option turns into is in the plan; an option that needs no decision is used from
+    `plan.request`.
 
     Args:
         strategy: How workers agree, as an object.
         workers: Processes, `(min, max)` or "auto": one a GPU, else one a usable core,
             at most 4; of a cluster one a node.
-        cluster: Name of a cluster, one of `known_clusters`.
+        cluster: Name of a cluster, one of `known_clusters`; `fit` has looked it up.
         known_clusters: Names that `cluster` may have.
         batch_size: Samples per optimizer step: of the gang for gradient exchange, of
             each worker otherwise. Default None means 32, or what makes
@@ -48,7 +53,8 @@ class Request:
         initial_epoch: The epoch to start with.
         steps_per_epoch: Steps of `batch_size` samples that make an epoch; None: all.
         shuffle: True, False or "batch", as in Keras.
-        seed: Of the order of samples, at least 0; drawn by whoever asks.
+        seed: Of the order of samples, at least 0. `fit` draws one for None, which a
+            plan takes as 0.
         deterministic: Refuse what cannot be repeated bit for bit.
         epoch_barrier: Workers wait at the end of an epoch for callbacks.
         max_restarts: Replacements of lost workers before the run stops.
@@ -64,7 +70,7 @@ class Request:
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
         validation: One of `VALIDATIONS`.
-        validation_freq: Epochs between validations, or the epochs, as `read_freq`.
+        validation_freq: Epochs between validations, or the epochs; see `read_freq`.
         has_callbacks: Whether there are callbacks, which may log metrics of their own.
 
     Example:
@@ -82,7 +88,7 @@ class Request:
     initial_epoch: int = 0
     steps_per_epoch: int | None = None
     shuffle: Shuffle = True
-    seed: int = 0
+    seed: int | None = None
     deterministic: bool = False
     epoch_barrier: bool = True
     max_restarts: int = 3
@@ -97,7 +103,7 @@ class Request:
     threads: int | None = None
     monitor: str | None = None
     validation: str = "blocking"
-    validation_freq: int | tuple[int, ...] = 1
+    validation_freq: int | Sequence[int] = 1
     has_callbacks: bool = False
 
     def with_plain_numbers(self) -> Request:

@@ -14,7 +14,7 @@ from shoal.engine.controller.process_pool import ProcessPool, WorkerEnvironment
 from shoal.facts import MachineFacts
 from shoal.interruption import undisturbed
 from shoal.launchers.shared import SharedBlob
-from shoal.plan import Plan, Request, resolve
+from shoal.plan import Plan, resolve
 from shoal.plan.cautions import room_warnings
 from shoal.training.early_start import cast_of
 
@@ -33,9 +33,7 @@ def look(given: Any, backend: str) -> MachineFacts:
 
 
 @contextmanager
-def opened(
-    given: Any, plan: Plan, request: Request
-) -> Generator[tuple[Plan, Allocation | None]]:
+def opened(given: Any, plan: Plan) -> Generator[tuple[Plan, Allocation | None]]:
     """Sets machines aside, and fits the plan to the workers that there is room for.
 
     Others join when there is room for them, up to what the plan was made for.
@@ -55,11 +53,16 @@ def opened(
     )
     with cluster.open(asked) as allocation:
         if allocation.workers < plan.workers:
-            some = replace(request, workers=(plan.min_workers, allocation.workers))
-            some = replace(some, threads=plan.threads)
-            asked, plan = plan, resolve(some, plan.model, plan.data, plan.machine)
-            plan = grown(plan, asked, allocation.growth)
+            plan = grown(_for(allocation.workers, plan), plan, allocation.growth)
         yield plan, allocation
+
+
+def _for(workers: int, asked: Plan) -> Plan:
+    """A plan for fewer workers; its request stays the one that was made."""
+    limits = (asked.min_workers, workers)
+    some = replace(asked.request, workers=limits, threads=asked.threads)
+    plan = resolve(some, asked.model, asked.data, asked.machine)
+    return replace(plan, request=asked.request)
 
 
 def grown(plan: Plan, asked: Plan, growth: int) -> Plan:

@@ -77,7 +77,7 @@ FETCH_S = 0.1
 def can_wait(plan: Plan) -> bool:
     """Whether workers can wait for batch hooks after each step of the user's."""
     is_plain = plan.exchanges_gradients or "plain" in plan.strategy.promises
-    return is_plain and plan.epoch_barrier
+    return is_plain and plan.request.epoch_barrier
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Driver(Observer):
         self._model, self._run, self._options = model, run, options
         facts = plan.model
         # Where epochs have no barrier, a worker's own state is of later steps.
-        self._is_alone = plan.most_workers == 1 and plan.epoch_barrier
+        self._is_alone = plan.most_workers == 1 and plan.request.epoch_barrier
         self._user = UserModel(model, facts.applied, is_alone=self._is_alone)
         self._states = MetricStates.of(
             model, logs=facts.step_logs, unmergeable=facts.unmergeable_metrics
@@ -125,14 +125,14 @@ class Driver(Observer):
         self._committed: Counter[int] = Counter()
         self.first_step: float | None = None
         """Monotonic seconds when the first step had been taken."""
-        rows = self._order.rows_of(plan.initial_epoch)
+        rows = self._order.rows_of(plan.request.initial_epoch)
         self.callbacks: Any = open_list(
             options.callbacks,
             add_history=True,
             model=model,
             verbose=options.verbose,
-            epochs=plan.epochs,
-            steps=self._order.steps_within(plan.initial_epoch, rows),
+            epochs=plan.request.epochs,
+            steps=self._order.steps_within(plan.request.initial_epoch, rows),
         )
         every = int(getattr(model, "steps_per_execution", 1) or 1)
         self._hooks = BatchHooks(self.callbacks, plan.batch_size, every)
@@ -140,7 +140,7 @@ class Driver(Observer):
             self._hooks,
             self._watch,
             can_wait=can_wait(plan),
-            is_free=plan.cluster == "inline",
+            is_free=plan.request.cluster == "inline",
             name=plan.strategy.name,
             rate=lambda: self.learning_rate,
             warn=self._watch.tell,
@@ -154,7 +154,7 @@ class Driver(Observer):
         """Takes the plan of the run, or another one before its first epoch."""
         self._plan, self._order = plan, plan.order()
         self._progress = Progress(plan, self._options.verbose)
-        self._epoch = _Epoch(number=plan.initial_epoch)
+        self._epoch = _Epoch(number=plan.request.initial_epoch)
 
     # --------------------------------------------------------- start and end
 
@@ -439,7 +439,7 @@ class Driver(Observer):
     def _fetch(self) -> None:
         """Puts the newest center into the model, where a batch hook may look at it."""
         # In step with processes they would be asked for it after each step.
-        is_far = self.is_in_step and self._plan.cluster != "inline"
+        is_far = self.is_in_step and self._plan.request.cluster != "inline"
         is_new = not is_far or time.monotonic() - self._fetched > FETCH_S
         if not self._hooks.read_weights or not is_new:
             return

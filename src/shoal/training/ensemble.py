@@ -32,9 +32,9 @@ from shoal.optimizers import optimizer_variables
 from shoal.plan import Place, Plan
 from shoal.runs.base import Run
 from shoal.terminal import say
-from shoal.training.arguments import SEED_LIMIT, Ready
 from shoal.training.driver import DriverOptions
 from shoal.training.ensemble_records import EnsembleRecords, MemberRun
+from shoal.training.read_fit import SEED_LIMIT, Ready
 from shoal.training.sampling import sampling
 from shoal.training.start_run import Outcome, Work, train, write_data
 
@@ -237,14 +237,14 @@ def _member_plan(plan: Plan, member: int) -> Plan:
         min_workers=1,
         models=1,
         gang_batch_size=plan.batch_size,
-        seed=(plan.seed + member) % SEED_LIMIT,
+        request=replace(plan.request, seed=(plan.seed + member) % SEED_LIMIT),
     )
 
 
 def _options(ready: Ready, work: Work, member: int) -> DriverOptions:
     """Callbacks and validation of one member."""
     try:
-        callbacks = copy.deepcopy(ready.arguments.callbacks)
+        callbacks = copy.deepcopy(ready.call.callbacks)
     except Exception as error:
         raise ConfigError(
             f"callbacks cannot be copied for the members of an ensemble: {error}. "

@@ -135,7 +135,7 @@ class InlineCluster:
         self._metrics: dict[int, npt.NDArray[np.float64]] = {}
         self._ended: deque[int] = deque()
         self._epochs = EpochsInOrder(
-            plan.initial_epoch, plan.epochs, observer, self._open
+            plan.request.initial_epoch, plan.request.epochs, observer, self._open
         )
         self._now, self._samples = 0.0, 0
         self._began = self._flushed = time.monotonic()
@@ -168,11 +168,11 @@ class InlineCluster:
     def run(self) -> None:
         """Trains every epoch, or until the observer wants it to stop."""
         plan = self._plan
-        if plan.initial_epoch >= plan.epochs:
+        if plan.request.initial_epoch >= plan.request.epochs:
             return
         for worker in self._inline_workers.inline_workers:
             self._carry_out(self._sequencer.ready(worker.rank, worker.incarnation))
-        self._open(plan.initial_epoch)
+        self._open(plan.request.initial_epoch)
         while not self._epochs.are_over:
             check()
             self._turn()

@@ -1,7 +1,7 @@
 """What a run is made of, kept beside it until it has ended well: `resume` needs it.
 
 This file decides what is kept and how it is read again: the model as it was sent to
-workers, the samples as workers see them, the request and the callbacks. A run folder
+workers, the samples as workers see them, the plan and the callbacks. A run folder
 is as trusted as a program: reading it runs code.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import pickle
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 import cloudpickle
@@ -21,7 +21,7 @@ from shoal.data import ArraySource, Source
 from shoal.data.chunks import ChunkedSource
 from shoal.errors import CheckpointError
 from shoal.models.pickling import dumps, loads
-from shoal.plan import Plan, Request
+from shoal.plan import Plan
 from shoal.runs.checkpoint_files import (
     Damage,
     Part,
@@ -52,8 +52,7 @@ class Inputs:
     """All that a run began with.
 
     Args:
-        plan: Of the run.
-        request: It came from, with the seed that was drawn.
+        plan: Of the run, with the request it came from and the seed that was drawn.
         packed: The model as `travel.pack` made it.
         source: The samples; None where they are too many to be kept. Of what is read
             in chunks only names and sizes are.
@@ -65,7 +64,6 @@ class Inputs:
     """
 
     plan: Plan
-    request: Request
     packed: bytes
     source: Source | None
     validation: Validation | None
@@ -173,8 +171,23 @@ def read_inputs(folder: Folder) -> Inputs:
         validation = Validation(source=held, batch_size=batch_size, steps=steps)
     callbacks = None if index.callbacks is None else unpack_callbacks(index.callbacks)
     return replace(
-        index.inputs, source=data, validation=validation, callbacks=callbacks
+        _with_request(index.inputs),
+        source=data,
+        validation=validation,
+        callbacks=callbacks,
     )
+
+
+def _with_request(inputs: Inputs) -> Inputs:
+    """Inputs whose plan has its request.
+
+    Older runs kept the request beside the plan, which had copies of its options.
+    """
+    held = vars(inputs.plan)
+    if "request" in held:
+        return inputs
+    own = {f.name: held[f.name] for f in fields(Plan) if f.name in held}
+    return replace(inputs, plan=Plan(request=vars(inputs)["request"], **own))
 
 
 def _sealed(content: bytes) -> bytes:

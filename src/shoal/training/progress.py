@@ -135,7 +135,7 @@ class Progress:
         self._alive: set[int] = set()
         self._share = ExchangeShare()
         self._recent: deque[int] = deque(maxlen=RECENT)
-        self._begin(plan.initial_epoch)
+        self._begin(plan.request.initial_epoch)
 
     def _begin(self, epoch: int) -> None:
         self._epoch, self._samples = epoch, 0
@@ -259,7 +259,7 @@ class Progress:
 
     def _title(self, epoch: int | None = None) -> str:
         number = self._epoch if epoch is None else epoch
-        return f"Epoch {number + 1}/{self._plan.epochs}"
+        return f"Epoch {number + 1}/{self._plan.request.epochs}"
 
     def _rate(self) -> float:
         """Samples a second of this epoch, by the server's clock."""

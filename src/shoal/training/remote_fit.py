@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, final
@@ -37,8 +37,9 @@ from shoal.paths import one_inside, unpack
 from shoal.plan import environment
 from shoal.runs.store import StoredRun, create, model_file, open_run
 from shoal.terminal import Lines, say, say_output, write
-from shoal.training.arguments import Arguments, Ready, read
+from shoal.training.fit_call import FitCall
 from shoal.training.inputs import MOST_DATA_BYTES, write_inputs
+from shoal.training.read_fit import Ready, read
 from shoal.training.run_fit import inputs_of
 from shoal.training.start_run import announce
 
@@ -166,37 +167,31 @@ def sent_to(given: Any, job: str) -> Sent:
         raise
 
 
-def send(arguments: Mapping[str, Any], given: Any) -> Sent:
-    """Sends a call of `fit` to the head of a cluster.
-
-    Args:
-        arguments: Of the call.
-        given: The cluster, as `fit` was given it.
+def send(call: FitCall) -> Sent:
+    """Sends a call of `fit` to the head of its cluster.
 
     Raises:
         PlanError: Something of it cannot travel.
         ClusterError: The head does not take it.
     """
-    jobs = jobs_of(given)
-    if arguments["run"] is False:
+    jobs = jobs_of(call.cluster)
+    if call.run is False:
         raise ConfigError(
             f"run=False with cluster={jobs.name!r}. Expected a run that is kept: its "
             "folder is what comes back. Leave run out."
         )
-    local: dict[str, Any] = {**arguments, "cluster": "local"}
-    ready = read(Arguments(**local))
+    ready = read(replace(call, cluster="local"))
     with tempfile.TemporaryDirectory(
         prefix="shoal-send-", dir=temporary_folder()
     ) as folder:
         root = Path(folder)
         with create(root / "made", ready.work.model.name) as record:
-            _fill(record, ready, there(given))
+            _fill(record, ready, there(call.cluster))
             made = Path(record.folder.local_path("plan.json")).parent
         place = root / SENT_RUN
         made.rename(place)
         script = root / SENT_SCRIPT
-        workers = arguments["workers"]
-        script.write_text(TEXT.format(run=SENT_RUN, workers=workers))
+        script.write_text(TEXT.format(run=SENT_RUN, workers=call.workers))
         size = sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
         _say(f"sending {size / 1e6:,.1f} MB to {jobs.head} ...")
         try:
@@ -301,11 +296,11 @@ class _Upload:
         write(sys.stderr, f"\r{text}{end}" if self._is_live else f"{text}\n")
 
 
-def fit_there(arguments: Mapping[str, Any], given: Any) -> Any:
+def fit_there(call: FitCall) -> Any:
     """`fit` on a cluster, from outside of it; see `send`, `follow` and `finish`."""
-    sent = send(arguments, given)
+    sent = send(call)
     _say(f"job {sent.id}; it goes on without you, and you come back by: {sent.hint}")
-    return attach(sent, arguments["model"])
+    return attach(sent, call.model)
 
 
 def attach(sent: Sent, model: Any = None) -> Any:

@@ -22,7 +22,7 @@ from shoal.interruption import check, interruptible
 from shoal.models.fixed_batch import sample_rows
 from shoal.models.inspection import prepare
 from shoal.models.travel import unpack
-from shoal.plan import Plan, Request, environment, resolve
+from shoal.plan import Plan, environment, resolve
 from shoal.plan.collective import why_no_group
 from shoal.plan.often import Often, read_often
 from shoal.plan.request import Workers
@@ -31,12 +31,12 @@ from shoal.runs.base import Run
 from shoal.runs.checkpoints import CheckpointStore
 from shoal.runs.store import StoredRun, model_file, open_run
 from shoal.training.allocation import look, opened, staged
-from shoal.training.arguments import reading_of
 from shoal.training.checkpoint_writer import CHECKPOINTS, CheckpointWriter
 from shoal.training.driver import DriverOptions
 from shoal.training.inputs import Inputs, read_inputs
 from shoal.training.likeness import difference
 from shoal.training.progress import warn_aside
+from shoal.training.read_fit import reading_of
 from shoal.training.resume_state import ResumeState
 from shoal.training.run_fit import follow, keeping
 from shoal.training.same_files import check_files
@@ -85,11 +85,15 @@ def resume(call: Call) -> Any:
             check_files("the data", inputs.source, warn)
             if inputs.validation is not None:
                 check_files("the validation data", inputs.validation.source, warn)
-            request, plan, work = _prepare(inputs, call)
-            found_there = opened(_cluster(inputs), plan, request)
+            plan, work = _prepare(inputs, call)
+            found_there = opened(_cluster(inputs), plan)
             plan, allocation = stack.enter_context(found_there)
         options = _options(inputs, call, work.model, warn)
-        epoch = plan.initial_epoch if resume_state is None else resume_state.diary.epoch
+        epoch = (
+            plan.request.initial_epoch
+            if resume_state is None
+            else resume_state.diary.epoch
+        )
         record.event("run_resumed", workers=plan.workers, epoch=epoch)
         warn.release()
         number = 0 if found is None else found.number + 1
@@ -189,7 +193,7 @@ def _check_nothing_is_lost(
         CheckpointError: Epochs have ended, and there is no checkpoint.
     """
     ended = record.summary().epochs
-    first = inputs.plan.initial_epoch
+    first = inputs.plan.request.initial_epoch
     lost = ended - (0 if resume_state is None else resume_state.diary.epoch - first)
     # The checkpoint of an epoch's end is written while the next one begins: a run that
     # was killed meanwhile has lost nothing that was ever kept.
@@ -246,7 +250,7 @@ def _with_data(inputs: Inputs, call: Call, warn: Callable[[str], None]) -> Input
         validation_split=settings["validation_split"],
         validation_data=call.validation_data,
         files=settings.get("files"),
-        reading=reading_of(inputs.request),
+        reading=reading_of(inputs.plan.request),
         validation_steps=inputs.scoring[1],
     )
     if inputs.source is not None:
@@ -303,7 +307,7 @@ def _compare(
     )
 
 
-def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
+def _prepare(inputs: Inputs, call: Call) -> tuple[Plan, Work]:
     """The plan and the model as they were, on the machine as it is."""
     source = inputs.source
     if source is None:
@@ -316,7 +320,7 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
     if workers is None:
         most = before.most_workers
         workers = (before.min_workers, most) if before.growth else most
-    request = replace(inputs.request, workers=workers).with_plain_numbers()
+    request = replace(before.request, workers=workers).with_plain_numbers()
     if call.workers is not None and isinstance(request.quorum, int):
         # So many of those there were: of another number, the same share.
         share = min(1.0, request.quorum / before.most_workers)
@@ -334,12 +338,12 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Request, Plan, Work]:
             "Pass what fit was given."
         )
     work = Work(model=model, source=source, packed=inputs.packed)
-    return request, plan, work
+    return plan, work
 
 
 def _cluster(inputs: Inputs) -> Any:
     """As `fit` was given it; folders of before clusters say nothing."""
-    return inputs.settings.get("cluster", inputs.request.cluster)
+    return inputs.settings.get("cluster", inputs.plan.request.cluster)
 
 
 def _options(
@@ -351,13 +355,14 @@ def _options(
             "the callbacks of this run could not be pickled, and it goes on without "
             "them. Pass them to resume as callbacks=[...]."
         )
-    if inputs.request.validation == "async":
+    if inputs.plan.request.validation == "async":
         check_late(callbacks)
     settings, validation = inputs.settings, inputs.validation
+    request = inputs.plan.request
     return DriverOptions(
         callbacks=callbacks or [],
-        **validating(validation, model, inputs.request.validation),
-        validation_freq=read_freq(settings["validation_freq"]),
+        **validating(validation, model, request.validation),
+        validation_freq=read_freq(request.validation_freq),
         verbose=settings["verbose"] if call.verbose is None else call.verbose,
         echo=settings["echo"],
         often=read_often(settings["checkpoint_every"]) or Often(),

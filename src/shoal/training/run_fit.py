@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,13 +26,14 @@ from shoal.runs.base import Run
 from shoal.runs.store import StoredRun, is_of_storage, start
 from shoal.training import inline
 from shoal.training.allocation import opened, staged
-from shoal.training.arguments import Arguments, Ready, read
 from shoal.training.checkpoint_writer import CheckpointWriter
 from shoal.training.driver import DriverOptions
 from shoal.training.ensemble import train_members
+from shoal.training.fit_call import FitCall
 from shoal.training.inputs import Inputs, write_inputs
 from shoal.training.likeness import Likeness
 from shoal.training.progress import warn_aside
+from shoal.training.read_fit import Ready, read
 from shoal.training.sampling import sampling
 from shoal.training.start_run import Outcome, announce, train
 
@@ -54,18 +55,18 @@ class FitContext:
     allocation: Allocation | None = None
 
 
-def perform(arguments: Mapping[str, Any], context: FitContext) -> Any:
-    """Does what the arguments of `fit` say, and records it; returns the history."""
+def perform(call: FitCall, context: FitContext) -> Any:
+    """Does what a call of `fit` says, and records it; returns the history."""
     with interruptible():  # data of the user is read, models are tried
-        ready = read(Arguments(**arguments))
+        ready = read(call)
     name, root = ready.work.model.name, environment().runs
     with ExitStack() as stack:
         # What cannot be had is found out before there is a record of a run.
-        found = opened(ready.arguments.cluster, ready.plan, ready.request)
+        found = opened(call.cluster, ready.plan)
         with interruptible():  # it may wait for room
             plan, allocation = stack.enter_context(found)
         ready = replace(ready, plan=plan)
-        record = stack.enter_context(start(ready.arguments.run, name=name, root=root))
+        record = stack.enter_context(start(call.run, name=name, root=root))
         record.write_plan(plan.to_json())
         announce(plan, record)
         writer = _writer(ready, record)
@@ -193,7 +194,7 @@ def _tell_of_resume(
 def _writer(ready: Ready, record: Run) -> CheckpointWriter | None:
     """Of the checkpoints of a run that can be resumed."""
     is_kept = ready.often is not None and not (
-        ready.plan.strategy.is_independent or ready.plan.cluster == "inline"
+        ready.plan.strategy.is_independent or ready.plan.request.cluster == "inline"
     )
     if not is_kept or not isinstance(record, StoredRun):
         return None
@@ -208,7 +209,7 @@ def _train(
 ) -> Outcome:
     if ready.plan.strategy.is_independent:
         return train_members(ready, record)
-    if ready.plan.cluster == "inline":
+    if ready.plan.request.cluster == "inline":
         return inline.train(ready.plan, ready.work, record, ready.options())
     with (
         sampling(record, check) as on_turn,
@@ -239,23 +240,21 @@ def warner(record: Run) -> Callable[[str], None]:
 
 def inputs_of(ready: Ready) -> Inputs:
     """What the run begins with, for another process that may go on with it."""
-    given, validation = ready.arguments, ready.validation
+    call, validation = ready.call, ready.validation
     settings = {
         "verbose": ready.verbose,
-        "echo": given.echo,
-        "validation_freq": given.validation_freq,
-        "checkpoint_every": given.checkpoint_every,
-        "class_weight": given.class_weight,
-        "validation_split": given.validation_split,
-        "files": given.files,
-        "cluster": given.cluster,
+        "echo": call.echo,
+        "checkpoint_every": call.checkpoint_every,
+        "class_weight": call.class_weight,
+        "validation_split": call.validation_split,
+        "files": call.files,
+        "cluster": call.cluster,
     }
-    callbacks = given.callbacks
+    callbacks = call.callbacks
     if callbacks is not None and not isinstance(callbacks, (list, tuple)):
         callbacks = [callbacks]
     return Inputs(
         plan=ready.plan,
-        request=ready.request,
         packed=ready.work.packed,
         source=ready.work.source,
         validation=validation,

@@ -41,10 +41,10 @@ from shoal.plan.request import (
     read_workers,
     require_whole,
 )
-from shoal.training.arguments import check_batch_size, check_custom_objects, verbosity
 from shoal.training.callback_list import safe_points, whole
 from shoal.training.caps import capped_steps
 from shoal.training.early_start import place_variables, preload_for
+from shoal.training.read_fit import check_batch_size, check_custom_objects, verbosity
 from shoal.training.score_bar import ScoreBar
 from shoal.training.score_chunks import (
     DONE,

@@ -10,9 +10,8 @@ from shoal.engine.controller.process_pool import ProcessPool
 from shoal.errors import ConfigError
 from shoal.forks import gives_up
 from shoal.interruption import undisturbed
-from shoal.strategies import get
-from shoal.training.arguments import Arguments
 from shoal.training.early_start import guess
+from shoal.training.fit_call import FitCall
 from shoal.training.run_fit import FitContext, perform
 
 
@@ -84,19 +83,19 @@ class Session:
                 "block, or before `close`. Make another shoal.Session()."
             )
         began = time.monotonic()
-        read = Arguments.of(model=model, x=x, y=y, **arguments)
+        call = FitCall.of(model=model, x=x, y=y, **arguments)
         with undisturbed():
             try:
-                pool = self._pool = self._pool or self._start(read)
+                pool = self._pool = self._pool or self._start(call)
                 context = FitContext(began=began, pool=pool)
-                return perform({"model": model, "x": x, "y": y, **arguments}, context)
+                return perform(call, context)
             except BaseException:
                 self._end()
                 raise
 
-    def _start(self, given: Arguments) -> ProcessPool | None:
-        strategy = get(given.strategy)
-        cast = guess(strategy, given.cluster, given.workers, given.threads)
+    def _start(self, call: FitCall) -> ProcessPool | None:
+        request = call.request
+        cast = guess(request.strategy, call.cluster, call.workers, request.threads)
         return None if cast is None else ProcessPool(cast, is_kept=True)
 
     def _end(self) -> None:

@@ -231,15 +231,15 @@ def rescue(driver: Driver, ask: Callable[[], Rescue | None], *, is_told: bool) -
 
 def announce(plan: Plan, run: Run) -> None:
     """Records that a run begins, and what it is to do."""
-    order, first = plan.order(), plan.initial_epoch
-    last = min(plan.epochs, first + order.epochs_per_pass)
+    order, first = plan.order(), plan.request.initial_epoch
+    last = min(plan.request.epochs, first + order.epochs_per_pass)
     run.event(
         "run_started",
         strategy=plan.strategy.name,
         workers=plan.workers,
         rows=plan.rows,
-        epochs=plan.epochs,
-        initial_epoch=plan.initial_epoch,
+        epochs=plan.request.epochs,
+        initial_epoch=plan.request.initial_epoch,
         # Of one model; after a pass over the data they repeat.
         epoch_rows=[order.rows_of(epoch) for epoch in range(first, last)],
         models=plan.models,
@@ -282,9 +282,10 @@ def begin(
     if resume_state is not None:
         return plan
     epoch = work.model._initial_epoch
-    if not epoch or epoch == plan.initial_epoch:
+    if not epoch or epoch == plan.request.initial_epoch:
         return plan
-    plan = replace(plan, initial_epoch=int(epoch))
+    request = replace(plan.request, initial_epoch=int(epoch))
+    plan = replace(plan, request=request)
     driver.follow(plan)
     announce(plan, run)
     return plan
@@ -295,17 +296,17 @@ def _job(plan: Plan, run: Run, options: DriverOptions) -> Job:
     return Job(
         workers=plan.workers,
         policy=RestartPolicy(
-            max_restarts=plan.max_restarts, min_workers=plan.min_workers
+            max_restarts=plan.request.max_restarts, min_workers=plan.min_workers
         ),
-        first_epoch=plan.initial_epoch
+        first_epoch=plan.request.initial_epoch
         if resume_state is None
         else resume_state.diary.epoch,
-        epochs=plan.epochs,
+        epochs=plan.request.epochs,
         log=run.log_path,
         often=options.often,
-        has_standby=plan.standby > 0,
-        spares=plan.spares,
-        servers=plan.servers,
+        has_standby=plan.request.standby > 0,
+        spares=plan.request.spares,
+        servers=plan.request.servers,
         growth=plan.growth,
     )
 
@@ -313,11 +314,11 @@ def _job(plan: Plan, run: Run, options: DriverOptions) -> Job:
 def rules(plan: Plan) -> Rules:
     """The sequencer's part of a plan."""
     order = plan.order()
-    cycle = range(min(order.epochs_per_pass, max(1, plan.epochs)))
+    cycle = range(min(order.epochs_per_pass, max(1, plan.request.epochs)))
     return Rules(
         epoch_rows=tuple(order.rows_of(epoch) for epoch in cycle),
-        first_epoch=plan.initial_epoch,
-        epochs=plan.epochs,
+        first_epoch=plan.request.initial_epoch,
+        epochs=plan.request.epochs,
         workers=plan.workers,
         batch=plan.gang_batch_size
         if plan.exchanges_gradients
@@ -326,7 +327,7 @@ def rules(plan: Plan) -> Rules:
         is_rounds=not plan.strategy.is_asynchronous,
         exchanges_gradients=plan.exchanges_gradients,
         is_elastic=plan.strategy.is_elastic,
-        has_barrier=plan.epoch_barrier,
+        has_barrier=plan.request.epoch_barrier,
         quorum=plan.quorum,
         borders=order.borders if order.can_be_spread else None,
         starts=order.batch_starts if order.has_batches else None,
@@ -406,8 +407,8 @@ def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
 
 def _shards(plan: Plan, pool: ProcessPool) -> tuple[Addresses, ...]:
     """Where the servers listen that share the vector with the one that orders."""
-    pairs = [pool.pair(number) for number in range(1, plan.servers)]
-    if plan.standby:
+    pairs = [pool.pair(number) for number in range(1, plan.request.servers)]
+    if plan.request.standby:
         return tuple((pair.address, pair.other_address) for pair in pairs)
     return tuple((pair.address,) for pair in pairs)
 
@@ -430,7 +431,7 @@ def _give(
         statistics=beside.size,
         metrics=states.size,
         digest=layout.digest + beside.digest,
-        codec=plan.codec,
+        codec=plan.request.codec,
         state=most_state(model),
     )
     secret = secrets.token_bytes(SECRET_BYTES)
@@ -447,7 +448,7 @@ def _give(
         restart=None if resume_state is None else resume_state.restart,
         changes=changes,
         identity=identity,
-        shards=plan.servers,
+        shards=plan.request.servers,
         losses=loss_totals(model),
     )
     # Cores of other machines have other numbers, and other users.
@@ -468,7 +469,7 @@ def _give(
             sizes=sizes,
             hint=hint,
             token=token,
-            other=pool.main.other_address if plan.standby else None,
+            other=pool.main.other_address if plan.request.standby else None,
             shards=shards,
             certificate=None if identity is None else identity.certificate,
         )
@@ -485,9 +486,9 @@ def _give(
             clock_start=began,
             cores=cores[hint] if hint < len(cores) else (),
             watch=WATCH.get(),
-            reaction=reaction_to(plan.on_nan),
+            reaction=reaction_to(plan.request.on_nan),
             collective=collective,
-            has_overlap=plan.overlap,
+            has_overlap=plan.request.overlap,
             clean_up=CleanUp(name=plan.backend) if pool.is_kept else None,
             run=pool.run,
         )

@@ -1,4 +1,4 @@
-"""From the arguments of `fit` to what is trained: a model, a plan and habits.
+"""From a call of `fit` to what is trained: a model, its data and a plan.
 
 This file decides in which order arguments are read and refused. Nothing is started
 here; when it returns, the plan stands, the model is built and known to travel.
@@ -6,10 +6,9 @@ here; when it returns, the plan stands, the model is built and known to travel.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, final
 
@@ -21,8 +20,6 @@ from shoal.clusters.yarn import Yarn
 from shoal.data import Source, training_data
 from shoal.data.chunks import GROUP_BYTES, ChunkedSource, first_rows
 from shoal.data.files import FileSource
-from shoal.data.located import FileArguments
-from shoal.data.order import Shuffle
 from shoal.data.reading import Reading
 from shoal.engine.worker.spec import WATCH
 from shoal.errors import ConfigError, PlanError
@@ -34,12 +31,11 @@ from shoal.plan import Plan, Request, environment, resolve
 from shoal.plan.often import Often, read_often
 from shoal.plan.request import Workers
 from shoal.plan.validation import read_freq
-from shoal.registry import did_you_mean
-from shoal.runs.base import Run
-from shoal.strategies import Strategy, get
+from shoal.strategies import Strategy
 from shoal.training.allocation import look
 from shoal.training.caps import capped_epochs, capped_steps
 from shoal.training.driver import DriverOptions
+from shoal.training.fit_call import FitCall
 from shoal.training.start_run import Work
 from shoal.training.validation import (
     Validation,
@@ -53,118 +49,44 @@ SEED_LIMIT = 2**31 - 1
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """The arguments of `shoal.fit`; see there."""
-
-    model: Any
-    x: Any = None
-    y: Any = None
-    strategy: str | Strategy | type[Strategy] = "all_reduce"
-    workers: Workers | Yarn = "auto"
-    cluster: str | Cluster = "local"
-    batch_size: int | None = None
-    epochs: int = 1
-    verbose: int | str = "auto"
-    echo: bool = False
-    callbacks: Any = None
-    validation_split: float = 0.0
-    validation_data: Any = None
-    shuffle: Shuffle = True
-    class_weight: Mapping[int, float] | None = None
-    sample_weight: Any = None
-    initial_epoch: int = 0
-    steps_per_epoch: int | None = None
-    validation_steps: int | None = None
-    validation_batch_size: int | None = None
-    validation_freq: int | Sequence[int] = 1
-    validation: str = "blocking"
-    run: str | os.PathLike[str] | Run | bool | None = None
-    monitor: str | None = None
-    deterministic: bool = False
-    epoch_barrier: bool = True
-    max_restarts: int = 3
-    servers: int = 1
-    standby: int = 0
-    spares: int = 0
-    quorum: float | None = None
-    collective: str = "auto"
-    codec: str = "float32"
-    overlap: bool = False
-    on_nan: str | None = None
-    checkpoint_every: float | str | bool | None = None
-    threads: int | None = None
-    seed: int | None = None
-    custom_objects: Mapping[str, Any] | None = None
-    features: Any = None
-    label: Any = None
-    preprocess: Any = None
-    on_bad_file: str = "raise"
-
-    @property
-    def files(self) -> FileArguments:
-        """What was said about files."""
-        return FileArguments(
-            features=self.features,
-            label=self.label,
-            preprocess=self.preprocess,
-            on_bad_file=self.on_bad_file,
-        )
-
-    @classmethod
-    def of(cls, **given: Any) -> Arguments:
-        """Takes arguments by name.
-
-        Raises:
-            ConfigError: One of them `fit` does not have.
-        """
-        known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise ConfigError(did_you_mean("argument of fit", name, known))
-        return cls(**given)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class Ready:
-    """Arguments that were read and found good.
+    """A call that was read and found good.
 
     Args:
-        plan: What will happen.
-        request: What the plan came from.
+        plan: What will happen; it has the request, completed.
         work: The model, built, and its data.
         validation: None without validation data.
-        arguments: As given; `callbacks` and `validation_freq` are left.
+        call: As given.
         verbose: 0, 1, 2 or "auto", as Keras means it.
         often: Between checkpoints, None for none.
     """
 
     plan: Plan
-    request: Request
     work: Work
     validation: Validation | None
-    arguments: Arguments
+    call: FitCall
     verbose: int | str
     often: Often | None
 
     def options(self) -> DriverOptions:
         """The part of the arguments that concerns this process."""
         validation, model = self.validation, self.work.model
+        request = self.plan.request
         return DriverOptions(
-            callbacks=self.arguments.callbacks,
-            **validating(validation, model, self.plan.validation),
-            validation_freq=read_freq(self.arguments.validation_freq),
+            callbacks=self.call.callbacks,
+            **validating(validation, model, request.validation),
+            validation_freq=read_freq(request.validation_freq),
             verbose=self.verbose,
-            echo=self.arguments.echo,
+            echo=self.call.echo,
             often=self.often or Often(),
         )
 
 
-def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
+def read(call: FitCall, *, is_plan: bool = False) -> Ready:
     """Reads everything, decides everything, and starts nothing.
 
     Args:
-        arguments: Of `fit`.
+        call: Of `fit`.
         is_plan: Whether nothing but a plan is wanted.
 
     Raises:
@@ -172,27 +94,22 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
         PlanError: Arguments cannot work together, or the model cannot travel.
         DataError: An array is missing, or does not fit the model.
     """
-    arguments = _capped(arguments)
-    strategy = get(arguments.strategy)
-    request, often = (
-        _request(arguments, strategy),
-        read_often(arguments.checkpoint_every),
-    )
-    _check_kinds(arguments)
-    model, factory = find_model(arguments.model)
+    request, often = completed(call), read_often(call.checkpoint_every)
+    _check_kinds(call)
+    model, factory = find_model(call.model)
     source, held = training_data(
-        arguments.x,
-        arguments.y,
-        arguments.sample_weight,
-        class_weight=arguments.class_weight,
-        validation_split=arguments.validation_split,
-        validation_data=arguments.validation_data,
-        files=arguments.files,
+        call.x,
+        call.y,
+        call.sample_weight,
+        class_weight=call.class_weight,
+        validation_split=call.validation_split,
+        validation_data=call.validation_data,
+        files=call.files,
         reading=replace(reading_of(request), is_plan=is_plan),
-        validation_steps=arguments.validation_steps,
+        validation_steps=call.validation_steps,
     )
     natural = source.batch_size if isinstance(source, ChunkedSource) else None
-    check_batch_size(arguments.batch_size, natural)
+    check_batch_size(request.batch_size, natural)
     sample = first_rows(source, sample_rows(model))
     prepare(model, sample)
     data = DataFacts(
@@ -201,57 +118,48 @@ def read(arguments: Arguments, *, is_plan: bool = False) -> Ready:
         validation_rows=0 if held is None else len(held),
         **_chunk_facts(source),
     )
+    exchanges_gradients = request.strategy.exchanges == "gradients"
     facts = read_model(
         model,
         sample,
-        weights=arguments.sample_weight,
-        has_monitor=arguments.monitor is not None,
-        exchanges_gradients=strategy.exchanges == "gradients" and request.workers != 1,
+        weights=call.sample_weight,
+        has_monitor=request.monitor is not None,
+        exchanges_gradients=exchanges_gradients and request.workers != 1,
     )
     _check_travels(request, source)
-    plan = resolve(request, facts, data, look(arguments.cluster, facts.backend))
+    plan = resolve(request, facts, data, look(call.cluster, facts.backend))
     work = Work(
         model=model,
         source=source,
-        custom_objects=arguments.custom_objects,
+        custom_objects=call.custom_objects,
         factory=factory,
         sample=sample,
     )
     return Ready(
         plan=plan,
-        request=request,
         often=often,
         validation=read_validation(
             model,
             held,
-            batch_size=arguments.validation_batch_size,
-            steps=arguments.validation_steps
+            batch_size=call.validation_batch_size,
+            steps=call.validation_steps
             if held is None
-            else capped_steps("validation_steps", arguments.validation_steps),
+            else capped_steps("validation_steps", call.validation_steps),
             usual_batch_size=facts.fixed_batch or plan.batch_size,
         ),
-        work=_checked(work, arguments),
-        arguments=arguments,
-        verbose=verbosity(arguments.verbose),
+        work=_checked(work, plan),
+        call=call,
+        verbose=verbosity(call.verbose),
     )
 
 
-def _checked(work: Work, arguments: Arguments) -> Work:
+def _checked(work: Work, plan: Plan) -> Work:
     """Refuses a model that no worker can have; returns it packed."""
-    if arguments.cluster != "inline":
+    if plan.request.cluster != "inline":
         return work.with_packed()
     with lending():
         work.with_packed()
     return work  # packed when training begins, together with what is shared
-
-
-def _capped(arguments: Arguments) -> Arguments:
-    """Returns the arguments within the limits of Keras' configuration."""
-    return replace(
-        arguments,
-        epochs=capped_epochs(arguments.epochs),
-        steps_per_epoch=capped_steps("steps_per_epoch", arguments.steps_per_epoch),
-    )
 
 
 def _check_travels(request: Request, source: Source) -> None:
@@ -275,7 +183,7 @@ def reading_of(request: Request) -> Reading:
         steps_per_epoch=plain.steps_per_epoch,
         epochs=range(plain.initial_epoch, max(plain.epochs, plain.initial_epoch + 1)),
         workers=workers if isinstance(workers, int) and workers > 0 else 1,
-        seed=plain.seed,
+        seed=plain.seed or 0,
         is_training=True,
         shuffle=plain.shuffle is not False,
     )
@@ -331,78 +239,74 @@ def keep_random_state() -> Generator[None]:
         np.random.set_state(state)
 
 
-def _request(arguments: Arguments, strategy: Strategy) -> Request:
-    """The part of the arguments that decides what will happen."""
-    _check_inline(arguments, strategy)
-    workers = arguments.workers
-    if workers == "yarn":
-        workers = Yarn()
-    if isinstance(workers, Yarn):
-        workers = workers.count(environment().yarn)
-    asked = environment().workers
-    if workers == "auto" and asked is not None:
-        # A variable stands for many runs: it bows to a strategy's own limit.
-        workers = "auto" if strategy.max_workers == 1 else asked
-    seed = arguments.seed
+def completed(call: FitCall) -> Request:
+    """Returns the request with what the environment, Keras and the cluster add to it.
+
+    Raises:
+        ConfigError, PlanError: A cluster or a number of workers cannot be used.
+        ClusterError: YARN's ResourceManager does not tell the number of workers.
+    """
+    request = replace(
+        call.request,
+        epochs=capped_epochs(call.request.epochs),
+        steps_per_epoch=capped_steps("steps_per_epoch", call.request.steps_per_epoch),
+        has_callbacks=bool(call.callbacks),
+    )
+    _check_inline(call.cluster, request)
+    seed = request.seed
+    workers = _number_of(call.workers, request.strategy)
     if seed is None:
         seed = int(np.random.randint(SEED_LIMIT))  # keras.utils.set_random_seed's
-    cluster = find_cluster(arguments.cluster)
+    cluster = find_cluster(call.cluster)
     known = (cluster.name,) if isinstance(cluster, Cluster) else names()
-    return Request(
-        strategy=strategy,
+    return replace(
+        request,
+        seed=seed,
         workers=workers,
         cluster=name_of(cluster),
         known_clusters=known,
-        batch_size=arguments.batch_size,
-        epochs=arguments.epochs,
-        initial_epoch=arguments.initial_epoch,
-        steps_per_epoch=arguments.steps_per_epoch,
-        shuffle=arguments.shuffle,
-        seed=seed,
-        deterministic=arguments.deterministic,
-        epoch_barrier=arguments.epoch_barrier,
-        max_restarts=arguments.max_restarts,
-        servers=arguments.servers,
-        standby=arguments.standby,
-        spares=arguments.spares,
-        quorum=arguments.quorum,
-        collective=arguments.collective,
-        codec=arguments.codec,
-        overlap=arguments.overlap,
-        on_nan=arguments.on_nan,
-        threads=arguments.threads,
-        monitor=arguments.monitor,
-        validation=arguments.validation,
-        validation_freq=read_freq(arguments.validation_freq),
-        has_callbacks=bool(arguments.callbacks),
+        validation_freq=read_freq(request.validation_freq),
     )
 
 
-def _check_inline(arguments: Arguments, strategy: Strategy) -> None:
+def _number_of(workers: Workers | Yarn, strategy: Strategy) -> Workers:
+    """The workers that are meant: YARN counts its cores, and a variable may say."""
+    if workers == "yarn":
+        workers = Yarn()
+    if isinstance(workers, Yarn):
+        return workers.count(environment().yarn)
+    asked = environment().workers
+    if workers == "auto" and asked is not None:
+        # A variable stands for many runs: it bows to a strategy's own limit.
+        return "auto" if strategy.max_workers == 1 else asked
+    return workers
+
+
+def _check_inline(cluster: str | Cluster, request: Request) -> None:
     """Refuses what workers that take turns in one process cannot do."""
-    if arguments.cluster != "inline":
+    if cluster != "inline":
         return
-    if arguments.on_nan is not None:
+    if request.on_nan is not None:
         raise PlanError(
-            f"on_nan={arguments.on_nan!r} with cluster='inline'. Expected workers that "
+            f"on_nan={request.on_nan!r} with cluster='inline'. Expected workers that "
             "are processes, which can stop or step back one by one. "
             "Leave one of the two out."
         )
     usual = {"servers": 1, "standby": 0, "spares": 0}
     for name, least in usual.items():
-        if getattr(arguments, name) != least:
+        if getattr(request, name) != least:
             raise PlanError(
-                f"{name}={getattr(arguments, name)} with cluster='inline'. Expected "
+                f"{name}={getattr(request, name)} with cluster='inline'. Expected "
                 "processes, of which one can be lost. Leave one of the two out."
             )
-    if arguments.overlap:
+    if request.overlap:
         raise PlanError(
             "overlap=True with cluster='inline'. Expected workers that are processes, "
             "which compute while others speak. Leave one of the two out."
         )
-    if strategy.is_independent:
+    if request.strategy.is_independent:
         raise PlanError(
-            f"{strategy.name} does not run on cluster='inline'. "
+            f"{request.strategy.name} does not run on cluster='inline'. "
             "Expected a strategy whose workers exchange something. "
             "Leave cluster out to train the models on processes."
         )
@@ -434,18 +338,18 @@ def verbosity(verbose: int | str) -> int | str:
     return int(verbose)
 
 
-def _check_kinds(arguments: Arguments) -> None:
+def _check_kinds(call: FitCall) -> None:
     """Refuses what Keras would stumble over later."""
-    for callback in _flat(arguments.callbacks):
+    for callback in _flat(call.callbacks):
         if isinstance(callback, type) or not hasattr(callback, "set_model"):
             raise ConfigError(
                 f"callbacks has {callback!r}. Expected objects of subclasses of "
                 "keras.callbacks.Callback. "
                 "Pass for example callbacks=[keras.callbacks.CSVLogger('log.csv')]."
             )
-    if arguments.validation == "async":
-        check_late(arguments.callbacks)
-    check_custom_objects(arguments.custom_objects)
+    if call.request.validation == "async":
+        check_late(call.callbacks)
+    check_custom_objects(call.custom_objects)
 
 
 def _flat(callbacks: Any) -> list[Any]:

@@ -1,0 +1,142 @@
+"""What is decided about a run: values that a plan holds, and what follows from them.
+
+This file decides what a plan remembers. It has the request as it was asked, and beside
+it only what had to be worked out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+
+from shoal.data.order import Order
+from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
+from shoal.plan.gpus import Place
+from shoal.plan.refusals import is_repeatable
+from shoal.plan.request import Request
+from shoal.strategies.base import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decisions(ABC):
+    """Everything that is decided before anything starts; `Plan` is the one class of it.
+
+    Args:
+        request: What was asked for. An option is used from here unless one of the
+            fields below has its resolved value.
+        strategy: Resolved: `period` is a positive number of steps.
+        workers: Training processes aimed at; `min_workers` the least to go on with.
+        threads: Compute threads of each worker.
+        rows: Samples of one epoch, after `steps_per_epoch` is applied. Where that
+            does not divide a pass over the data, later epochs may have fewer:
+            `order().rows_of(epoch)`.
+        batch_size: Samples of one step as the user means it, and one tick of the run
+            clock.
+        worker_batch_size: Rows of one optimizer step on one worker (for
+            `all_reduce` the largest share of `gang_batch_size`).
+        gang_batch_size: Rows all workers together consume in one step.
+        exchanges_per_epoch: Of one worker, estimated.
+        model: Facts of the model.
+        data: Facts of the data.
+        models: Models that are trained: 1, but for independent workers.
+        machine: Facts of the machines.
+        monitor: Metric by which the best model is kept.
+        warnings: One line each.
+        quorum: Workers of a round that are enough when the others are late, 0 for all.
+        places: The GPU of each worker; none where they compute on the CPU.
+        collective: Who averages gradients: "server", or the workers among themselves:
+            "shared" in memory of their machine, "native" by their backend.
+        growth: More workers that join when the cluster has room for them.
+    """
+
+    request: Request
+    strategy: Strategy
+    workers: int
+    min_workers: int
+    threads: int
+    rows: int
+    batch_size: int
+    worker_batch_size: int
+    gang_batch_size: int
+    exchanges_per_epoch: float
+    model: ModelFacts
+    data: DataFacts
+    models: int = 1
+    machine: MachineFacts = field(default_factory=lambda: MachineFacts(cores=1))
+    monitor: Monitor = field(default_factory=Monitor)
+    warnings: tuple[str, ...] = ()
+    quorum: int = 0
+    places: tuple[Place, ...] = ()
+    collective: str = "server"
+    growth: int = 0
+
+    @abstractmethod
+    def explain(self) -> str:
+        """Returns what will happen, in lines a person reads."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order of samples: 0 where none was drawn."""
+        return self.request.seed or 0
+
+    @property
+    def epoch_range(self) -> range:
+        """The epochs to train, 0 for the first."""
+        return range(self.request.initial_epoch, self.request.epochs)
+
+    @property
+    def backend(self) -> str:
+        """The backend of Keras."""
+        return self.model.backend
+
+    @property
+    def data_rows(self) -> int:
+        """Samples in the data."""
+        return self.data.rows
+
+    @property
+    def most_workers(self) -> int:
+        """Workers that may train at the same time."""
+        return self.workers + self.growth
+
+    @property
+    def device(self) -> str:
+        """What workers compute on: "gpu" or "cpu"."""
+        return "gpu" if self.places else "cpu"
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        """Whether all workers take each step together."""
+        return self.strategy.exchanges == "gradients"
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a second run with the same seed can give the same weights."""
+        return is_repeatable(
+            self.strategy, self.workers, epoch_barrier=self.request.epoch_barrier
+        )
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of one message: weights or gradients, and statistics beside them."""
+        return 4 * (self.model.parameters + self.model.statistics)
+
+    @property
+    def samples_expected(self) -> int:
+        """Samples the whole run commits."""
+        order = self.order()
+        return self.models * sum(order.rows_of(epoch) for epoch in self.epoch_range)
+
+    def order(self) -> Order:
+        """Returns the order of samples that every process follows."""
+        return Order(
+            rows=self.data_rows,
+            seed=self.seed,
+            shuffle=self.request.shuffle,
+            batch_size=self.batch_size,
+            steps_per_epoch=self.request.steps_per_epoch,
+            first_epoch=self.request.initial_epoch,
+            chunking=None
+            if self.data.chunking is None
+            else replace(self.data.chunking, has_lanes=self.exchanges_gradients),
+        )
