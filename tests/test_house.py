@@ -88,6 +88,40 @@ def test_a_terminal_is_written_to_in_one_place():
     assert WRITTEN_BY_HAND.keys() - found == set(), "no such line any more"
 
 
+WORLD = {"time", "threading"}
+WORLDLY_CALLS = {"Link", "ThreadPoolExecutor", "create_connection"}
+PAST_THE_ENVIRONMENT = {
+    "engine/environment.py": "what the others are handed",
+    "engine/transport/segments.py": "a thread that computes, and waits for nothing",
+}
+"""Files of the engine that ask for time, threads or connections themselves, and why."""
+
+
+def asks_the_world(node: ast.AST) -> bool:
+    """Tells whether code takes time, a thread or a connection from the machine."""
+    match node:
+        case ast.Import(names=names):
+            return any(name.name in WORLD for name in names)
+        case ast.ImportFrom(module=module):
+            return module in WORLD
+        case ast.Call(func=function):
+            return last_word(function) in WORLDLY_CALLS
+    return False
+
+
+def test_the_engine_takes_time_threads_and_connections_of_its_environment():
+    """So that a simulation needs no patching."""
+    source = ROOT / "src" / "shoal"
+    found = {
+        str(path.relative_to(source))
+        for path in (source / "engine").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if asks_the_world(node)
+    }
+    assert found - PAST_THE_ENVIRONMENT.keys() == set(), "see `Environment`"
+    assert PAST_THE_ENVIRONMENT.keys() - found == set(), "no such line any more"
+
+
 NAMES = {
     "entry", "file", "folder", "host", "id", "job", "key", "kind", "label", "mark",
     "member", "name", "node", "path", "place", "rank", "reference", "run", "said",

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.engine.environment import SYSTEM
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import Buffers, Sizes
 from shoal.engine.transport.changes import FIXED, Changes, Key
-from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.transport.client_connection import ServerAddress, who
 from shoal.engine.transport.messages import WRONG
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.shard_client import ShardClients
@@ -224,7 +225,7 @@ def test_a_worker_says_what_it_cannot_read_of_a_shard(what: str) -> None:
     with saying(*frames) as address:
         given = seat(("127.0.0.1", 1), shards=((address,),))
         shard_clients = ShardClients(
-            given, Buffers(SHARD_SIZES, None), get("aeasgd"), 0, 1
+            given, Buffers(SHARD_SIZES, None), get("aeasgd"), who(0, 1), SYSTEM
         )
         with pytest.raises(BadFrame, match=why):
             exchange(shard_clients)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.coordination.sequencer import Push, Rules, Sequencer
+from shoal.engine.environment import SYSTEM
 from shoal.engine.server.checkpoint import read_restart
 from shoal.engine.server.replica import Replica
 from shoal.engine.transport.changes import (
@@ -116,13 +117,13 @@ def test_a_checkpoint_says_which_changes_it_holds() -> None:
     assert restart.changes == 1
     for known, wanted in ((restart, 6.0), (replace(restart, changes=0), 5.0)):
         spec = replace(stand.replica.spec, changes=changes, restart=known)
-        assert list(Replica(spec, stand).center.statistics) == [wanted]
+        assert list(Replica(spec, stand, SYSTEM.clock).center.statistics) == [wanted]
 
 
 def test_a_standby_knows_what_was_changed() -> None:
     stand = Stand("aeasgd", workers=1)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
-    other = Replica(stand.replica.spec, stand)
+    other = Replica(stand.replica.spec, stand, SYSTEM.clock)
     other.thaw(stand.replica.freeze())
     assert other.changes == stand.replica.changes
     assert other.sessions[0].told == stand.replica.sessions[0].told

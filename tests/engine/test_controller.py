@@ -12,6 +12,7 @@ from shoal.engine.controller.controller import Controller, Job
 from shoal.engine.coordination.instructions import Rules
 from shoal.engine.coordination.restart_policy import RestartPolicy
 from shoal.engine.coordination.sequencer import Sequencer
+from shoal.engine.environment import SYSTEM
 from shoal.engine.server.checkpoint import Restart
 from shoal.engine.transport.changes import Changes
 from shoal.plan.often import Often
@@ -21,7 +22,7 @@ from shoal.wire.frames import Head
 @pytest.fixture
 def controller() -> Controller:
     """One without processes, that was never given a server."""
-    anybody: Any = SimpleNamespace(on_event=lambda *_, **__: None)
+    anybody: Any = SimpleNamespace(on_event=lambda *_, **__: None, environment=SYSTEM)
     anybody.on_checkpoint = anybody.pair = lambda _: None
     job = Job(
         workers=2,
@@ -59,7 +60,7 @@ class Heard:
     def __init__(self) -> None:
         self.ends: list[int] = []
         self.wants_stop = self.is_in_step = False
-        self.changes = Changes()
+        self.changes, self.environment = Changes(), SYSTEM
 
     def on_epoch(self, end: Any) -> None:
         self.ends.append(end.epoch)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.coordination.timeouts import PAUSE_S, TIMES
+from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.heartbeat import (
     FLOOR_S,
     PING_S,
@@ -83,8 +84,8 @@ def test_one_question_at_a_time() -> None:
 
 
 def test_large_models_and_many_workers_are_given_time() -> None:
-    small = Heartbeat.of(1.0, slot_bytes=1 << 20, workers=3)
-    large = Heartbeat.of(1.0, slot_bytes=8 << 30, workers=3)
+    small = Heartbeat.of(0.0, 1.0, slot_bytes=1 << 20, workers=3)
+    large = Heartbeat.of(0.0, 1.0, slot_bytes=8 << 30, workers=3)
     assert small.limit_s < FLOOR_S + 1.1
     assert large.limit_s > FLOOR_S + 60
 
@@ -141,15 +142,15 @@ def expired() -> Heartbeat:
 
 
 def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
-    heartbeat = Heartbeat.of(0.1, 8, 1)
-    assert hear(peer.link, heartbeat, 7, 0.0) is None
+    heartbeat = Heartbeat.of(SYSTEM.clock(), 0.1, 8, 1)
+    assert hear(peer.link, heartbeat, 7, 0.0, SYSTEM.clock) is None
     assert peer.heard() == "ping"
     assert heartbeat.asked is not None
     peer.channel.send({"kind": "pong"})
-    assert hear(peer.link, heartbeat, 7, 20.0) is None
+    assert hear(peer.link, heartbeat, 7, 20.0, SYSTEM.clock) is None
     assert heartbeat.asked is None
     peer.channel.send({"kind": "records"})
-    found = hear(peer.link, heartbeat, 7, 20.0)
+    found = hear(peer.link, heartbeat, 7, 20.0, SYSTEM.clock)
     assert found is not None
     assert found[0]["kind"] == "records"
 
@@ -158,13 +159,13 @@ def test_silence_is_found(peer: Peer) -> None:
     with pytest.raises(
         ServerSilent, match=r"hung: it answered nothing for more than 5.0 s"
     ):
-        hear(peer.link, expired(), 7, 0.0)
+        hear(peer.link, expired(), 7, 0.0, SYSTEM.clock)
 
 
 def test_whatever_waits_to_be_read_comes_first(peer: Peer) -> None:
     heartbeat = expired()
     peer.channel.send({"kind": "pong"})
-    assert hear(peer.link, heartbeat, 7, 20.0) is None
+    assert hear(peer.link, heartbeat, 7, 20.0, SYSTEM.clock) is None
     assert heartbeat.asked is None
 
 
@@ -177,13 +178,13 @@ HALVES: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("what", HALVES)
 def test_a_frame_that_stops_half_way_is_silence(what: str, peer: Peer) -> None:
-    heartbeat = Heartbeat.of(0.1, 8, 1)
+    heartbeat = Heartbeat.of(SYSTEM.clock(), 0.1, 8, 1)
     heartbeat.work_s = (
         0.01 - FLOOR_S - heartbeat.startup_s
     )  # so that the test need not wait
     peer.channel.socket.sendall(HALVES[what]())
     with pytest.raises(ServerSilent):
-        hear(peer.link, heartbeat, 7, 20.0)
+        hear(peer.link, heartbeat, 7, 20.0, SYSTEM.clock)
 
 
 def test_a_limit_for_one_frame_is_none_for_the_next(peer: Peer) -> None:

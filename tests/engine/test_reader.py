@@ -12,6 +12,7 @@ import pytest
 
 from shoal.data.order import Order
 from shoal.engine.coordination.ledger import Piece
+from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.messages import COMPLAINTS
 from shoal.engine.worker.reader import Reader, Retry
 from shoal.errors import DataError, WorkerFailed
@@ -46,7 +47,7 @@ def reader(source: Sick, retry: Retry, told: list[Any]) -> Reader:
         COMPLAINTS[kind](fields)  # the server takes it
         told.append((kind, fields["attempt"], fields["text"]))
 
-    return Reader(source, Order(rows=101, shuffle=False), retry, tell)
+    return Reader(source, Order(rows=101, shuffle=False), retry, tell, SYSTEM.sleep)
 
 
 def test_a_source_that_recovers_is_no_failure() -> None:
@@ -79,7 +80,9 @@ def test_rows_of_a_shuffled_order_are_named() -> None:
     order = Order(rows=101, seed=3, shuffle=True)
     [place] = [n for n in range(101) if order.indices(0, n, n + 1)[0] == BAD]
     start = min(place, 93)
-    shuffled = Reader(source, order, Retry(attempts=1), lambda *_, **__: None)
+    shuffled = Reader(
+        source, order, Retry(attempts=1), lambda *_, **__: None, SYSTEM.sleep
+    )
     with pytest.raises(DataError, match="was asked 1 time") as caught:
         shuffled.pieces([Piece(0, start, start + 8)])
     first = ", ".join(map(str, order.indices(0, start, start + 4)))

@@ -27,6 +27,7 @@ from shoal.wire.frames import Link, pack_head
 from shoal.wire.handshake import ANSWER_BYTES, Caller, worker_secret
 from shoal.wire.tls import wrap_caller
 from tests.engine.cases import runs_well, setup, shut_out
+from tests.support.environments import SettableClock
 from tests.support.inline import Cluster
 
 
@@ -216,10 +217,12 @@ def test_without_descriptors_a_stranger_goes() -> None:
 
 
 @contextmanager
-def knocked() -> Iterator[tuple[selectors.BaseSelector, UnverifiedCallers]]:
+def knocked(
+    clock: SettableClock,
+) -> Iterator[tuple[selectors.BaseSelector, UnverifiedCallers]]:
     """A house, and its porch with somebody who has said something."""
     house = selectors.DefaultSelector()
-    door = UnverifiedCallers(house)
+    door = UnverifiedCallers(house, clock)
     mine, theirs = socket.socketpair()
     with house, mine, theirs:
         door.selector.register(mine, selectors.EVENT_READ, None)
@@ -232,50 +235,40 @@ class TestPorch:
     """The clock is moved, nobody waits."""
 
     @pytest.fixture
-    def clock(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-        now = {"monotonic": 0.0}
+    def clock(self) -> SettableClock:
+        return SettableClock()
 
-        class Clock:
-            @staticmethod
-            def monotonic() -> float:
-                return now["monotonic"]
-
-        monkeypatch.setattr(listener, "time", Clock)
-        return now
-
-    def test_strangers_get_their_share_and_no_more(
-        self, clock: dict[str, float]
-    ) -> None:
-        with knocked() as (_, door):
+    def test_strangers_get_their_share_and_no_more(self, clock: SettableClock) -> None:
+        with knocked(clock) as (_, door):
             spent = 0.0
             for _ in range(10_000):
-                clock["monotonic"] += 0.001
+                clock.now += 0.001
                 door.wait_s(1.0)
                 for _ in door.visit():
-                    clock["monotonic"] += 0.0005
+                    clock.now += 0.0005
                     spent += 0.0005
             assert SHARE * 10 * 0.9 < spent < SHARE * 10 + 2 * SAVED_S
 
     def test_a_closed_porch_wakes_nobody_until_it_opens(
-        self, clock: dict[str, float]
+        self, clock: SettableClock
     ) -> None:
-        with knocked() as (house, door):
+        with knocked(clock) as (house, door):
             assert house.select(0)
             for _ in door.visit():
-                clock["monotonic"] += SAVED_S + 0.1
+                clock.now += SAVED_S + 0.1
             assert not house.select(0)
             assert list(door.visit()) == []
             earned_s = SHARE * (SAVED_S + 0.1)
             assert door.wait_s(9.0) == pytest.approx((0.1 - earned_s) / SHARE)
-            clock["monotonic"] += 0.1 / SHARE
+            clock.now += 0.1 / SHARE
             assert door.wait_s(1.0) == 1.0
             assert house.select(0)
 
     def test_one_visit_is_short_and_everybody_has_a_turn(
-        self, clock: dict[str, float]
+        self, clock: SettableClock
     ) -> None:
         house = selectors.DefaultSelector()
-        door = UnverifiedCallers(house)
+        door = UnverifiedCallers(house, clock)
         with house, ExitStack() as stack:
             for name in range(10):
                 mine, theirs = socket.socketpair()
@@ -285,10 +278,10 @@ class TestPorch:
                 theirs.sendall(b"x")
             heard: list[int] = []
             for _ in range(10):
-                clock["monotonic"] += 1.0
+                clock.now += 1.0
                 door.wait_s(1.0)
                 for key, _ in door.visit():
-                    clock["monotonic"] += 2 * listener.SLICE_S
+                    clock.now += 2 * listener.SLICE_S
                     heard.append(key.data)
             assert len(heard) == 10
             assert set(heard) == set(range(10))

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from shoal.engine.coordination.timeouts import PAUSE_S, LivenessTimeout
-from shoal.engine.server import replication as replication_module
 from shoal.engine.server.primary import Primary
 from shoal.engine.transport.listener import Connections
 from tests.engine.cases import setup
 from tests.engine.test_take_over import quiet_mirror, standby_of
 from tests.simulation.failover.network import SimConnections, Wire
 from tests.simulation.failover.stage import server_spec
+from tests.support.environments import SettableClock
 
 LONG_AGO = -1000.0
 
 
-def test_short_waits_are_no_stall_and_no_second_counts_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(replication_module, "time", clock)
-    replication, worker = quiet_mirror(), standby_of(0)
+def test_short_waits_are_no_stall_and_no_second_counts_twice() -> None:
+    clock = SettableClock(100.0)
+    replication, worker = quiet_mirror(clock), standby_of(0)
     replication.begin(standby_of(1), b"all")
     found: list[float] = []
     for seconds in (0.0, PAUSE_S, 0.5, 0.25):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.engine.controller.servers import Servers
+from shoal.engine.environment import SYSTEM
 from shoal.engine.server.base import open_connections
 from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.primary import Primary
@@ -36,6 +37,7 @@ class FakeStage:
         self.address = self.listener.getsockname()
         self.other_address = self.other_listener.getsockname()
         self.parts: list[ServeInherited] = []
+        self.environment = SYSTEM
         self.stopped: list[str] = []
 
     def give(self, name: str, part: ServeInherited) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.engine.controller.resume_point import ResumePoint
+from shoal.engine.environment import SYSTEM
 from shoal.engine.server.checkpoint import Restart, Snapshot
 from shoal.engine.server.event_log import LogEntry
 from shoal.engine.server.replica import Replica
@@ -42,7 +43,7 @@ class Stand:
             vector=setup.vector,
             statistics=setup.statistics,
         )
-        self.replica = Replica(spec, self)
+        self.replica = Replica(spec, self, SYSTEM.clock)
         self.reports: list[tuple[Head, bytes]] = []
         self.answers: dict[int, Head] = {}
         self.questions = dict.fromkeys(range(workers), 0)

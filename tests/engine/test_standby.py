@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.engine.environment import SYSTEM
 from shoal.engine.server.base import BaseServer
 from shoal.engine.server.event_log import LogEntry
 from shoal.engine.server.primary import JOINED_AGAIN
@@ -222,7 +223,7 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
 
         cluster.server._replication.log = record  # type: ignore[method-assign]
         spec = cluster.server.spec
-        again = Replica(spec, Silence())
+        again = Replica(spec, Silence(), SYSTEM.clock)
         again.thaw(unpack(pack(replica.freeze())))
         cluster.run()
     assert len(taken) > 20  # joins, pushes, and how often somebody has to wait

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.controller import supervisor as supervisor_module
 from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination.restart_policy import SETTLED_S, RestartPolicy
+from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.heartbeat import start_limit_s
 from shoal.launchers.base import Exit
+from tests.support.environments import SettableClock, SettableTime
 
 
 def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
@@ -19,6 +20,7 @@ def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
     ended = [Exit(name=name, code=1, reason="exited") for name in ("w0", "w1", "s")]
     stage: Any = SimpleNamespace(
         server="s",
+        environment=SYSTEM,
         worker=lambda hint: f"w{hint}",
         age_s=lambda _: 0.0,
         longest_join_s=0.0,
@@ -47,16 +49,13 @@ class Stand:
     server = "s"
     longest_join_s = 0.0
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, workers: int = 2, growth: int = 0
-    ) -> None:
-        self.now, self.made, self.told = 1000.0, 0, list[tuple[str, Any]]()
+    def __init__(self, workers: int = 2, growth: int = 0) -> None:
+        self.clock = SettableClock(1000.0)
+        self.environment = SettableTime(self.clock)
+        self.made, self.told = 0, list[tuple[str, Any]]()
         self.ended: dict[str, Exit] = {}
         self.warm, self.waiting = set[str](), set[str]()
         self.given = list[str]()
-        monkeypatch.setattr(
-            supervisor_module, "time", SimpleNamespace(monotonic=lambda: self.now)
-        )
         policy, observer = RestartPolicy(max_restarts=99), SimpleNamespace()
         observer.on_event = lambda kind, **fields: self.told.append((kind, fields))
         stage: Any = self
@@ -99,9 +98,9 @@ class Stand:
 
     def watch(self, seconds: float) -> None:
         """Looks ten times a second."""
-        until = self.now + seconds
-        while self.now < until:
-            self.now += 0.1
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            self.clock.now += 0.1
             self.supervisor.watch()
 
     def reasons(self) -> list[str]:
@@ -110,7 +109,7 @@ class Stand:
 
 def begun(monkeypatch: pytest.MonkeyPatch) -> Stand:
     """Two workers, one of which works after 2 s."""
-    stand = Stand(monkeypatch)
+    stand = Stand()
     stand.watch(2.0)
     stand.works("w1", 0)
     return stand
@@ -120,7 +119,7 @@ def test_a_worker_that_never_starts_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As soon as others have shown how long a start takes; before, nobody knows."""
-    stand = Stand(monkeypatch)
+    stand = Stand()
     stand.watch(100.0)
     assert stand.reasons() == []
     stand.works("w1", 0)
@@ -136,7 +135,7 @@ def test_a_worker_that_waits_for_room_is_not_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """How long it may wait for that is its launcher's affair."""
-    stand = Stand(monkeypatch)
+    stand = Stand()
     stand.waiting.add("w2")
     stand.watch(2.0)
     stand.works("w1", 0)
@@ -160,7 +159,7 @@ def test_a_process_that_had_waited_is_missed_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has imported all it needs: to start takes no longer than it took others."""
-    stand = Stand(monkeypatch, workers=1)
+    stand = Stand(workers=1)
     stand.watch(11.0)
     stand.works("w1", 0)
     stand.warm = {"w2"}  # a spare process, which hangs
@@ -177,7 +176,7 @@ def test_a_session_knows_how_long_a_process_takes_to_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its workers were there already, and began at once; the next one does not."""
-    stand = Stand(monkeypatch, workers=1)
+    stand = Stand(workers=1)
     stand.longest_join_s = 4.0  # in the run before
     stand.watch(0.3)
     stand.works("w1", 0)
@@ -192,7 +191,7 @@ def test_workers_of_a_session_may_take_as_long_as_the_model_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are there already, but nobody knows how long this one takes to compile."""
-    stand = Stand(monkeypatch)
+    stand = Stand()
     stand.longest_join_s, stand.warm = 0.2, {"w1", "w2"}
     stand.watch(100.0)
     stand.works("w1", 0)
@@ -204,9 +203,9 @@ def test_a_start_that_is_heard_of_late_was_not_as_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A callback took five minutes, and the worker had begun before."""
-    stand = Stand(monkeypatch)
+    stand = Stand()
     stand.watch(2.0)
-    stand.now += 300.0
+    stand.clock.now += 300.0
     stand.works("w1", 0)
     assert stand.supervisor.start_limit_s == pytest.approx(start_limit_s(2.0))
 
@@ -216,7 +215,7 @@ def test_nobody_is_given_up_for_what_was_not_heard(
 ) -> None:
     """A callback took an hour; the worker may have said so meanwhile."""
     stand = begun(monkeypatch)
-    stand.now += 3600.0
+    stand.clock.now += 3600.0
     stand.watch(1.0)
     stand.works("w2", 1)
     stand.watch(100.0)
@@ -226,16 +225,16 @@ def test_nobody_is_given_up_for_what_was_not_heard(
 def test_a_place_waits_longer_until_its_process_has_worked_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stand = Stand(monkeypatch, workers=1)
+    stand = Stand(workers=1)
     waits = list[float]()
     for life_s in (1.0, 1.0, 1.0, 1.0, SETTLED_S + 1.0):
         stand.works(f"w{stand.made}", 0)
         stand.watch(life_s)
-        made, died = stand.made, stand.now
+        made, died = stand.made, stand.clock.now
         stand.stop(f"w{made}")
         while stand.made == made:
             stand.watch(0.1)
-        waits.append(round(stand.now - died))
+        waits.append(round(stand.clock.now - died))
     assert waits == [0, 1, 2, 4, 0]
 
 
@@ -244,7 +243,7 @@ def test_a_place_waits_longer_until_its_process_has_worked_for_a_while(
 
 def grown(monkeypatch: pytest.MonkeyPatch) -> Stand:
     """One worker that works, and two more for which there is no room yet."""
-    stand = Stand(monkeypatch, workers=1, growth=2)
+    stand = Stand(workers=1, growth=2)
     stand.watch(2.0)
     stand.works("w1", 0)
     stand.watch(500.0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shoal.engine.environment import SYSTEM
 from shoal.engine.server.base import BaseServer
 from shoal.engine.server.replication import Replication, StandbyPeer
 from shoal.engine.worker.client import ServerClient
@@ -22,6 +23,7 @@ from shoal.wire.frames import BadFrame, Head, Link, pack_head
 from shoal.wire.handshake import worker_secret
 from tests.engine.test_standby import kill
 from tests.support import inline
+from tests.support.environments import SettableClock
 from tests.support.inline import Cluster, Setup
 
 PROBLEM = LeastSquares.seeded(rows=96)
@@ -213,9 +215,10 @@ def test_alone_although_the_end_of_the_standby_was_not_heard_yet(
     assert [end.rows for end in outcome.epochs] == [PROBLEM.rows]
 
 
-def quiet_mirror() -> Replication:
+def quiet_mirror(clock: Callable[[], float] = SYSTEM.clock) -> Replication:
     """Of a server that can send whatever it likes."""
-    return Replication(type("Connections", (), {"send": lambda *_: None})())  # type: ignore[arg-type]
+    connections: Any = type("Connections", (), {"send": lambda *_: None})()
+    return Replication(connections, clock)
 
 
 def standby_of(generation: int) -> Any:
@@ -333,28 +336,25 @@ def test_last_words_of_a_run_do_not_wait_for_a_standby(has_standby: bool) -> Non
         voice.close()
 
 
-def test_a_large_machine_takes_its_time_to_reach_a_standby(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 100.0
+def test_a_large_machine_takes_its_time_to_reach_a_standby() -> None:
+    clock = SettableClock(100.0)
     sent: list[Head] = []
     channel: Any = type("Channel", (), {"keep_output": lambda _: None})()
     connections: Any = type("C", (), {"send": lambda _, p, h, *b: sent.append(h)})()
     peer: Any = type("P", (), {"channel": channel, "is_gone": False})()
-    monkeypatch.setattr("shoal.engine.server.replication.time.monotonic", lambda: now)
-    replication = Replication(connections)
+    replication = Replication(connections, clock)
 
     class Large(bytes):
         def __len__(self) -> int:
             return 10 << 30
 
     replication.begin(peer, Large())
-    now += 10
+    clock.now += 10
     assert not replication.overdue()
-    now += 60
+    clock.now += 60
     assert replication.overdue()
     replication.begin(peer, b"small")
-    now += 3
+    clock.now += 3
     assert replication.overdue()
 
 

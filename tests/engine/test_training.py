@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shoal.data.order import Order
+from shoal.engine.environment import SystemEnvironment
 from shoal.engine.transport.codec import CODECS
-from shoal.engine.worker import request_channel
 from shoal.errors import WorkerFailed
 from shoal.strategies import get, registry
 from shoal.testing import faults
@@ -99,9 +99,7 @@ class Later(Future[Any]):
 
 
 @pytest.mark.parametrize("name", ["aeasgd", "downpour"])
-def test_steps_are_taken_before_the_answer_is_there(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_taken_before_the_answer_is_there(name: str) -> None:
     taken = list[int]()
 
     class Backend(LinearBackend):
@@ -111,12 +109,13 @@ def test_steps_are_taken_before_the_answer_is_there(
 
     asked = list[Later]()
 
-    def background(work: Any) -> Any:
-        asked.append(Later(work))
-        return asked[-1]
+    class Patient(SystemEnvironment):
+        def in_background(self, work: Any) -> Any:
+            asked.append(Later(work))
+            return asked[-1]
 
-    monkeypatch.setattr(request_channel, "in_background", background)
     given = Setup.linear(PROBLEM, get(name, period=2), RATE, epochs=3)
+    given = replace(given, environment=Patient())
     opener = lambda spec, _: Backend(PROBLEM.size, spec, RATE)  # noqa: E731
     outcome = train(replace(given, has_overlap=True, open_backend=opener))
     check_counts(outcome)

@@ -212,7 +212,9 @@ class Cluster:
     def start_worker(self, hint: int = -1) -> None:
         """Starts one more worker."""
         spec = self.worker_spec(hint)
-        thread = self._run(f"shoal-worker-{hint}", partial(work, spec))
+        thread = self._run(
+            f"shoal-worker-{hint}", partial(work, spec, self._setup.environment)
+        )
         self._hands.append((spec.seat.token, thread))
 
     def worker_spec(self, hint: int = -1) -> WorkerSpec:

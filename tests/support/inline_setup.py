@@ -11,6 +11,7 @@ import numpy as np
 from shoal.backends.base import Backend, ComputeSpec
 from shoal.data.order import Order
 from shoal.engine.coordination.sequencer import Rules
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.worker.collective import CollectiveSpec, ServerCollectiveSpec
 from shoal.engine.worker.nan_policy import WARN, NanPolicy
@@ -86,6 +87,7 @@ class Setup:
     compute: dict[str, Any] = field(default_factory=dict[str, Any])
     reaction: NanPolicy = WARN
     retry: Retry = field(default_factory=Retry)
+    environment: Environment = SYSTEM
 
     @classmethod
     def linear(

@@ -10,18 +10,22 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, TypeVar, cast, final
 
+from shoal.engine.environment import Environment
 from shoal.engine.transport.listener import Listener, Peer
 from shoal.errors import ExchangeTimeout
-from shoal.wire.frames import BadFrame, Head
+from shoal.wire.frames import BadFrame, Head, Link
 from tests.simulation.failover.strand import Strand
 
 GREETING_S = 0.5  # that a caller waits in vain, more or less
 
 Address: TypeAlias = tuple[str, int]
 Part: TypeAlias = memoryview | bytes
+T = TypeVar("T")
 
 
 @final
@@ -288,8 +292,8 @@ class SimLink:
 
 
 @final
-class Network:
-    """Who listens where, and what time it is."""
+class Network(Environment):
+    """Who listens where, and what time it is: the environment of a simulated run."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -323,16 +327,24 @@ class Network:
         server.accept(wire)
         return wire
 
-    # What takes the place of `Link` and of `time` in the engine's files.
+    # ------------------------------------------------------- the environment
 
-    def link(self, address: Address, secret: bytes, **_: Any) -> SimLink:
+    def connect(
+        self,
+        address: Address,
+        secret: bytes,
+        *,
+        certificate: bytes | None = None,
+        timeout_s: float = 60.0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Link:
         """A worker calls."""
-        del secret
+        del secret, certificate, timeout_s, meanwhile
         strand = self._running
         strand.wait(lambda: True)
         found = SimLink(self.call(address, is_commander=False), strand, self.hears)
         self.links[strand] = found
-        return found
+        return cast("Link", found)
 
     @property
     def _running(self) -> Strand:
@@ -340,13 +352,24 @@ class Network:
             raise RuntimeError("only a worker waits")
         return self.strand
 
-    def monotonic(self) -> float:
+    def clock(self) -> float:
         """The time; it moves only between events, and while somebody sleeps."""
         return self.now
-
-    perf_counter = monotonic
 
     def sleep(self, seconds: float) -> None:
         """Hands the turn back."""
         self.now += seconds
         self._running.wait(lambda: True)
+
+    def in_background(self, work: Callable[[], T]) -> Future[T]:
+        """Who does not wait has its answer nevertheless: it takes it later."""
+        found: Future[T] = Future()
+        found.set_result(work())
+        return found
+
+    def every(
+        self, seconds: float, action: Callable[[], object]
+    ) -> AbstractContextManager[None]:
+        """No time passes while a worker computes."""
+        del seconds, action
+        return nullcontext()

@@ -7,25 +7,14 @@ without one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import final
-from unittest import mock
 
-from shoal.engine.server import base as leading
-from shoal.engine.server import primary as server
-from shoal.engine.server import replica, replication, standby
 from shoal.engine.server.base import BaseServer
 from shoal.engine.server.standby import Standby
-from shoal.engine.transport import client_connection as calling
-from shoal.engine.worker import client as member
-from shoal.engine.worker import gradient_loop as gang
-from shoal.engine.worker import loop, request_channel
-from shoal.engine.worker import weight_loop as windows
-from shoal.engine.worker.request_channel import Answered
 from tests.simulation.failover.controller import SimController
 from tests.simulation.failover.invariants import look_at_end, look_at_weights
 from tests.simulation.failover.network import Network, Wire
@@ -62,8 +51,7 @@ class Succession(Schedule[Scenario]):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario, scenario.trouble, TROUBLE)
         self.network = Network()
-        with _simulated(self.network):
-            self.stage = SimStage(scenario, self.network, self.random)
+        self.stage = SimStage(scenario, self.network, self.random)
         self.controller = self.stage.controller
         self._idle = 0
 
@@ -72,8 +60,7 @@ class Succession(Schedule[Scenario]):
     @contextmanager
     def _setting(self) -> Generator[None]:
         try:
-            with _simulated(self.network):
-                yield
+            yield
         finally:
             for strand in self.stage.strands.values():
                 strand.kill()
@@ -312,29 +299,6 @@ class Succession(Schedule[Scenario]):
 
 def _run(scenario: Scenario) -> SimController:
     return Succession(scenario).run().controller
-
-
-@contextmanager
-def _simulated(network: Network) -> Generator[None]:
-    """The engine's own clock and connections, exchanged for those of a run."""
-    with ExitStack() as stack:
-        modules = (
-            calling, gang, leading, loop, replica, member, replication, server, standby,
-            windows,
-        )  # fmt: skip
-        for module in modules:
-            stack.enter_context(mock.patch.object(module, "time", network))
-        patch = mock.patch.object
-        stack.enter_context(patch(calling, "Link", network.link))
-        stack.enter_context(patch(request_channel, "in_background", _at_once))
-        yield
-
-
-def _at_once(work: Callable[[], Answered]) -> Future[Answered]:
-    """Whoever does not wait has its answer nevertheless: it takes it later."""
-    found: Future[Answered] = Future()
-    found.set_result(work())
-    return found
 
 
 def _glance(wire: Wire) -> tuple[str, ...]:

@@ -103,7 +103,9 @@ class SimStage:
 
     def _start_server(self) -> Process:
         connections = SimConnections()
-        body = Primary(self.spec, cast("Connections", connections))
+        body = Primary(
+            self.spec, cast("Connections", connections), environment=self.network
+        )
         return Process(self._addresses[0], connections, body)
 
     def _listen(self, process: Process) -> Process:
@@ -123,7 +125,12 @@ class SimStage:
             return
         link, connections = SimLink(wire), SimConnections()
         link.send({"kind": "standby", "generation": controller.generation})
-        body = Standby(self.spec, cast("Connections", connections), cast("Link", link))
+        body = Standby(
+            self.spec,
+            cast("Connections", connections),
+            cast("Link", link),
+            self.network,
+        )
         process = Process(self._addresses[1], connections, body, link)
         self.follower = self._listen(process)
 
@@ -177,7 +184,9 @@ class SimStage:
         """Starts a worker."""
         self._hired += 1
         token = f"{self._hired}"
-        self.strands[token] = Strand(partial(work, self._worker_spec(hint, token)))
+        self.strands[token] = Strand(
+            partial(work, self._worker_spec(hint, token), self.network)
+        )
         self.controller.hired(token, hint)
 
     def link_of(self, token: str) -> SimLink | None:

@@ -8,7 +8,6 @@ observer, and the observer's wishes into commands.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -86,6 +85,7 @@ class Controller:
 
     def __init__(self, job: Job, observer: Observer, pool: ProcessPool) -> None:
         self._job, self._observer, self._pool = job, observer, pool
+        self._clock = pool.environment.clock
         self._learning_rate: float | None = None
         self._changes = Changes()
         self._version = -1  # of the newest exchange that was told; -1 for unknown
@@ -108,9 +108,9 @@ class Controller:
         self._opened: int | None = None
         self._expected: int | None = None
         self._asked = ""
-        self._checkpointed, self._samples = time.monotonic(), 0
+        self._checkpointed, self._samples = self._clock(), 0
         self._wants_checkpoint = False
-        self._asked_snapshot = time.monotonic()
+        self._asked_snapshot = self._clock()
         self._backlog: deque[Message] = deque()
 
     def __enter__(self) -> Controller:
@@ -177,7 +177,7 @@ class Controller:
         resume_point = self._resume_point
         if resume_point is None:
             raise error
-        began = time.monotonic()
+        began = self._clock()
         self._observer.on_event(event, reason=str(error).partition(". ")[0])
         self._backlog.clear()
         self._supervisor.recall()
@@ -189,7 +189,7 @@ class Controller:
         resume_point.next_lineage()
         self._go_back(resume_point)
         self._repeat()
-        seconds = round(time.monotonic() - began, 3)
+        seconds = round(self._clock() - began, 3)
         self._observer.on_event("server_replaced", seconds=seconds, by="restart")
 
     def _go_back(self, resume_point: ResumePoint) -> None:
@@ -247,7 +247,7 @@ class Controller:
         Now and then also for the optimizer's state of one more worker, which goes
         with the next checkpoint.
         """
-        self._checkpointed, self._samples = time.monotonic(), 0
+        self._checkpointed, self._samples = self._clock(), 0
         self._wants_checkpoint = True
         is_due = self._checkpointed - self._asked_snapshot >= SNAPSHOT_S
         if is_due:

@@ -7,13 +7,13 @@ plan made and the data written, workers have done that.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from shoal.engine.controller.endpoints import ServerEndpoints
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.host.scratch import Scratch
 from shoal.launchers.base import Exit, Launcher, Preload, Role
 from shoal.launchers.process import ProcessLauncher
@@ -59,6 +59,7 @@ class ProcessPool:
         is_kept: Workers of a run that ended well wait for the next one.
         host: Where servers listen.
         through: See `ProcessLauncher`.
+        environment: Time and connections, of all that follow the run.
         open_launcher: Opens the launcher of workers; default None: processes of this
             machine, as servers always are, which inherit the sockets they listen on.
     """
@@ -72,7 +73,9 @@ class ProcessPool:
         host: str = "127.0.0.1",
         through: Through | None = None,
         open_launcher: Hire | None = None,
+        environment: Environment = SYSTEM,
     ) -> None:
+        self.environment = environment
         self.cast, self.is_kept, self._host = cast, is_kept, host
         self.run = ""
         """Id of the run whose processes these are now, empty where it has none."""
@@ -136,7 +139,7 @@ class ProcessPool:
             is_patient=is_patient,
         )
         token = self._workers.start(role)
-        self._began[token] = time.monotonic()
+        self._began[token] = self.environment.clock()
         return token
 
     def recast(self, cast: WorkerEnvironment) -> None:
@@ -162,7 +165,7 @@ class ProcessPool:
 
     def age_s(self, token: str) -> float:
         """Seconds since a worker's process was started."""
-        return time.monotonic() - self._began[token]
+        return self.environment.clock() - self._began[token]
 
     def worker(self, hint: int) -> str:
         """Returns a worker's token: one that waits, a spare one, or a new one."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -66,6 +65,7 @@ class Servers:
         has_standby: bool,
     ) -> None:
         self._pool, self._pair, self._observer = pool, pair, observer
+        self._clock = pool.environment.clock
         self._workers, self._living = workers, living
         self._has_standby, self._origin = has_standby, Origin()
         ends_hard(self)
@@ -77,7 +77,7 @@ class Servers:
         self._standby_due: float | None = None
         self._standby_started: float | None = None  # and has not called its server yet
         self._standby_failures = self._generation = 0
-        self._lost_at, self._looked = 0.0, time.monotonic()
+        self._lost_at, self._looked = 0.0, self._clock()
         self.on_succession: Callable[[], None] = lambda: None
         """Called when another process leads: what the old one was told last may be
         lost."""
@@ -127,7 +127,7 @@ class Servers:
         Raises:
             ServerGone: It does not start.
         """
-        began = time.monotonic()
+        began = self._clock()
         try:
             self._link = self._call(min(GREETING_S, limit_s), meanwhile)
         except (OSError, ExchangeTimeout) as error:
@@ -136,16 +136,16 @@ class Servers:
                 "A server process on this machine was expected to answer. "
                 "See whether memory is free."
             ) from None
-        self._begin_pulse(time.monotonic() - began)
+        self._begin_pulse(self._clock() - began)
         self.command("control")
         if self._has_standby:
-            self._standby_due = time.monotonic()
+            self._standby_due = self._clock()
 
     def _begin_pulse(self, startup_s: float) -> None:
         spec, size = self._spec, 0
         if spec is not None:  # the state of a worker is kept, packed and told on
             size = spec.sizes.slot_bytes + spec.sizes.state
-        self._heartbeat = Heartbeat.of(startup_s, size, self._workers)
+        self._heartbeat = Heartbeat.of(self._clock(), startup_s, size, self._workers)
 
     def _call(
         self, limit_s: float, meanwhile: Callable[[], None], *, is_leader: bool = True
@@ -153,7 +153,7 @@ class Servers:
         spec, pair = self._spec, self._pair
         if spec is None:
             raise RuntimeError("there is no server yet; call `start` first")
-        return Link(
+        return self._pool.environment.connect(
             pair.address if is_leader else pair.other_address,
             spec.secret,
             certificate=None if spec.identity is None else spec.identity.certificate,
@@ -199,7 +199,7 @@ class Servers:
         if link is None:
             raise RuntimeError("there is no server yet; call `connect` first")
         try:
-            message = hear(link, self._heartbeat, self._heard, timeout_s)
+            message = hear(link, self._heartbeat, self._heard, timeout_s, self._clock)
         except ServerSilent as silent:
             self.lost(why=str(silent))
             return None
@@ -213,7 +213,7 @@ class Servers:
         if kind in ("standby_called", "standby_ready", "standby_left"):
             self._hear_of_standby(message[0])
         elif kind == "leads":
-            seconds = round(time.monotonic() - self._lost_at, 3)
+            seconds = round(self._clock() - self._lost_at, 3)
             self._observer.on_event("server_replaced", seconds=seconds, by="standby")
         else:
             return message
@@ -252,7 +252,7 @@ class Servers:
 
     def _look_for_standby(self, start_limit_s: float) -> None:
         """Gives up one that never calls its server, and starts one when it is due."""
-        now = time.monotonic()
+        now = self._clock()
         pause_s, self._looked = now - self._looked, now
         if self._standby_started is not None:
             if pause_s > PAUSE_S:  # it may have called, and nobody listened
@@ -268,11 +268,11 @@ class Servers:
         Raises:
             ServerGone: There is none.
         """
-        until = time.monotonic() + GRACE_S
-        self._lost_at = time.monotonic()
+        until = self._clock() + GRACE_S
+        self._lost_at = self._clock()
         if self._standby_peer is not None:
             self._pool.stop(self._pair.server)  # it may only hang
-        while gone is None and not why and time.monotonic() < until:
+        while gone is None and not why and self._clock() < until:
             gone = self._pool.poll_one(self._pair.server)
             if gone is None:
                 pause(LOOK_S)
@@ -310,7 +310,7 @@ class Servers:
         self._observer.on_event("process_ended", name=name)
         self._tell_of(self._pair.server)
         self._begin_pulse(self._heartbeat.startup_s)
-        self._standby_due = time.monotonic()
+        self._standby_due = self._clock()
         self.on_succession()
         return True
 
@@ -337,7 +337,7 @@ class Servers:
         pair, spec = self._pair, self._spec
         if spec is not None:
             pair.start_standby()
-            self._standby_started = time.monotonic()
+            self._standby_started = self._clock()
             # The leader tells what there is.
             server = replace(spec, restart=None)
             self._generation += 1
@@ -389,7 +389,7 @@ class Servers:
             self._standby_failures + 1
         )  # fmt: skip
         delay_s = later_delay_s(failures) if failures else FIRST_DELAY_S
-        self._standby_due = time.monotonic() + delay_s
+        self._standby_due = self._clock() + delay_s
 
     def close(self) -> None:
         """Closes the connections and frees what a killed server left."""

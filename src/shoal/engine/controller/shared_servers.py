@@ -7,7 +7,6 @@ which are joined here.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -135,7 +134,7 @@ class SharedServers:
         count: int = 1,
         has_standby: bool,
     ) -> None:
-        self._pool = pool
+        self._pool, self._clock = pool, pool.environment.clock
         self._all = [
             Servers(pool, pair, observer, workers, living, has_standby=has_standby)
             for pair in map(pool.pair, range(count))
@@ -201,11 +200,11 @@ class SharedServers:
         Raises:
             ClusterError: One does not tell it.
         """
-        until = time.monotonic() + PART_S
+        until = self._clock() + PART_S
         found: list[Message] = []
         for place, parts in enumerate(self._parts):
             while not parts or int(parts[-1][0]["number"]) < number:
-                if time.monotonic() > until:
+                if self._clock() > until:
                     raise ClusterError(
                         f"server-{place + 1} does not show its part of the weights, "
                         f"which were expected within {PART_S:g} s. Its process lives. "
@@ -234,7 +233,7 @@ class SharedServers:
 
     def _bring_back(self) -> None:
         """A shard that has lost number 0 is told where it is, until it is there."""
-        now = time.monotonic()
+        now = self._clock()
         for number, tried in list(self._unordered.items()):
             if now - tried >= FOLLOW_S:
                 del self._unordered[number]

@@ -5,7 +5,6 @@ What is decided about a loss lies in `restart_policy.py`; this file carries it o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +74,7 @@ class WorkerSupervisor:
     ) -> None:
         self._pool, self._policy, self._log = pool, policy, log
         self._observer, self._tell = observer, tell
+        self._clock = pool.environment.clock
         self._make_spec: Callable[[int, str], WorkerSpec] | None = None
         self._processes: dict[str, WorkerProcess] = {}
         self._ended: dict[str, Exit] = {}
@@ -83,7 +83,7 @@ class WorkerSupervisor:
         self._spares, self._restarts = spares, 0
         self._failures: dict[int, int] = {}
         self._longest_start_s = 0.0
-        self._watched = time.monotonic()
+        self._watched = self._clock()
         self._is_dismissed = False
 
     @property
@@ -125,7 +125,7 @@ class WorkerSupervisor:
         """A process is given its part: it is one of the workers from now on."""
         if self._make_spec is None:
             raise RuntimeError("workers have no part yet; call `give` first")
-        began = time.monotonic()
+        began = self._clock()
         self._processes[token] = WorkerProcess(
             hint=hint,
             token=token,
@@ -150,7 +150,7 @@ class WorkerSupervisor:
 
     def ready(self, rank: int) -> None:
         """A worker has compiled its model."""
-        now = time.monotonic()
+        now = self._clock()
         for process in self._processes.values():
             if process.rank != rank or process.works_since:
                 continue
@@ -165,7 +165,7 @@ class WorkerSupervisor:
     @property
     def _heard(self) -> float:
         """When what is heard now was said, or earlier: nobody may have listened."""
-        now = time.monotonic()
+        now = self._clock()
         return self._watched if now - self._watched > PAUSE_S else now
 
     def left(self, rank: int, reason: str, *, is_hung: bool) -> None:
@@ -174,7 +174,7 @@ class WorkerSupervisor:
         for process in self._processes.values():
             if process.rank == rank and not process.ends_at:
                 process.reason = reason if is_hung else f"lost its connection: {reason}"
-                process.ends_at = time.monotonic() + grace_s
+                process.ends_at = self._clock() + grace_s
 
     def workers(self) -> dict[int, str]:
         """Tokens of the processes that work, by the ranks they were started for."""
@@ -195,7 +195,7 @@ class WorkerSupervisor:
         Raises:
             WorkerLost: Too many are gone.
         """
-        now = time.monotonic()
+        now = self._clock()
         self._end_hung(now)
         for process in self._processes.values():
             if process.ends_at and process.ends_at <= now:
@@ -275,7 +275,7 @@ class WorkerSupervisor:
         self._awaited.clear()
 
     def _lost(self, process: WorkerProcess, gone: Exit) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._tell("gone", token=process.token)
         was_ended = bool(process.ends_at) and process.ends_at <= now
         reason = process.reason if was_ended else gone.reason

@@ -9,11 +9,11 @@ what a standby must know first in `replication.py`. Where events come from is de
 from __future__ import annotations
 
 import socket
-import time
 from abc import abstractmethod
 from collections.abc import Callable
 
 from shoal.engine.coordination.timeouts import StragglerTimeout
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.server.event_log import LogEntry
 from shoal.engine.server.replica import Replica, StrategyFailed
 from shoal.engine.server.replication import FailoverState, Replication, StandbyPeer
@@ -32,16 +32,19 @@ FLUSH_S = 0.1
 Receive = Callable[[Peer, Head, memoryview], None]
 
 
-def open_connections(spec: ServerSpec, socket_: socket.socket) -> Connections:
+def open_connections(
+    spec: ServerSpec, socket_: socket.socket, environment: Environment = SYSTEM
+) -> Connections:
     """Listens for the peers of a run.
 
     Args:
         spec: Of the run.
         socket_: Bound and listening; it is owned from now on.
+        environment: Time.
     """
     limit = spec.sizes.frame_bytes
     tls = None if spec.identity is None else server_context(spec.identity)
-    return Connections(socket_, spec.secret, limit, tls)
+    return Connections(socket_, spec.secret, limit, tls, environment.clock)
 
 
 class BaseServer(Listener):
@@ -51,6 +54,7 @@ class BaseServer(Listener):
         spec: What to serve.
         connections: Where peers call; owned from now on.
         handover: What a standby leaves to the server it becomes; None for a new run.
+        environment: Time, and connections that this server makes itself.
     """
 
     def __init__(
@@ -58,10 +62,12 @@ class BaseServer(Listener):
         spec: ServerSpec,
         connections: Connections,
         handover: FailoverState | None = None,
+        environment: Environment = SYSTEM,
     ) -> None:
         self.spec, self._handover = spec, handover
+        self._environment, self._clock = environment, environment.clock
         self._connections = connections
-        self._replication = Replication(connections)
+        self._replication = Replication(connections, environment.clock)
         self._workers: dict[int, Peer] = {}
         self._rejected = RejectedCallers()
         self._standby_peer = StandbyPeer(connections, self._replication, self._mention)
@@ -72,13 +78,13 @@ class BaseServer(Listener):
             "standby": self._standby_peer.heed,
         }
         self._is_running = True
-        self._flushed = time.monotonic()
+        self._flushed = self._clock()
         if handover is None:
             self._report_channel, self._straggler_timeout = (
                 ReportChannel(),
                 StragglerTimeout(),
             )
-            self.replica = Replica(spec, self)
+            self.replica = Replica(spec, self, environment.clock)
         else:
             self._report_channel, self._straggler_timeout = (
                 handover.report_channel,
@@ -144,9 +150,9 @@ class BaseServer(Listener):
         ):
             sessions = self.replica.sessions.values()
             self._standby_peer.take(lambda: pack(self.replica.freeze()), sessions)
-        if time.monotonic() - self._flushed < FLUSH_S:
+        if self._clock() - self._flushed < FLUSH_S:
             return False
-        self._flushed = time.monotonic()
+        self._flushed = self._clock()
         self._connections.drop_strangers()
         self._tell_of_strangers()
         return True
@@ -191,7 +197,7 @@ class BaseServer(Listener):
         self._report_channel.say(self._connections.send, head)
 
     def _tell_of_strangers(self) -> None:
-        found = self._rejected.take(time.monotonic())
+        found = self._rejected.take(self._clock())
         if found is not None:
             self._mention(found)
 

@@ -6,10 +6,10 @@ happen, and the others follow (`shard.py`).
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple, final
 
 from shoal.engine.coordination.timeouts import PAUSE_S
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.server.base import FLUSH_S, BaseServer
 from shoal.engine.server.event_log import Arrivals, LogEntry
 from shoal.engine.server.replication import ENDED, FailoverState
@@ -42,6 +42,7 @@ class Primary(BaseServer):
         spec: What to serve.
         connections: Where peers call; the server owns it from now on.
         handover: What a standby leaves to the server it becomes; None for a new run.
+        environment: Time, and connections that this server makes itself.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Primary(BaseServer):
         spec: ServerSpec,
         connections: Connections,
         handover: FailoverState | None = None,
+        environment: Environment = SYSTEM,
     ) -> None:
-        super().__init__(spec, connections, handover)
-        self._began = time.monotonic() - self.replica.at
+        super().__init__(spec, connections, handover, environment)
+        self._began = self._clock() - self.replica.at
         self._arrivals = Arrivals(spec.others)
         self._pending: dict[int, Pending] = {}
         self._shards: dict[int, Peer] = {}
@@ -63,9 +65,9 @@ class Primary(BaseServer):
 
         A worker of a session that were cut off could not wait for the next run.
         """
-        until = time.monotonic() + SEE_OFF_S
+        until = self._clock() + SEE_OFF_S
         while self._report_channel.controller is not None and self._has_work_out:
-            left_s = until - time.monotonic()
+            left_s = until - self._clock()
             if left_s <= 0:
                 break
             self._connections.serve(left_s)
@@ -78,10 +80,10 @@ class Primary(BaseServer):
 
     def turn(self) -> None:
         """Hears whoever speaks, or waits for a moment; then looks at the clock."""
-        before = time.monotonic()
+        before = self._clock()
         self._connections.serve(min(FLUSH_S, self._straggler_timeout.left_s(before)))
-        if time.monotonic() - before > PAUSE_S:
-            self._straggler_timeout.forgive(time.monotonic() - before)
+        if self._clock() - before > PAUSE_S:
+            self._straggler_timeout.forgive(self._clock() - before)
         if self._straggler_timeout.is_over(
             before
         ):  # and who spoke until then has been heard
@@ -97,7 +99,7 @@ class Primary(BaseServer):
         Args:
             before: When the server last looked; it may have been stopped since.
         """
-        now = time.monotonic()
+        now = self._clock()
         pause_s = now - before
         self._straggler_timeout.forgive(self._replication.stalled_s())
         waiting = self._replication.waiting
@@ -149,13 +151,11 @@ class Primary(BaseServer):
             session: Whose vectors come with it, else None.
             blob: That comes with it.
         """
-        event["at"] = round(time.monotonic() - self._began, 6)
+        event["at"] = round(self._clock() - self._began, 6)
         self._replication.log(event, session, blob)
         self.replica.handle(event, blob)
         if self.spec.rules.quorum:
-            self._straggler_timeout.look(
-                self.replica.sequencer.standing, time.monotonic()
-            )
+            self._straggler_timeout.look(self.replica.sequencer.standing, self._clock())
 
     def ordered(self, order: LogEntry) -> None:
         """Other servers are told before this one does its part."""
@@ -369,7 +369,7 @@ class Primary(BaseServer):
         elif kind == "moved":
             for rank in head["ranks"]:
                 if rank in self.replica.sessions:
-                    self.replica.sessions[rank].liveness.moves(time.monotonic())
+                    self.replica.sessions[rank].liveness.moves(self._clock())
         elif kind == "has":
             who = whole(head["rank"]), whole(head["incarnation"])
             session = self.replica.sessions.get(who[0])
@@ -412,7 +412,7 @@ class Primary(BaseServer):
     def _start(self, handover: FailoverState | None) -> None:
         if handover is None:
             return
-        now = time.monotonic()
+        now = self._clock()
         for session in list(self.replica.sessions.values()):
             session.liveness.answered(now)  # the next word is: here I am
             if session.token not in handover.lead["living"]:

@@ -8,9 +8,8 @@ decides anything. What is decided lies in `sequencer.py`, what is computed in
 
 from __future__ import annotations
 
-import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol, final
 
@@ -67,10 +66,13 @@ class Replica:
     Args:
         spec: What to serve.
         outlet: Where answers and reports go.
+        clock: Measures how long workers are silent; it decides nothing in here.
     """
 
-    def __init__(self, spec: ServerSpec, outlet: Outlet) -> None:
-        self.spec, self._outlet = spec, outlet
+    def __init__(
+        self, spec: ServerSpec, outlet: Outlet, clock: Callable[[], float]
+    ) -> None:
+        self.spec, self._outlet, self._clock = spec, outlet, clock
         self.sessions: dict[int, WorkerSession] = {}
         self.at = 0.0
         """Seconds of the run at the last event."""
@@ -195,7 +197,7 @@ class Replica:
             adopted=self.changes.serial,
         )
         self.sessions[rank] = session
-        session.liveness.answered(time.monotonic())
+        session.liveness.answered(self._clock())
         self.tell(
             {"kind": "joined", "rank": rank, "incarnation": incarnation,
              **event["known"]}
@@ -210,7 +212,7 @@ class Replica:
             self._leave(session, event)
             return
         session.liveness.heard(
-            time.monotonic(),
+            self._clock(),
             is_ready=name == "ready",
             is_reading=name == "reading",
             is_busy=name == "busy",
@@ -411,7 +413,7 @@ class Replica:
 
     def _say(self, session: WorkerSession, head: Head, blob: bytes = b"") -> None:
         """Answers a worker; the next word is its own."""
-        session.liveness.answered(time.monotonic())
+        session.liveness.answered(self._clock())
         head = {**head, **self.state()}
         session.answer = head, blob
         self._outlet.answer(session, head, blob)

@@ -9,7 +9,6 @@ it replies to nobody until the controller lets it go on alone.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -51,10 +50,12 @@ class Replication:
 
     Args:
         connections: Of the server.
+        clock: Of the server.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, clock: Callable[[], float]) -> None:
         self.peer: Peer | None = None
+        self._clock = clock
         self._connections = connections
         self._unsure_of = 0  # generation of a standby that was lost, 0 for none
         self._given_up = 0  # the last generation that the controller knows is gone
@@ -144,7 +145,7 @@ class Replication:
         self._sent += 1
         self._sizes.append(sum(map(len, body)))
         if self._asked is None:
-            self._asked = time.monotonic()
+            self._asked = self._clock()
         self._connections.send(peer, head, *body)
         peer.channel.keep_output()  # its vectors may change before they are sent
 
@@ -156,7 +157,7 @@ class Replication:
         """
         if not self._known <= number <= self._sent:
             raise ValueError(f"event {number} of {self._sent}")
-        now = time.monotonic()
+        now = self._clock()
         if self._asked is not None:
             self._longest_s = max(self._longest_s, now - self._asked)
         for _ in range(number - self._known):
@@ -168,7 +169,7 @@ class Replication:
     def overdue(self) -> str:
         """Why the standby counts as hung, empty if it does not."""
         limit_s = FLOOR_S + sum(self._sizes) / SLOWEST + TIMES * self._longest_s
-        if self._asked is None or time.monotonic() - self._asked <= limit_s:
+        if self._asked is None or self._clock() - self._asked <= limit_s:
             return ""
         return f"hung: took no event for more than {limit_s:.1f} s"
 
@@ -182,7 +183,7 @@ class Replication:
 
         Short waits are none: every answer waits for its trip.
         """
-        now = time.monotonic()
+        now = self._clock()
         since = self._held[0].since if self._held else now
         if now - since <= PAUSE_S:
             return 0.0
@@ -230,7 +231,7 @@ class Replication:
         if is_known and not self._held:
             self._connections.send(peer, head, *body)
         else:
-            self._held.append(Held(self._sent, time.monotonic(), peer, head, body))
+            self._held.append(Held(self._sent, self._clock(), peer, head, body))
 
     def _release(self) -> None:
         while self._held and self._held[0].number <= self._known:

@@ -7,12 +7,12 @@ So all parts go through the same events, and nothing is committed that is not he
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from contextlib import suppress
 from typing import final
 
 from shoal.engine.coordination.timeouts import PAUSE_S
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.server.base import FLUSH_S, BaseServer
 from shoal.engine.server.event_log import LogEntry
 from shoal.engine.server.replication import FailoverState
@@ -23,7 +23,7 @@ from shoal.engine.transport.listener import Connections, Peer
 from shoal.engine.transport.messages import exactly, whole
 from shoal.engine.transport.partition import VECTORS
 from shoal.errors import ShoalError
-from shoal.wire.frames import BadFrame, Head, Link
+from shoal.wire.frames import BadFrame, Head
 
 FOLLOW_S = 2.0  # for the greeting of number 0, which is known to be up
 START_S = 60.0  # the same, of one that is just starting
@@ -37,6 +37,7 @@ class Shard(BaseServer):
         spec: What to serve.
         connections: Where peers call; owned from now on.
         handover: What a standby leaves to the shard it becomes; None for a new run.
+        environment: Time, and connections that this server makes itself.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class Shard(BaseServer):
         spec: ServerSpec,
         connections: Connections,
         handover: FailoverState | None = None,
+        environment: Environment = SYSTEM,
     ) -> None:
-        super().__init__(spec, connections, handover)
+        super().__init__(spec, connections, handover, environment)
         self._order: Peer | None = None
         self._event_log: deque[LogEntry] = deque()
         self._attending: dict[Peer, Head] = {}
@@ -55,11 +57,11 @@ class Shard(BaseServer):
 
     def turn(self) -> None:
         """Hears whoever speaks, or waits for a moment; then looks at the clock."""
-        before = time.monotonic()
+        before = self._clock()
         self._connections.serve(FLUSH_S)
         self._tell_progress()
         if self._look():
-            pause_s = time.monotonic() - before
+            pause_s = self._clock() - before
             self._standby_peer.look(pause_s if pause_s > PAUSE_S else 0.0)
             self._tell_moves()
 
@@ -98,7 +100,7 @@ class Shard(BaseServer):
         # What was received of the one before, and waits, comes again.
         self._event_log.clear()
         try:
-            link = Link(
+            link = self._environment.connect(
                 address, self.spec.secret, certificate=certificate, timeout_s=limit_s
             )
             have = self.replica.event_log.number

@@ -7,7 +7,6 @@ worse than none. Until it leads, it answers no worker that is in the run.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from queue import Queue
 from typing import final
 
 from shoal.engine.coordination.timeouts import StragglerTimeout
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.server.base import FLUSH_S, BaseServer, open_connections
 from shoal.engine.server.event_log import LogEntry
 from shoal.engine.server.primary import Primary
@@ -78,12 +78,20 @@ class Standby(Listener):
         spec: What to serve when it leads.
         connections: Where peers call; owned from now on.
         link: To the leader, which knows already who calls; the same.
+        environment: Time, and connections of the server that it becomes.
     """
 
-    def __init__(self, spec: ServerSpec, connections: Connections, link: Link) -> None:
+    def __init__(
+        self,
+        spec: ServerSpec,
+        connections: Connections,
+        link: Link,
+        environment: Environment = SYSTEM,
+    ) -> None:
+        self._environment, self._clock = environment, environment.clock
         self._spec, self._connections, self._link = spec, connections, link
         connections.listener = self
-        self._replica = Replica(spec, self)
+        self._replica = Replica(spec, self, environment.clock)
         self._landing = memoryview(bytearray(spec.sizes.up_bytes))
         self._report_channel, self._straggler_timeout = (
             ReportChannel(),
@@ -94,19 +102,25 @@ class Standby(Listener):
         self._controller: Peer | None = None
         self._lead: Head | None = None
         self._number, self._lost_at = 0, 0.0
-        self._took_at = time.monotonic()
+        self._took_at = self._clock()
         self._is_running = True
         self._failure: StrategyFailed | None = None
         self._server: Queue[BaseServer] = Queue()
         connections.watch(link.socket, self._follow)
 
     @classmethod
-    def open(cls, spec: StandbySpec, socket_: socket.socket) -> Standby:
+    def open(
+        cls,
+        spec: StandbySpec,
+        socket_: socket.socket,
+        environment: Environment = SYSTEM,
+    ) -> Standby:
         """Listens, and calls the leader.
 
         Args:
             spec: Of the run.
             socket_: Bound and listening; it is owned from now on.
+            environment: Time, and the connection to the leader.
 
         Raises:
             BadFrame: Whoever listens there is not the leader.
@@ -115,14 +129,16 @@ class Standby(Listener):
         """
         server, identity = spec.server, spec.server.identity
         certificate = None if identity is None else identity.certificate
-        connections = open_connections(server, socket_)
+        connections = open_connections(server, socket_, environment)
         try:
-            link = Link(spec.leader, server.secret, certificate=certificate)
+            link = environment.connect(
+                spec.leader, server.secret, certificate=certificate
+            )
             link.introduce({"kind": "standby", "generation": spec.generation})
         except BaseException:
             connections.close()
             raise
-        return cls(server, connections, link)
+        return cls(server, connections, link, environment)
 
     def run(self, on_lead: Callable[[], None] = lambda: None) -> None:
         """Follows, then leads if it is told to, to the end of the run.
@@ -154,7 +170,7 @@ class Standby(Listener):
 
     def _send_back(self) -> None:
         """Whoever waits here while the leader is there had better call that one."""
-        late = time.monotonic() - CALLER_S
+        late = self._clock() - CALLER_S
         for caller in list(self._callers):
             peer, head, since = caller
             is_worker = head["kind"] in COMES_BACK
@@ -168,7 +184,7 @@ class Standby(Listener):
         """Whether both leader and controller are gone."""
         if self._controller is not None or not self._lost_at:
             return False
-        return time.monotonic() - self._lost_at > GREETING_TIMEOUT_S
+        return self._clock() - self._lost_at > GREETING_TIMEOUT_S
 
     def succeed(self) -> BaseServer | None:
         """The server that it becomes; None where it is not needed any more."""
@@ -181,7 +197,7 @@ class Standby(Listener):
             self._follow()
         self._leave_leader()
         # Nobody was heard since; and who is on the way back needs a moment.
-        self._straggler_timeout.forgive(time.monotonic() - self._took_at)
+        self._straggler_timeout.forgive(self._clock() - self._took_at)
         handover = FailoverState(
             replica=self._replica,
             report_channel=self._report_channel,
@@ -192,7 +208,7 @@ class Standby(Listener):
             failure=self._failure,
         )
         kind = Shard if self._spec.shard else Primary
-        server = kind(self._spec, self._connections, handover)
+        server = kind(self._spec, self._connections, handover, self._environment)
         self._server.put(server)
         return server
 
@@ -338,7 +354,7 @@ class Standby(Listener):
             pass  # what the leader could not carry out, it cannot either
         if event["event"] == "leave":
             self._forget_slot(event["rank"], event["incarnation"])
-        self._took_at = time.monotonic()
+        self._took_at = self._clock()
         if self._spec.rules.quorum:  # it will decide when a round is overdue
             self._straggler_timeout.look(
                 self._replica.sequencer.standing, self._took_at
@@ -351,7 +367,7 @@ class Standby(Listener):
 
     def _leave_leader(self) -> None:
         if not self._lost_at:
-            self._lost_at = time.monotonic()
+            self._lost_at = self._clock()
             self._connections.unwatch(self._link.socket)
             self._link.close()
             for who in list(self._slots):  # workers are given others
@@ -375,7 +391,7 @@ class Standby(Listener):
         kind = head["kind"]
         if peer.role == "controller":
             if self._lead is not None:
-                self._callers.append(Caller(peer, head, time.monotonic()))
+                self._callers.append(Caller(peer, head, self._clock()))
             elif kind == "lead":
                 self._lead = head
         elif kind == "control" and peer.channel.is_commander:
@@ -384,7 +400,7 @@ class Standby(Listener):
             raise BadFrame(f"{kind!r:.40} of a caller that waits")
         elif kind in COMES_BACK or (kind in OURS and peer.channel.is_commander):
             peer.role = "caller"  # the next standby may be there before this one leads
-            self._callers.append(Caller(peer, head, time.monotonic()))
+            self._callers.append(Caller(peer, head, self._clock()))
         elif kind == "join":
             self._connections.send(peer, {"kind": "elsewhere"})
         else:

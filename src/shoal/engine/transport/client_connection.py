@@ -7,10 +7,10 @@ vector.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
+from shoal.engine.environment import Environment
 from shoal.engine.transport.buffers import Sizes
 from shoal.errors import ExchangeTimeout, ShoalError
 from shoal.wire.frames import Head, Link
@@ -70,6 +70,7 @@ class ClientConnection:
     Args:
         seat: Who calls.
         addresses: Of the server.
+        environment: Time, and connections.
 
     Attributes:
         link: The connection, once `call` has returned.
@@ -77,8 +78,11 @@ class ClientConnection:
 
     link: Link
 
-    def __init__(self, seat: ServerAddress, addresses: Addresses) -> None:
+    def __init__(
+        self, seat: ServerAddress, addresses: Addresses, environment: Environment
+    ) -> None:
         self._seat, self._addresses = seat, list(addresses)
+        self._environment = environment
 
     def call(self, head: Head, *, can_map: bool) -> Answered:
         """Calls whoever leads, and says who this is.
@@ -97,7 +101,8 @@ class ClientConnection:
         """
         head = {**head, "token": self._seat.token}
         has_other, refused = len(self._addresses) > 1, 0
-        until = time.monotonic() + CALL_S
+        clock = self._environment.clock
+        until = clock() + CALL_S
         while True:
             try:
                 limit_s = TURN_S if has_other else CALL_S
@@ -108,11 +113,11 @@ class ClientConnection:
             except (ConnectionError, ExchangeTimeout) as error:
                 is_refused = isinstance(error.__context__, ConnectionRefusedError)
                 refused = refused + 1 if is_refused else 0
-                is_over = time.monotonic() > until or refused == len(self._addresses)
+                is_over = clock() > until or refused == len(self._addresses)
                 if is_over or not has_other:  # refused everywhere: the run is over
                     raise
             self._addresses.reverse()
-            time.sleep(CALL_PAUSE_S)
+            self._environment.sleep(CALL_PAUSE_S)
         if answer["kind"] == "refused":
             self.link.close()
             reason = answer.get("reason")
@@ -121,7 +126,7 @@ class ClientConnection:
 
     def _call_once(self, head: Head, limit_s: float, *, can_map: bool) -> Answered:
         seat = self._seat
-        self.link = Link(
+        self.link = self._environment.connect(
             self._addresses[0],
             seat.secret,
             certificate=seat.certificate,

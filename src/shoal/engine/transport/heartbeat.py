@@ -8,7 +8,7 @@ pure, `hear` does what they say.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -53,15 +53,17 @@ class Heartbeat:
     is_relieved: bool = False
 
     @classmethod
-    def of(cls, startup_s: float, slot_bytes: int, workers: int) -> Heartbeat:
+    def of(
+        cls, now: float, startup_s: float, slot_bytes: int, workers: int
+    ) -> Heartbeat:
         """Of a server that has just greeted.
 
         Args:
+            now: Seconds of a monotonic clock.
             startup_s: From its start until then.
             slot_bytes: Of what it exchanges with one worker.
             workers: How many there are.
         """
-        now = time.monotonic()
         work_s = slot_bytes * (workers + 1) / SLOWEST
         return cls(startup_s=startup_s, work_s=work_s, looked=now)
 
@@ -123,7 +125,11 @@ def start_limit_s(longest_s: float, *, is_warm: bool = False) -> float:
 
 
 def hear(
-    link: Link, heartbeat: Heartbeat, heard: int, timeout_s: float
+    link: Link,
+    heartbeat: Heartbeat,
+    heard: int,
+    timeout_s: float,
+    clock: Callable[[], float],
 ) -> tuple[Head, memoryview] | None:
     """One message of the server, None when none comes in time.
 
@@ -134,7 +140,7 @@ def hear(
         Silent: It hangs.
         OSError: The connection is lost.
     """
-    now = time.monotonic()
+    now = clock()
     if heartbeat.look(now):
         link.send({"kind": "ping", "heard": heard})
         heartbeat.ask(now)
@@ -147,8 +153,8 @@ def hear(
             raise _silent(heartbeat) from None
         if message[0]["kind"] != "pong":
             return message
-        heartbeat.answer(time.monotonic())
-    elif heartbeat.is_over(time.monotonic()):
+        heartbeat.answer(clock())
+    elif heartbeat.is_over(clock()):
         raise _silent(heartbeat)
     return None
 

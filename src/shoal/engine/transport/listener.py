@@ -13,12 +13,12 @@ import errno
 import selectors
 import socket
 import ssl
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
+from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.codec import ConnectionCodec
 from shoal.engine.transport.server_connection import ServerConnection
@@ -73,12 +73,15 @@ class UnverifiedCallers:
 
     Args:
         house: The selector that wakes the server when a stranger speaks.
+        clock: Seconds that never go back.
     """
 
-    def __init__(self, house: selectors.BaseSelector) -> None:
-        self._house = house
+    def __init__(
+        self, house: selectors.BaseSelector, clock: Callable[[], float]
+    ) -> None:
+        self._house, self._clock = house, clock
         self.selector = selectors.DefaultSelector()
-        self._left_s, self._looked = SAVED_S, time.monotonic()
+        self._left_s, self._looked = SAVED_S, clock()
         self._is_open, self._turn = False, 0
         self._open()
 
@@ -94,7 +97,7 @@ class UnverifiedCallers:
 
     def _count(self) -> float:
         """Seconds that are left for strangers now."""
-        now = time.monotonic()
+        now = self._clock()
         earned_s, self._looked = SHARE * (now - self._looked), now
         self._left_s = min(SAVED_S, self._left_s + earned_s)
         return self._left_s
@@ -114,10 +117,10 @@ class UnverifiedCallers:
         found = self.selector.select(0)
         self._turn += 1  # somebody else is first each time
         first = self._turn % max(1, len(found))
-        began, spent_s = time.monotonic(), 0.0
+        began, spent_s = self._clock(), 0.0
         for visitor in found[first:] + found[:first]:
             yield visitor
-            spent_s = time.monotonic() - began
+            spent_s = self._clock() - began
             if spent_s > SLICE_S:
                 break
         self._left_s -= spent_s
@@ -199,6 +202,7 @@ class Connections:
         secret: Of the run.
         max_body_bytes: Larger frames are refused.
         context: Of TLS, None for none.
+        clock: Seconds that never go back.
 
     Attributes:
         listener: Whom to tell; it is set before anybody is served.
@@ -210,7 +214,9 @@ class Connections:
         secret: bytes,
         max_body_bytes: int,
         context: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = SYSTEM.clock,
     ) -> None:
+        self._clock = clock
         self._socket, self._secret, self._limit = socket_, secret, max_body_bytes
         self._context = context
         self.listener: Listener
@@ -220,7 +226,7 @@ class Connections:
         self._eager: dict[Peer, None] = {}  # in order: of their bytes no selector knows
         socket_.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._unverified = UnverifiedCallers(self._selector)
+        self._unverified = UnverifiedCallers(self._selector, clock)
         self._unverified.selector.register(socket_, selectors.EVENT_READ, None)
 
     def serve(self, timeout_s: float) -> None:
@@ -289,7 +295,7 @@ class Connections:
 
         Nor may those that did be silent about what they are.
         """
-        late = time.monotonic() - GREETING_TIMEOUT_S
+        late = self._clock() - GREETING_TIMEOUT_S
         for peer in list(self._rejected.values()):
             if peer.channel.since < late:
                 what = "word" if peer.channel.is_proven else "proof of the secret"
@@ -352,6 +358,7 @@ class Connections:
                 self._secret,
                 max_body_bytes=self._limit,
                 context=self._context,
+                clock=self._clock,
             )
         except OSError:
             connection.close()

@@ -11,10 +11,11 @@ import socket
 import ssl
 import struct
 import termios
-import time
 from collections import deque
+from collections.abc import Callable
 from typing import final
 
+from shoal.engine.environment import SYSTEM
 from shoal.wire import tls
 from shoal.wire.frames import (
     AHEAD_BYTES,
@@ -57,6 +58,7 @@ class ServerConnection:
         secret: The run's.
         max_body_bytes: Larger frames are refused, once `admit` was called.
         context: Of TLS, None for none.
+        clock: Seconds that never go back.
 
     Raises:
         OSError: The caller has hung up already.
@@ -72,6 +74,7 @@ class ServerConnection:
         *,
         max_body_bytes: int,
         context: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = SYSTEM.clock,
     ) -> None:
         connection.setblocking(False)
         configure(connection)
@@ -79,7 +82,7 @@ class ServerConnection:
         if context is not None:
             connection = self._tls = tls.wrap_callee(connection, context)
         self.socket = connection
-        self.since = time.monotonic()
+        self._clock, self.since = clock, clock()
         self.is_proven = False
         self._limit, self._is_admitted = max_body_bytes, False
         self._callee = Callee(secret)
@@ -333,7 +336,7 @@ class ServerConnection:
             self._callee.check(proof)
         except NoProof as error:
             raise BadFrame(str(error)) from None
-        self.is_proven, self.since = True, time.monotonic()
+        self.is_proven, self.since = True, self._clock()
         self._expect("header", self._header)
 
     def has_moved(self) -> bool:

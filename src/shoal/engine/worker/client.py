@@ -7,7 +7,6 @@ the wire and the vectors' memory, but no model.
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 
 from shoal.engine.coordination.instructions import Group
 from shoal.engine.coordination.ledger import Piece
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import aligned_bytes
 from shoal.engine.transport.changes import STATISTICS, Changes
@@ -106,6 +106,7 @@ class ServerClient(RequestChannel):
         seat: Where and as whom to join.
         strategy: Whose `push` and `pull` run here.
         is_early: Whether it may `push_early`.
+        environment: Time, connections and threads.
 
     Attributes:
         metrics: Sums of metric state since the last push.
@@ -119,9 +120,14 @@ class ServerClient(RequestChannel):
     """
 
     def __init__(
-        self, seat: ServerAddress, strategy: Strategy, *, is_early: bool = False
+        self,
+        seat: ServerAddress,
+        strategy: Strategy,
+        environment: Environment = SYSTEM,
+        *,
+        is_early: bool = False,
     ) -> None:
-        super().__init__(seat, strategy)
+        super().__init__(seat, strategy, environment)
         self.progress, self.times = Progress(), Times()
         self._sizes = seat.sizes
         self.changes = Changes()
@@ -252,7 +258,7 @@ class ServerClient(RequestChannel):
             steps: That were taken.
             learnt: Samples of `pieces` that something was learnt from, None for all.
         """
-        began = time.perf_counter()
+        began = self.environment.clock()
         push_into(
             self.strategy, self.buffers.message, local, self._from, steps, self.spread
         )
@@ -274,7 +280,7 @@ class ServerClient(RequestChannel):
             self._adopt(self.buffers.reply)
         else:  # an elastic repeat skips one displacement, or the run is done
             self.local[:] = local
-        self.times.exchange_s += time.perf_counter() - began
+        self.times.exchange_s += self.environment.clock() - began
 
     def push_early(
         self,
@@ -288,7 +294,7 @@ class ServerClient(RequestChannel):
 
         Further steps begin where these ended; `catch_up` follows them.
         """
-        began, pushed = time.perf_counter(), self._pushed
+        began, pushed = self.environment.clock(), self._pushed
         if pushed is None:
             raise RuntimeError("this member was not to push early")
         push_into(
@@ -298,7 +304,7 @@ class ServerClient(RequestChannel):
         pushed[:] = local
         self._pushed_statistics[:] = statistics
         self._ask_early(self._push_head(statistics, pieces, steps, float(samples)))
-        self.times.exchange_s += time.perf_counter() - began
+        self.times.exchange_s += self.environment.clock() - began
 
     def catch_up(self, local: Vector, statistics: Vector) -> bool:
         """Takes the answer to an early push; `self.local` is then the next start.
@@ -310,7 +316,7 @@ class ServerClient(RequestChannel):
         Returns:
             False where those steps are void: their samples are somebody else's now.
         """
-        began, pushed = time.perf_counter(), self._pushed
+        began, pushed = self.environment.clock(), self._pushed
         if pushed is None:
             raise RuntimeError("this member was not to push early")
         head, _ = self._take(*self._arrive())
@@ -329,7 +335,7 @@ class ServerClient(RequestChannel):
             self.statistics[:] = statistics
         elif not is_void:
             self.statistics += statistics - self._pushed_statistics
-        self.times.exchange_s += time.perf_counter() - began
+        self.times.exchange_s += self.environment.clock() - began
         return not is_void
 
     def _pull(self, local: Vector, pushed: Vector) -> None:
@@ -366,7 +372,7 @@ class ServerClient(RequestChannel):
             The mean of all workers, a view. None where the gradient has to be computed
             for other sums, which `progress` then has.
         """
-        began = time.perf_counter()
+        began = self.environment.clock()
         generation = 0 if mean is None else self._generation
         self._fill(gradient, is_needed=mean is None)
         head = self._send_gradient(statistics, pieces, weight, nan_status, generation)
@@ -374,7 +380,7 @@ class ServerClient(RequestChannel):
             mean = None  # not all of the round have that mean
             self._fill(gradient)
             head = self._send_gradient(statistics, pieces, weight, nan_status)
-        self.times.exchange_s += time.perf_counter() - began
+        self.times.exchange_s += self.environment.clock() - began
         if head["kind"] == "again":
             return None
         return self.buffers.reply if mean is None else mean

@@ -5,7 +5,6 @@ How a worker obtains the mean of a step is in `collective.py`.
 
 from __future__ import annotations
 
-import time
 from typing import Any, final
 
 from shoal.backends.base import Clock
@@ -66,9 +65,9 @@ class GradientLoop(Loop):
 
     def _learn(self, piece: Piece) -> Part:
         """Computes this worker's part of a step."""
-        began = time.perf_counter()
+        began = self._environment.clock()
         data = self._reader.pieces([piece])
-        self._client.times.data_s += time.perf_counter() - began
+        self._client.times.data_s += self._environment.clock() - began
         self._expect(piece.rows, data)
         self.steps += 1
         if self._compute.is_scaled:
@@ -86,12 +85,12 @@ class GradientLoop(Loop):
 
     def _computed(self, piece: Piece, data: Any, gang_rows: int, out: Vector) -> Part:
         """A part of a step of so many rows."""
-        client, began = self._client, time.perf_counter()
+        client, began = self._client, self._environment.clock()
         with self._pacing(piece.rows, data):
             mass = self._backend.gradient(data, gang_rows, out)
             self._backend.take_metrics(client.metrics, add=False)
         statistics = self._backend.statistics()
-        client.times.compute_s += time.perf_counter() - began
+        client.times.compute_s += self._environment.clock() - began
         nan_status = self._nan_guard.nan_status(out, statistics)
         if nan_status:
             statistics = self._nan_guard.cleaned(statistics)

@@ -7,7 +7,6 @@ What a turn is lies in `weight_loop.py` for strategies that exchange weights, in
 from __future__ import annotations
 
 import contextlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -57,12 +56,15 @@ class Loop(ABC):
 
     def __init__(self, spec: WorkerSpec, client: ServerClient) -> None:
         self._spec, self._client = spec, client
+        self._environment = client.environment
         self.steps = 0
         compute = replace(spec.compute, rank_seed=client.rank)
         self._source = source = spec.open_source()
         if isinstance(source, ReadAhead):
             source.on_wait = lambda: client.tell("reading")
-        self._reader = Reader(source, spec.order, spec.retry, client.tell)
+        self._reader = Reader(
+            source, spec.order, spec.retry, client.tell, client.environment.sleep
+        )
         sample = self._reader.first(
             np.arange(spec.compute.sample_rows) % spec.order.sample_rows
         )
@@ -233,9 +235,9 @@ class Loop(ABC):
     def _wait(self) -> None:
         """No data: the epoch drains, or callbacks run, or others take a gang's step."""
         client, clock = self._client, self._clock()
-        began = time.perf_counter()
+        began = self._environment.clock()
         head, blob = client.need()
-        client.times.wait_s += time.perf_counter() - began
+        client.times.wait_s += self._environment.clock() - began
         if head["kind"] == "merged":
             self._merged(clock)
         elif head.get("body") in ("center", "snapshot"):

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import traceback
 
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.transport.client_connection import Fenced
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.gradient_loop import GradientLoop
@@ -19,15 +20,21 @@ MOST_TEXT = (
 )  # characters of an error that travel: a head of JSON holds 12 bytes each
 
 
-def work(spec: WorkerSpec) -> None:
+def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
     """Runs one worker to the end of the run.
 
     A failure of user code is reported to the controller with its traceback; a
     server that is gone ends the worker quietly, the controller knows why.
+
+    Args:
+        spec: What to do.
+        environment: Time, connections and threads.
     """
     title(f"worker-{spec.seat.hint}", spec.run)
     try:
-        client = ServerClient(spec.seat, spec.strategy, is_early=spec.has_overlap)
+        client = ServerClient(
+            spec.seat, spec.strategy, environment, is_early=spec.has_overlap
+        )
     except (OSError, ShoalError) as error:
         # The controller does not know it yet: only the end of the process tells.
         sys.exit(f"this worker could not join the run: {error}")

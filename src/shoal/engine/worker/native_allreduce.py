@@ -6,7 +6,6 @@ server, so nothing in here is an error of the run.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +64,12 @@ class NativeAllReduce(Collective):
 
     def mean(self, client: ServerClient, part: Part) -> Vector | None:
         """See `Collective`. The group first: the push says whether it has the mean."""
-        progress, began = client.progress, time.perf_counter()
+        progress, began = client.progress, client.environment.clock()
         mean = None
         if progress.group is not None:
             who = progress.group, progress.lineage, client.rank
             mean = self.add(*who, part.gradient, part.weight.mass)
-            client.times.exchange_s += time.perf_counter() - began
+            client.times.exchange_s += client.environment.clock() - began
         return through_server(client, part, mean)
 
     def add(

@@ -5,7 +5,6 @@ This file decides how often, and how the chunk is named.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, final
@@ -69,6 +68,7 @@ class Reader:
         order: Of samples.
         retry: What follows when it raises.
         tell: Called with what happened, before each further attempt.
+        sleep: Waits until the next attempt.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class Reader:
         order: Order,
         retry: Retry,
         tell: Callable[..., None],
+        sleep: Callable[[float], None],
     ) -> None:
         self._source, self._order = source, order
-        self._retry, self._tell = retry, tell
+        self._retry, self._tell, self._sleep = retry, tell, sleep
         self._is_ragged = False
         self._turn = -1  # the last one whose state was told
 
@@ -162,7 +163,7 @@ class Reader:
                     text=f"{chunk_of(pieces, indices)} cannot be read: {name}",
                     attempt=attempt,
                 )
-                time.sleep(wait_s)
+                self._sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
     def _give_up(

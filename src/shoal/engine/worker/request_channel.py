@@ -7,16 +7,16 @@ is said lies in `client.py`.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
 from shoal.data.read_ahead import BEAT_S
+from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.client_connection import (
@@ -30,7 +30,7 @@ from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.messages import exactly
 from shoal.engine.transport.partition import sizes_of
 from shoal.engine.transport.shared_memory import Slot
-from shoal.engine.worker.shard_client import ShardClients, in_background
+from shoal.engine.worker.shard_client import ShardClients
 from shoal.errors import ShoalError
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
@@ -97,6 +97,7 @@ class RequestChannel:
     Args:
         seat: Where and as whom to join.
         strategy: Of the run.
+        environment: Time, connections and threads.
 
     Attributes:
         buffers: Where vectors lie, once it is settled.
@@ -107,11 +108,17 @@ class RequestChannel:
     rank: int
     incarnation: int
 
-    def __init__(self, seat: ServerAddress, strategy: Strategy) -> None:
+    def __init__(
+        self,
+        seat: ServerAddress,
+        strategy: Strategy,
+        environment: Environment = SYSTEM,
+    ) -> None:
+        self.environment = environment
         self.strategy, self.sizes = strategy, seat.sizes
         self._seat, self._question = seat, 0
         self._early: Future[Answered] | DeferredAnswer | None = None
-        self._connection = ClientConnection(seat, seat.addresses)
+        self._connection = ClientConnection(seat, seat.addresses, environment)
         count = len(seat.shards) + 1
         self._own_sizes = sizes_of(seat.sizes, 0, count) if count > 1 else seat.sizes
         self._shard_clients: ShardClients | None = None
@@ -162,7 +169,11 @@ class RequestChannel:
         self._settle(offer)
         if self._seat.shards:
             self._shard_clients = ShardClients(
-                self._seat, self.buffers, self.strategy, self.rank, self.incarnation
+                self._seat,
+                self.buffers,
+                self.strategy,
+                who(self.rank, self.incarnation),
+                self.environment,
             )
             vector = np.concatenate([vector, *self._shard_clients.attend()])
         return vector, statistics, bytes(body[start.nbytes :])
@@ -320,7 +331,9 @@ class RequestChannel:
 
     def _ask_early(self, head: Head) -> None:
         """Says something with vectors, and does not wait; `_arrive` does."""
-        self._early = in_background(lambda: self._ask(head, has_vectors=True))
+        self._early = self.environment.in_background(
+            lambda: self._ask(head, has_vectors=True)
+        )
 
     def _ask_later(self, head: Head) -> None:
         """Says something with vectors; `_arrive` reads the answer.
@@ -353,23 +366,14 @@ class RequestChannel:
         self._let_arrive()
         self._ask({"kind": kind, **fields})
 
-    @contextmanager
-    def busy(self) -> Generator[None]:
+    def busy(self) -> AbstractContextManager[None]:
         """Says every second that it works. Nothing else may be said meanwhile."""
-        is_over = threading.Event()
 
         def say() -> None:
-            while not is_over.wait(BEAT_S):
-                with suppress(OSError, ShoalError):  # whatever is said next meets it
-                    self.tell("busy")
+            with suppress(OSError, ShoalError):  # whatever is said next meets it
+                self.tell("busy")
 
-        thread = threading.Thread(target=say, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
+        return self.environment.every(BEAT_S, say)
 
     def fail(self, **report: Any) -> None:
         """Tells the controller that user code raised, whichever server leads."""

@@ -6,41 +6,21 @@ gets its part; with the answer of that one, each sends its part of the answer.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 
+from shoal.engine.environment import Environment
 from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import Buffers
-from shoal.engine.transport.client_connection import (
-    ClientConnection,
-    ServerAddress,
-    who,
-)
+from shoal.engine.transport.client_connection import ClientConnection, ServerAddress
 from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.messages import exactly, whole
 from shoal.engine.transport.partition import cuts, sizes_of
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
-
-T = TypeVar("T")
-
-
-def in_background(work: Callable[[], T]) -> Future[T]:
-    """Starts what waits for the network, in a thread that no exit waits for."""
-    found: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as error:
-            found.set_exception(error)
-
-    threading.Thread(target=run, name="shoal-exchange", daemon=True).start()
-    return found
 
 
 @final
@@ -158,8 +138,8 @@ class ShardClients:
         seat: Of the worker.
         buffers: Where whole messages and answers lie.
         strategy: Of the run.
-        rank: Of the worker.
-        incarnation: Of the worker.
+        me: Rank and incarnation of the worker.
+        environment: Time, connections and threads.
     """
 
     def __init__(
@@ -167,15 +147,15 @@ class ShardClients:
         seat: ServerAddress,
         buffers: Buffers,
         strategy: Strategy,
-        rank: int,
-        incarnation: int,
+        me: dict[str, Any],
+        environment: Environment,
     ) -> None:
+        self._environment = environment
         count = len(seat.shards) + 1
         parts = cuts(seat.sizes.vector, count)
-        me = who(rank, incarnation)
         self._shard_clients = [
             ShardClient(
-                ClientConnection(seat, addresses),
+                ClientConnection(seat, addresses, environment),
                 buffers.part(parts[number], sizes_of(seat.sizes, number, count)),
                 strategy,
                 me,
@@ -193,7 +173,7 @@ class ShardClients:
         def work(shard_client: ShardClient) -> Callable[[], None]:
             return lambda: shard_client.stage(question, is_push=is_push)
 
-        return _all([work(shard_client) for shard_client in self._shard_clients])
+        return self._all([work(shard_client) for shard_client in self._shard_clients])
 
     def take(self, question: int) -> None:
         """Waits for all parts of an answer."""
@@ -201,21 +181,22 @@ class ShardClients:
         def work(shard_client: ShardClient) -> Callable[[], None]:
             return lambda: shard_client.take(question)
 
-        _all([work(shard_client) for shard_client in self._shard_clients]).result()
+        works = [work(shard_client) for shard_client in self._shard_clients]
+        self._all(works).result()
+
+    def _all(self, works: Sequence[Callable[[], None]]) -> Future[None]:
+        """Does all of it, side by side."""
+        in_background = self._environment.in_background
+
+        def run() -> None:
+            others = [in_background(work) for work in works[1:]]
+            works[0]()
+            for other in others:
+                other.result()
+
+        return in_background(run)
 
     def leave(self) -> None:
         """Closes the connections."""
         for shard_client in self._shard_clients:
             shard_client.leave()
-
-
-def _all(works: Sequence[Callable[[], None]]) -> Future[None]:
-    """Does all of it, side by side."""
-
-    def run() -> None:
-        others = [in_background(work) for work in works[1:]]
-        works[0]()
-        for other in others:
-            other.result()
-
-    return in_background(run)

@@ -11,7 +11,6 @@ import json
 import select
 import socket
 import struct
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,14 +174,14 @@ class SharedMemoryAllReduce(Collective):
         group, lineage = progress.group, progress.lineage
         if group is None or not self.enter(group, lineage):
             return through_server(client, part)
-        began = time.perf_counter()
+        began = client.environment.clock()
         self.put(part.gradient, part.weight.mass)
         # The server first: what others could have read was told.
         client.push_shared(part.statistics, [part.piece], part.weight, part.told)
         self.call()
         mean = self.add() if self.wait(client.line_to_server) else None
         counts = client.confirm()
-        client.times.exchange_s += time.perf_counter() - began
+        client.times.exchange_s += client.environment.clock() - began
         if progress.is_done or progress.sums:
             return None
         if not counts:  # not all of the round were of the group: the server makes it

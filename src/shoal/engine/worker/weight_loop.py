@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
@@ -99,10 +98,10 @@ class WeightLoop(Loop):
         """
         times, size, steps = self._client.times, self._compute.batch_size, 0
         turned: int | None = None
-        began = time.perf_counter()
+        began = self._environment.clock()
         runs = self._reader.runs(batches, size)
-        times.data_s += time.perf_counter() - began
-        began = time.perf_counter()
+        times.data_s += self._environment.clock() - began
+        began = self._environment.clock()
         for part, data in runs:
             rows = sum(piece.rows for piece in part)
             count = max(1, rows // size)
@@ -114,7 +113,7 @@ class WeightLoop(Loop):
             if turned is None and found is not None:
                 turned = steps + found
             steps += count
-        times.compute_s += time.perf_counter() - began
+        times.compute_s += self._environment.clock() - began
         return turned
 
     def _catch_up(self) -> bool:
