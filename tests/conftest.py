@@ -13,10 +13,15 @@ import keras
 import numpy as np
 import psutil
 import pytest
+from hypothesis import settings
 
 import shoal
 from shoal.engine.transport import shared_memory
 from tests.datasets import Digits, Table, read_higgs, read_mnist
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("shoal", deadline=None)
+settings.load_profile("shoal")
 
 GRACE_S = 5.0
 """How long a thread, process or file may take to go after its test."""

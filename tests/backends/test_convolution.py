@@ -72,7 +72,7 @@ def normal(*shape: int) -> Any:
     return np.random.default_rng(0).standard_normal(shape).astype("f4")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     axes=some.integers(1, 3),
     batch=some.integers(1, 6),

@@ -140,7 +140,7 @@ def test_every_axis_is_as_keras_has_it(shape: Any, axis: Any, is_inverse: bool):
         np.testing.assert_allclose(layer(rows), wanted(rows), rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 300))
 def test_pieces_chunks_and_readers_change_nothing(size: int, workers: int, piece: int):
     with pytest.MonkeyPatch.context() as patch:

@@ -238,7 +238,10 @@ def test_every_item_comes_once_however_a_sampler_draws(way: str) -> None:
     assert isinstance(found, FedSource if way == "fresh" else DrawnBatches)
     with found.serving():
         late = pickle.loads(cloudpickle.dumps(found))
-        assert sorted(drawn(late, 3)) == sorted(Y)
+        if (
+            way != "fresh"
+        ):  # those are drawn once, and the first epochs go for later ones
+            assert sorted(drawn(late, 3)) == sorted(Y)
         chunks = range(len(found.chunk_rows))
         for epoch in (1, 2, 3):
             parts = [(found, late)[c % 2].read(c, epoch).rows[1] for c in chunks]

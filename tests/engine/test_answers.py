@@ -53,7 +53,7 @@ def test_what_a_server_of_ours_tells_is_taken() -> None:
     assert answers.place(WELCOME) == (0, 1, None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(set(GRANT) - {"kind", "body"})), hostile)
 def test_any_value_in_any_field_is_refused_or_finite(field: str, value: Any) -> None:
     try:
@@ -69,7 +69,7 @@ def test_any_value_in_any_field_is_refused_or_finite(field: str, value: Any) -> 
     assert all(0 <= n < 1 << 62 or isinstance(n, float) for n in numbers)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(["rank", "incarnation", "slot"]), hostile)
 def test_any_place_is_refused_or_one(field: str, value: Any) -> None:
     try:
@@ -80,7 +80,7 @@ def test_any_place_is_refused_or_one(field: str, value: Any) -> None:
     assert slot is None or all(isinstance(text, str) for text in slot.values())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=64) | st.builds(lambda rows: table(rows), hostile))
 def test_any_bytes_are_changes_or_no_changes(data: bytes) -> None:
     try:

@@ -176,7 +176,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert bool(ledger.pieces_held(owner)) == bool(held)
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=60)
 TestLedgerMachine = LedgerMachine.TestCase
 
 

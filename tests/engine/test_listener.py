@@ -96,7 +96,7 @@ _NEAR = st.integers(AHEAD_BYTES - 40, AHEAD_BYTES + 40)
 _FRAMES = st.lists(st.integers(0, 120) | _NEAR, max_size=90)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     said=st.lists(_FRAMES, min_size=1, max_size=3),
     inbox=st.none() | st.just(200),

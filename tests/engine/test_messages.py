@@ -65,7 +65,7 @@ def test_what_a_worker_of_ours_says_is_taken(read: Any, head: Any) -> None:
 
 
 @pytest.mark.parametrize(("read", "head"), READERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_value_in_any_field_is_refused_or_finite(
     read: Any, head: Any, data: Any

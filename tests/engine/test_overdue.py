@@ -137,7 +137,7 @@ def test_one_that_is_somewhat_slower_is_never_late() -> None:
     assert race.late == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(0.001, 100.0), min_size=1, max_size=6),
     st.integers(1, 6),

@@ -277,7 +277,7 @@ class TestTheLate:
         assert table.is_quorate
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1 << 32), st.integers(1, 5), st.booleans())
 def test_however_hasty_every_sample_counts_once(
     seed: int, quorum: int, is_elastic: bool

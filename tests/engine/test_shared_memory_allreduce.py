@@ -70,7 +70,7 @@ def enter(found: list[SharedMemoryAllReduce], generation: int = 1) -> None:
     assert all(collective.enter(group, 0) for collective in found)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     size=st.integers(2, 4),
     floats=st.sampled_from([1, 5, 1000, shared_memory_allreduce.SEGMENT + 3]),

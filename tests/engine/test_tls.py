@@ -281,7 +281,7 @@ def read_to_the_end(channel: ServerConnection) -> None:
         assert channel.read() == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=600))
 def test_whatever_comes_first_gets_no_word_of_ours(data: bytes) -> None:
     """OpenSSL may say why it hangs up: a record of type alert, and nothing else."""

@@ -78,7 +78,7 @@ def run(model: Any, batches: Any) -> None:
         model._compile_metrics.update_state(y, p, sample_weight=weight)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 10_000),
     cuts=st.lists(st.integers(0, BATCHES), min_size=2, max_size=2).map(sorted),
@@ -104,7 +104,7 @@ def test_three_uneven_shards_equal_one_process(
         np.testing.assert_allclose(merged[name], value, rtol=2e-5, atol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=2))
 def test_vector_goes_there_and_back(values: list[float]) -> None:
     model = classifier()

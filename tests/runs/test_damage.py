@@ -157,7 +157,7 @@ def test_events_as_they_are_written_are_read(kind: str, root: str):
 
 
 @settings(
-    max_examples=400, deadline=None,
+    max_examples=400,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(st.sampled_from(PLACES), JSON)
@@ -189,7 +189,7 @@ def test_any_value_in_any_field_is_read_or_said(
 
 
 @settings(
-    max_examples=40, deadline=None,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(st.sampled_from(PLACES), JSON)
@@ -377,7 +377,7 @@ def test_a_plan_that_is_damaged_is_said_on_resume(content: bytes, root: str):
 
 
 @settings(
-    max_examples=150, deadline=None,
+    max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(JSON | st.fixed_dictionaries({"backend": JSON}))

@@ -95,7 +95,7 @@ def test_what_was_written_is_read() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(value=values)
 @example(value=[])
 @example(value={})

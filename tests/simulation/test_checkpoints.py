@@ -31,7 +31,7 @@ def stopped(seed: int, moment: int) -> tuple[SimServer, Center]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS, MOMENTS, st.integers(1, 6))
 def test_a_new_server_knows_what_is_committed_and_nobody(
     seed: int, moment: int, workers: int
@@ -56,7 +56,7 @@ def test_a_new_server_knows_what_is_committed_and_nobody(
     assert new.clock == steps
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEEDS, MOMENTS)
 def test_a_checkpoint_of_a_new_server_changes_its_lineage_only(
     seed: int, moment: int
@@ -67,7 +67,7 @@ def test_a_checkpoint_of_a_new_server_changes_its_lineage_only(
     assert twice == {**once, "lineage": once["lineage"] + 1}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEEDS, MOMENTS)
 def test_no_place_of_the_past_is_given_again(seed: int, moment: int) -> None:
     server, _ = stopped(seed, moment)

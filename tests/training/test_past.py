@@ -88,7 +88,7 @@ anything = st.recursive(
     "path", [*((name,) for name in WHOLE), ("diary", "epoch"), ("diary", "history"),
              ("left_out", "ranges"), ("left_out", "rows")],
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(value=anything)
 def test_a_document_of_another_kind_is_an_error_that_says_so(
     path: tuple[str, ...], value: Any

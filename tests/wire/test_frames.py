@@ -195,7 +195,7 @@ class TestGreeting:
                 frames(channel)
             assert not channel.is_proven
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.binary(max_size=3 * HELLO_BYTES))
     def test_whatever_comes_first_there_is_no_answer(self, data: bytes) -> None:
         """And it is over as soon as there is enough to see that it is no greeting."""
@@ -258,7 +258,7 @@ class TestFrames:
             assert frames(channel) == [({"kind": "c"}, b"12345")]
             assert bytes(inbox) == b"5678"
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(STREAMS)
     def test_come_whole_however_they_lie_together(self, stream: Stream) -> None:
         """What is read with a header may be a part of the frame, or the next ones."""
@@ -464,7 +464,7 @@ class TestLink:
             assert not link.has_input(0)
             link.close()
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(STREAMS)
     def test_takes_frames_however_they_lie_together(self, stream: Stream) -> None:
         def serve(connection: socket.socket) -> None:

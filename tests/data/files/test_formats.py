@@ -220,7 +220,7 @@ def crc_by_bits(data: bytes) -> int:
 
 
 @given(some.binary(max_size=600))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_checksums_equal_those_of_the_definition(piece: bytes):
     turned = (masked_crc32c(piece) - 0xA282EAD8) & 0xFFFFFFFF
     assert ((turned >> 17) | (turned << 15)) & 0xFFFFFFFF == crc_by_bits(piece)
@@ -240,7 +240,7 @@ def read_in_parts(form: Any, path: Path, columns: list[str]) -> tuple[int, Any]:
     some.integers(64, 200),
     some.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_cut_csv_has_every_row_once(
     tmp_path_factory: pytest.TempPathFactory,
     table: list[tuple[int, str]],
@@ -277,7 +277,7 @@ def test_line_ends_inside_quotes_end_no_row():
 
 
 @given(some.integers(1, 40), some.integers(1, 300))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_cut_npy_has_every_row_once(
     tmp_path_factory: pytest.TempPathFactory, count: int, part_bytes: int
 ):
@@ -289,7 +289,7 @@ def test_cut_npy_has_every_row_once(
 
 
 @given(some.lists(some.binary(max_size=80), min_size=1), some.integers(16, 300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_cut_records_come_once(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], part_bytes: int
 ):
@@ -362,7 +362,7 @@ def test_photographs_of_ten_classes(tmp_path: Path):
     ),
     some.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_records_that_are_alike_and_others(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[Any], has_order: bool
 ):
