@@ -242,3 +242,7 @@ class NodeAgent:
         with self._lock:
             if self._launcher is not None:
                 self._launcher.close(grace_s)
+
+    def free(self) -> None:
+        """Gives its memory for the data back; others may have it open still."""
+        self._blob.close()

@@ -161,6 +161,21 @@ class Link:
             self.socket.close()
             raise
 
+    @classmethod
+    def accepted(cls, connection: socket.socket) -> Link:
+        """The side that was called, after the greeting; see `accepting.accept`.
+
+        Args:
+            connection: Owned from now on.
+        """
+        link = cls.__new__(cls)
+        link._max_body_bytes, link._meanwhile = 1 << 40, lambda: None
+        link._room, link._ahead = memoryview(bytearray(AHEAD_BYTES)), memoryview(b"")
+        link._place, link._until = "a caller", 0.0
+        link.is_closing, link.socket = False, connection
+        gives_up(link)
+        return link
+
     # --------------------------------------------------------------- greeting
 
     def _encrypt(self, certificate: bytes) -> None:
