@@ -24,6 +24,7 @@ from shoal.errors import ExchangeTimeout
 from shoal.launchers.agent_messages import ANSWER, ARRIVE, BEAT, CALL, pack
 from shoal.launchers.node_agent import Arrival, NodeAgent
 from shoal.launchers.versions import versions
+from shoal.terminal import say
 from shoal.wire.frames import BadFrame, Head, Link
 
 ALONE_S = 60.0  # without a word of its driver an agent and its process end
@@ -98,8 +99,7 @@ def main() -> None:
 
     A command line would show its key to all users of the node.
     """
-    said = serve(Ticket.from_text(sys.stdin.readline()))
-    sys.stdout.write(f"{said}\n")
+    say(serve(Ticket.from_text(sys.stdin.readline())))
 
 
 def serve(ticket: Ticket, node_id: str = "") -> str:
