@@ -16,7 +16,7 @@ from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.client_connection import ServerAddress
-from shoal.engine.transport.segments import LONG, InPairs
+from shoal.engine.transport.segments import LONG, InPairs, in_turn
 from shoal.engine.worker.client import ServerClient
 from shoal.launchers.base import Role
 from shoal.launchers.process import ProcessLauncher
@@ -94,10 +94,12 @@ class Client:
         has_slot: bool = True,
         has_cores: bool = False,
     ) -> None:
-        self._member = ServerClient(replace(seat, wants_slot=has_slot), get(strategy))
         self._pairs = InPairs(LONG)
-        if has_cores:
-            self._member.spread = self._pairs
+        self._member = ServerClient(
+            replace(seat, wants_slot=has_slot),
+            get(strategy),
+            spread=self._pairs if has_cores else in_turn,
+        )
         self.local: Vector = np.ones(seat.sizes.vector, "f4")
         self._nothing = np.zeros(0, "f4")
         self._member.ready()

@@ -13,6 +13,7 @@ from shoal.data.chunks import ArrayChunk, ChunkedSource
 from shoal.data.order import Order
 from shoal.data.read_ahead import ReadAhead, TooSlow
 from shoal.engine.coordination.ledger import Piece
+from shoal.engine.environment import SYSTEM
 from shoal.engine.worker.reader import Reader, Retry
 from shoal.errors import DataError
 
@@ -57,8 +58,7 @@ def test_who_waits_says_so_until_the_data_comes(slow: Slow) -> None:
         if beats == 3:
             slow.may_end.set()
 
-    reader = ReadAhead(slow)
-    reader.on_wait = beat
+    reader = ReadAhead(slow, on_wait=beat)
     assert reader.take(np.array([5, 1]))[0].tolist() == [5, 1]
     assert beats >= 3
     reader.close()
@@ -69,8 +69,8 @@ def test_many_short_reads_are_a_long_one(
 ) -> None:
     monkeypatch.setattr(read_ahead, "BEAT_S", 0.0)  # any read is longer
     slow.may_end.set()
-    reader, beats = ReadAhead(slow), list[int]()
-    reader.on_wait = lambda: beats.append(slow.reads)
+    beats = list[int]()
+    reader = ReadAhead(slow, on_wait=lambda: beats.append(slow.reads))
     reader.take(np.array([5, 1]))
     assert len(beats) >= 2
     reader.close()
@@ -82,7 +82,8 @@ def test_a_read_that_never_ends_is_an_error_and_not_asked_for_again(
     monkeypatch.setattr(read_ahead, "MOST_S", 0.0)
     ahead = ReadAhead(slow)
     told: list[str] = []
-    reader = Reader(ahead, Order(rows=8), Retry(), lambda kind, **_: told.append(kind))
+    tell = lambda kind, **_: told.append(kind)  # noqa: E731
+    reader = Reader(ahead, Order(rows=8), Retry(), tell, SYSTEM.sleep)
     with pytest.raises(DataError, match="a read of slow files has not ended") as caught:
         reader.pieces([Piece(0, 0, 4)])
     assert isinstance(caught.value.__cause__, TooSlow)

@@ -279,7 +279,7 @@ class OpenTorn:
 
     descriptor: int
 
-    def __call__(self) -> Torn:
+    def __call__(self, _on_wait: object) -> Torn:
         return Torn(OpenMapped(descriptor=self.descriptor)())
 
 

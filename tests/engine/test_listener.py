@@ -50,7 +50,8 @@ class House(Listener):
 def serving(*, has_tls: bool = False) -> Iterator[tuple[Connections, House]]:
     listener = socket.create_server(("127.0.0.1", 0))
     connections = Connections(listener, SECRET, 1 << 26, CONTEXT if has_tls else None)
-    house = connections.listener = House()
+    house = House()
+    connections.deliver_to(house)
     try:
         yield connections, house
     finally:
@@ -59,7 +60,7 @@ def serving(*, has_tls: bool = False) -> Iterator[tuple[Connections, House]]:
 
 def calling(connections: Connections) -> tuple[Link, Peer]:
     """A worker that was taken in, and what the server calls it."""
-    house, found = connections.listener, list[Link]()
+    house, found = connections._listener, list[Link]()
     assert isinstance(house, House)
     address = connections._socket.getsockname()
     certificate = None if connections._context is None else IDENTITY.certificate

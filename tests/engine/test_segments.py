@@ -69,7 +69,7 @@ def test_a_round_is_the_same_to_the_last_bit(name: str, pairs: InPairs) -> None:
         center = Center(
             get(name), random.standard_normal(LARGE, "f4"), random.random(0, "f4")
         )
-        center.spread = pairs if threads else in_turn
+        center.spread(pairs if threads else in_turn, in_turn)
         none: dict[int, Vector] = dict.fromkeys((0, 1), np.zeros(0, "f4"))
         facts = {rank: Facts(workers=2, samples=3.0 + rank) for rank in none}
         replies = {rank: np.empty(LARGE, "f4") for rank in none}
@@ -111,7 +111,7 @@ def test_an_exchange_is_the_same_to_the_last_bit(name: str, pairs: InPairs) -> N
         random = np.random.default_rng(1)
         vector, none = random.standard_normal(LARGE, "f4"), np.zeros(0, "f4")
         center, anchor = Center(strategy, vector.copy(), none), vector.copy()
-        center.spread_one = spread
+        center.spread(in_turn, spread)
         message, reply, local = (np.empty(LARGE, "f4") for _ in range(3))
         facts = Facts(workers=2, samples=3.0, staleness=1)
         for _ in range(2):

@@ -77,7 +77,7 @@ def echoing() -> Iterator[Link]:
     address = listener.getsockname()
     context = tls.server_context(identity)
     echo.connections = Connections(listener, SECRET, 1 << 26, context)
-    echo.connections.listener = echo
+    echo.connections.deliver_to(echo)
 
     def serve() -> None:
         assert echo.connections is not None

@@ -243,7 +243,7 @@ class Cluster:
             ),
             order=setup.order,
             open_backend=setup.open_backend,
-            open_source=lambda: setup.source,
+            open_source=lambda _: setup.source,
             exchanges_gradients=setup.exchanges_gradients,
             watch=setup.watch,
             reaction=setup.reaction,

@@ -69,7 +69,6 @@ class InlineShard:
         self._heard = 0
         self._parts: list[Message] = []
         self.successions = 0
-        self.on_succession: Callable[[], None] = lambda: None
         if means.has_standby:
             self._start_standby()
             while self._standby_peer is None:
@@ -126,7 +125,6 @@ class InlineShard:
         self.server = self._standby.successor()
         self.successions += 1
         self._start_standby()
-        self.on_succession()
 
     def command(self, kind: str, **fields: Any) -> None:
         """Tells it something, as the controller would."""

@@ -60,13 +60,16 @@ class ReadAhead(Source):
     Args:
         source: Of the chunks. It is read from that thread only.
         memory_bytes: Of chunks in memory, those that were read ahead among them.
-
-    Attributes:
         on_wait: Called every second while data that is needed has not come.
     """
 
-    def __init__(self, source: ChunkedSource, memory_bytes: int = SHELF_BYTES) -> None:
-        self.on_wait: Callable[[], None] = lambda: None
+    def __init__(
+        self,
+        source: ChunkedSource,
+        memory_bytes: int = SHELF_BYTES,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_wait = on_wait
         self._source, self._epoch, self._beat = source, 0, 0.0
         self._shelf = Shelf(source, memory_bytes)
         self._coming: dict[tuple[int, int], Future[Chunk]] = {}
@@ -148,7 +151,7 @@ class ReadAhead(Source):
         return coming.result()
 
     def _show(self) -> None:
-        self.on_wait()
+        self._on_wait()
         self._beat = time.monotonic() + BEAT_S
 
     def _begin(self, chunk: int) -> None:

@@ -127,7 +127,7 @@ class SimConnections:
     """What `shoal.engine.transport.listener.Connections` is to a server."""
 
     def __init__(self) -> None:
-        self.listener: Listener
+        self._listener: Listener
         self.is_stopped = False
         """The process does not run now; who calls is not greeted."""
         self.peers: dict[Wire, Peer] = {}
@@ -135,6 +135,10 @@ class SimConnections:
         """Of which the next frame is taken when the server listens next."""
         self._watched: dict[Wire, Callable[[], None]] = {}
         self._lost: list[tuple[Peer, str]] = []
+
+    def deliver_to(self, listener: Listener) -> None:
+        """See `Connections`."""
+        self._listener = listener
 
     @property
     def speaking(self) -> list[Wire]:
@@ -168,7 +172,7 @@ class SimConnections:
             body = wire.inbox[: len(data)]
             body[:] = data
         try:
-            self.listener.on_frame(peer, head, body)
+            self._listener.on_frame(peer, head, body)
         except BadFrame as error:
             self.drop(peer, f"bad frame: {error}")
 
@@ -189,12 +193,12 @@ class SimConnections:
         wire: Any = peer.channel
         if self.peers.pop(wire, None) is not None:
             wire.close()
-            self.listener.on_gone(peer, reason)
+            self._listener.on_gone(peer, reason)
 
     def deliver_again(self, peer: Peer, head: Head) -> None:
         """Another listener is told what a peer said."""
         try:
-            self.listener.on_frame(peer, head, memoryview(b""))
+            self._listener.on_frame(peer, head, memoryview(b""))
         except BadFrame as error:
             self.drop(peer, f"bad frame: {error}")
 

@@ -236,7 +236,7 @@ class SimStage:
             ),
             order=setup.order,
             open_backend=setup.open_backend,
-            open_source=lambda: setup.source,
+            open_source=lambda _: setup.source,
             exchanges_gradients=setup.exchanges_gradients,
             has_overlap=setup.has_overlap,
         )

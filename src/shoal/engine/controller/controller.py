@@ -101,8 +101,8 @@ class Controller:
             self._supervisor.living,
             count=job.servers,
             has_standby=job.has_standby,
+            on_succession=self._repeat,
         )
-        self._servers.on_succession = self._repeat
         self._is_halted = False
         self._resume_point: ResumePoint | None = None
         self._opened: int | None = None

@@ -52,6 +52,8 @@ class Servers:
         workers: Of the run.
         has_standby: Whether a standby follows it.
         living: Gives the tokens of all workers whose process lives.
+        on_succession: Called when another process leads: what the old one was told
+            last may be lost.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Servers:
         living: Living,
         *,
         has_standby: bool,
+        on_succession: Callable[[], None] = lambda: None,
     ) -> None:
         self._pool, self._pair, self._observer = pool, pair, observer
         self._clock = pool.environment.clock
@@ -78,12 +81,8 @@ class Servers:
         self._standby_started: float | None = None  # and has not called its server yet
         self._standby_failures = self._generation = 0
         self._lost_at, self._looked = 0.0, self._clock()
-        self.on_succession: Callable[[], None] = lambda: None
-        """Called when another process leads: what the old one was told last may be
-        lost."""
-        self.order: tuple[str, int] | None = None
-        """Address of the server that says in which order things happen, where that is
-        another one."""
+        self._on_succession = on_succession
+        self._order: tuple[str, int] | None = None
 
     @property
     def tag(self) -> str:
@@ -94,7 +93,7 @@ class Servers:
 
     def start(self, spec: ServerSpec) -> None:
         """Gives the process of the server its part."""
-        self._spec, self._heard = spec, 0
+        self._spec, self._heard, self._order = spec, 0, spec.order
         self._give(self._pair.server, spec, self._pair.listener)
 
     def _give(
@@ -181,6 +180,11 @@ class Servers:
         if self._link is not None:
             head = {"kind": kind, "heard": self._heard, **values}
             self._send(self._link, head, body)
+
+    def follow(self, address: tuple[str, int]) -> None:
+        """Tells the server where the one is that says in which order things happen."""
+        self._order = address
+        self.command("follow", order=address)
 
     def _send(self, link: Link, head: Head, body: bytes = b"") -> bool:
         try:
@@ -298,7 +302,7 @@ class Servers:
             self._link.close()
         sweep(self.tag)
         lead = {"kind": "lead", "heard": self._heard, "living": self._living()}
-        lead["order"] = self.order
+        lead["order"] = self._order
         if not self._send(standby_peer, lead):
             standby_peer.close()
             return False
@@ -311,7 +315,7 @@ class Servers:
         self._tell_of(self._pair.server)
         self._begin_pulse(self._heartbeat.startup_s)
         self._standby_due = self._clock()
-        self.on_succession()
+        self._on_succession()
         return True
 
     def prepare(self) -> None:

@@ -122,6 +122,8 @@ class SharedServers:
         living: Gives the tokens of all workers whose process lives.
         count: Servers that share the vector.
         has_standby: Whether each has a standby.
+        on_succession: Called when another process is number 0: what the old one was
+            told last may be lost.
     """
 
     def __init__(
@@ -133,19 +135,25 @@ class SharedServers:
         *,
         count: int = 1,
         has_standby: bool,
+        on_succession: Callable[[], None] = lambda: None,
     ) -> None:
         self._pool, self._clock = pool, pool.environment.clock
         self._all = [
-            Servers(pool, pair, observer, workers, living, has_standby=has_standby)
-            for pair in map(pool.pair, range(count))
+            Servers(
+                pool,
+                pool.pair(number),
+                observer,
+                workers,
+                living,
+                has_standby=has_standby,
+                on_succession=(lambda: None) if number else self._follow_another,
+            )
+            for number in range(count)
         ]
         self._main, *self._shards = self._all
-        self._main.on_succession = self._follow_another
         self._parts: list[deque[Message]] = [deque() for _ in self._shards]
         self._unordered: dict[int, float] = {}
-        self.on_succession: Callable[[], None] = lambda: None
-        """Called when another process is number 0: what the old one was told last may
-        be lost."""
+        self._on_succession = on_succession
 
     # -------------------------------------------------------------- starting
 
@@ -154,8 +162,7 @@ class SharedServers:
         self._forget()
         address = self._pool.main.address
         for number, servers in enumerate(self._all):
-            servers.order = address if number else None
-            servers.start(cut(spec, number, servers.order))
+            servers.start(cut(spec, number, address if number else None))
 
     def connect(self, limit_s: float, meanwhile: Callable[[], None]) -> None:
         """Connects to all; see `Servers.connect`."""
@@ -243,9 +250,8 @@ class SharedServers:
         """Another process is number 0."""
         address = self._pool.main.address
         for shard in self._shards:
-            shard.order = address
-            shard.command("follow", order=address)
-        self.on_succession()
+            shard.follow(address)
+        self._on_succession()
 
     def last_words(self, timeout_s: float) -> list[Message]:
         """What number 0 says until it ends; no weights any more."""

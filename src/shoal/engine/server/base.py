@@ -92,10 +92,9 @@ class BaseServer(Listener):
             )
             self.replica = handover.replica
             self.replica.serve(self)
-        center = self.replica.center
-        self._spread = center.spread = InPairs()
-        center.spread_one = self._spread.beside(self._count_busy)
-        connections.listener = self
+        self._spread = InPairs()
+        self.replica.center.spread(self._spread, self._spread.beside(self._count_busy))
+        connections.deliver_to(self)
 
     # -------------------------------------------------------------- the loop
 

@@ -35,11 +35,18 @@ class Center:
         self.statistics = statistics
         self.state = strategy.init(vector.size)
         self._last_samples: dict[int, float] = {}
-        # Strategies keep nothing between two segments.
-        self.spread: Spread = in_turn
-        """How a round is merged: all workers wait for it."""
-        self.spread_one: Spread = in_turn
-        """How one message is applied: other workers compute meanwhile."""
+        self._spread_round = self._spread_one = in_turn
+
+    def spread(self, a_round: Spread, one: Spread) -> None:
+        """Says how work is spread over threads, where this server leads.
+
+        Strategies keep nothing between two segments.
+
+        Args:
+            a_round: Used for the merge of a round, for which all workers wait.
+            one: Used for one message, while other workers compute.
+        """
+        self._spread_round, self._spread_one = a_round, one
 
     def apply(
         self,
@@ -59,7 +66,7 @@ class Center:
             center = self.vector[part]
             strategy.apply_into(reply[part], center, state, message[part], facts)
 
-        self.spread_one(self.vector.size, apply)
+        self._spread_one(self.vector.size, apply)
         self._blend(rank, statistics, facts)
 
     def _blend(self, rank: int, statistics: Vector, facts: Facts) -> None:
@@ -100,7 +107,7 @@ class Center:
                 for rank, value in replies.items():
                     write(rank, part, value)
 
-        self.spread(self.vector.size, merge)
+        self._spread_round(self.vector.size, merge)
         self.merge_statistics(statistics, facts)
 
     def merge_statistics(

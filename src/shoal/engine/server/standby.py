@@ -90,7 +90,7 @@ class Standby(Listener):
     ) -> None:
         self._environment, self._clock = environment, environment.clock
         self._spec, self._connections, self._link = spec, connections, link
-        connections.listener = self
+        connections.deliver_to(self)
         self._replica = Replica(spec, self, environment.clock)
         self._landing = memoryview(bytearray(spec.sizes.up_bytes))
         self._report_channel, self._straggler_timeout = (

@@ -203,9 +203,6 @@ class Connections:
         max_body_bytes: Larger frames are refused.
         context: Of TLS, None for none.
         clock: Seconds that never go back.
-
-    Attributes:
-        listener: Whom to tell; it is set before anybody is served.
     """
 
     def __init__(
@@ -219,7 +216,7 @@ class Connections:
         self._clock = clock
         self._socket, self._secret, self._limit = socket_, secret, max_body_bytes
         self._context = context
-        self.listener: Listener
+        self._listener: Listener
         self._peers: dict[int, Peer] = {}
         self._rejected: dict[int, Peer] = {}
         self._lost: list[tuple[Peer, str]] = []
@@ -228,6 +225,13 @@ class Connections:
         self._selector = selectors.DefaultSelector()
         self._unverified = UnverifiedCallers(self._selector, clock)
         self._unverified.selector.register(socket_, selectors.EVENT_READ, None)
+
+    def deliver_to(self, listener: Listener) -> None:
+        """Says who is told what peers say, before anybody is served.
+
+        A standby that takes over hands its connections to the server it becomes.
+        """
+        self._listener = listener
 
     def serve(self, timeout_s: float) -> None:
         """Hears whoever speaks, for at most `timeout_s` if nobody does.
@@ -327,7 +331,7 @@ class Connections:
         if peer.offer is not None:
             peer.offer.close()
             peer.offer = None
-        self.listener.on_gone(peer, reason[:MOST_REASON])
+        self._listener.on_gone(peer, reason[:MOST_REASON])
 
     def close(self) -> None:
         """Closes everything, and gives every slot back."""
@@ -401,7 +405,7 @@ class Connections:
             self._send_rest(peer)
 
     def _deliver(self, peer: Peer, head: Head, body: memoryview) -> None:
-        self.listener.on_frame(peer, head, body)
+        self._listener.on_frame(peer, head, body)
         if peer.role and peer.channel.socket.fileno() in self._rejected:
             self._admit(peer)
 

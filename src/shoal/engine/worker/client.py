@@ -107,12 +107,12 @@ class ServerClient(RequestChannel):
         strategy: Whose `push` and `pull` run here.
         is_early: Whether it may `push_early`.
         environment: Time, connections and threads.
+        spread: How messages are written and replies taken in.
 
     Attributes:
         metrics: Sums of metric state since the last push.
         optimizer: Another worker's optimizer state, empty where there was none.
         changes: What callbacks changed, and this worker has not taken in yet.
-        spread: How messages are written and replies taken in.
 
     Raises:
         Fenced: The server has another model, or gave the place to another.
@@ -126,6 +126,7 @@ class ServerClient(RequestChannel):
         environment: Environment = SYSTEM,
         *,
         is_early: bool = False,
+        spread: Spread = in_turn,
     ) -> None:
         super().__init__(seat, strategy, environment)
         self.progress, self.times = Progress(), Times()
@@ -151,7 +152,7 @@ class ServerClient(RequestChannel):
         self.statistics = statistics.copy()
         self._adopt(vector)
         self.metrics = np.zeros(seat.sizes.metrics, np.float64)
-        self.spread: Spread = in_turn
+        self._spread = spread
 
     # ---------------------------------------------------------------- answers
 
@@ -260,7 +261,7 @@ class ServerClient(RequestChannel):
         """
         began = self.environment.clock()
         push_into(
-            self.strategy, self.buffers.message, local, self._from, steps, self.spread
+            self.strategy, self.buffers.message, local, self._from, steps, self._spread
         )
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         head = self._send(statistics, pieces, steps, float(samples))
@@ -274,7 +275,7 @@ class ServerClient(RequestChannel):
                 local,
                 before,
                 self.buffers.reply,
-                self.spread,
+                self._spread,
             )
         elif head["body"] == "center":
             self._adopt(self.buffers.reply)
@@ -298,7 +299,7 @@ class ServerClient(RequestChannel):
         if pushed is None:
             raise RuntimeError("this member was not to push early")
         push_into(
-            self.strategy, self.buffers.message, local, self._from, steps, self.spread
+            self.strategy, self.buffers.message, local, self._from, steps, self._spread
         )
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         pushed[:] = local

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -150,9 +151,13 @@ class OpenChunks:
     source: bytes
     memory_bytes: int = SHELF_BYTES
 
-    def __call__(self) -> ReadAhead:
-        """Opens it; nothing is read yet."""
-        return ReadAhead(loads(self.source), self.memory_bytes)
+    def __call__(self, on_wait: Callable[[], None] = lambda: None) -> ReadAhead:
+        """Opens it; nothing is read yet.
+
+        Args:
+            on_wait: See `ReadAhead`.
+        """
+        return ReadAhead(loads(self.source), self.memory_bytes, on_wait)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +170,7 @@ class OpenMapped:
 
     descriptor: int
 
-    def __call__(self) -> ArraySource:
-        """Maps the arrays; nothing is copied."""
+    def __call__(self, on_wait: Callable[[], None] = lambda: None) -> ArraySource:
+        """Maps the arrays; nothing is copied, and nobody waits."""
+        del on_wait
         return ArraySource.from_blob(map_inherited(self.descriptor))

@@ -18,7 +18,6 @@ import numpy as np
 
 from shoal.backends.base import Clock
 from shoal.data.chunks import kind_of
-from shoal.data.read_ahead import ReadAhead
 from shoal.data.sources import Source
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.changes import (
@@ -28,7 +27,6 @@ from shoal.engine.transport.changes import (
     unstamped,
     write,
 )
-from shoal.engine.transport.segments import LONG, InPairs
 from shoal.engine.transport.shared_memory import tag_of
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.nan_guard import NanGuard, NonFinite
@@ -59,9 +57,7 @@ class Loop(ABC):
         self._environment = client.environment
         self.steps = 0
         compute = replace(spec.compute, rank_seed=client.rank)
-        self._source = source = spec.open_source()
-        if isinstance(source, ReadAhead):
-            source.on_wait = lambda: client.tell("reading")
+        self._source = source = spec.open_source(lambda: client.tell("reading"))
         self._reader = Reader(
             source, spec.order, spec.retry, client.tell, client.environment.sleep
         )
@@ -71,7 +67,6 @@ class Loop(ABC):
         self._backend = spec.open_backend(compute, sample)
         self._check_layout()
         self._compute = compute
-        self._pairs: InPairs | None = None
         self._compiled: set[tuple[int, Any]] = set()
         self._paced: set[tuple[int, Any]] = set()
         self._rate: float | None = None
@@ -95,8 +90,6 @@ class Loop(ABC):
         """Ends what reads ahead and what looks around."""
         if self._use is not None:
             self._use.close()
-        if self._pairs is not None:
-            self._pairs.close()
         if isinstance(self._source, Source):
             self._source.close()
 
@@ -119,9 +112,6 @@ class Loop(ABC):
         self._warm_up()
         bind(self._spec.cores)
         client = self._client
-        if len(self._spec.cores) > 1:  # and no other worker's
-            self._pairs = InPairs(LONG)
-            client.spread = self._pairs
         clock = self._clock()
         head, blob = client.ready()
         self._start_over(blob or self._spec.optimizer or client.optimizer)

@@ -8,6 +8,7 @@ import traceback
 
 from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.transport.client_connection import Fenced
+from shoal.engine.transport.segments import LONG, InPairs, in_turn
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.gradient_loop import GradientLoop
 from shoal.engine.worker.spec import WorkerSpec
@@ -31,9 +32,14 @@ def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
         environment: Time, connections and threads.
     """
     title(f"worker-{spec.seat.hint}", spec.run)
+    pairs = InPairs(LONG)
     try:
         client = ServerClient(
-            spec.seat, spec.strategy, environment, is_early=spec.has_overlap
+            spec.seat,
+            spec.strategy,
+            environment,
+            is_early=spec.has_overlap,
+            spread=pairs if len(spec.cores) > 1 else in_turn,  # no other worker's
         )
     except (OSError, ShoalError) as error:
         # The controller does not know it yet: only the end of the process tells.
@@ -59,6 +65,7 @@ def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
             )
     finally:
         client.leave()
+        pairs.close()
         if worker is not None:
             worker.close()
         if spec.clean_up is not None:

@@ -42,7 +42,8 @@ class WorkerSpec:
         compute: How to run the model; `rank_seed` is set from the rank.
         order: Of the samples of every epoch.
         open_backend: Makes the backend from a few rows, once the rank is known.
-        open_source: Opens the data.
+        open_source: Opens the data; it is given what to call now and then while data
+            that is needed has not come.
         exchanges_gradients: Exchange gradients every step.
         clock_start: Where the optimizer began, in steps of the user's batch size.
         cores: The only ones it may run on from its first step; empty for any. To
@@ -64,7 +65,7 @@ class WorkerSpec:
     compute: ComputeSpec
     order: Order
     open_backend: Callable[[ComputeSpec, Any], Backend]
-    open_source: Callable[[], Rows]
+    open_source: Callable[[Callable[[], None]], Rows]
     exchanges_gradients: bool
     clock_start: float = 0.0
     cores: tuple[int, ...] = ()
