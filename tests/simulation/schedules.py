@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Generic, Self, TypeAlias, TypeVar
 
+from tests.simulation.scenario import Scenario
 from tests.simulation.violation import Violation
 
 MOST_EVENTS = 20_000
@@ -20,16 +21,7 @@ MOST_EVENTS = 20_000
 Event: TypeAlias = Callable[[], None]
 
 
-class Drawn(Protocol):
-    """What a run is about, drawn from a number."""
-
-    @property
-    def seed(self) -> int:
-        """Of the schedule."""
-        ...
-
-
-S = TypeVar("S", bound=Drawn)
+S = TypeVar("S", bound=Scenario)
 
 
 class Schedule(ABC, Generic[S]):
@@ -39,8 +31,7 @@ class Schedule(ABC, Generic[S]):
     there was something to break.
 
     Args:
-        scenario: What it is about.
-        trouble: How often each kind of trouble may come.
+        scenario: What it is about, and how often each kind of trouble may come.
         chance: Of trouble at an event, while there is some left.
 
     Attributes:
@@ -48,12 +39,12 @@ class Schedule(ABC, Generic[S]):
         log: Every event, in order.
     """
 
-    def __init__(self, scenario: S, trouble: Counter[str], chance: float) -> None:
+    def __init__(self, scenario: S, chance: float) -> None:
         self.scenario = scenario
         self.random = random.Random(scenario.seed)
         self.tally: Counter[str] = Counter()
         self.log: list[tuple[object, ...]] = []
-        self.left = Counter(trouble)
+        self.left = Counter(scenario.trouble)
         self._chance = chance
 
     def run(self) -> Self:
@@ -77,9 +68,41 @@ class Schedule(ABC, Generic[S]):
             violation.add_note(self.story())
             raise violation from error
 
-    @abstractmethod
     def step(self) -> bool:
         """Lets one thing happen; False when the run is over."""
+        events = self._events(is_slow=True)
+        if not events:
+            events = self._if_only_slow(self._events(is_slow=False))
+        if not self._goes_on(events):
+            return False
+        self.tally["events"] += 1
+        self._turn(events)
+        self._after_turn()
+        return True
+
+    @abstractmethod
+    def _events(self, *, is_slow: bool) -> list[Event]:
+        """What can happen next.
+
+        Args:
+            is_slow: Whoever is slow is mostly passed over.
+        """
+
+    def _if_only_slow(self, events: list[Event]) -> list[Event]:
+        """What can happen next where nobody but the slow has anything to do."""
+        return events
+
+    def _goes_on(self, events: list[Event]) -> bool:
+        """Whether the run is not over yet."""
+        return bool(events)
+
+    def _turn(self, events: list[Event]) -> None:
+        """Breaks something, or lets one event happen."""
+        if not self._make_trouble():
+            self.random.choice(events)()
+
+    def _after_turn(self) -> None:
+        """Looks at what has happened."""
 
     @abstractmethod
     def _look_at_end(self) -> None:
@@ -103,6 +126,10 @@ class Schedule(ABC, Generic[S]):
             self.left[kind] -= 1
             self.tally[kind] += 1
         return done
+
+    def _part(self, whole: int) -> int:
+        """How much of what was on its way still arrives."""
+        return self.random.randint(0, whole)
 
     def _log(self, *what: object) -> None:
         self.log.append(what)

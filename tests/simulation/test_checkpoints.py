@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -19,7 +20,9 @@ MOMENTS = st.integers(0, 250)
 
 def stopped(seed: int, moment: int) -> tuple[SimServer, Center]:
     """A server in the middle of a run, and the center its checkpoint is beside."""
-    fleet = Fleet(replace(draw(seed), crashes=0))
+    scenario = draw(seed)
+    trouble = Counter({**scenario.trouble, "crash": 0})
+    fleet = Fleet(replace(scenario, trouble=trouble))
     for _ in range(moment):
         if not fleet.step():
             break

@@ -15,6 +15,7 @@ from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.server.reports import read_epoch, read_records
 from shoal.errors import ExchangeTimeout
 from shoal.wire.frames import Head
+from tests.simulation.controller import Controller
 from tests.simulation.failover.network import Wire
 from tests.simulation.violation import Violation, require
 
@@ -53,7 +54,7 @@ class Stage(Protocol):
 
 
 @final
-class SimController:
+class SimController(Controller[str]):
     """The controller of one run.
 
     Args:
@@ -62,26 +63,22 @@ class SimController:
     """
 
     def __init__(self, stage: Stage, epochs: int) -> None:
-        self._stage, self._epochs = stage, epochs
+        super().__init__(0, epochs)
+        self._stage = stage
         self.wire: Wire | None = stage.call(is_leader=True)
         self.standby_peer: Wire | None = None
         self.wants_standby, self.generation = True, 0
         self.heard = 0
-        self.is_over = self.is_lost = self.has_rolled_back = False
+        self.is_lost = self.has_rolled_back = False
         self.has_lost_workers = False
         self.is_called = False
         """Whether the standby that was started last has called its server."""
         self.ends: dict[int, EpochEnd] = {}
         self.records: list[Record] = []
         self._asked: dict[str, Head] = {}
-        self._hands: dict[str, int] = {}
         self._seats: dict[tuple[int, int], str] = {}
         self.command("control")
-        self._ask("proceed", epoch=0)
-
-    def hired(self, token: str, hint: int) -> None:
-        """A worker was started."""
-        self._hands[token] = hint
+        self._proceed(0)
 
     # ---------------------------------------------------------------- speaking
 
@@ -142,12 +139,14 @@ class SimController:
 
     def _end_epoch(self, head: Head, body: memoryview) -> None:
         epoch = head["epoch"]
-        require(epoch not in self.ends, "an epoch ends once", epoch)
         self.ends[epoch] = read_epoch(head, body)
-        if epoch + 1 < self._epochs:
-            self._ask("proceed", epoch=epoch + 1)
-        if len(self.ends) == self._epochs:
-            self._ask("state")
+        self._epoch_ended(epoch)
+
+    def _proceed(self, epoch: int) -> None:
+        self._ask("proceed", epoch=epoch)
+
+    def _end_run(self) -> None:
+        self._ask("state")
 
     # ----------------------------------------------------------------- workers
 
@@ -156,20 +155,18 @@ class SimController:
             return
         self.has_lost_workers = True
         token = self._seats[head["rank"], head["incarnation"]]
-        if token in self._hands:
+        if token in self.hands:
             self._stage.end_worker(token)
-            self._replace(token, head["rank"])
+            self._lost(token, head["rank"])
 
     def worker_ended(self, token: str) -> None:
         """Its process is not there any more."""
         self.command("gone", token=token)
-        if token in self._hands:
-            self._replace(token, self._hands[token])
+        if token in self.hands:
+            self._lost(token, self.hands[token])
 
-    def _replace(self, token: str, hint: int) -> None:
-        del self._hands[token]
-        if not self.is_over:
-            self._stage.hire(hint)
+    def _replace(self, hint: int) -> None:
+        self._stage.hire(hint)
 
     # ----------------------------------------------------------------- servers
 

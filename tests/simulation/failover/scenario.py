@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import final
+
+from tests.simulation import scenario
+from tests.simulation.scenario import kind_of
 
 KINDS = ("downpour", "aeasgd", "local_sgd", "all_reduce")
 """Strategies: asynchronous, elastic, of rounds, of gradients."""
@@ -17,23 +20,21 @@ WORKERS = ("kill", "cut", "late", "jump")
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """One simulated run.
+class Scenario(scenario.Scenario):
+    """One simulated run of a strategy, whose name is its kind.
+
+    Trouble: the leading server is killed ("crash") or stopped ("hang"), the standby is
+    killed ("lose") or stopped ("deafen"), their connection breaks ("split"); a worker
+    is killed ("kill"), its connection breaks ("cut"), one more joins ("late"), the
+    clock jumps ("jump").
 
     Args:
-        seed: Of the schedule.
-        kind: Name of the strategy.
         workers: That train.
         rows: Samples of an epoch.
         epochs: Passes.
         batch_size: Samples of a step: of each worker, or of a gang.
         period: Steps between exchanges.
         has_barrier: An epoch waits for the one before.
-        trouble: How often each kind of trouble comes: the leading server is killed
-            ("crash") or stopped ("hang"), the standby is killed ("lose") or stopped
-            ("deafen"), their connection breaks ("split"); a worker is killed ("kill"),
-            its connection breaks ("cut"), one more joins ("late"), the clock jumps
-            ("jump").
         tick_s: The most that the clock moves between two events.
         slow: Whose words are mostly passed over by the leader: those of the
             "controller", the "standby" or nobody.
@@ -44,15 +45,12 @@ class Scenario:
         is_summed: The loss is a sum over the batch, and every sample has a weight.
     """
 
-    seed: int
-    kind: str
     workers: int
     rows: int
     epochs: int
     batch_size: int
     period: int
     has_barrier: bool
-    trouble: Counter[str] = field(default_factory=Counter[str])
     tick_s: float = 0.1
     slow: str = ""
     quorum: int = 0
@@ -89,14 +87,14 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         >>> draw(6).kind, draw(6) == draw(6)
         ('local_sgd', True)
     """
-    kind = kind or KINDS[seed % len(KINDS)]
+    kind = kind_of(seed, kind, KINDS)
     choice = random.Random(f"succession {kind} {seed}")
     trouble = {name: choice.choice([0, 0, 1, 2]) for name in SERVERS}
     trouble["crash"] = choice.choice([1, 1, 2, 3])
     trouble["split"] = choice.choice([0, 1, 2, 3])  # the hardest to get right
     if choice.random() < 0.5:
         trouble |= {name: choice.choice([0, 0, 1, 2]) for name in WORKERS}
-    scenario = Scenario(
+    drawn = Scenario(
         seed=seed,
         kind=kind,
         workers=choice.randint(1, 4),
@@ -110,10 +108,10 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         slow=choice.choice(["", "", "controller", "standby"]),
     )
     if kind == "local_sgd" and choice.random() < 0.5:
-        quorum = choice.randint(1, scenario.workers)
-        scenario = replace(scenario, quorum=quorum)
+        quorum = choice.randint(1, drawn.workers)
+        drawn = replace(drawn, quorum=quorum)
     codec = choice.choice(["float32", "float32", "bfloat16", "int8"])
     has_overlap = choice.random() < 0.4
     apart = random.Random(f"summed {seed}").random()
     is_summed = kind == "all_reduce" and codec == "float32" and apart < 0.5
-    return replace(scenario, codec=codec, has_overlap=has_overlap, is_summed=is_summed)
+    return replace(drawn, codec=codec, has_overlap=has_overlap, is_summed=is_summed)

@@ -49,7 +49,7 @@ class Succession(Schedule[Scenario]):
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        super().__init__(scenario, scenario.trouble, TROUBLE)
+        super().__init__(scenario, TROUBLE)
         self.network = Network()
         self.stage = SimStage(scenario, self.network, self.random)
         self.controller = self.stage.controller
@@ -72,32 +72,32 @@ class Succession(Schedule[Scenario]):
             self._log("over", "lost" if controller.is_lost else "")
             self.tally["lost"] += controller.is_lost
             self.stage.close()
-        events = self._events(is_slow=True)
-        if not events:
-            events = self._events(is_slow=False)
-            if events and self._is_waited_for():
-                events = [partial(self._tick, IDLE_S)]
+        return super().step()
+
+    def _if_only_slow(self, events: list[Event]) -> list[Event]:
+        if events and self._is_waited_for():
+            return [partial(self._tick, IDLE_S)]
+        return events
+
+    def _goes_on(self, events: list[Event]) -> bool:
         if not events and self.network.is_closed:
             return False
-        self.tally["events"] += 1
         self._idle = 0 if events else self._idle + 1
         require(self._idle < MOST_IDLE, "every run ends: it is stuck")
+        return True
+
+    def _turn(self, events: list[Event]) -> None:
         if not events:
             self._tick(IDLE_S)
         elif not self._make_trouble():
             is_tick = self.random.random() < TICK
-            self._tick(self.scenario.tick_s) if is_tick else self.random.choice(
-                events
-            )()
+            tick = partial(self._tick, self.scenario.tick_s)
+            (tick if is_tick else self.random.choice(events))()
+
+    def _after_turn(self) -> None:
         self.stage.bury()
-        return True
 
     def _events(self, *, is_slow: bool) -> list[Event]:
-        """What can happen next.
-
-        Args:
-            is_slow: Whoever is slow is mostly passed over.
-        """
         stage = self.stage
         found = [
             partial(self._hears, process, wire)
@@ -148,15 +148,15 @@ class Succession(Schedule[Scenario]):
         process.connections.due = wire
         name = "leader" if process is self.stage.leader else "standby"
         self._log(name, "hears", *_glance(wire))
-        self._turn(process)
+        self._gives_turn(process)
 
     def _tick(self, seconds: float) -> None:
         self.network.now += seconds * self.random.random()
         for process in self.stage.servers:
             if not process.connections.is_stopped:
-                self._turn(process)
+                self._gives_turn(process)
 
-    def _turn(self, process: Process) -> None:
+    def _gives_turn(self, process: Process) -> None:
         body = process.body
         body.turn()
         if isinstance(body, Standby) and not body.is_following:

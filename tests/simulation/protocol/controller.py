@@ -11,10 +11,10 @@ from collections import deque
 from typing import Literal, NamedTuple, TypeAlias, final
 
 from shoal.engine.coordination import restart_policy
+from tests.simulation.controller import Controller
 from tests.simulation.protocol.scenario import Scenario
 from tests.simulation.protocol.server import Report, SimServer
 from tests.simulation.protocol.store import Center, Place
-from tests.simulation.violation import require
 
 RESTART_S = 2.0  # until a server is there again
 STATE_S = 20.0  # for the last worker's state
@@ -32,44 +32,49 @@ class Timer(NamedTuple):
 
 
 @final
-class SimController:
+class SimController(Controller[int]):
     """One controller process.
 
     Args:
         scenario: What it goes by.
-        end: The epoch the run ends before.
         place: How far an earlier controller had come.
         now: Seconds.
     """
 
     def __init__(self, scenario: Scenario, place: Place, now: float) -> None:
-        self._scenario = scenario
+        self._scenario, self.now = scenario, now
         end = scenario.rules.epochs
-        self.end = end if scenario.stop_after is None else min(end, scenario.stop_after)
-        self.place, self.now = place, now
+        if scenario.stop_after is not None:
+            end = min(end, scenario.stop_after)
+        super().__init__(place.upcoming, end)
+        self.is_halted = place.is_halted
         self.orders: deque[tuple[str, int]] = deque()
-        self.hands: set[int] = set()
         self.timers: list[Timer] = []
         self.restarts = self._made = 0
-        self.is_over = self.is_finishing = self.is_aborted = False
-        self.final = Center()
-        self._heard: set[int] = set()
+        self.is_finishing = self.is_aborted = False
+        self.final = self._shown = Center()
+
+    @property
+    def place(self) -> Place:
+        """How far it has come."""
+        return Place(self.upcoming, self.is_halted)
 
     # ------------------------------------------------------------------ epochs
 
     def greet(self, server: SimServer) -> None:
         """Takes up with a server, which may know of less than this one, or of more."""
         sequencer = server.sequencer
-        upcoming = min(self.place.upcoming, sequencer.upcoming)
-        self.place = Place(upcoming, self.place.is_halted or sequencer.is_halted)
-        self._heard.clear()  # what is complete will be told again
+        upcoming = self.upcoming = min(self.upcoming, sequencer.upcoming)
+        self.is_halted |= sequencer.is_halted
+        self._ended.clear()  # what is complete will be told again
         self.orders.clear()
         self.orders.append(("expect", self.expected))
-        if self.place.is_halted and upcoming not in sequencer.ledger.epochs:
-            self._end(server.center)  # it was halted between two epochs
+        if self.is_halted and upcoming not in sequencer.ledger.epochs:
+            self._shown = server.center
+            self._end_run()  # it was halted between two epochs
             return
-        self.orders.append(("proceed", upcoming))
-        if self.place.is_halted:
+        self._proceed(upcoming)
+        if self.is_halted:
             self.orders.append(("halt", 0))
 
     @property
@@ -80,7 +85,7 @@ class SimController:
 
     def halt(self) -> None:
         """A callback wants no more."""
-        self.place = self.place._replace(is_halted=True)
+        self.is_halted = True
         self.orders.append(("halt", 0))
 
     def hear(self, report: Report) -> None:
@@ -93,23 +98,15 @@ class SimController:
             self._wait(RESTART_S, "server")
 
     def _end_epoch(self, report: Report) -> None:
-        if self.is_over:
-            return
-        upcoming, is_halted = self.place
-        is_news = report.epoch >= upcoming and report.epoch not in self._heard
-        require(is_news, "an epoch's end is told once", report.epoch)
-        self._heard.add(report.epoch)
-        while upcoming in self._heard and not self.is_over:
-            upcoming += 1
-            if upcoming >= self.end or is_halted:
-                self._end(report.center or Center())
-            else:
-                self.orders.append(("proceed", upcoming))
-        self.place = Place(upcoming, is_halted)
+        if not self.is_over:
+            self._shown = report.center or Center()
+            self._epoch_ended(report.epoch)
 
-    def _end(self, center: Center) -> None:
-        """The run is over, but for one worker's state."""
-        self.final, self.is_over = center, True
+    def _proceed(self, epoch: int) -> None:
+        self.orders.append(("proceed", epoch))
+
+    def _end_run(self) -> None:
+        self.final, self.is_over = self._shown, True
         self.timers = [timer for timer in self.timers if timer.task == "finish"]
         self.orders.append(("ask", 0))
         self._wait(STATE_S, "finish")
@@ -123,9 +120,9 @@ class SimController:
 
     def exited(self, number: int, hint: int) -> None:
         """A worker's process has ended."""
-        self.hands.discard(number)
-        if self.is_over:
-            return
+        self._lost(number, hint)
+
+    def _replace(self, hint: int) -> None:
         loss = restart_policy.Loss(
             name="worker",
             reason="died",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, final
 
 from shoal.engine.coordination.restart_policy import RestartPolicy
 from shoal.engine.coordination.sequencer import Rules
+from tests.simulation import scenario
+from tests.simulation.scenario import kind_of
 
 MOST_ROWS = 60
 """Of an epoch."""
@@ -42,22 +45,17 @@ class EvenChunks:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """One simulated run.
+class Scenario(scenario.Scenario):
+    """One simulated run of rules of a kind, a key of `KINDS`.
+
+    Trouble: a worker dies ("kill"), its connection breaks ("cut"), the server dies
+    alone ("crash"), everything dies and the run is resumed ("blackout"), a worker joins
+    uninvited ("late"), a push is sent again because its answer was lost ("repeat"), one
+    of the past comes back ("stray"), the run is told to stop ("halt").
 
     Args:
-        seed: Of the schedule.
-        kind: Of the rules, a key of `KINDS`.
         rules: Of the run.
         policy: What the controller does about lost workers.
-        kills: Workers that die.
-        cuts: Connections that break.
-        crashes: Times the server dies alone.
-        blackouts: Times everything dies, and the run is resumed.
-        late: Workers that join uninvited.
-        repeats: Pushes that are sent again because their answer was lost.
-        strays: Pushes of the past that come back.
-        is_halting: The run is told to stop at some moment.
         stop_after: The controller ends the run before this epoch, None for not.
         rejoins: Chance that a worker that lost its connection joins again; otherwise
             its process ends.
@@ -68,18 +66,8 @@ class Scenario:
         is_summed: Of a gang: its loss is a sum over the batch.
     """
 
-    seed: int
-    kind: str
     rules: Rules
     policy: RestartPolicy
-    kills: int = 0
-    cuts: int = 0
-    crashes: int = 0
-    blackouts: int = 0
-    late: int = 0
-    repeats: int = 0
-    strays: int = 0
-    is_halting: bool = False
     stop_after: int | None = None
     rejoins: float = 0.0
     checkpoints: float = 0.0
@@ -100,7 +88,7 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         >>> draw(7).kind, draw(7) == draw(7)
         ('elastic', True)
     """
-    kind = kind or list(KINDS)[seed % len(KINDS)]
+    kind = kind_of(seed, kind, list(KINDS))
     choice = random.Random(f"{kind} {seed}")
     first = choice.choice([0, 0, 0, 2])
     return Scenario(
@@ -110,14 +98,16 @@ def draw(seed: int, kind: str | None = None) -> Scenario:
         policy=RestartPolicy(
             max_restarts=choice.choice([0, 1, 3, 8]), min_workers=choice.randint(1, 2)
         ),
-        kills=choice.choice([0, 0, 1, 3, 8]),
-        cuts=choice.choice([0, 0, 1, 3]),
-        crashes=choice.choice([0, 1, 1, 2, 4]),
-        blackouts=choice.choice([0, 0, 1, 2]),
-        late=choice.choice([0, 0, 1, 3]),
-        repeats=choice.choice([0, 3]),
-        strays=choice.choice([0, 5]),
-        is_halting=choice.random() < 0.2,
+        trouble=Counter(
+            kill=choice.choice([0, 0, 1, 3, 8]),
+            cut=choice.choice([0, 0, 1, 3]),
+            crash=choice.choice([0, 1, 1, 2, 4]),
+            blackout=choice.choice([0, 0, 1, 2]),
+            late=choice.choice([0, 0, 1, 3]),
+            repeat=choice.choice([0, 3]),
+            stray=choice.choice([0, 5]),
+            halt=int(choice.random() < 0.2),
+        ),
         stop_after=first + 1 if choice.random() < 0.15 else None,
         rejoins=choice.choice([0.0, 0.5, 1.0]),
         checkpoints=choice.choice([0.005, 0.02, 0.1]),

@@ -7,7 +7,7 @@ any two of them.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -44,7 +44,7 @@ class Fleet(Schedule[Scenario]):
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        super().__init__(scenario, _trouble_of(scenario), TROUBLE)
+        super().__init__(scenario, TROUBLE)
         self.rules = scenario.rules
         self.store, self.watch = Store(), Watch()
         self.workers: dict[int, SimWorker] = {}
@@ -62,17 +62,7 @@ class Fleet(Schedule[Scenario]):
 
     # ------------------------------------------------------------ schedule
 
-    def step(self) -> bool:
-        """Lets one thing happen; False when the run is over."""
-        events = self._events(are_slow=True) or self._events(are_slow=False)
-        if events:
-            self._turn(events)
-        return bool(events)
-
-    def _turn(self, events: list[Event]) -> None:
-        self.tally["events"] += 1
-        if not self._make_trouble():
-            self.random.choice(events)()
+    def _after_turn(self) -> None:
         if self.controller.is_aborted:
             self._log("abort")
             self.tally["abort"] += 1
@@ -84,18 +74,13 @@ class Fleet(Schedule[Scenario]):
             self._keep(server)
         self.watch.look(server)
 
-    def _events(self, *, are_slow: bool) -> list[Event]:
-        """What can happen next.
-
-        Args:
-            are_slow: Slow workers are mostly passed over.
-        """
+    def _events(self, *, is_slow: bool) -> list[Event]:
         found: list[Event] = []
         for line in self.lines if self.server is not None else ():
-            if line.up and not (are_slow and self._is_passed_over(line.worker)):
+            if line.up and not (is_slow and self._is_passed_over(line.worker)):
                 found.append(partial(self._deliver, line))
         for worker in self.workers.values():
-            is_late = are_slow and self._is_passed_over(worker.number)
+            is_late = is_slow and self._is_passed_over(worker.number)
             if worker.line.down and not is_late:
                 found.append(partial(self._act, worker))
         return found + self._events_beside()
@@ -195,7 +180,7 @@ class Fleet(Schedule[Scenario]):
         line, is_summed = Line(self.started), self.scenario.is_summed
         worker = SimWorker(self.started, hint, line, is_summed)
         self.workers[worker.number] = worker
-        self.controller.hands.add(worker.number)
+        self.controller.hired(worker.number, hint)
         self._connect(worker)
 
     def _connect(self, worker: SimWorker) -> None:
@@ -213,9 +198,6 @@ class Fleet(Schedule[Scenario]):
         worker.line.cut(up, down)
         if worker.last is not None and worker.last.push is not None:
             self.past.append((worker.number, worker.last.push))
-
-    def _part(self, whole: int) -> int:
-        return self.random.randint(0, whole)
 
     # --------------------------------------------------------------- trouble
 
@@ -349,21 +331,8 @@ class Fleet(Schedule[Scenario]):
             members = server.sequencer.members
             require(not members, "nobody stays in a run that is over", members)
         self._drop_server()
-        if not controller.place.is_halted:
+        if not controller.is_halted:
             look_at_end(controller.final, self.rules, controller.end)
         if self.scenario.is_summed:
             look_at_weights(controller.final)
         self.tally["damaged"] = self.store.damaged
-
-
-def _trouble_of(scenario: Scenario) -> Counter[str]:
-    return Counter(
-        kill=scenario.kills,
-        cut=scenario.cuts,
-        crash=scenario.crashes,
-        blackout=scenario.blackouts,
-        late=scenario.late,
-        repeat=scenario.repeats,
-        stray=scenario.strays,
-        halt=int(scenario.is_halting),
-    )
