@@ -35,6 +35,8 @@ from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.transport.messages.controller_to_server import AskCenter, Proceed
+from shoal.engine.transport.messages.server_to_controller import CenterShown
 from shoal.launchers.base import Preload, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.strategies import get
@@ -181,7 +183,7 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
     )
     shared.start(spec)
     shared.connect(60.0, lambda: None)
-    shared.command("proceed", epoch=0)
+    shared.command(Proceed(epoch=0))
     pairs = [pool.pair(n) for n in range(servers)]
     seat = ServerAddress(
         address=pairs[0].address, other=pairs[0].other_address, secret=spec.secret,
@@ -223,13 +225,13 @@ def large(size: int, servers: int, times: int) -> dict[str, Any]:
             pool.stop(pair.server)
             killed.append(pair.name)
         attend(steps[step].is_set)
-    shared.command("center")
-    head, body = None, memoryview(b"")
-    while head is None or head["kind"] != "center":
+    shared.command(AskCenter())
+    report, body = None, memoryview(b"")
+    while not isinstance(report, CenterShown):
         found = shared.receive(0.5)
         shared.look(pool.poll(), 300.0)
         if found is not None:
-            head, body = found
+            report, body = found
     center = np.frombuffer(body[: 4 * size], np.float32)
     exact = bool((center == np.float32(times)).all())
     shared.close()

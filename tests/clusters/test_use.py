@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.clusters import use
 from shoal.clusters.use import UseSampler, parse_use
-from shoal.engine.transport.messages import COMPLAINTS
+from shoal.engine.transport.messages.worker_reports import NodeUsed
 from shoal.facts import GpuUse, NodeUse
 from shoal.runs.events import read_events
 from shoal.runs.store import create
@@ -144,10 +144,10 @@ def test_looks_grow_rare(tool: Path, monkeypatch: pytest.MonkeyPatch):
     {"gpus": [GPUS[0]._asdict()] * 999}, {"memory_mib": -1.0},
 ])  # fmt: skip
 def test_what_a_worker_says_of_its_machine_is_looked_at(wrong: dict[str, object]):
-    said = {"node": "a", **NodeUse(50.0, 1.0, 2.0, GPUS).to_json()}
-    assert COMPLAINTS["node_used"](said) == said
+    said = NodeUsed(node="a", use=NodeUse(50.0, 1.0, 2.0, GPUS))
+    assert NodeUsed.parse(said.pack()) == said
     with pytest.raises((ValueError, KeyError)):
-        COMPLAINTS["node_used"]({**said, **wrong})
+        NodeUsed.parse({**said.pack(), **wrong})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names that end with a process")

@@ -8,13 +8,30 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
+from shoal.engine.transport.messages.base import Message
 from shoal.engine.transport.server_connection import ServerConnection
-from shoal.wire.frames import HEADER, MAGIC, pack_head
+from shoal.wire.frames import HEADER, MAGIC, Head, pack_head
 
 SECRET = b"s" * 32
 PATIENCE_S = 20
+
+
+@final
+@dataclass(frozen=True)
+class Raw(Message):
+    """Any head.
+
+    Args:
+        head: What is sent.
+    """
+
+    head: Head
+
+    def pack(self) -> Head:
+        return self.head
 
 
 def frame(head: Any, body: bytes = b"", *, size: int | None = None) -> bytes:

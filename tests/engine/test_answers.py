@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from shoal.engine.environment import SYSTEM
 from shoal.engine.server.standby import Standby, StandbySpec
-from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import Buffers, Sizes
 from shoal.engine.transport.changes import FIXED, Changes, Key
-from shoal.engine.transport.client_connection import ServerAddress, who
-from shoal.engine.transport.messages import WRONG
+from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.transport.fields import WRONG
+from shoal.engine.transport.messages.server_to_worker import Done, Grant, Welcome
+from shoal.engine.transport.messages.shard import Attend
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.shard_client import ShardClients
 from shoal.strategies import get
@@ -48,21 +49,23 @@ START = bytes(4 * (SIZES.vector + SIZES.statistics))
 
 
 def test_what_a_server_of_ours_tells_is_taken() -> None:
-    assert answers.told(GRANT).pieces == ((0, 0, 8, 0),)
-    assert answers.told({"kind": "done", **STATE}).pieces == ()
-    assert answers.place(WELCOME) == (0, 1, None)
+    assert Grant.parse(GRANT).pieces == ((0, 0, 8, 0),)
+    assert Done.parse({"kind": "done", **STATE}).pieces == ()
+    welcome = Welcome.parse(WELCOME)
+    assert (welcome.rank, welcome.incarnation, welcome.slot) == (0, 1, None)
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(sorted(set(GRANT) - {"kind", "body"})), hostile)
+@given(st.sampled_from(sorted(set(GRANT) - {"kind"})), hostile)
 def test_any_value_in_any_field_is_refused_or_finite(field: str, value: Any) -> None:
     try:
-        told = answers.told({**GRANT, field: value})
+        told = Grant.parse({**GRANT, field: value})
     except WRONG:
         return
-    rate = told.learning_rate
-    assert rate is None or isinstance(rate, float)  # a callback may make it infinite
-    numbers = numbers_in([told.version, told.lineage, told.clock, told.workers,
+    state = told.state
+    rate = state.learning_rate
+    assert rate is None or isinstance(float(rate), float)  # it may be infinite
+    numbers = numbers_in([state.version, state.lineage, state.clock, state.workers,
                           told.nan_status, list(told.sums), list(told.pieces),
                           told.group or []])  # fmt: skip
     assert all(math.isfinite(n) for n in numbers)
@@ -73,11 +76,11 @@ def test_any_value_in_any_field_is_refused_or_finite(field: str, value: Any) -> 
 @given(st.sampled_from(["rank", "incarnation", "slot"]), hostile)
 def test_any_place_is_refused_or_one(field: str, value: Any) -> None:
     try:
-        rank, incarnation, slot = answers.place({**WELCOME, field: value})
+        found = Welcome.parse({**WELCOME, field: value})
     except WRONG:
         return
-    assert min(rank, incarnation) >= 0
-    assert slot is None or all(isinstance(text, str) for text in slot.values())
+    assert min(found.rank, found.incarnation) >= 0
+    assert found.slot is None or all(isinstance(text, str) for text in found.slot)
 
 
 @settings(max_examples=300)
@@ -203,6 +206,7 @@ def test_no_memory_for_a_frame_is_said() -> None:
 # -------------------------------------------------------------- shard to worker
 
 SHARD_SIZES = Sizes(vector=48, statistics=0, metrics=0, digest="d")
+ME = Attend(rank=0, incarnation=1, question=0, wants_center=True, token="t")
 SEATED = frame({"kind": "seated"}, bytes(4 * 16))
 KEPT = frame({"kind": "kept", "question": 1})
 PART: dict[str, Any] = {"kind": "part", "question": 1, "body": "reply"}
@@ -225,7 +229,7 @@ def test_a_worker_says_what_it_cannot_read_of_a_shard(what: str) -> None:
     with saying(*frames) as address:
         given = seat(("127.0.0.1", 1), shards=((address,),))
         shard_clients = ShardClients(
-            given, Buffers(SHARD_SIZES, None), get("aeasgd"), who(0, 1), SYSTEM
+            given, Buffers(SHARD_SIZES, None), get("aeasgd"), ME, SYSTEM
         )
         with pytest.raises(BadFrame, match=why):
             exchange(shard_clients)

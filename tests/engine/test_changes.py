@@ -25,6 +25,7 @@ from shoal.engine.transport.changes import (
     stamped,
     unstamped,
 )
+from shoal.engine.transport.messages.server_to_worker import Answer
 from shoal.strategies import get
 from shoal.testing.faults import leave
 from shoal.testing.problems import LeastSquares
@@ -47,8 +48,9 @@ def told(stand: Stand, rank: int) -> Changes:
     """What came with the last answer to a worker."""
     answer = stand.replica.sessions[rank].answer
     assert answer is not None
-    head, blob = answer
-    return Changes.read(blob[len(blob) - head.get("changes", 0) :])
+    message, blob = answer
+    count = message.changes if isinstance(message, Answer) else 0
+    return Changes.read(blob[len(blob) - count :])
 
 
 def says_statistics(stand: Stand, value: float) -> None:
@@ -80,7 +82,7 @@ def test_a_gang_that_goes_back_keeps_what_a_callback_set() -> None:
     stand.asked()
     stand.command("checkpoint")
     stand.asked()
-    [rank] = [r for r in (0, 1) if stand.answers[r]["publish"]]
+    [rank] = [r for r in (0, 1) if stand.answers[r].wants_snapshot]
     says_statistics(stand, 1.0)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
     stand.says(rank, "snapshot", b"state")  # of before: it had not heard

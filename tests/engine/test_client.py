@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.client_connection import Fenced, ServerAddress
+from shoal.engine.transport.messages.server_to_worker import Repeat, Reply
+from shoal.engine.transport.messages.worker_to_server import Busy
 from shoal.engine.transport.shared_memory import Slot
 from shoal.engine.worker import request_channel
 from shoal.engine.worker.client import ServerClient, Times, Weight
+from shoal.engine.worker.request_channel import Answered
 from shoal.strategies import (
     AEASGD,
     Downpour,
@@ -157,15 +161,16 @@ def test_steps_on_samples_that_went_to_others_are_void(name: str) -> None:
         member.push_early(
             pushed, member.statistics, [member.progress.pieces.popleft()], 1
         )
-        head, body = member._arrive()
-        mine = [[0, 8, 16, 0]]
+        answer, body = member._arrive()
+        assert isinstance(answer, Reply)
+        mine = (Piece(0, 8, 16, 0),)
         body_kind = "none" if name == "aeasgd" else "center"
-        head |= {"kind": "repeat", "body": body_kind, "pieces": mine}
+        repeat = Repeat(body=body_kind, pieces=mine, state=answer.state)
         member.buffers.reply[:] = 7.0
         member._early = Future()
-        member._early.set_result((head, body))
+        member._early.set_result(Answered(repeat, body))
         assert not member.catch_up(pushed + 1, member.statistics)
-        assert [list(piece) for piece in member.progress.pieces] == mine
+        assert tuple(member.progress.pieces) == mine
         expected = 1.0 if name == "aeasgd" else 7.0
         assert member.local.tolist() == [expected] * PROBLEM.size
 
@@ -178,7 +183,7 @@ def test_one_question_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         member.push_early(move(member, 1.0), member.statistics, pieces, 1)
         with pytest.raises(RuntimeError, match="before the early answer"):
             member.need()
-        member.tell("busy")
+        member.tell(Busy())
         assert member._early is not None
         assert member._early.done()
         assert member.catch_up(move(member, 1.0), member.statistics)
@@ -192,8 +197,8 @@ def test_who_is_busy_says_so_and_may_then_push(monkeypatch: pytest.MonkeyPatch) 
         member.ready()
         said, tell = threading.Event(), member.tell
 
-        def heard(kind: str) -> None:
-            tell(kind)
+        def heard(message: Any) -> None:
+            tell(message)
             said.set()
 
         monkeypatch.setattr(member, "tell", heard)

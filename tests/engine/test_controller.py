@@ -15,8 +15,17 @@ from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.environment import SYSTEM
 from shoal.engine.server.checkpoint import Restart
 from shoal.engine.transport.changes import Changes
+from shoal.engine.transport.messages.controller_to_server import (
+    Command,
+    Halt,
+    Proceed,
+)
+from shoal.engine.transport.messages.server_to_controller import (
+    EpochEnded,
+    RestartState,
+)
+from shoal.engine.transport.messages.server_to_worker import RunState
 from shoal.plan.often import Often
-from shoal.wire.frames import Head
 
 
 @pytest.fixture
@@ -40,16 +49,16 @@ def test_a_checkpoint_that_was_asked_for_is_asked_for_again(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(
-        controller._servers, "command", lambda kind, **_: told.append(kind)
+        controller._servers, "command", lambda command, _: told.append(command.kind)
     )
     vector = np.zeros(3, np.float32)
-    table = [["vector", "float32", 3]]
-    head: Head = {"kind": "restart", "sequencer": {"lineage": 0}, "arrays": table}
+    table = (("vector", "float32", 3),)
+    report = RestartState(sequencer={"lineage": 0}, arrays=table)
     controller._repeat()
     controller._checkpoint()
     controller._repeat()
     assert told == ["learning_rate", "checkpoint", "learning_rate", "checkpoint"]
-    controller._hear(head, memoryview(vector.tobytes()))
+    controller._hear(report, memoryview(vector.tobytes()))
     controller._repeat()
     assert told[4:] == ["learning_rate"]
 
@@ -82,6 +91,7 @@ def restart(complete: int) -> Restart:
     return Restart(sequencer=sequencer.to_json(), arrays={})
 
 
+STATE = RunState(version=1, lineage=0, clock=1, workers=1, learning_rate=None)
 RULES = Rules(
     epoch_rows=(8,), first_epoch=0, epochs=6, workers=1, batch=8, window=1,
     is_rounds=False, exchanges_gradients=False, is_elastic=False,
@@ -100,19 +110,22 @@ def test_epochs_that_a_checkpoint_does_not_know_are_trained_again(
     )  # fmt: skip
     controller, told = Controller(job, observer, observer), list[Any]()
 
-    def command(kind: str, **values: Any) -> None:
-        if kind in ("proceed", "halt"):
-            told.append(values.get("epoch", kind))
+    def command(command: Command, _: bytes) -> None:
+        if isinstance(command, Proceed):
+            told.append(command.epoch)
+        elif isinstance(command, Halt):
+            told.append("halt")
 
     monkeypatch.setattr(controller._servers, "command", command)
     monkeypatch.setattr(controller, "_ask", lambda *_: None)
     monkeypatch.setattr(
         "shoal.engine.controller.controller.read_epoch",
-        lambda head, *_: SimpleNamespace(epoch=head["epoch"]),
+        lambda report, *_: SimpleNamespace(epoch=report.epoch),
     )
 
     def end(epoch: int) -> None:
-        controller._hear({"kind": "epoch", "epoch": epoch}, memoryview(b""))
+        report = EpochEnded(epoch=epoch, rows=8, state=STATE, size=0, statistics=0)
+        controller._hear(report, memoryview(b""))
 
     controller._open(0)
     for epoch in range(4):

@@ -149,10 +149,10 @@ def test_it_asks_and_keeps_the_answer_to_itself(peer: Peer) -> None:
     peer.channel.send({"kind": "pong"})
     assert hear(peer.link, heartbeat, 7, 20.0, SYSTEM.clock) is None
     assert heartbeat.asked is None
-    peer.channel.send({"kind": "records"})
+    peer.channel.send({"kind": "records", "records": []})
     found = hear(peer.link, heartbeat, 7, 20.0, SYSTEM.clock)
     assert found is not None
-    assert found[0]["kind"] == "records"
+    assert found[0].kind == "records"
 
 
 def test_silence_is_found(peer: Peer) -> None:

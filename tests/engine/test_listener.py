@@ -18,6 +18,7 @@ from shoal.engine.transport.listener import Connections, Listener, Peer
 from shoal.engine.transport.server_connection import TURN_FRAMES
 from shoal.wire import tls
 from shoal.wire.frames import AHEAD_BYTES, Head, Link, pack_head
+from tests.engine.false_peers import Raw
 
 SECRET = b"s" * 32
 IDENTITY = tls.make_identity()
@@ -166,7 +167,9 @@ def test_who_reads_again_is_heard_again_whoever_sends_it_the_rest() -> None:
             (link.socket, socket.SO_RCVBUF),
         ):
             end.setsockopt(socket.SOL_SOCKET, buffer, 1 << 16)
-        house.answer = lambda peer, _: connections.send(peer, {"kind": "re"}, answer)
+        house.answer = lambda peer, _: connections.send(
+            peer, Raw({"kind": "re"}), answer
+        )
         link.socket.sendall(pack_head({"kind": "ask"}, 0) * questions)
         until(connections, lambda: peer.channel.is_congested)
         assert peer.channel.has_input
@@ -178,7 +181,7 @@ def test_who_reads_again_is_heard_again_whoever_sends_it_the_rest() -> None:
             try:
                 taken += len(link.socket.recv(1 << 20))
             except BlockingIOError:
-                connections.send(peer, {"kind": "news"})
+                connections.send(peer, Raw({"kind": "news"}))
         assert taken
         assert len(house.heard) == heard
         connections.serve(20)
@@ -206,7 +209,7 @@ def test_what_a_caller_is_told_when_it_is_seated_is_sent_to_the_end() -> None:
         house.is_open = False
         link, peer = calling(connections)
         house.is_open = True
-        house.answer = lambda peer, _: connections.send(peer, {"kind": "ok"}, body)
+        house.answer = lambda peer, _: connections.send(peer, Raw({"kind": "ok"}), body)
         connections.deliver_again(peer, {"kind": "attend"})
         assert peer.channel.has_output
         assert peer.events & selectors.EVENT_WRITE

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine.transport import messages
 from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.transport.messages.worker_reports import Failed
+from shoal.engine.transport.messages.worker_to_server import Join, Push
 from shoal.engine.worker.client import ServerClient
 from shoal.strategies import get
 from shoal.testing.problems import LeastSquares
@@ -33,8 +34,11 @@ PUSH: dict[str, Any] = {
     "times": [0.1, 0.1, 0.0, 0.1],
 }  # fmt: skip
 FAILURE = {"kind": "failed", "error": "e", "traceback": "t", "step": 1}
-JOIN = {"kind": "join", "pid": 7, "node": "here", "token": "a", "hint": 0}
-READERS = [(messages.push, PUSH), (messages.failure, FAILURE), (messages.names, JOIN)]
+JOIN: dict[str, Any] = {
+    "kind": "join", "digest": "d", "metrics": 2, "hint": 0, "node": "here", "pid": 7,
+    "token": "a", "wants_slot": False,
+}  # fmt: skip
+READERS = [(Push, PUSH), (Failed, FAILURE), (Join, JOIN)]
 
 hostile = st.recursive(
     st.none()
@@ -61,7 +65,7 @@ def numbers_in(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("read", "head"), READERS)
 def test_what_a_worker_of_ours_says_is_taken(read: Any, head: Any) -> None:
-    assert read(head)
+    assert read.parse(head)
 
 
 @pytest.mark.parametrize(("read", "head"), READERS)
@@ -73,7 +77,7 @@ def test_any_value_in_any_field_is_refused_or_finite(
     field = data.draw(st.sampled_from(sorted(set(head) - {"kind"})))
     value = data.draw(hostile)
     try:
-        found = read({**head, field: value})
+        found = read.parse({**head, field: value}).to_json()
     except REFUSED:
         return
     assert all(math.isfinite(float(n)) for n in numbers_in(found))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.messages.worker_reports import NanReport
 from shoal.engine.worker.nan_guard import NanGuard
 from shoal.engine.worker.nan_policy import WARN
 
@@ -21,13 +22,13 @@ def told(bad_row: int | None, turned: int | None, rows: int = SIZE * STEPS) -> A
     data = np.zeros((rows, 2), np.float32)
     if bad_row is not None:
         data[bad_row] = -np.inf
-    said: list[dict[str, Any]] = []
+    said: list[NanReport] = []
     fine = np.zeros(3, np.float32)
     member: Any = SimpleNamespace(
         local=fine,
         statistics=fine,
         buffers=SimpleNamespace(metrics=np.array([np.nan, 1.0])),
-        tell=lambda kind, **fields: said.append({"kind": kind, **fields}),
+        tell=said.append,
     )
     backend: Any = SimpleNamespace(read=lambda: (fine * np.nan, fine))
     reader: Any = SimpleNamespace(
@@ -56,15 +57,15 @@ def test_the_first_step_that_did_harm(
     bad_row: int | None, turned: int | None, step: int
 ) -> None:
     found = told(bad_row, turned)
-    assert (found["step"], found["last_step"]) == (step, step)
-    assert found["what"] == ("weights" if turned is None else "loss")
+    assert (found.step, found.last_step) == (step, step)
+    assert found.what == ("weights" if turned is None else "loss")
 
 
 def test_the_whole_window_where_nothing_shows_it() -> None:
     found = told(None, None)
-    assert (found["step"], found["last_step"]) == (FIRST, FIRST + STEPS - 1)
+    assert (found.step, found.last_step) == (FIRST, FIRST + STEPS - 1)
 
 
 def test_places_in_the_data_say_nothing_where_some_of_it_was_left_out() -> None:
     found = told(1, 15, rows=2 * SIZE)
-    assert found["step"] == 15
+    assert found.step == 15

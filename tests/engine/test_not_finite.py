@@ -16,7 +16,8 @@ from hypothesis.extra.numpy import arrays
 
 from shoal.data.order import Order
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.transport.messages import COMPLAINTS, read_doubt
+from shoal.engine.transport.messages.worker_reports import NanReport
+from shoal.engine.transport.messages.worker_to_server import NanStatus
 from shoal.engine.worker.nan_policy import (
     REACTIONS,
     describe,
@@ -224,9 +225,9 @@ def test_rows_of_all_parts_are_looked_at_and_the_first_are_named() -> None:
 
 def test_ranges_that_touch_are_one() -> None:
     pieces = [Piece(1, 0, 4), Piece(1, 4, 8), Piece(1, 12, 16)]
-    head = {**report("weights", pieces, (3, 9), suspects((), np.arange(1))), "rank": 2}
-    assert head["ranges"] == [[0, 8], [12, 16]]
-    assert describe(head) == (
+    found = report("warn", "weights", pieces, (3, 9), suspects((), np.arange(1)))
+    assert found.ranges == ((0, 8), (12, 16))
+    assert describe(2, found) == (
         "the weights of worker 2 turned NaN or infinite in its steps 3 to 9, on "
         "samples 0 to 7 and 12 to 15 of the order of epoch 2; their data is finite"
     )
@@ -234,11 +235,10 @@ def test_ranges_that_touch_are_one() -> None:
 
 @pytest.mark.parametrize("name", [*REACTIONS, "warn"])
 def test_what_follows_is_said(name: str) -> None:
-    found = suspects((np.full(12, np.nan),), np.arange(12))
-    head = report("loss", [Piece(0, 0, 12)], (1, 2), found)
-    head = {**head, "rank": 0, "reaction": name}
-    assert "12 rows of the data are not finite, rows 0, 1, 2" in what_follows(head)
-    assert isinstance(error_of(head), NotFinite)
+    rows = suspects((np.full(12, np.nan),), np.arange(12))
+    found = report(name, "loss", [Piece(0, 0, 12)], (1, 2), rows)
+    assert "12 rows of the data are not finite, rows 0, 1, 2" in what_follows(0, found)
+    assert isinstance(error_of(0, found), NotFinite)
 
 
 @pytest.mark.parametrize(
@@ -255,16 +255,16 @@ def test_what_follows_is_said(name: str) -> None:
     ],
 )
 def test_a_report_that_is_none_is_not_passed_on(wrong: dict[str, Any]) -> None:
-    head = report("loss", [Piece(0, 0, 8)], (1, 2), suspects((), np.arange(1)))
-    head = {**head, "reaction": "skip"}
-    assert COMPLAINTS["not_finite"](head) == head
+    rows = suspects((), np.arange(1))
+    found = report("skip", "loss", [Piece(0, 0, 8)], (1, 2), rows)
+    assert NanReport.parse(found.pack()) == found
+    assert NanReport.parse(found.to_json()) == found
     with pytest.raises((TypeError, ValueError)):
-        COMPLAINTS["not_finite"]({**head, **wrong})
+        NanReport.parse({**found.pack(), **wrong})
 
 
-def test_a_doubt_that_is_not_known_is_refused() -> None:
-    assert [read_doubt({"doubt": n}) for n in range(4)] == [0, 1, 2, 3]
-    assert read_doubt({}) == 0
+def test_a_nan_status_that_is_not_known_is_refused() -> None:
+    assert [NanStatus.parse(n) for n in range(4)] == [*NanStatus]
     for wrong in (-1, 4):
-        with pytest.raises(ValueError, match="no doubt"):
-            read_doubt({"doubt": wrong})
+        with pytest.raises(ValueError, match="no number"):
+            NanStatus.parse(wrong)

@@ -17,6 +17,7 @@ from shoal.engine.server import primary
 from shoal.engine.server.primary import Primary
 from shoal.engine.transport import listener
 from shoal.engine.transport.client_connection import Fenced, ServerAddress
+from shoal.engine.transport.messages.worker_to_server import Push
 from shoal.engine.transport.server_connection import ServerConnection
 from shoal.engine.transport.shared_memory import Slot
 from shoal.engine.worker.client import ServerClient
@@ -169,8 +170,9 @@ def test_a_vector_before_the_slot_is_settled_is_a_bad_frame() -> None:
 def test_samples_nobody_was_given_are_refused(pieces: list[list[int]]) -> None:
     with Cluster(setup()) as cluster:
         member = ServerClient(seat(cluster), get("aeasgd"))
+        push = Push.parse({**PUSH, "pieces": pieces})
         with pytest.raises(Fenced, match="samples it does not hold"):
-            member._answer({**PUSH, "pieces": pieces})
+            member._take(member._answer(push, has_vectors=True))
         member.leave()
         runs_well(cluster)
 

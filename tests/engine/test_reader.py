@@ -13,7 +13,7 @@ import pytest
 from shoal.data.order import Order
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.environment import SYSTEM
-from shoal.engine.transport.messages import COMPLAINTS
+from shoal.engine.transport.messages.worker_reports import DataRetry, DataState
 from shoal.engine.worker.reader import Reader, Retry
 from shoal.errors import DataError, WorkerFailed
 from shoal.strategies import get
@@ -43,9 +43,10 @@ class Sick:
 
 
 def reader(source: Sick, retry: Retry, told: list[Any]) -> Reader:
-    def tell(kind: str, **fields: Any) -> None:
-        COMPLAINTS[kind](fields)  # the server takes it
-        told.append((kind, fields["attempt"], fields["text"]))
+    def tell(message: DataRetry | DataState) -> None:
+        assert isinstance(message, DataRetry)
+        assert DataRetry.parse(message.pack()) == message  # the server takes it
+        told.append((message.kind, message.attempt, message.text))
 
     return Reader(source, Order(rows=101, shuffle=False), retry, tell, SYSTEM.sleep)
 

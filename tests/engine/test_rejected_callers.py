@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.engine.transport import listener
+from shoal.engine.transport.fields import MOST_NAME
 from shoal.engine.transport.listener import (
     EVERY_S,
     SAVED_S,
@@ -21,7 +22,8 @@ from shoal.engine.transport.listener import (
     RejectedCallers,
     UnverifiedCallers,
 )
-from shoal.engine.transport.messages import MOST_NAME, failure, hint_of, names
+from shoal.engine.transport.messages.worker_reports import Failed
+from shoal.engine.transport.messages.worker_to_server import Join
 from shoal.engine.transport.server_connection import LATER, MOST_WAITING, TURN_FRAMES
 from shoal.wire.frames import Link, pack_head
 from shoal.wire.handshake import ANSWER_BYTES, Caller, worker_secret
@@ -295,21 +297,23 @@ def test_a_flood_is_told_of_now_and_then() -> None:
             rejected.note("somebody", "no proof")
             found = rejected.take(1000.0 + second)
             if found is not None:
-                told.append(found["count"])
+                told.append(found.count)
     assert len(told) == 100 / EVERY_S
     assert told[0] == 1
     assert sum(told) == 7 * 90 + 1
 
 
 def test_what_workers_say_of_themselves() -> None:
-    head = {"pid": 7, "node": "n", "token": "t", "hint": 2, "more": "no"}
-    assert names(head) == {"pid": 7, "node": "n", "token": "t"}
-    assert [hint_of({"hint": h}) for h in (0, -7, 1 << 16, 1 << 90)] == [0, -1, -1, -1]
+    join = Join(digest="d", metrics=2, hint=0, node="n", pid=7, token="t")
+    head = join.pack()
+    assert Join.parse({**head, "more": "no"}) == join
+    hints = [Join.parse({**head, "hint": h}).hint for h in (0, -7, 1 << 16, 1 << 90)]
+    assert hints == [0, -1, -1, -1]
     failed = {"kind": "failed", "step": 3, "error": "E", "traceback": "T", "rank": 9}
-    said = {"step": 3, "error": "E", "traceback": "T"}
-    assert failure(failed).items() >= said.items()
+    said = Failed(step=3, is_data=False, error="E", traceback="T")
+    assert Failed.parse(failed) == said
     for wrong in ({"error": 1}, {"step": "x"}, {"traceback": None}, {"step": -1}):
         with pytest.raises((TypeError, ValueError)):
-            failure({**failed, **wrong})
+            Failed.parse({**failed, **wrong})
     with pytest.raises(ValueError, match="no text"):
-        names({**head, "node": "n" * (MOST_NAME + 1)})
+        Join.parse({**head, "node": "n" * (MOST_NAME + 1)})

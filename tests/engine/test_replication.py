@@ -7,6 +7,7 @@ from typing import Any, cast
 from shoal.engine.coordination.timeouts import PAUSE_S, LivenessTimeout
 from shoal.engine.server.primary import Primary
 from shoal.engine.transport.listener import Connections
+from shoal.engine.transport.messages.server_to_worker import Elsewhere
 from tests.engine.cases import setup
 from tests.engine.test_take_over import quiet_mirror, standby_of
 from tests.simulation.failover.network import SimConnections, Wire
@@ -23,7 +24,7 @@ def test_short_waits_are_no_stall_and_no_second_counts_twice() -> None:
     found: list[float] = []
     for seconds in (0.0, PAUSE_S, 0.5, 0.25):
         clock.now += seconds
-        replication.send(worker, {"kind": "grant"})
+        replication.send(worker, Elsewhere())
         found.append(replication.stalled_s())
     assert found == [0.0, 0.0, PAUSE_S + 0.5, 0.25]
     assert replication.waiting == {worker}

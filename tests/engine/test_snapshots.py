@@ -15,10 +15,12 @@ from shoal.engine.server.replica import Replica
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
+from shoal.engine.transport.messages.events import read_event
+from shoal.engine.transport.messages.server_to_controller import Report
+from shoal.engine.transport.messages.server_to_worker import ToWorker
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.strategies import get
 from shoal.testing.problems import LeastSquares
-from shoal.wire.frames import Head
 from tests.support.inline import Setup
 
 PROBLEM = LeastSquares.seeded(rows=4096)
@@ -44,8 +46,8 @@ class Stand:
             statistics=setup.statistics,
         )
         self.replica = Replica(spec, self, SYSTEM.clock)
-        self.reports: list[tuple[Head, bytes]] = []
-        self.answers: dict[int, Head] = {}
+        self.reports: list[tuple[Any, bytes]] = []
+        self.answers: dict[int, Any] = {}
         self.questions = dict.fromkeys(range(workers), 0)
         for rank in range(workers):
             known = {"token": f"t{rank}", "node": "here", "pid": rank}
@@ -54,16 +56,17 @@ class Stand:
         for rank in range(workers):
             self.says(rank, "ready")
 
-    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
-        self.answers[session.rank] = head
+    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
+        self.answers[session.rank] = message
 
     def ordered(self, order: LogEntry) -> None: ...
 
-    def report(self, head: Head, *body: bytes) -> None:
-        self.reports.append((head, b"".join(body)))
+    def report(self, report: Report, *body: bytes) -> None:
+        self.reports.append((report, b"".join(body)))
 
     def happens(self, event: str, blob: bytes = b"", **fields: Any) -> None:
-        self.replica.handle({"event": event, "at": 0.0, **fields}, blob)
+        found, at = read_event({"event": event, "at": 0.0, **fields})
+        self.replica.handle(found, at, blob)
 
     def command(self, kind: str, **fields: Any) -> None:
         self.happens("command", kind=kind, **fields)
@@ -84,12 +87,12 @@ class Stand:
                 samples=float(piece.rows), pieces=[list(piece)], doubt=0, group=0,
                 times=[0.0] * 4, rows=piece.rows, own=[], assumed=[],
             )  # fmt: skip
-            if self.answers[rank]["publish"]:
+            if self.answers[rank].wants_snapshot:
                 found.append(rank)
         return found
 
-    def told(self, kind: str) -> list[tuple[Head, bytes]]:
-        return [report for report in self.reports if report[0]["kind"] == kind]
+    def told(self, kind: str) -> list[tuple[Any, bytes]]:
+        return [report for report in self.reports if report[0].kind == kind]
 
 
 def test_each_checkpoint_asks_the_next_worker_in_turn() -> None:
@@ -98,10 +101,11 @@ def test_each_checkpoint_asks_the_next_worker_in_turn() -> None:
         stand.command("checkpoint", wants_snapshot=True)
         assert stand.asked() == [turn]
         stand.says(turn, "snapshot", b"of rank %d" % turn)
-        head, blob = stand.told("snapshot")[-1]
-        assert (head["rank"], blob) == (turn, b"of rank %d" % turn)
-        assert head["incarnation"] == 1
-        assert head["sequence"] == stand.replica.sequencer.members[turn].sequence > 0
+        report, blob = stand.told("snapshot")[-1]
+        rank, incarnation, sequence = report.sender
+        assert (rank, blob) == (turn, b"of rank %d" % turn)
+        assert incarnation == 1
+        assert sequence == stand.replica.sequencer.members[turn].sequence > 0
     assert len(stand.told("restart")) == 4
 
 
@@ -125,11 +129,11 @@ def test_what_fit_returns_is_the_state_of_the_first() -> None:
     stand.command("state")
     stand.says(1, "snapshot", b"of rank 1")
     assert stand.told("optimizer") == []
-    assert [head["rank"] for head, _ in stand.told("snapshot")] == [0, 1]
+    assert [report.sender.rank for report, _ in stand.told("snapshot")] == [0, 1]
     assert stand.asked() == [0]
     stand.says(0, "snapshot", b"of rank 0")
-    [(head, blob)] = stand.told("optimizer")
-    assert (head["rank"], blob) == (0, b"of rank 0")
+    [(report, blob)] = stand.told("optimizer")
+    assert (report.sender.rank, blob) == (0, b"of rank 0")
 
 
 def test_one_that_is_asked_while_the_run_ends_may_still_send_it() -> None:
@@ -138,10 +142,10 @@ def test_one_that_is_asked_while_the_run_ends_may_still_send_it() -> None:
     assert stand.asked() == [0]
     stand.command("finish")
     stand.says(0, "snapshot", b"too late")
-    assert stand.answers[0]["kind"] == "stored"
+    assert stand.answers[0].kind == "stored"
     assert stand.replica.blob == b""
     stand.says(0, "need")
-    assert stand.answers[0]["kind"] == "done"
+    assert stand.answers[0].kind == "done"
 
 
 def test_a_checkpoint_that_wants_none_asks_nobody() -> None:

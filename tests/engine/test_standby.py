@@ -23,11 +23,18 @@ from shoal.engine.server.replica import Replica
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.server.state_transfer import pack, unpack
+from shoal.engine.transport.messages.events import (
+    WorkerSays,
+    pack_event,
+    read_event,
+)
+from shoal.engine.transport.messages.server_to_controller import Report
+from shoal.engine.transport.messages.server_to_worker import ToWorker
 from shoal.engine.transport.server_connection import TURN_FRAMES, ServerConnection
 from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.strategies import get
 from shoal.testing.problems import LeastSquares
-from shoal.wire.frames import Head, pack_head
+from shoal.wire.frames import pack_head
 from tests.support.inline import Cluster, Outcome, Setup
 
 PROBLEM = LeastSquares.seeded(rows=96)
@@ -173,11 +180,13 @@ def test_one_server_after_the_other(name: str) -> None:
 class Silence:
     """Nobody who could be told anything."""
 
-    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None: ...
+    def answer(
+        self, session: WorkerSession, message: ToWorker, blob: bytes
+    ) -> None: ...
 
     def ordered(self, order: LogEntry) -> None: ...
 
-    def report(self, head: Head, *body: bytes) -> None: ...
+    def report(self, report: Report, *body: bytes) -> None: ...
 
 
 def describe(replica: Replica) -> dict[str, Any]:
@@ -215,11 +224,11 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
         replica = cluster.server.replica
         log = cluster.server._replication.log
 
-        def record(event: Any, session: Any, blob: Any) -> None:
+        def record(event: Any, at: float, session: Any, blob: Any) -> None:
             vectors = b"" if session is None else bytes(session.buffers.up)
-            state = describe(replica)
-            taken.append((json.dumps(event), vectors, bytes(blob), state))
-            log(event, session, blob)
+            text, state = json.dumps(pack_event(event, at)), describe(replica)
+            taken.append((text, vectors, bytes(blob), state))
+            log(event, at, session, blob)
 
         cluster.server._replication.log = record  # type: ignore[method-assign]
         spec = cluster.server.spec
@@ -229,10 +238,11 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
     assert len(taken) > 20  # joins, pushes, and how often somebody has to wait
     for text, vectors, blob, state in taken:
         assert_same(describe(again), state)
-        event = json.loads(text)
+        event, at = read_event(json.loads(text))
         if vectors:
-            again.sessions[event["rank"]].buffers.up[:] = vectors
-        again.handle(event, blob)
+            assert isinstance(event, WorkerSays)
+            again.sessions[event.rank].buffers.up[:] = vectors
+        again.handle(event, at, blob)
 
 
 def test_a_leader_with_much_to_say_leaves_time_for_others() -> None:

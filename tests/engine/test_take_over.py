@@ -14,6 +14,8 @@ import pytest
 from shoal.engine.environment import SYSTEM
 from shoal.engine.server.base import BaseServer
 from shoal.engine.server.replication import Replication, StandbyPeer
+from shoal.engine.transport.messages.standby import StandbyCalls
+from shoal.engine.transport.messages.worker_to_server import Busy
 from shoal.engine.worker.client import ServerClient
 from shoal.errors import ClusterError, WorkerFailed
 from shoal.strategies import LocalSGD, get
@@ -242,29 +244,29 @@ def test_going_on_alone_is_allowed_for_each_standby_by_itself() -> None:
 
 def test_a_standby_that_goes_before_it_was_taken_is_told_of() -> None:
     """It may hang, and would not be missed."""
-    said: list[Head] = []
+    said: list[Any] = []
     replication, peer = quiet_mirror(), standby_of(0)
     standby_peer = StandbyPeer(replication._connections, replication, said.append)
-    standby_peer.called(peer, {"generation": 3})
+    standby_peer.called(peer, StandbyCalls(generation=3))
     standby_peer.gone(peer, "cut")
-    assert [head["kind"] for head in said] == ["standby_called", "standby_left"]
-    assert {head["generation"] for head in said} == {3}
+    assert [report.kind for report in said] == ["standby_called", "standby_left"]
+    assert {report.generation for report in said} == {3}
     standby_peer.take(lambda: b"all", [])
     assert replication.peer is None
 
 
 def test_an_earlier_standby_does_not_take_the_place_of_a_later_one() -> None:
     """It was given up, and what it had said comes late."""
-    said: list[Head] = []
+    said: list[Any] = []
     replication, later, earlier = quiet_mirror(), standby_of(0), standby_of(0)
     standby_peer = StandbyPeer(replication._connections, replication, said.append)
-    standby_peer.called(later, {"generation": 3})
+    standby_peer.called(later, StandbyCalls(generation=3))
     with pytest.raises(BadFrame):
-        standby_peer.called(earlier, {"generation": 2})
+        standby_peer.called(earlier, StandbyCalls(generation=2))
     standby_peer.gone(earlier, "bad frame")
     standby_peer.take(lambda: b"all", [])
     assert replication.peer is later
-    assert [head["generation"] for head in said] == [3]
+    assert [report.generation for report in said] == [3]
 
 
 def test_whoever_waits_at_the_standby_of_a_leader_that_lives_is_sent_there() -> None:
@@ -387,7 +389,7 @@ def test_an_answer_that_was_not_taken_in_yet_outlives_its_server(
             member._let_arrive()
             if is_lost:
                 kill(cluster.server, 1, "before")
-                report_buffer = threading.Thread(target=member.tell, args=("busy",))
+                report_buffer = threading.Thread(target=member.tell, args=(Busy(),))
                 report_buffer.start()
                 follow(cluster, cluster.server)
                 report_buffer.join(20)
@@ -425,7 +427,7 @@ def test_a_server_that_goes_while_a_worker_comes_back_is_one_loss_more(
         member.ready()
         monkeypatch.setattr(Link, "send", sent)
         report_buffer = threading.Thread(
-            target=member.tell, args=("busy",), name="comes back"
+            target=member.tell, args=(Busy(),), name="comes back"
         )
         kill(first := cluster.server, 1, "before")
         report_buffer.start()

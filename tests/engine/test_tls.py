@@ -34,6 +34,7 @@ from shoal.wire.frames import BadFrame, Link, pack_head
 from shoal.wire.handshake import worker_secret
 from tests.engine import cases
 from tests.engine.cases import runs_well, shut_out
+from tests.engine.false_peers import Raw
 from tests.support.inline import Cluster
 
 SECRET = b"s" * 32
@@ -63,7 +64,7 @@ class Echo(Listener):
     def on_frame(self, peer: Peer, head: dict[str, Any], body: memoryview) -> None:
         peer.role = "worker"
         assert self.connections is not None
-        self.connections.send(peer, head, bytes(body))
+        self.connections.send(peer, Raw(head), bytes(body))
 
     def on_gone(self, peer: Peer, reason: str) -> None:
         self.is_over = True

@@ -18,6 +18,8 @@ from shoal.engine.server.replication import Replication
 from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.standby import Standby
 from shoal.engine.transport.listener import Peer
+from shoal.engine.transport.messages.events import Overdue
+from shoal.engine.transport.messages.worker_to_server import Request
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.gradient_loop import GradientLoop
 from tests.simulation.failover import Succession, draw
@@ -50,8 +52,8 @@ def before(patch: Patch, kind: type, name: str, spoil: Callable[..., None]) -> N
 
 @mutant
 def answers_before_the_standby_knows(patch: Patch) -> None:
-    def send(self: Any, peer: Peer, head: Any, *body: Any) -> None:
-        self._connections.send(peer, head, *body)
+    def send(self: Any, peer: Peer, message: Any, *body: Any) -> None:
+        self._connections.send(peer, message, *body)
 
     patch.setattr(Replication, "send", send)
 
@@ -59,9 +61,8 @@ def answers_before_the_standby_knows(patch: Patch) -> None:
 @mutant
 def tells_the_standby_after_the_event(patch: Patch) -> None:
     def do(self: Any, event: Any, session: Any = None, blob: Any = b"") -> None:
-        event["at"] = 0.0
-        self.replica.handle(event, blob)
-        self._replication.log(event, session, blob)
+        self.replica.handle(event, 0.0, blob)
+        self._replication.log(event, 0.0, session, blob)
 
     patch.setattr(Primary, "_do", do)
 
@@ -196,29 +197,20 @@ def closes_an_overdue_round_alone(patch: Patch) -> None:
     original = Replication.log
 
     def log(self: Any, event: Any, *bodies: Any) -> None:
-        if event["event"] != "overdue":
+        if not isinstance(event, Overdue):
             original(self, event, *bodies)
 
     patch.setattr(Replication, "log", log)
 
 
-class Counting(dict[str, Any]):
-    """A message that has another number each time it is sent."""
-
-    numbers = itertools.count(1)
-
-    def items(self) -> Any:
-        return {**self, "question": next(self.numbers)}.items()
-
-
 @mutant
 def asks_something_new_when_it_comes_back(patch: Patch) -> None:
-    original = ServerClient._ask
+    original, numbers = Request.pack, itertools.count(1)
 
-    def ask(self: Any, head: Any, **fields: Any) -> Any:
-        return original(self, Counting(head), **fields)
+    def pack(self: Any) -> Any:
+        return {**original(self), "question": next(numbers)}
 
-    patch.setattr(ServerClient, "_ask", ask)
+    patch.setattr(Request, "pack", pack)
 
 
 def catch(most: int = MOST_SEEDS) -> int:

@@ -29,6 +29,11 @@ from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.client_connection import ServerAddress
+from shoal.engine.transport.messages.server_to_controller import (
+    EpochEnded,
+    Exchanges,
+)
+from shoal.engine.transport.messages.worker_reports import NanReport
 from shoal.engine.worker.main import work
 from shoal.engine.worker.nan_policy import error_of
 from shoal.engine.worker.spec import WorkerSpec
@@ -272,13 +277,13 @@ class Cluster:
     def _keep(self, head: Head, body: memoryview, *, is_over: bool) -> None:
         kind = head["kind"]
         if kind == "records":
-            self._records += read_records(head, body)[0]
+            self._records += read_records(Exchanges.parse(head), body)[0]
             done = sum(record.samples for record in self._records)
             while self._late and self._late[-1] <= done:
                 self._late.pop()
                 self.start_worker()
         elif kind == "epoch":
-            self._end_epoch(*self.shards.whole(head, body))
+            self._end_epoch(EpochEnded.parse(head), body)
         elif kind == "optimizer":
             self._state = bytes(body)
         elif kind == "broken":
@@ -286,16 +291,18 @@ class Cluster:
         elif kind == "failed":
             raise WorkerFailed(head["error"], traceback=head["traceback"])
         elif kind == "not_finite" and head["reaction"] == "stop":
-            raise error_of(head)
+            raise error_of(head["rank"], NanReport.parse(head))
         else:
             self._events.append({k: v for k, v in head.items() if k != "number"})
             is_new = kind == "left" and head["reason"] != JOINED_AGAIN
             if is_new and not is_over:
                 self.start_worker(head["rank"])
 
-    def _end_epoch(self, head: Head, body: memoryview) -> None:
-        self._epochs[head["epoch"]] = read_epoch(head, body)
-        upcoming = head["epoch"] + 1
+    def _end_epoch(self, report: EpochEnded, body: memoryview) -> None:
+        whole, body = self.shards.whole(report, body)
+        assert isinstance(whole, EpochEnded)
+        self._epochs[report.epoch] = read_epoch(whole, body)
+        upcoming = report.epoch + 1
         if upcoming < self._setup.epochs:
             self._ask("proceed", epoch=upcoming)
 

@@ -20,13 +20,19 @@ from shoal.engine.server.shard import Shard
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.transport.client_connection import Address, Addresses
-from shoal.wire.frames import Head, Link
+from shoal.engine.transport.messages.server_to_controller import Report, read_report
+from shoal.wire.frames import Link
 
 PATIENCE_S = 30.0  # for a part of what the first server told
 LOOK_S = 0.01
 
 Run = Callable[[str, Callable[[], object]], threading.Thread]
 Call = Callable[[Address], Link]
+
+
+def number_of(report: Report) -> int:
+    """The number of a report that follows from events."""
+    return report.number or 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +118,7 @@ class InlineShard:
             self.command("follow", order=self._means.order())
         elif "number" in head:
             self._heard = head["number"]
-            self._parts.append((head, body))
+            self._parts.append((read_report(head), body))
 
     def _take_over(self) -> None:
         if self._standby_peer is None or self._standby is None:
@@ -133,9 +139,9 @@ class InlineShard:
 
     def part(self, number: int) -> Message:
         """Waits for its part of a report."""
-        while not self._parts or self._parts[-1][0]["number"] < number:
+        while not self._parts or number_of(self._parts[-1][0]) < number:
             self._hear()
-        self._parts = [p for p in self._parts if p[0]["number"] >= number]
+        self._parts = [p for p in self._parts if number_of(p[0]) >= number]
         return self._parts.pop(0)
 
     def close(self) -> None:
@@ -182,12 +188,12 @@ class InlineShards:
             if time.monotonic() > until:
                 return
 
-    def whole(self, head: Head, body: memoryview) -> Message:
+    def whole(self, report: Report, body: memoryview) -> Message:
         """A report with the parts of all servers."""
         if not self.shards:
-            return head, body
-        parts = [shard.part(int(head["number"])) for shard in self.shards]
-        return join((head, body), parts)
+            return report, body
+        parts = [shard.part(number_of(report)) for shard in self.shards]
+        return join((report, body), parts)
 
     def close(self) -> None:
         """They end; so do their threads."""

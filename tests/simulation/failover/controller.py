@@ -13,6 +13,10 @@ from typing import Any, Protocol, final
 from shoal.engine.server.primary import JOINED_AGAIN
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.server.reports import read_epoch, read_records
+from shoal.engine.transport.messages.server_to_controller import (
+    EpochEnded,
+    Exchanges,
+)
 from shoal.errors import ExchangeTimeout
 from shoal.wire.frames import Head
 from tests.simulation.controller import Controller
@@ -123,7 +127,7 @@ class SimController(Controller[str]):
     def _keep(self, head: Head, body: memoryview) -> None:
         kind = head["kind"]
         if kind == "records":
-            self.records += read_records(head, body)[0]
+            self.records += read_records(Exchanges.parse(head), body)[0]
         elif kind == "epoch":
             self._end_epoch(head, body)
         elif kind == "optimizer":
@@ -139,7 +143,7 @@ class SimController(Controller[str]):
 
     def _end_epoch(self, head: Head, body: memoryview) -> None:
         epoch = head["epoch"]
-        self.ends[epoch] = read_epoch(head, body)
+        self.ends[epoch] = read_epoch(EpochEnded.parse(head), body)
         self._epoch_ended(epoch)
 
     def _proceed(self, epoch: int) -> None:

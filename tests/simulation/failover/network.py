@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar, cast, final
 
 from shoal.engine.environment import Environment
 from shoal.engine.transport.listener import Listener, Peer
+from shoal.engine.transport.messages.base import Message
 from shoal.errors import ExchangeTimeout
 from shoal.wire.frames import BadFrame, Head, Link
 from tests.simulation.failover.strand import Strand
@@ -180,13 +181,13 @@ class SimConnections:
         while self._lost:
             self.drop(*self._lost.pop(0))
 
-    def send(self, peer: Peer, head: Head, *body: Part) -> None:
+    def send(self, peer: Peer, message: Message, *body: Part) -> None:
         """Sends one frame."""
         wire: Any = peer.channel
         if wire.is_closed:
             self._lost.append((peer, "connection lost"))
         else:
-            wire.down.append(Frame(json.dumps(head), [*body]))
+            wire.down.append(Frame(json.dumps(message.pack()), [*body]))
 
     def drop(self, peer: Peer, reason: str) -> None:
         """Closes one connection and says so."""

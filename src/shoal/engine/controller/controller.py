@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Never, TypeVar
 
 from shoal.engine.controller.observer import EpochsInOrder, Observer
 from shoal.engine.controller.process_pool import ProcessPool
@@ -23,16 +23,47 @@ from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination import restart_policy
 from shoal.engine.server.checkpoint import Snapshot, read_restart
 from shoal.engine.server.records import Rescue
-from shoal.engine.server.reports import fields, read_center, read_epoch, read_records
+from shoal.engine.server.reports import read_center, read_epoch, read_records
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.changes import Changes
+from shoal.engine.transport.messages.controller_to_server import (
+    AskCenter,
+    AskCheckpoint,
+    AskState,
+    ChangeModel,
+    Command,
+    Expect,
+    Finish,
+    Halt,
+    Pace,
+    Proceed,
+    SetLearningRate,
+    Stop,
+    WorkerEnded,
+)
+from shoal.engine.transport.messages.server_to_controller import (
+    Broken,
+    CenterShown,
+    EpochEnded,
+    Exchanges,
+    Joined,
+    OptimizerState,
+    Report,
+    RestartState,
+    RolledBack,
+    WorkerLeft,
+    WorkerReady,
+    WorkerSnapshot,
+    WorkerState,
+    WorkerTold,
+)
+from shoal.engine.transport.messages.worker_reports import Failed, NanReport
 from shoal.engine.worker import nan_policy
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ClusterError, DataError, ShoalError, WorkerFailed
 from shoal.interruption import Patience, check
 from shoal.plan.often import Often
 from shoal.vectors import Vector
-from shoal.wire.frames import Head
 
 __all__ = ["Controller", "Job", "ServerGone"]
 
@@ -42,7 +73,7 @@ STATE_TIMEOUT_S = 20.0
 SLOW_BYTES_S = 10e6  # of a link that a worker's state may have to come over
 CENTER_TIMEOUT_S = 2.0
 RESCUE_S = 0.8  # for each question after Ctrl-C
-_EVENTS = {"left": "worker_left"}  # names in the records of a run, where they differ
+R = TypeVar("R", bound=Report)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +123,7 @@ class Controller:
         self._is_in_step = False
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
         self._supervisor = WorkerSupervisor(
-            pool, job.policy, job.log, observer, self._tell_of_staff, job.spares
+            pool, job.policy, job.log, observer, self._tell_of_workers, job.spares
         )
         self._servers = SharedServers(
             pool,
@@ -107,7 +138,7 @@ class Controller:
         self._resume_point: ResumePoint | None = None
         self._opened: int | None = None
         self._expected: int | None = None
-        self._asked = ""
+        self._asked: AskCenter | AskState | None = None
         self._checkpointed, self._samples = self._clock(), 0
         self._wants_checkpoint = False
         self._asked_snapshot = self._clock()
@@ -207,24 +238,24 @@ class Controller:
         """
         is_behind = self._opened is not None and self._opened < self._epochs.next
         if self._is_halted and not is_behind:
-            self._command("halt")
+            self._command(Halt())
 
     def _repeat(self) -> None:
         """Tells a server what the one before it may have heard, or not."""
         if self._expected is not None:
-            self._command("expect", workers=self._expected)
+            self._command(Expect(workers=self._expected))
         if self._opened is not None:
-            self._command("proceed", epoch=self._opened)
+            self._command(Proceed(epoch=self._opened))
         self._halt()
-        self._command("learning_rate", value=self._learning_rate)
+        self._command(SetLearningRate(value=self._learning_rate))
         if self._changes:
-            self._command("changes", self._changes.pack())
+            self._command(ChangeModel(), self._changes.pack())
         if self._is_in_step:
-            self._command("pace", after=self._version)
-        if self._asked:
+            self._command(Pace(after=self._version))
+        if self._asked is not None:
             self._command(self._asked)
         if self._wants_checkpoint:
-            self._command("checkpoint")
+            self._command(AskCheckpoint())
 
     def _turn(self) -> None:
         """Hears one message, or looks after the processes when there is none."""
@@ -252,67 +283,79 @@ class Controller:
         is_due = self._checkpointed - self._asked_snapshot >= SNAPSHOT_S
         if is_due:
             self._asked_snapshot = self._checkpointed
-        self._command("checkpoint", wants_snapshot=is_due)
+        self._command(AskCheckpoint(wants_snapshot=is_due))
 
     def _watch(self) -> None:
         check()
         self._servers.look(self._supervisor.watch(), self._supervisor.start_limit_s)
 
-    def _hear(self, head: Head, body: memoryview) -> None:
-        keep = {
-            "records": self._keep_records,
-            "epoch": self._keep_epoch,
-            "restart": self._keep_restart,
-            "snapshot": self._keep_snapshot,
-        }.get(head["kind"])
-        if keep is not None:
-            keep(head, body)
-        else:
-            self._hear_of(head["kind"], head)
+    def _hear(self, report: Report, body: memoryview) -> None:
+        match report:
+            case Exchanges():
+                self._keep_records(report, body)
+            case EpochEnded():
+                self._keep_epoch(report, body)
+            case RestartState():
+                self._keep_restart(report, body)
+            case WorkerSnapshot():
+                self._keep_snapshot(report, body)
+            case CenterShown() | OptimizerState():
+                pass  # answers that came too late
+            case Broken(reason=reason):
+                raise ClusterError(reason)
+            case _:
+                self._hear_of(report)
 
-    def _hear_of(self, kind: str, head: Head) -> None:
+    def _hear_of(self, report: Report) -> None:
         """Something happened to workers, or to the run."""
-        if kind == "joined":
-            facts = {k: head[k] for k in ("incarnation", "pid", "node")}
-            self._supervisor.joined(head["token"], head["rank"], facts)
-        elif kind == "ready":
-            self._supervisor.ready(head["rank"])
-        elif kind == "failed":
-            self._failed(head)
-        elif kind == "not_finite":
-            self._not_finite(head)
-        elif kind == "broken":
-            raise ClusterError(head["reason"])
-        elif kind not in ("center", "optimizer"):  # answers that came too late
-            if kind == "rollback":
-                self._go_back_with_workers(head["lineage"])
-            self._observer.on_event(_EVENTS.get(kind, kind), **fields(head))
-            if kind == "left":
-                rank, reason = head["rank"], head["reason"]
-                self._supervisor.left(rank, reason, is_hung=head["is_hung"])
+        match report:
+            case Joined():
+                self._supervisor.joined(report)
+            case WorkerReady(rank=rank):
+                self._supervisor.ready(rank)
+            case WorkerTold():
+                self._told(report)
+            case WorkerLeft():
+                self._observer.on_event("worker_left", **report.to_json())
+                rank, reason = report.rank, report.reason
+                self._supervisor.left(rank, reason, is_hung=report.is_hung)
+            case _:
+                if isinstance(report, RolledBack):
+                    self._go_back_with_workers(report.lineage)
+                self._observer.on_event(report.kind, **report.to_json())
+
+    def _told(self, report: WorkerTold) -> None:
+        """A worker tells of something."""
+        said = report.said
+        if isinstance(said, Failed):
+            self._failed(report.rank, said)
+        self._observer.on_event(said.kind, **report.to_json())
+        if isinstance(said, NanReport):
+            self._not_finite(report.rank, said)
 
     def _go_back_with_workers(self, lineage: int) -> None:
         """Steps that were told of are not committed any more."""
         self._version = -1  # they may be counted anew
         if self._is_in_step:
-            self._command("pace", after=-1)
+            self._command(Pace(after=-1))
         if self._resume_point is not None:
             self._resume_point.keep_lineage(lineage)
 
-    def _keep_restart(self, head: Head, body: memoryview) -> None:
+    def _keep_restart(self, report: RestartState, body: memoryview) -> None:
         self._wants_checkpoint = False
         if self._resume_point is not None:
-            restart = read_restart(head, body)
+            restart = read_restart(report, body)
             self._observer.on_checkpoint(self._resume_point.keep(restart))
 
-    def _keep_snapshot(self, head: Head, body: memoryview) -> None:
+    def _keep_snapshot(self, report: WorkerState, body: memoryview) -> None:
         """Of one worker; where gradients are exchanged, all have the same."""
-        if self._resume_point is not None and "rank" in head:
-            snapshot = Snapshot(head["incarnation"], head["sequence"], bytes(body))
-            self._resume_point.keep_snapshot(head["rank"], snapshot)
+        sender = report.sender
+        if self._resume_point is not None and sender is not None:
+            snapshot = Snapshot(sender.incarnation, sender.sequence, bytes(body))
+            self._resume_point.keep_snapshot(sender.rank, snapshot)
 
-    def _keep_records(self, head: Head, body: memoryview) -> None:
-        records, sums = read_records(head, body)
+    def _keep_records(self, report: Exchanges, body: memoryview) -> None:
+        records, sums = read_records(report, body)
         self._version = max((record.version for record in records), default=-1)
         self._samples += sum(record.samples for record in records)
         self._observer.on_records(records, sums)
@@ -323,42 +366,41 @@ class Controller:
             self._halt()
         self._pace()  # after that: a step that was not begun is not taken
 
-    def _not_finite(self, head: Head) -> None:
+    def _not_finite(self, rank: int, found: NanReport) -> None:
         """Numbers of a worker are NaN or infinite: tells, and goes on as chosen.
 
         Raises:
             NotFinite: The run is not to go on.
         """
-        self._observer.on_event("not_finite", **fields(head))
-        resume_point, is_rolled_back = (
-            self._resume_point,
-            head["reaction"] == "rollback",
-        )
+        resume_point = self._resume_point
+        is_rolled_back = found.reaction == "rollback"
         is_over = (
             resume_point is not None
             and resume_point.rollbacks >= nan_policy.MOST_ROLLBACKS
         )
-        if head["reaction"] == "stop" or (is_rolled_back and is_over):
-            raise nan_policy.error_of(head)
-        self._observer.on_event("warning", text=nan_policy.what_follows(head))
+        if found.reaction == "stop" or (is_rolled_back and is_over):
+            raise nan_policy.error_of(rank, found)
+        text = nan_policy.what_follows(rank, found)
+        self._observer.on_event("warning", text=text)
         if is_rolled_back and resume_point is not None:
-            resume_point.leave_out(int(head["epoch"]), head["ranges"], head["rows"])
-            self._replace_server(ServerGone(nan_policy.describe(head)), "rolling_back")
+            resume_point.leave_out(found.epoch, found.ranges, found.rows)
+            text = nan_policy.describe(rank, found)
+            self._replace_server(ServerGone(text), "rolling_back")
 
-    def _failed(self, head: Head) -> None:
-        where = f"worker {head['rank']} at step {head['step']:,}"
-        if head.get("is_data"):
-            text = str(head["error"]).removeprefix("DataError: ")
-            raise DataError(f"{where}: {text}.\n\n{head['traceback']}")
-        error = str(head["error"]).rstrip(". \n")
+    def _failed(self, rank: int, failed: Failed) -> Never:
+        where = f"worker {rank} at step {failed.step:,}"
+        if failed.is_data:
+            text = failed.error.removeprefix("DataError: ")
+            raise DataError(f"{where}: {text}.\n\n{failed.traceback}")
+        error = failed.error.rstrip(". \n")
         gap = "\n" if "\n" in error else " "
         raise WorkerFailed(
             f"{where} raised {error}.{gap}"
             "Code of the model, its layers, loss or metrics must run on workers as "
             "it does here. Its traceback follows; correct it and call fit again.",
-            rank=head["rank"],
-            step=head["step"],
-            traceback=head["traceback"],
+            rank=rank,
+            step=failed.step,
+            traceback=failed.traceback,
         )
 
     # --------------------------------------------------------------- epochs
@@ -372,16 +414,16 @@ class Controller:
     def _proceed(self, epoch: int) -> None:
         """Without a barrier it may have begun; then the one after it may begin now."""
         self._opened = epoch
-        self._command("proceed", epoch=epoch)
+        self._command(Proceed(epoch=epoch))
 
-    def _keep_epoch(self, head: Head, body: memoryview) -> None:
-        epoch = int(head["epoch"])
+    def _keep_epoch(self, report: EpochEnded, body: memoryview) -> None:
+        epoch = report.epoch
         if epoch < self._epochs.next:  # its end has been told, and then forgotten
             self._checkpoint()
             self._proceed(epoch + 1)
             self._halt()
             return
-        state = self._ask("state", "optimizer", STATE_TIMEOUT_S + self._slow_s)
+        state = self._ask(AskState(), OptimizerState, STATE_TIMEOUT_S + self._slow_s)
         if state is None:
             text = "no worker sent its optimizer state; the model keeps an older one"
             self._observer.on_event("warning", text=text)
@@ -390,7 +432,7 @@ class Controller:
         found = None if state is None else bytes(state[1])
         # Once that is here this epoch is not trained again, whatever happens.
         self._checkpoint()
-        self._epochs.ended(read_epoch(head, body, found))
+        self._epochs.ended(read_epoch(report, body, found))
 
     @property
     def _slow_s(self) -> float:
@@ -403,9 +445,9 @@ class Controller:
         """Lets workers take one more step, where callbacks are to hear of each."""
         before, self._is_in_step = self._is_in_step, self._observer.is_in_step
         if self._is_in_step:
-            self._command("pace", after=self._version)
+            self._command(Pace(after=self._version))
         elif before:
-            self._command("pace", after=None)
+            self._command(Pace(after=None))
 
     def _tell_settings(self) -> None:
         """What callbacks have set reaches workers with their next answer."""
@@ -415,7 +457,7 @@ class Controller:
         value = self._observer.learning_rate
         if value is not None and value != self._learning_rate:
             self._learning_rate = value
-            self._command("learning_rate", value=value)
+            self._command(SetLearningRate(value=value))
 
     def _tell_changes(self, changes: Changes) -> None:
         """A callback has changed something in the model."""
@@ -427,7 +469,7 @@ class Controller:
         )
         self._changes = Changes(dict(changes.found))
         if len(body) <= most:
-            self._command("changes", body)
+            self._command(ChangeModel(), body)
             return
         text = (
             f"callbacks changed {len(body):,} bytes of the model at once, and at most "
@@ -435,13 +477,16 @@ class Controller:
         )
         self._observer.on_event("warning", text=text)
 
-    def _tell_of_staff(self, kind: str, **values: Any) -> None:
-        self._expected = values.get("workers", self._expected)
-        self._command(kind, **values)
+    def _tell_of_workers(self, command: Expect | WorkerEnded) -> None:
+        if isinstance(command, Expect):
+            self._expected = command.workers
+        self._command(command)
 
     # ------------------------------------------------------------ questions
 
-    def _ask(self, command: str, kind: str, timeout_s: float) -> Message | None:
+    def _ask(
+        self, command: AskCenter | AskState, kind: type[R], timeout_s: float
+    ) -> tuple[R, memoryview] | None:
         """Asks the server and waits; what else it says meanwhile is heard later."""
         self._asked = command
         self._command(command)
@@ -453,19 +498,20 @@ class Controller:
                 if message is None:
                     self._watch()
                     continue
-                if message[0]["kind"] == kind:
-                    return message
+                report, body = message
+                if isinstance(report, kind):
+                    return report, body
                 self._backlog.append(message)
-                if message[0]["kind"] == "failed":
+                if isinstance(report, WorkerTold) and isinstance(report.said, Failed):
                     break  # the run ends with it
         finally:
-            self._asked = ""
+            self._asked = None
         return None
 
     def center(self) -> tuple[Vector, Vector] | None:
         """Asks for the center as it is now; None when nobody answers in time."""
         try:
-            found = self._ask("center", "center", CENTER_TIMEOUT_S)
+            found = self._ask(AskCenter(), CenterShown, CENTER_TIMEOUT_S)
         except ServerGone:
             return None  # the next turn finds it gone as well
         return None if found is None else read_center(*found)[:2]
@@ -484,7 +530,7 @@ class Controller:
             if not old:
                 return None
             try:
-                found = self._ask("center", "center", patience_s)
+                found = self._ask(AskCenter(), CenterShown, patience_s)
             finally:
                 for link in old:
                     link.close()
@@ -492,13 +538,13 @@ class Controller:
                 return None
             state = None
             with contextlib.suppress(KeyboardInterrupt):  # pressed again: without it
-                state = self._ask("state", "optimizer", patience_s)
+                state = self._ask(AskState(), OptimizerState, patience_s)
             vector, statistics, _ = read_center(*found)
             return Rescue(
                 vector=vector,
                 statistics=statistics,
-                samples=int(found[0]["samples"]),
-                clock=int(found[0]["clock"]),
+                samples=found[0].samples,
+                clock=found[0].state.clock,
                 optimizer_state=None if state is None else bytes(state[1]),
             )
         return None
@@ -507,16 +553,16 @@ class Controller:
 
     def _finish(self) -> None:
         """Lets everyone go, and hears what they did until then."""
-        self._command("finish")
-        self._command("stop")
+        self._command(Finish())
+        self._command(Stop())
         self._backlog.extend(self._servers.last_words(GRACE_S))
-        for head, body in self._backlog:
-            if head["kind"] == "records":
-                self._hear(head, body)
+        for report, body in self._backlog:
+            if isinstance(report, Exchanges):
+                self._hear(report, body)
         self._pool.dismiss(self._supervisor.workers(), GRACE_S)
 
-    def _command(self, kind: str, body: bytes = b"", **values: Any) -> None:
-        self._servers.command(kind, body=body, **values)
+    def _command(self, command: Command, body: bytes = b"") -> None:
+        self._servers.command(command, body)
 
     def close(self) -> None:
         """Ends every process; safe to repeat."""

@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import final
 
 from shoal.engine.controller.endpoints import ServerEndpoints
 from shoal.engine.controller.observer import Observer
@@ -21,19 +21,35 @@ from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import StandbySpec
 from shoal.engine.transport.heartbeat import Heartbeat, ServerSilent, hear
+from shoal.engine.transport.messages.controller_to_server import (
+    Command,
+    Control,
+    Follow,
+    GoAlone,
+    Lead,
+)
+from shoal.engine.transport.messages.server_to_controller import (
+    Leads,
+    OfStandby,
+    Report,
+    StandbyCalled,
+    StandbyLeft,
+    StandbyReady,
+    read_report,
+)
 from shoal.engine.transport.shared_memory import sweep, tag_of
 from shoal.errors import ClusterError, ExchangeTimeout, ShoalError
 from shoal.forks import Origin
 from shoal.interruption import Patience, check, ends_hard, pause
 from shoal.launchers.base import Exit
-from shoal.wire.frames import Head, Link
+from shoal.wire.frames import Link
 
 GRACE_S = 2.0
 LOOK_S = 0.01  # between looks at a process that is about to end
 GREETING_S = 60.0  # for a server's start, where no start of a worker was measured
 RELIEF_S = 2.0  # for the greeting of a standby that is known to be up
 
-Message = tuple[Head, memoryview]
+Message = tuple[Report, memoryview]
 Living = Callable[[], Sequence[str]]
 
 
@@ -136,7 +152,7 @@ class Servers:
                 "See whether memory is free."
             ) from None
         self._begin_pulse(self._clock() - began)
-        self.command("control")
+        self.command(Control())
         if self._has_standby:
             self._standby_due = self._clock()
 
@@ -170,25 +186,24 @@ class Servers:
             ExchangeTimeout: The same.
         """
         old, self._link = self._link, self._call(limit_s, check)
-        self.command("control")
+        self.command(Control())
         return old
 
     # -------------------------------------------------------------- speaking
 
-    def command(self, kind: str, body: bytes = b"", **values: Any) -> None:
+    def command(self, command: Command, body: bytes = b"") -> None:
         """Tells the server something; that it is gone shows when it is heard next."""
         if self._link is not None:
-            head = {"kind": kind, "heard": self._heard, **values}
-            self._send(self._link, head, body)
+            self._send(self._link, command, body)
 
     def follow(self, address: tuple[str, int]) -> None:
         """Tells the server where the one is that says in which order things happen."""
         self._order = address
-        self.command("follow", order=address)
+        self.command(Follow(order=address))
 
-    def _send(self, link: Link, head: Head, body: bytes = b"") -> bool:
+    def _send(self, link: Link, command: Command, body: bytes = b"") -> bool:
         try:
-            link.send(head, body)
+            link.send(replace(command, heard=self._heard).pack(), body)
         except OSError:
             return False
         return True
@@ -212,11 +227,12 @@ class Servers:
             return None
         if message is None:
             return None
-        kind = message[0]["kind"]
-        self._heard = message[0].get("number", self._heard)
-        if kind in ("standby_called", "standby_ready", "standby_left"):
-            self._hear_of_standby(message[0])
-        elif kind == "leads":
+        report = message[0]
+        if report.number is not None:
+            self._heard = report.number
+        if isinstance(report, OfStandby):
+            self._hear_of_standby(report)
+        elif isinstance(report, Leads):
             seconds = round(self._clock() - self._lost_at, 3)
             self._observer.on_event("server_replaced", seconds=seconds, by="standby")
         else:
@@ -232,7 +248,8 @@ class Servers:
         link.is_closing = True  # what it says now is the end of a run that is done
         with contextlib.suppress(OSError, ExchangeTimeout):
             while Patience(timeout_s).wait(link.has_input):
-                found.append(link.receive(timeout_s=timeout_s, stall_s=timeout_s))
+                head, body = link.receive(timeout_s=timeout_s, stall_s=timeout_s)
+                found.append((read_report(head), body))
         return found
 
     # ---------------------------------------------------------------- losses
@@ -301,8 +318,7 @@ class Servers:
         if self._link is not None:
             self._link.close()
         sweep(self.tag)
-        lead = {"kind": "lead", "heard": self._heard, "living": self._living()}
-        lead["order"] = self._order
+        lead = Lead(living=tuple(self._living()), order=self._order)
         if not self._send(standby_peer, lead):
             standby_peer.close()
             return False
@@ -350,15 +366,18 @@ class Servers:
             )
             self._give(pair.standby, part, pair.other_listener)
 
-    def _hear_of_standby(self, head: Head) -> None:
-        if head["generation"] != self._generation:
+    def _hear_of_standby(self, report: OfStandby) -> None:
+        if report.generation != self._generation:
             return  # of one that was given up before the server knew
-        if head["kind"] == "standby_called":
-            self._standby_started = None
-        elif head["kind"] == "standby_ready":
-            self._greet_standby()
-        else:
-            self._lose_standby(head["reason"])
+        match report:
+            case StandbyCalled():
+                self._standby_started = None
+            case StandbyReady():
+                self._greet_standby()
+            case StandbyLeft(reason=reason):
+                self._lose_standby(reason)
+            case _:
+                pass
 
     def _greet_standby(self) -> None:
         """It knows all that the server does; from now on it may be made to lead."""
@@ -366,7 +385,7 @@ class Servers:
             # It says that it is there before it has unpacked what that takes.
             limit_s = RELIEF_S + self._heartbeat.work_s
             self._standby_peer = self._call(limit_s, check, is_leader=False)
-            self._standby_peer.send({"kind": "control"})
+            self._standby_peer.send(Control().pack())
         except (OSError, ShoalError) as error:
             self._lose_standby(str(error))
             return
@@ -387,7 +406,7 @@ class Servers:
         self._pool.stop(pair.standby)
         pair.standby = ""
         self._observer.on_event("process_ended", name=pair.standby_name)
-        self.command("alone", generation=self._generation)
+        self.command(GoAlone(generation=self._generation))
         self._observer.on_event("standby_lost", reason=reason)
         failures, self._standby_failures = self._standby_failures, (
             self._standby_failures + 1

@@ -20,11 +20,25 @@ from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.controller.servers import Living, Message, Servers
 from shoal.engine.server.checkpoint import STATE, Restart
 from shoal.engine.server.spec import ServerSpec
-from shoal.engine.transport.partition import VECTORS, cuts, sizes_of
+from shoal.engine.transport.messages.controller_to_server import (
+    Command,
+    Follow,
+    Stop,
+)
+from shoal.engine.transport.messages.server_to_controller import (
+    Broken,
+    CenterShown,
+    EpochEnded,
+    RestartState,
+    ShowsCenter,
+    Unordered,
+    VectorReport,
+)
+from shoal.engine.transport.partition import cuts, sizes_of
 from shoal.errors import ClusterError, ExchangeTimeout
 from shoal.interruption import check
 from shoal.launchers.base import Exit
-from shoal.wire.frames import Head, Link
+from shoal.wire.frames import Link
 
 
 def cut(
@@ -70,40 +84,53 @@ def join(message: Message, others: Sequence[Message]) -> Message:
         message: Of server 0.
         others: Of the others, in order.
     """
-    if message[0]["kind"] == "restart":
-        return _join_restart(message, others)
-    head, body = message
-    at = 4 * int(head["size"])
+    report, body = message
+    if isinstance(report, RestartState):
+        restarts = [
+            (other, part) for other, part in others if isinstance(other, RestartState)
+        ]
+        return _join_restart(report, body, restarts)
+    if not isinstance(report, ShowsCenter):
+        raise RuntimeError(f"no report with a part of the vector: {report}")
+    at = 4 * report.size
     parts = [body[:at], *(part for _, part in others), body[at:]]
-    size = int(head["size"]) + sum(int(other["size"]) for other, _ in others)
-    return {**head, "size": size}, memoryview(b"".join(parts))
+    sizes = [other.size for other, _ in others if isinstance(other, ShowsCenter)]
+    whole = replace(report, size=report.size + sum(sizes))
+    return whole, memoryview(b"".join(parts))
 
 
-def _join_restart(message: Message, others: Sequence[Message]) -> Message:
-    head, body = message
-    table: list[list[Any]] = []
+def _join_restart(
+    report: RestartState,
+    body: memoryview,
+    others: Sequence[tuple[RestartState, memoryview]],
+) -> Message:
+    table: list[tuple[str, str, int]] = []
     parts: list[memoryview] = []
     found = [_arrays(*other) for other in others]
-    own = _arrays(head, body)
-    for name, dtype, size in head["arrays"]:
+    own = _arrays(report, body)
+    for name, dtype, size in report.arrays:
         parts.append(own[name])
         if _is_vector(name):
             parts += [other[name] for other in found]
             size = sum(len(other[name]) for other in (own, *found)) // 4
-        table.append([name, dtype, size])
+        table.append((name, dtype, size))
     used = sum(len(data) for data in own.values())
     parts.append(body[used:])
-    return {**head, "arrays": table}, memoryview(b"".join(parts))
+    return replace(report, arrays=tuple(table)), memoryview(b"".join(parts))
 
 
-def _arrays(head: Head, body: memoryview) -> dict[str, memoryview]:
+def _arrays(report: RestartState, body: memoryview) -> dict[str, memoryview]:
     found: dict[str, memoryview] = {}
     at = 0
-    for name, dtype, size in head["arrays"]:
-        end = at + np.dtype(dtype).itemsize * int(size)
+    for name, dtype, size in report.arrays:
+        end = at + np.dtype(dtype).itemsize * size
         found[name] = body[at:end]
         at = end
     return found
+
+
+def _number(message: Message) -> int:
+    return message[0].number or 0
 
 
 POLL_S = 0.05
@@ -182,12 +209,12 @@ class SharedServers:
 
     # -------------------------------------------------------------- speaking
 
-    def command(self, kind: str, body: bytes = b"", **values: Any) -> None:
+    def command(self, command: Command, body: bytes = b"") -> None:
         """Tells number 0 something; of its end all are told."""
-        self._main.command(kind, body, **values)
-        if kind == "stop":
+        self._main.command(command, body)
+        if isinstance(command, Stop):
             for shard in self._shards:
-                shard.command(kind)
+                shard.command(command)
 
     def receive(self, timeout_s: float) -> Message | None:
         """One message of the server, None when none comes in time.
@@ -197,9 +224,11 @@ class SharedServers:
         """
         self._hear_shards(0.0)
         message = self._main.receive(timeout_s)
-        if message is None or not self._shards or message[0]["kind"] not in VECTORS:
+        if message is None or not self._shards:
             return message
-        return join(message, self._parts_of(int(message[0]["number"])))
+        if not isinstance(message[0], VectorReport):
+            return message
+        return join(message, self._parts_of(_number(message)))
 
     def _parts_of(self, number: int) -> list[Message]:
         """Waits until all have told their part of a report.
@@ -210,7 +239,7 @@ class SharedServers:
         until = self._clock() + PART_S
         found: list[Message] = []
         for place, parts in enumerate(self._parts):
-            while not parts or int(parts[-1][0]["number"]) < number:
+            while not parts or _number(parts[-1]) < number:
                 if self._clock() > until:
                     raise ClusterError(
                         f"server-{place + 1} does not show its part of the weights, "
@@ -219,7 +248,7 @@ class SharedServers:
                     )
                 check()
                 self._hear_shards(POLL_S)
-            while int(parts[0][0]["number"]) < number:  # of a report nobody waits for
+            while _number(parts[0]) < number:  # of a report nobody waits for
                 parts.popleft()
             found.append(parts.popleft())
         return found
@@ -228,13 +257,15 @@ class SharedServers:
         for number, shard in enumerate(self._shards):
             message = shard.receive(timeout_s)
             while message is not None:
-                kind = message[0]["kind"]
-                if kind in VECTORS:
-                    self._parts[number].append(message)
-                elif kind == "broken":
-                    raise ClusterError(message[0]["reason"])
-                elif kind == "unordered":
-                    self._unordered.setdefault(number, 0.0)
+                match message[0]:
+                    case EpochEnded() | CenterShown() | RestartState():
+                        self._parts[number].append(message)
+                    case Broken(reason=reason):
+                        raise ClusterError(reason)
+                    case Unordered():
+                        self._unordered.setdefault(number, 0.0)
+                    case _:
+                        pass
                 message = shard.receive(0.0)
         self._bring_back()
 
@@ -244,7 +275,7 @@ class SharedServers:
         for number, tried in list(self._unordered.items()):
             if now - tried >= FOLLOW_S:
                 del self._unordered[number]
-                self._shards[number].command("follow", order=self._pool.main.address)
+                self._shards[number].command(Follow(order=self._pool.main.address))
 
     def _follow_another(self) -> None:
         """Another process is number 0."""
@@ -255,8 +286,8 @@ class SharedServers:
 
     def last_words(self, timeout_s: float) -> list[Message]:
         """What number 0 says until it ends; no weights any more."""
-        found = self._main.last_words(timeout_s)
-        return [message for message in found if message[0]["kind"] not in VECTORS]
+        said = self._main.last_words(timeout_s)
+        return [found for found in said if not isinstance(found[0], VectorReport)]
 
     def call_again(self, limit_s: float) -> Sequence[Link]:
         """Calls all anew; returns the old connections, to be closed later.

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from shoal.engine.controller.observer import Observer
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.coordination import restart_policy
 from shoal.engine.coordination.timeouts import PAUSE_S
 from shoal.engine.transport.heartbeat import start_limit_s
+from shoal.engine.transport.messages.controller_to_server import Expect, WorkerEnded
+from shoal.engine.transport.messages.server_to_controller import Joined
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import WorkerLost
 from shoal.launchers.base import Exit
@@ -69,7 +71,7 @@ class WorkerSupervisor:
         policy: restart_policy.RestartPolicy,
         log: Callable[[int], Path | None],
         observer: Observer,
-        tell: Callable[..., None],
+        tell: Callable[[Expect | WorkerEnded], None],
         spares: int = 0,
     ) -> None:
         self._pool, self._policy, self._log = pool, policy, log
@@ -135,17 +137,22 @@ class WorkerSupervisor:
         )
         self._pool.give(token, self._make_spec(hint, token), self._log(hint))
 
-    def joined(self, token: str, rank: int, facts: dict[str, Any]) -> None:
+    def joined(self, report: Joined) -> None:
         """The server has given a worker its rank."""
-        process = self._processes.get(token)
+        process = self._processes.get(report.token)
         if process is not None:
-            process.rank = rank
+            process.rank = report.rank
             process.reason, process.ends_at = "", 0.0  # it may have joined before
             pool = self._pool
             startup_s = round(max(0.0, self._heard - process.started), 3)
             pool.longest_join_s = max(pool.longest_join_s, startup_s)
             self._observer.on_event(
-                "worker_started", startup_s=startup_s, rank=rank, **facts
+                "worker_started",
+                startup_s=startup_s,
+                rank=report.rank,
+                incarnation=report.incarnation,
+                pid=report.pid,
+                node=report.node,
             )
 
     def ready(self, rank: int) -> None:
@@ -276,7 +283,7 @@ class WorkerSupervisor:
 
     def _lost(self, process: WorkerProcess, gone: Exit) -> None:
         now = self._clock()
-        self._tell("gone", token=process.token)
+        self._tell(WorkerEnded(token=process.token))
         was_ended = bool(process.ends_at) and process.ends_at <= now
         reason = process.reason if was_ended else gone.reason
         is_settled = (
@@ -297,7 +304,7 @@ class WorkerSupervisor:
                 process.replaces = now
                 self._due.append((now + after_s, process))
             case restart_policy.Shrink(workers):
-                self._tell("expect", workers=workers)
+                self._tell(Expect(workers=workers))
                 text = f"{gone.name} {reason}; going on with {workers} worker(s)"
                 self._observer.on_event("warning", text=text)
             case restart_policy.Abort(why):

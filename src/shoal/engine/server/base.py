@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 from shoal.engine.coordination.timeouts import StragglerTimeout
 from shoal.engine.environment import SYSTEM, Environment
@@ -21,8 +22,25 @@ from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import pack
+from shoal.engine.transport.fields import WRONG
 from shoal.engine.transport.listener import Connections, Listener, Peer, RejectedCallers
-from shoal.engine.transport.messages import WRONG, whole
+from shoal.engine.transport.messages.controller_to_server import (
+    Command,
+    Control,
+    GoAlone,
+    Ping,
+    Stop,
+    read_command,
+)
+from shoal.engine.transport.messages.server_to_controller import (
+    Broken,
+    Leads,
+    Pong,
+    Report,
+)
+from shoal.engine.transport.messages.server_to_worker import Answer, Refused, ToWorker
+from shoal.engine.transport.messages.shard import Part
+from shoal.engine.transport.messages.standby import StandbyCalls
 from shoal.engine.transport.segments import InPairs
 from shoal.wire.frames import BadFrame, Head
 from shoal.wire.tls import server_context
@@ -112,7 +130,7 @@ class BaseServer(Listener):
             self._see_off()
         except StrategyFailed as error:
             self._replication.end()
-            self._tell_of_failure({"kind": "broken", "reason": str(error)})
+            self._tell_of_failure(Broken(reason=str(error)))
         finally:
             self.close()
 
@@ -124,7 +142,7 @@ class BaseServer(Listener):
         """The run is over: what is left to say."""
 
     @abstractmethod
-    def _tell_of_failure(self, head: Head) -> None:
+    def _tell_of_failure(self, report: Broken) -> None:
         """The strategy's own code raised: tells the controller."""
 
     def _count_busy(self) -> int:
@@ -169,31 +187,33 @@ class BaseServer(Listener):
     # --------------------------------------------------------------- telling
 
     def _send_vectors(
-        self, peer: Peer, session: WorkerSession, head: Head, blob: bytes
+        self, peer: Peer, session: WorkerSession, message: Answer | Part, blob: bytes
     ) -> None:
         """Sends a worker what was written for it."""
         parts = (session.buffers.inline_down,)
         if peer.vector_codec is not None:
-            coded = peer.vector_codec.pack() if head["body"] == "reply" else None
-            parts, head = coded or parts, {**head, "is_coded": coded is not None}
-            if head["body"] != "reply":
+            is_reply = message.body == "reply"
+            coded = peer.vector_codec.pack() if is_reply else None
+            parts = coded or parts
+            message = replace(message, is_coded=coded is not None)
+            if not is_reply:
                 peer.vector_codec.sent()
-        self._replication.send(peer, head, *parts, blob)
+        self._replication.send(peer, message, *parts, blob)
 
     def ordered(self, order: LogEntry) -> None:
         """An event is about to be handled."""
 
     @abstractmethod
-    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
-        """Answers a worker, as its machine says."""
+    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
+        """Answers a worker, as its replica says."""
 
-    def report(self, head: Head, *body: bytes) -> None:
+    def report(self, report: Report, *body: bytes) -> None:
         """Tells the controller what follows from events."""
-        self._report_channel.say(self._replication.send, head, *body)
+        self._report_channel.say(self._replication.send, report, *body)
 
-    def _mention(self, head: Head) -> None:
+    def _mention(self, report: Report) -> None:
         """Tells the controller of something that is no part of the run's state."""
-        self._report_channel.say(self._connections.send, head)
+        self._report_channel.say(self._connections.send, report)
 
     def _tell_of_strangers(self) -> None:
         found = self._rejected.take(self._clock())
@@ -203,7 +223,7 @@ class BaseServer(Listener):
     def _refuse(self, peer: Peer, reason: str) -> None:
         """Tells one that proved the secret; it stays under the limits of callers."""
         peer.is_refused = True
-        self._connections.send(peer, {"kind": "refused", "reason": reason})
+        self._connections.send(peer, Refused(reason=reason))
 
     # ----------------------------------------------------------------- peers
 
@@ -249,12 +269,12 @@ class BaseServer(Listener):
 
     def _greet(self, peer: Peer, head: Head, _body: memoryview) -> None:
         kind, is_commander = head["kind"], peer.channel.is_commander
-        if kind == "control" and is_commander:
+        if kind == Control.kind and is_commander:
             peer.role = "controller"
-            heard = int(head.get("heard", 0))
+            heard = Control.parse(head).heard or 0
             self._report_channel.attach(self._replication.send, peer, heard)
-        elif kind == "standby" and is_commander:
-            self._standby_peer.called(peer, head)
+        elif kind == StandbyCalls.kind and is_commander:
+            self._standby_peer.called(peer, StandbyCalls.parse(head))
         elif not self._take_caller(peer, head):
             raise BadFrame(f"first frame is {kind!r:.40}")
 
@@ -270,21 +290,22 @@ class BaseServer(Listener):
     # ------------------------------------------------------------ controller
 
     def _obey(self, _peer: Peer, head: Head, body: memoryview) -> None:
-        kind = head["kind"]
-        if "heard" in head:
-            self._replication.note(whole(head["heard"]))
-        if kind == "stop":
-            self._is_running = False
-            self._replication.end()
-        elif kind == "ping":
-            self._mention({"kind": "pong"})
-        elif kind == "alone":
-            self._standby_peer.give_up(whole(head["generation"]))
-        else:
-            self._command(head, body)
+        command = read_command(head)
+        if command.heard is not None:
+            self._replication.note(command.heard)
+        match command:
+            case Stop():
+                self._is_running = False
+                self._replication.end()
+            case Ping():
+                self._mention(Pong())
+            case GoAlone(generation=generation):
+                self._standby_peer.give_up(generation)
+            case _:
+                self._command(command, body)
 
     @abstractmethod
-    def _command(self, head: Head, body: memoryview) -> None:
+    def _command(self, command: Command, body: memoryview) -> None:
         """The controller says something that is for one kind of server."""
 
     def begin(self) -> None:
@@ -298,9 +319,9 @@ class BaseServer(Listener):
         if handover is None:
             self._start(None)
             return
-        heard = int(handover.lead["heard"])
+        heard = handover.lead.heard or 0
         self._report_channel.attach(self._replication.send, handover.controller, heard)
-        self._mention({"kind": "leads"})
+        self._mention(Leads())
         if handover.failure is not None:
             raise handover.failure
         self._start(handover)

@@ -13,7 +13,7 @@ from shoal.engine.coordination.sequencer import Rules, Sequencer
 from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.center import Center
 from shoal.engine.server.reports import EpochTotals
-from shoal.wire.frames import Head
+from shoal.engine.transport.messages.server_to_controller import RestartState
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -85,9 +85,21 @@ class Restart:
 
 
 def pack_restart(
-    sequencer: Sequencer, center: Center, epoch_totals: EpochTotals, blob: bytes
-) -> tuple[Head, list[bytes]]:
-    """A frame that tells of a server's whole state."""
+    sequencer: Sequencer,
+    center: Center,
+    epoch_totals: EpochTotals,
+    blob: bytes,
+    changes: int,
+) -> tuple[RestartState, list[bytes]]:
+    """A report that tells of a server's whole state, and what follows it.
+
+    Args:
+        sequencer: Of the run.
+        center: Of the run.
+        epoch_totals: Sums of metrics.
+        blob: Of one worker's optimizer, empty for none.
+        changes: Serial number of the newest change of a callback.
+    """
     arrays: dict[str, npt.NDArray[Any]] = {
         "vector": center.vector,
         "statistics": center.statistics,
@@ -97,23 +109,23 @@ def pack_restart(
             for e, s in epoch_totals.kept(sequencer.rules.exchanges_gradients)
         },
     }
-    table = [[name, str(a.dtype), a.size] for name, a in arrays.items()]
-    head = {"kind": "restart", "sequencer": sequencer.to_json(), "arrays": table}
-    return head, [*(array.tobytes() for array in arrays.values()), blob]
+    table = tuple((name, str(a.dtype), a.size) for name, a in arrays.items())
+    report = RestartState(sequencer=sequencer.to_json(), arrays=table, changes=changes)
+    return report, [*(array.tobytes() for array in arrays.values()), blob]
 
 
-def read_restart(head: Head, body: memoryview) -> Restart:
+def read_restart(report: RestartState, body: memoryview) -> Restart:
     """The inverse of `pack_restart`."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     at = 0
-    for name, dtype, size in head["arrays"]:
-        end = at + np.dtype(dtype).itemsize * int(size)
+    for name, dtype, size in report.arrays:
+        end = at + np.dtype(dtype).itemsize * size
         # Copied: a part need not start where its numbers may.
         arrays[name] = np.frombuffer(bytes(body[at:end]), dtype)
         at = end
     return Restart(
-        sequencer=head["sequencer"],
+        sequencer=report.sequencer,
         arrays=arrays,
         blob=bytes(body[at:]),
-        changes=int(head.get("changes", 0)),
+        changes=report.changes,
     )

@@ -13,14 +13,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
-from shoal.wire.frames import Head
+from shoal.engine.transport.messages.events import Event
+from shoal.engine.transport.messages.events import Flush as Flush
 
 
 class LogEntry(NamedTuple):
-    """An event, and how many there were until then."""
+    """An event, in its place among all.
+
+    Args:
+        number: How many there were until then.
+        event: What happened.
+        at: Seconds of the run.
+    """
 
     number: int
-    event: Head
+    event: Event
+    at: float
 
 
 @final
@@ -34,7 +42,7 @@ class EventLog:
 
     Example:
         >>> event_log = EventLog(shards=(1,))
-        >>> event_log.add({"event": "flush"}).number
+        >>> event_log.add(Flush(), at=0.5).number
         1
         >>> [order.number for order in event_log.after(0)]
         [1]
@@ -47,10 +55,15 @@ class EventLog:
     _kept: deque[LogEntry] = field(default_factory=deque[LogEntry])
     _known: dict[int, int] = field(default_factory=dict[int, int])
 
-    def add(self, event: Head) -> LogEntry:
-        """Enters an event."""
+    def add(self, event: Event, at: float) -> LogEntry:
+        """Enters an event.
+
+        Args:
+            event: What happens.
+            at: Seconds of the run.
+        """
         self.number += 1
-        order = LogEntry(self.number, dict(event) if self.shards else event)
+        order = LogEntry(self.number, event, at)
         if self.shards:
             self._kept.append(order)
         return order

@@ -16,8 +16,15 @@ from shoal.engine.server.checkpoint import pack_restart
 from shoal.engine.server.reports import ReportBuffer
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.changes import Changes
+from shoal.engine.transport.messages.server_to_controller import (
+    CenterShown,
+    OptimizerState,
+    Sender,
+    WorkerSnapshot,
+    WorkerState,
+)
+from shoal.engine.transport.messages.server_to_worker import RunState
 from shoal.vectors import Vector
-from shoal.wire.frames import Head
 
 
 @final
@@ -39,7 +46,7 @@ class PendingRequests:
         self,
         center: Center,
         report_buffer: ReportBuffer,
-        state: Callable[[], Head],
+        state: Callable[[], RunState],
         *,
         version: int,
         blob: bytes,
@@ -47,7 +54,11 @@ class PendingRequests:
         exchanges_gradients: bool,
     ) -> None:
         self._center, self._report_buffer, self._state = center, report_buffer, state
-        self.blob, self._changes, self._is_gang = blob, changes, exchanges_gradients
+        self.blob, self._changes, self._exchanges_gradients = (
+            blob,
+            changes,
+            exchanges_gradients,
+        )
         self._saved: tuple[Vector, Vector] | None = None
         self._is_state_wanted = self._is_center_wanted = False
         self._is_whole_wanted = False
@@ -70,7 +81,7 @@ class PendingRequests:
 
     def _save(self, version: int) -> None:
         self._version = version
-        if self._is_gang:
+        if self._exchanges_gradients:
             center = self._center
             self._saved = (center.vector.copy(), center.statistics.copy())
 
@@ -90,7 +101,7 @@ class PendingRequests:
     def ask_center(self, sequencer: Sequencer) -> list[Instruction]:
         """The controller is to be shown the center."""
         self._is_center_wanted = True
-        return self._ask_gang(sequencer)
+        return self._ask_worker(sequencer)
 
     def ask_checkpoint(
         self, sequencer: Sequencer, with_snapshot: bool
@@ -103,7 +114,7 @@ class PendingRequests:
                 turn; in a gang the checkpoint has it.
         """
         self._is_whole_wanted = True
-        found = self._ask_gang(sequencer)
+        found = self._ask_worker(sequencer)
         if with_snapshot and not sequencer.rules.exchanges_gradients:
             found += sequencer.ask(after=self._last_publisher)
         return found
@@ -111,12 +122,12 @@ class PendingRequests:
     def ask_state(self, sequencer: Sequencer) -> list[Instruction]:
         """The controller is to get one worker's optimizer state: fit returns it."""
         if sequencer.rules.exchanges_gradients and self.blob:
-            self._report_buffer.tell({"kind": "optimizer"}, self.blob)
+            self._report_buffer.tell(OptimizerState(), self.blob)
             return []
         self._is_state_wanted = True
         return sequencer.ask()
 
-    def _ask_gang(self, sequencer: Sequencer) -> list[Instruction]:
+    def _ask_worker(self, sequencer: Sequencer) -> list[Instruction]:
         """Tells now what is wanted; of a gang, once some worker has published it."""
         has_ready = any(m.is_ready for m in sequencer.members.values())
         is_old = self._version != sequencer.version
@@ -147,11 +158,11 @@ class PendingRequests:
             exchanges_gradients or sequencer.is_first(session.rank)
         ):
             self._is_state_wanted = False
-            self._tell_state("optimizer", sequencer, session)
+            self._tell_state(OptimizerState, sequencer, session)
         elif (
             not exchanges_gradients
         ):  # in a gang all have the same, and checkpoints hold it
-            self._tell_state("snapshot", sequencer, session)
+            self._tell_state(WorkerSnapshot, sequencer, session)
         if self._is_state_wanted:  # what fit returns is the state of the first
             later = [*later, *sequencer.ask()]
         return later
@@ -160,23 +171,31 @@ class PendingRequests:
         """Tells the controller what it waits for, if it does."""
         if self._is_whole_wanted:
             self._is_whole_wanted = False
-            epoch_totals = self._report_buffer.epoch_totals
-            head, body = pack_restart(sequencer, self._center, epoch_totals, self.blob)
-            head["changes"] = self._changes.serial
-            self._report_buffer.tell(head, *body)
+            report, body = pack_restart(
+                sequencer,
+                self._center,
+                self._report_buffer.epoch_totals,
+                self.blob,
+                self._changes.serial,
+            )
+            self._report_buffer.tell(report, *body)
         if self._is_center_wanted:
             self._is_center_wanted = False
             ledger = sequencer.ledger
-            samples = sum(ledger.committed(epoch) for epoch in ledger.epochs)
-            head = {"kind": "center", "samples": samples}
-            self._report_buffer.show(head, self._center, self._state())
+            center = self._center
+            shown = CenterShown(
+                samples=sum(ledger.committed(epoch) for epoch in ledger.epochs),
+                state=self._state(),
+                size=center.vector.size,
+                statistics=center.statistics.size,
+            )
+            self._report_buffer.show(shown, center)
 
     def _tell_state(
-        self, kind: str, sequencer: Sequencer, session: WorkerSession
+        self, kind: type[WorkerState], sequencer: Sequencer, session: WorkerSession
     ) -> None:
-        head: Head = {"kind": kind}
+        sender = None
         if not sequencer.rules.exchanges_gradients:
             member = sequencer.members[session.rank]
-            head |= {"rank": session.rank, "incarnation": session.incarnation}
-            head["sequence"] = member.sequence
-        self._report_buffer.tell(head, self.blob)
+            sender = Sender(session.rank, session.incarnation, member.sequence)
+        self._report_buffer.tell(kind(sender=sender), self.blob)

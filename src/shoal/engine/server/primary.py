@@ -17,9 +17,48 @@ from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.codec import connection_codec
+from shoal.engine.transport.fields import exactly
 from shoal.engine.transport.listener import Connections, Peer
-from shoal.engine.transport.messages import WORDS, exactly, hint_of, names, whole
-from shoal.engine.transport.shared_memory import Slot, tag_of
+from shoal.engine.transport.messages.base import read
+from shoal.engine.transport.messages.controller_to_server import (
+    Command,
+    RunCommand,
+    WorkerEnded,
+)
+from shoal.engine.transport.messages.events import (
+    Commanded,
+    Event,
+    Flush,
+    Overdue,
+    WorkerJoins,
+    WorkerLeaves,
+    WorkerSays,
+)
+from shoal.engine.transport.messages.server_to_controller import Broken, Mismatch
+from shoal.engine.transport.messages.server_to_worker import (
+    Answer,
+    Done,
+    ToWorker,
+    Welcome,
+    WelcomeBack,
+)
+from shoal.engine.transport.messages.shard import (
+    FROM_SHARD,
+    Has,
+    Moving,
+    Ordered,
+    ShardCalls,
+)
+from shoal.engine.transport.messages.standby import Took
+from shoal.engine.transport.messages.worker_to_server import (
+    Join,
+    Push,
+    Rejoin,
+    Request,
+    SlotSettled,
+    Snapshot,
+)
+from shoal.engine.transport.shared_memory import Slot, SlotOffer, tag_of
 from shoal.wire.frames import BadFrame, Head
 
 SEE_OFF_S = 1.0  # most that a worker which hangs holds up the end of a run
@@ -29,7 +68,7 @@ JOINED_AGAIN = "it joined again"
 class Pending(NamedTuple):
     """A message of which other servers have not got all parts yet."""
 
-    event: Head
+    event: WorkerSays
     session: WorkerSession
     blob: bytes
 
@@ -76,7 +115,7 @@ class Primary(BaseServer):
     def _has_work_out(self) -> bool:
         """Whether a worker was told of anything but the end, last."""
         answers = [self.replica.sessions[rank].answer for rank in self._workers]
-        return any(answer and answer[0]["kind"] != "done" for answer in answers)
+        return any(answer and not isinstance(answer[0], Done) for answer in answers)
 
     def turn(self) -> None:
         """Hears whoever speaks, or waits for a moment; then looks at the clock."""
@@ -87,10 +126,10 @@ class Primary(BaseServer):
         if self._straggler_timeout.is_over(
             before
         ):  # and who spoke until then has been heard
-            self._do({"event": "overdue"})
+            self._do(Overdue())
         if self._look():
             if self.replica.report_buffer.has_records:
-                self._do({"event": "flush"})
+                self._do(Flush())
             self._drop_hung(before)
 
     def _drop_hung(self, before: float) -> None:
@@ -130,17 +169,17 @@ class Primary(BaseServer):
         """Closes every connection and gives every slot back."""
         self._is_running = False
         if self.replica.report_buffer.has_records:
-            self._do({"event": "flush"})
+            self._do(Flush())
         super().close()
 
-    def _tell_of_failure(self, head: Head) -> None:
-        self.replica.tell(head)
+    def _tell_of_failure(self, report: Broken) -> None:
+        self.replica.tell(report)
 
     # ---------------------------------------------------------------- events
 
     def _do(
         self,
-        event: Head,
+        event: Event,
         session: WorkerSession | None = None,
         blob: bytes | memoryview = b"",
     ) -> None:
@@ -151,9 +190,9 @@ class Primary(BaseServer):
             session: Whose vectors come with it, else None.
             blob: That comes with it.
         """
-        event["at"] = round(self._clock() - self._began, 6)
-        self._replication.log(event, session, blob)
-        self.replica.handle(event, blob)
+        at = round(self._clock() - self._began, 6)
+        self._replication.log(event, at, session, blob)
+        self.replica.handle(event, at, blob)
         if self.spec.rules.quorum:
             self._straggler_timeout.look(self.replica.sequencer.standing, self._clock())
 
@@ -162,25 +201,29 @@ class Primary(BaseServer):
         for shard in list(self._shards.values()):
             self._send_order(shard, order)
 
-    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
         """Answers a worker; one that is on its way back asks again."""
         peer = self._workers.get(session.rank)
         if peer is None or not peer.is_asking:
             return
         peer.is_asking = False
-        if head.get("body", "none") == "none":
-            self._replication.send(peer, head, blob)
-            return
-        self._send_vectors(peer, session, head, blob)
+        if isinstance(message, Answer) and message.has_vectors:
+            self._send_vectors(peer, session, message, blob)
+        else:
+            self._replication.send(peer, message, blob)
 
     def _worker_gone(self, peer: Peer, reason: str) -> None:
         self._leave(self.replica.sessions[peer.rank], reason, is_hung=peer.is_hung)
 
     def _leave(self, session: WorkerSession, reason: str, *, is_hung: bool) -> None:
         self._do(
-            {"event": "leave", "rank": session.rank, "incarnation": session.incarnation,
-             "reason": reason, "is_hung": is_hung}
-        )  # fmt: skip
+            WorkerLeaves(
+                rank=session.rank,
+                incarnation=session.incarnation,
+                reason=reason,
+                is_hung=is_hung,
+            )
+        )
         self._pending.pop(session.rank, None)
         self._arrivals.forget((session.rank, session.incarnation))
         session.buffers.close()
@@ -189,57 +232,67 @@ class Primary(BaseServer):
 
     def _take_caller(self, peer: Peer, head: Head) -> bool:
         kind = head["kind"]
-        if kind == "join":
-            self._welcome(peer, head)
-        elif kind == "rejoin":
-            self._take_back(peer, head)
-        elif kind == "shard" and peer.channel.is_commander:
-            self._take_shard(peer, head)
+        if kind == Join.kind:
+            self._welcome(peer, Join.parse(head))
+        elif kind == Rejoin.kind:
+            self._take_back(peer, Rejoin.parse(head))
+        elif kind == ShardCalls.kind and peer.channel.is_commander:
+            self._take_shard(peer, ShardCalls.parse(head))
         else:
             return False
         return True
 
-    def _welcome(self, peer: Peer, head: Head) -> None:
-        sizes, known = self.spec.sizes, names(head)
-        if head["digest"] != sizes.digest or head["metrics"] != sizes.metrics:
+    def _welcome(self, peer: Peer, message: Join) -> None:
+        sizes, replica = self.spec.sizes, self.replica
+        if (message.digest, message.metrics) != (sizes.digest, sizes.metrics):
             self._refuse(peer, "another model layout")
-            self._mention({"kind": "mismatch", "node": known["node"]})
+            self._mention(Mismatch(node=message.node))
             return
-        hint, wants_slot = hint_of(head), bool(head["wants_slot"])
-        for session in list(
-            self.replica.sessions.values()
-        ):  # it never heard that it had
-            if session.token == known["token"] and session.token:
-                self._forget(session, JOINED_AGAIN)
-        replica = self.replica
+        for session in list(replica.sessions.values()):
+            if session.token == message.token and session.token:
+                self._forget(session, JOINED_AGAIN)  # it never heard that it had
         before = set(replica.sessions)
-        self._do({"event": "join", "hint": hint, "known": known})
+        self._do(
+            WorkerJoins(
+                hint=message.hint,
+                pid=message.pid,
+                node=message.node,
+                token=message.token,
+            )
+        )
         [rank] = replica.sessions.keys() - before
         self._seat(peer, replica.sessions[rank])
         center = replica.center
+        welcome = Welcome(
+            rank=rank,
+            incarnation=peer.incarnation,
+            slot=self._offer(peer, wants_slot=message.wants_slot),
+            state=replica.state(),
+        )
         self._replication.send(
             peer,
-            {"kind": "welcome", "rank": rank, "incarnation": peer.incarnation,
-             "slot": self._offer(peer, wants_slot=wants_slot), **replica.state()},
-            center.vector.tobytes(), center.statistics.tobytes(), replica.blob,
-        )  # fmt: skip
+            welcome,
+            center.vector.tobytes(),
+            center.statistics.tobytes(),
+            replica.blob,
+        )
 
-    def _take_back(self, peer: Peer, head: Head) -> None:
+    def _take_back(self, peer: Peer, message: Rejoin) -> None:
         """A worker whose server was lost goes on here."""
-        session = self.replica.sessions.get(whole(head["rank"]))
+        session = self.replica.sessions.get(message.rank)
         is_known = (
             session is not None
-            and session.incarnation == head["incarnation"]
-            and session.token == head["token"]
+            and session.incarnation == message.incarnation
+            and session.token == message.token
         )
         if session is None or not is_known or session.rank in self._workers:
             self._refuse(peer, "it has no place in the run any more")
             return
         self._seat(peer, session)
-        slot = self._offer(peer, wants_slot=bool(head["wants_slot"]))
-        self._connections.send(peer, {"kind": "again", "slot": slot})
+        slot = self._offer(peer, wants_slot=message.wants_slot)
+        self._connections.send(peer, WelcomeBack(slot=slot))
 
-    def _offer(self, peer: Peer, *, wants_slot: bool) -> dict[str, str] | None:
+    def _offer(self, peer: Peer, *, wants_slot: bool) -> SlotOffer | None:
         """Shared memory for a worker that can map it, with its last message in it."""
         sizes = self.spec.sizes
         tag = tag_of(self.spec.secret)
@@ -278,46 +331,36 @@ class Primary(BaseServer):
         self._replication.seated(session)
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
-        kind = head["kind"]
-        if kind == "slot":
+        if head["kind"] == SlotSettled.kind:
             exactly(body, 0, "a word without any")
-            self._settle(peer, is_shared=bool(head["is_shared"]))
+            self._settle(peer, is_shared=SlotSettled.parse(head).is_shared)
             return
-        if kind not in WORDS:
-            raise BadFrame(f"unknown message {kind!r:.40}")
+        request = Request.parse(head)
         if not peer.is_settled:
             raise BadFrame("a message before the slot was settled")
-        said, session = WORDS[kind](head), self.replica.sessions[peer.rank]
+        session = self.replica.sessions[peer.rank]
         peer.is_asking = True
-        question = whole(head.get("question", 0))
-        if question and question == session.question:
+        if request.number and request.number == session.question:
             if session.answer is None:
                 session.liveness.waits()
             else:
                 self.answer(session, *session.answer)
             return
-        event = {"event": kind, "rank": peer.rank, "incarnation": peer.incarnation}
-        self._take(peer, session, {**event, "question": question, **said}, head, body)
+        self._take(peer, session, request, body)
 
     def _take(
-        self,
-        peer: Peer,
-        session: WorkerSession,
-        event: Head,
-        head: Head,
-        body: memoryview,
+        self, peer: Peer, session: WorkerSession, request: Request, body: memoryview
     ) -> None:
         """Makes an event of a message, with its vectors if it has some."""
-        kind, sequencer = event["event"], self.replica.sequencer
-        is_snapshot = kind == "snapshot"
+        message, sequencer = request.message, self.replica.sequencer
+        is_snapshot = isinstance(message, Snapshot)
         is_asked = sequencer.publisher == peer.rank or sequencer.has_finished
         if is_snapshot and not is_asked:
             raise BadFrame("a snapshot that nobody asked for")
-        has_vectors = kind == "push" or (
-            is_snapshot and self.spec.rules.exchanges_gradients
-        )
+        is_push = isinstance(message, Push)
+        has_vectors = is_push or (is_snapshot and self.spec.rules.exchanges_gradients)
         target = session.buffers.inline_up if has_vectors else memoryview(b"")
-        if kind == "push" and head.get("is_coded"):
+        if is_push and request.is_coded:
             if peer.vector_codec is None:
                 raise BadFrame("a vector that is encoded, and was not to be")
             rest = body[peer.vector_codec.unpack(body) :]
@@ -330,22 +373,26 @@ class Primary(BaseServer):
                 target[:] = vectors
         if not is_snapshot:
             exactly(rest, 0, "more than vectors")
-        blob = rest if is_snapshot else b""
-        if is_snapshot:
-            event["has_blob"] = len(blob) > 0
-        who = peer.rank, peer.incarnation
+        blob, who = rest if is_snapshot else b"", (peer.rank, peer.incarnation)
+        event = WorkerSays(
+            rank=session.rank,
+            incarnation=session.incarnation,
+            question=request.number,
+            message=message,
+            has_blob=len(blob) > 0,
+        )
         if not has_vectors:
             self._do(event, None, blob)
-        elif self._arrivals.has_all(who, event["question"]):
+        elif self._arrivals.has_all(who, event.question):
             self._do(event, session, blob)
         else:
             self._pending[peer.rank] = Pending(event, session, bytes(blob))
 
     # ---------------------------------------------------------- other servers
 
-    def _take_shard(self, peer: Peer, head: Head) -> None:
+    def _take_shard(self, peer: Peer, message: ShardCalls) -> None:
         """Another server follows: it is told what it lacks."""
-        number, have = whole(head["number"]), whole(head["have"])
+        number = message.number
         if number not in self.spec.others:
             raise BadFrame(f"shard {number} of {self.spec.shards}")
         before = self._shards.pop(number, None)
@@ -353,31 +400,27 @@ class Primary(BaseServer):
             self._connections.drop(before, JOINED_AGAIN)
         peer.role, peer.rank = "shard", number
         self._shards[number] = peer
-        for order in self.replica.event_log.after(have):
+        for order in self.replica.event_log.after(message.have):
             self._send_order(peer, order)
 
     def _send_order(self, peer: Peer, order: LogEntry) -> None:
-        head = {"kind": "order", "number": order.number, "event": order.event}
-        self._replication.send(peer, head)
+        self._replication.send(peer, Ordered(**order._asdict()))
 
     def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
-        kind, number = head["kind"], peer.rank
-        if kind == "took":
-            event_log = self.replica.event_log
-            if event_log.took(number, whole(head["number"])):
-                self._replication.note_orders(event_log.oldest)
-        elif kind == "moved":
-            for rank in head["ranks"]:
-                if rank in self.replica.sessions:
-                    self.replica.sessions[rank].liveness.moves(self._clock())
-        elif kind == "has":
-            who = whole(head["rank"]), whole(head["incarnation"])
-            session = self.replica.sessions.get(who[0])
-            if session is not None and session.incarnation == who[1]:
-                self._arrivals.note(number, who, whole(head["question"]))
-                self._enter(who)
-        else:
-            raise BadFrame(f"{kind!r:.40} of a shard")
+        shard, sessions = peer.rank, self.replica.sessions
+        match read(FROM_SHARD, head, "a shard"):
+            case Took(number=number):
+                event_log = self.replica.event_log
+                if event_log.took(shard, number):
+                    self._replication.note_orders(event_log.oldest)
+            case Moving(ranks=ranks):
+                for session in (sessions[rank] for rank in ranks if rank in sessions):
+                    session.liveness.moves(self._clock())
+            case Has(rank=rank, incarnation=incarnation, question=question):
+                session = sessions.get(rank)
+                if session is not None and session.incarnation == incarnation:
+                    self._arrivals.note(shard, (rank, incarnation), question)
+                    self._enter((rank, incarnation))
 
     def _enter(self, who: tuple[int, int]) -> None:
         """A message is entered once all of its parts are there."""
@@ -386,7 +429,7 @@ class Primary(BaseServer):
         if pending is None or pending.session.incarnation != incarnation:
             return
         event, session, blob = pending
-        if self._arrivals.has_all(who, event["question"]):
+        if self._arrivals.has_all(who, event.question):
             del self._pending[rank]
             self._do(event, session, blob)
 
@@ -396,13 +439,15 @@ class Primary(BaseServer):
 
     # ------------------------------------------------------------ controller
 
-    def _command(self, head: Head, body: memoryview) -> None:
-        if head["kind"] == "gone":
+    def _command(self, command: Command, body: memoryview) -> None:
+        if isinstance(command, WorkerEnded):
             for session in list(self.replica.sessions.values()):
-                if session.token == head["token"]:
+                if session.token == command.token:
                     self._forget(session)
+        elif isinstance(command, RunCommand):
+            self._do(Commanded(command=command), None, body)
         else:
-            self._do({**head, "event": "command"}, None, body)
+            raise BadFrame(f"{command.kind!r} to a server that leads")
 
     def _forget(self, session: WorkerSession, reason: str = ENDED) -> None:
         """A worker that is not connected will not come back."""
@@ -415,5 +460,5 @@ class Primary(BaseServer):
         now = self._clock()
         for session in list(self.replica.sessions.values()):
             session.liveness.answered(now)  # the next word is: here I am
-            if session.token not in handover.lead["living"]:
+            if session.token not in handover.lead.living:
                 self._forget(session)

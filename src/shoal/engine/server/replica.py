@@ -13,18 +13,17 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol, final
 
+from shoal.engine.coordination import instructions
 from shoal.engine.coordination.instructions import (
     Answer,
     Apply,
     EpochDone,
     Instruction,
     Merge,
-    Push,
     Refuse,
     Rollback,
     Ungroup,
 )
-from shoal.engine.coordination.ledger import Piece
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.timeouts import LivenessTimeout
 from shoal.engine.server.center import Center
@@ -35,9 +34,60 @@ from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.changes import STATISTICS, Changes
+from shoal.engine.transport.messages.controller_to_server import (
+    AskCenter,
+    AskCheckpoint,
+    AskState,
+    ChangeModel,
+    Expect,
+    Finish,
+    Halt,
+    Pace,
+    Proceed,
+    RunCommand,
+    SetLearningRate,
+)
+from shoal.engine.transport.messages.events import (
+    Commanded,
+    Event,
+    Flush,
+    Overdue,
+    WorkerJoins,
+    WorkerLeaves,
+    WorkerSays,
+)
+from shoal.engine.transport.messages.server_to_controller import (
+    EpochEnded,
+    Joined,
+    Late,
+    Report,
+    RolledBack,
+    Warned,
+    WorkerLeft,
+    WorkerReady,
+    WorkerTold,
+)
+from shoal.engine.transport.messages.server_to_worker import (
+    ANSWERS,
+    Noted,
+    Refused,
+    RunState,
+    Stored,
+    ToWorker,
+)
+from shoal.engine.transport.messages.worker_reports import WorkerReport
+from shoal.engine.transport.messages.worker_to_server import (
+    Busy,
+    Compiling,
+    NanStatus,
+    Need,
+    Push,
+    Reading,
+    Ready,
+    Snapshot,
+)
 from shoal.strategies.base import Facts
 from shoal.vectors import Vector
-from shoal.wire.frames import Head
 
 UNGROUPED = (
     "workers cannot average gradients among themselves; the logs of the workers say "
@@ -52,7 +102,7 @@ class StrategyFailed(Exception):
 class Outlet(ReportOutlet, Protocol):
     """Where answers and reports go."""
 
-    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
         """A worker is answered; vectors that go along are in its bulk."""
 
     def ordered(self, order: LogEntry) -> None:
@@ -90,7 +140,7 @@ class Replica:
         self.center = Center(spec.strategy, *start)
         self.learning_rate = spec.learning_rate
         self.changes = Changes(dict(spec.changes.found))
-        self._doubt = 0
+        self._nan_status = NanStatus.FINITE
         if restart is not None:
             restart.fill(self.center, self.report_buffer.epoch_totals)
             # Others are in what it left, and workers may have moved them since.
@@ -115,7 +165,7 @@ class Replica:
 
     # ------------------------------------------------------------ replicas
 
-    _PLAIN = ("at", "sequencer", "learning_rate", "_doubt")
+    _PLAIN = ("at", "sequencer", "learning_rate", "_nan_status")
 
     def serve(self, outlet: Outlet) -> None:
         """Answers and reports go elsewhere from now on."""
@@ -158,40 +208,45 @@ class Replica:
 
     # -------------------------------------------------------------- events
 
-    def handle(self, event: Head, blob: bytes | memoryview = b"") -> None:
-        """Takes one event; whoever calls has seen that its fields make sense.
+    def handle(self, event: Event, at: float, blob: bytes | memoryview = b"") -> None:
+        """Takes one event.
 
         Args:
-            event: Its name is at "event", seconds of the run are at "at". The vectors
-                of a worker's message lie in the bulk of its post.
-            blob: An optimizer's state, of a "snapshot".
+            event: What happens. The vectors of a worker's message lie in the buffers
+                of its session.
+            at: Seconds of the run.
+            blob: An optimizer's state, of a `Snapshot`; or changes of callbacks.
 
         Raises:
             StrategyFailed: The strategy's own code raised.
         """
-        self.at = event["at"]
-        self._outlet.ordered(self.event_log.add(event))
-        name = event["event"]
-        if name == "join":
-            self._join(event)
-        elif name == "command":
-            self._obey(event, blob)
-        elif name == "flush":
-            self.report_buffer.flush()
-        elif name == "overdue":
-            self._close_without_the_late()
-        else:
-            session = self.sessions.get(event["rank"])
-            if session is not None and session.incarnation == event["incarnation"]:
-                self._hear(session, name, event, blob)
+        self.at = at
+        self._outlet.ordered(self.event_log.add(event, at))
+        match event:
+            case WorkerJoins():
+                self._join(event)
+            case Commanded(command=command):
+                self._obey(command, blob)
+            case Flush():
+                self.report_buffer.flush()
+            case Overdue():
+                self._close_without_the_late()
+            case WorkerSays() | WorkerLeaves():
+                session = self.sessions.get(event.rank)
+                if session is None or session.incarnation != event.incarnation:
+                    return
+                if isinstance(event, WorkerLeaves):
+                    self._leave(session, event)
+                else:
+                    self._hear(session, event, blob)
 
-    def _join(self, event: Head) -> None:
-        member = self.sequencer.join(event["hint"])
+    def _join(self, event: WorkerJoins) -> None:
+        member = self.sequencer.join(event.hint)
         rank, incarnation = member.rank, member.incarnation
         session = WorkerSession(
             rank=rank,
             incarnation=incarnation,
-            token=event["known"]["token"],
+            token=event.token,
             buffers=Buffers(self.spec.sizes, None),
             liveness=LivenessTimeout(more_s=self.spec.rules.group_s),
             adopted=self.changes.serial,
@@ -199,78 +254,88 @@ class Replica:
         self.sessions[rank] = session
         session.liveness.answered(self._clock())
         self.tell(
-            {"kind": "joined", "rank": rank, "incarnation": incarnation,
-             **event["known"]}
-        )  # fmt: skip
+            Joined(
+                rank=rank,
+                incarnation=incarnation,
+                pid=event.pid,
+                node=event.node,
+                token=event.token,
+            )
+        )
 
     def _hear(
-        self, session: WorkerSession, name: str, event: Head, blob: bytes | memoryview
+        self, session: WorkerSession, event: WorkerSays, blob: bytes | memoryview
     ) -> None:
-        """A worker says something, or is gone."""
+        """A worker says something."""
         rank, incarnation = who = session.rank, session.incarnation
-        if name == "leave":
-            self._leave(session, event)
-            return
+        message = event.message
         session.liveness.heard(
             self._clock(),
-            is_ready=name == "ready",
-            is_reading=name == "reading",
-            is_busy=name == "busy",
+            is_ready=isinstance(message, Ready),
+            is_reading=isinstance(message, Reading),
+            is_busy=isinstance(message, Busy),
         )
-        if name in ("failed", "complaint"):
-            said = {"rank": rank, "incarnation": incarnation, **event["said"]}
-            self.tell(said)
-        session.question, session.answer = event["question"], None
-        if name == "push":
-            self._push(session, event)
-        elif name == "need":
-            self._carry_out(self.sequencer.need(*who))
-        elif name == "ready":
-            self.tell({"kind": "ready", "rank": rank, "incarnation": incarnation})
-            self._carry_out(self.sequencer.ready(*who))
-        elif name == "snapshot":
-            self._refresh(session)
-            self._carry_out(
-                self._pending_requests.published(self.sequencer, session, bytes(blob))
-            )
-            self._say(session, {"kind": "stored"})
-        else:
-            self._say(session, {"kind": "noted"})
-            if name == "compiling":
-                session.liveness.compiles()
+        if isinstance(message, WorkerReport):
+            told = WorkerTold(rank=rank, incarnation=incarnation, said=message)
+            self.tell(told)
+        session.question, session.answer = event.question, None
+        match message:
+            case Push():
+                self._push(session, message)
+            case Need():
+                self._carry_out(self.sequencer.need(*who))
+            case Ready():
+                self.tell(WorkerReady(rank=rank, incarnation=incarnation))
+                self._carry_out(self.sequencer.ready(*who))
+            case Snapshot():
+                self._refresh(session)
+                self._carry_out(
+                    self._pending_requests.published(
+                        self.sequencer, session, bytes(blob)
+                    )
+                )
+                self._say(session, Stored(state=self.state()))
+            case _:
+                self._say(session, Noted(state=self.state()))
+                if isinstance(message, Compiling):
+                    session.liveness.compiles()
 
-    def _leave(self, session: WorkerSession, event: Head) -> None:
+    def _leave(self, session: WorkerSession, event: WorkerLeaves) -> None:
         rank, incarnation = session.rank, session.incarnation
         del self.sessions[rank]
         self.center.forget(rank)
         self.tell(
-            {"kind": "left", "rank": rank, "incarnation": incarnation,
-             "reason": event["reason"], "is_hung": event["is_hung"],
-             "rows": self.sequencer.ledger.held_rows(rank)}
-        )  # fmt: skip
+            WorkerLeft(
+                rank=rank,
+                incarnation=incarnation,
+                reason=event.reason,
+                is_hung=event.is_hung,
+                rows=self.sequencer.ledger.held_rows(rank),
+            )
+        )
         self._carry_out(self.sequencer.leave(rank, incarnation))
 
     def _close_without_the_late(self) -> None:
         late = self.sequencer.standing.awaited
         found = self.sequencer.overdue()
         if found:
-            self.tell({"kind": "late", "ranks": late})
+            self.tell(Late(ranks=[*late]))
         self._carry_out(found)
 
-    def _push(self, session: WorkerSession, event: Head) -> None:
-        session.push = event
-        push = Push(
+    def _push(self, session: WorkerSession, message: Push) -> None:
+        session.push = message
+        push = instructions.Push(
             rank=session.rank,
             incarnation=session.incarnation,
-            lineage=event["lineage"],
-            sequence=event["sequence"],
-            pieces=tuple(Piece(*piece) for piece in event["pieces"]),
-            steps=event["steps"],
-            samples=event["samples"],
-            group=event["group"],
-            rows=event["rows"],
-            own=tuple(event["own"]),
-            assumed=tuple(event["assumed"]),
+            lineage=message.lineage,
+            sequence=message.sequence,
+            pieces=message.pieces,
+            steps=message.steps,
+            samples=message.samples,
+            group=message.group,
+            rows=message.rows,
+            own=message.own,
+            assumed=message.assumed,
         )
         self._carry_out(self.sequencer.push(push))
 
@@ -289,23 +354,21 @@ class Replica:
                 case Refuse(rank, incarnation, reason):
                     session = self.sessions.get(rank)
                     if session is not None and session.incarnation == incarnation:
-                        self._say(session, {"kind": "refused", "reason": reason})
+                        self._say(session, Refused(reason=reason, state=self.state()))
                 case EpochDone(epoch):
                     self._end_epoch(epoch)
                 case Rollback(lineage):
                     self._pending_requests.roll_back()
                     self._tell_rollback(lineage)
                 case Ungroup():
-                    self.tell({"kind": "warning", "text": UNGROUPED})
+                    self.tell(Warned(text=UNGROUPED))
 
     def _tell_rollback(self, lineage: int) -> None:
         """What was counted since the snapshot is not committed any more."""
         ledger = self.sequencer.ledger
         committed = {str(e): ledger.committed(e) for e in ledger.epochs}
-        self.tell(
-            {"kind": "rollback", "lineage": lineage, "clock": self.sequencer.clock,
-             "committed": committed}
-        )  # fmt: skip
+        clock = self.sequencer.clock
+        self.tell(RolledBack(lineage=lineage, clock=clock, committed=committed))
 
     def _apply(self, session: WorkerSession, facts: Facts) -> None:
         buffers = session.buffers
@@ -345,8 +408,10 @@ class Replica:
             with self._strategy_at_work():
                 messages = {rank: buffers.message for rank, buffers in bulks.items()}
                 self.center.merge(messages, statistics, facts, write)
-        doubts = [self.sessions[rank].push["doubt"] for rank in facts]
-        self._doubt = max(doubts, default=0)
+        pushes = (self.sessions[rank].push for rank in facts)
+        self._nan_status = max(
+            (push.nan_status for push in pushes if push), default=NanStatus.FINITE
+        )
         self._note(facts)
 
     def _refresh(self, session: WorkerSession) -> None:
@@ -382,12 +447,7 @@ class Replica:
     def _answer(self, answer: Answer) -> None:
         session = self.sessions[answer.rank]
         buffers = session.buffers
-        head: Head = {"kind": answer.kind, "body": answer.body}
-        head["pieces"], head["doubt"] = answer.pieces, self._doubt
-        head["group"] = answer.group
-        if answer.sums:
-            head["sums"] = answer.sums
-        head["publish"] = answer.kind == "publish" or (
+        wants_snapshot = answer.kind == "publish" or (
             # Told "again", a worker has something else to say first. `asked` changes
             # the sequencer: the request goes out with this answer and with no other,
             # on the standby too, which makes the same answers (decision 14).
@@ -399,9 +459,17 @@ class Replica:
             buffers.reply_statistics[:] = self.center.statistics
         blob = self.blob if answer.body == "snapshot" else b""
         changes = b"" if answer.kind == "again" else self._untold(session)
-        if changes:
-            head["changes"] = len(changes)
-        self._say(session, head, blob + changes)
+        message = ANSWERS[answer.kind](
+            body=answer.body,
+            pieces=answer.pieces,
+            nan_status=self._nan_status,
+            group=answer.group,
+            sums=answer.sums,
+            wants_snapshot=wants_snapshot,
+            changes=len(changes),
+            state=self.state(),
+        )
+        self._say(session, message, blob + changes)
 
     def _untold(self, session: WorkerSession) -> bytes:
         """What callbacks changed, and this worker was not told yet."""
@@ -411,68 +479,77 @@ class Replica:
         session.told = session.adopted = self.changes.serial
         return found.pack()
 
-    def _say(self, session: WorkerSession, head: Head, blob: bytes = b"") -> None:
+    def _say(
+        self, session: WorkerSession, message: ToWorker, blob: bytes = b""
+    ) -> None:
         """Answers a worker; the next word is its own."""
         session.liveness.answered(self._clock())
-        head = {**head, **self.state()}
-        session.answer = head, blob
-        self._outlet.answer(session, head, blob)
+        session.answer = message, blob
+        self._outlet.answer(session, message, blob)
 
-    def state(self) -> Head:
+    def state(self) -> RunState:
         """What every answer tells."""
-        return {
-            "version": self.sequencer.version,
-            "lineage": self.sequencer.lineage,
-            "clock": self.sequencer.clock,
-            "workers": max(1, len(self.sessions)),
-            "lr": self.learning_rate,
-            "changed": self.changes.serial,
-        }
+        return RunState(
+            version=self.sequencer.version,
+            lineage=self.sequencer.lineage,
+            clock=self.sequencer.clock,
+            workers=max(1, len(self.sessions)),
+            learning_rate=self.learning_rate,
+            changed=self.changes.serial,
+        )
 
     # ------------------------------------------------------------ controller
 
-    def _set(self, command: Head, blob: bytes | memoryview) -> None:
-        """A callback has set something; shards only hear that one did."""
-        if command["kind"] == "learning_rate":
-            self.learning_rate = command["value"]
-            return
+    def _change(self, blob: bytes | memoryview) -> None:
+        """A callback has changed something; shards only hear that one did."""
         fresh = self.changes.absorb(Changes.read(blob))
         if self.center.statistics.size:
             fresh.write_statistics(self.center.statistics)
             self._pending_requests.change(fresh)
 
-    def _obey(self, command: Head, blob: bytes | memoryview) -> None:
-        kind = command["kind"]
-        if kind == "proceed":
-            self._carry_out(self.sequencer.proceed(int(command["epoch"])))
-        elif kind == "expect":
-            self._carry_out(self.sequencer.expect(int(command["workers"])))
-        elif kind == "halt":
-            self._carry_out(self.sequencer.halt())
-        elif kind == "pace":
-            self._carry_out(self.sequencer.pace(command["after"]))
-        elif kind in ("learning_rate", "changes"):
-            self._set(command, blob)
-        elif kind == "finish":
-            self._carry_out(self.sequencer.finish())
-        elif kind == "center":
-            self._carry_out(self._pending_requests.ask_center(self.sequencer))
-        elif kind == "state":
-            self._carry_out(self._pending_requests.ask_state(self.sequencer))
-        elif kind == "checkpoint":
-            with_snapshot = bool(command.get("wants_snapshot"))
-            wanted = self._pending_requests.ask_checkpoint(
-                self.sequencer, with_snapshot
-            )
-            self._carry_out(wanted)
-        else:
-            raise ValueError(f"unknown command {kind!r}")
+    def _obey(self, command: RunCommand, blob: bytes | memoryview) -> None:
+        match command:
+            case SetLearningRate(value=value):
+                self.learning_rate = value
+            case ChangeModel():
+                self._change(blob)
+            case _:
+                self._carry_out(self._asked_for(command))
+
+    def _asked_for(self, command: RunCommand) -> list[Instruction]:
+        """What a command of the controller comes to."""
+        sequencer, pending = self.sequencer, self._pending_requests
+        match command:
+            case Proceed(epoch=epoch):
+                return sequencer.proceed(epoch)
+            case Expect(workers=workers):
+                return sequencer.expect(workers)
+            case Halt():
+                return sequencer.halt()
+            case Pace(after=after):
+                return sequencer.pace(after)
+            case Finish():
+                return sequencer.finish()
+            case AskCenter():
+                return pending.ask_center(sequencer)
+            case AskState():
+                return pending.ask_state(sequencer)
+            case AskCheckpoint(wants_snapshot=wants):
+                return pending.ask_checkpoint(sequencer, bool(wants))
+            case _:
+                return []
 
     def _end_epoch(self, epoch: int) -> None:
-        rows = self.sequencer.ledger.committed(epoch)
-        head: Head = {"kind": "epoch", "epoch": epoch, "rows": rows}
-        self.report_buffer.show(head, self.center, self.state(), epoch)
+        center = self.center
+        report = EpochEnded(
+            epoch=epoch,
+            rows=self.sequencer.ledger.committed(epoch),
+            state=self.state(),
+            size=center.vector.size,
+            statistics=center.statistics.size,
+        )
+        self.report_buffer.show(report, center)
 
-    def tell(self, head: Head, *body: bytes) -> None:
+    def tell(self, report: Report, *body: bytes) -> None:
         """Tells the controller, after everything that happened before."""
-        self.report_buffer.tell(head, *body)
+        self.report_buffer.tell(report, *body)

@@ -20,7 +20,27 @@ from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.heartbeat import SLOWEST
 from shoal.engine.transport.listener import Connections, Peer
-from shoal.engine.transport.messages import whole
+from shoal.engine.transport.messages.base import Message, read
+from shoal.engine.transport.messages.controller_to_server import Lead
+from shoal.engine.transport.messages.events import Event, Staged
+from shoal.engine.transport.messages.server_to_controller import (
+    Report,
+    StandbyCalled,
+    StandbyLeft,
+    StandbyReady,
+)
+from shoal.engine.transport.messages.standby import (
+    FROM_STANDBY,
+    CannotFollow,
+    ControllerHeard,
+    Frozen,
+    Logged,
+    Mapped,
+    ShardsTook,
+    StandbyCalls,
+    Took,
+    WorkerSlot,
+)
 from shoal.wire.frames import BadFrame, Head
 
 FLOOR_S = 2.0  # it has nothing to do but to listen; another one is soon started
@@ -33,14 +53,14 @@ class Held(NamedTuple):
         number: Of the event that the standby must have.
         since: When it was held back, in seconds of a monotonic clock.
         peer: Who is to have it.
-        head: Of the frame.
-        body: Of the frame.
+        message: What it is.
+        body: That follows it.
     """
 
     number: int
     since: float
     peer: Peer
-    head: Head
+    message: Message
     body: tuple[memoryview | bytes, ...]
 
 
@@ -89,24 +109,30 @@ class Replication:
         self._longest_s, self._asked = 0.0, None
         self._sizes.clear()
         self._mapped.clear()
-        self._post_session({"kind": "frozen"}, frozen)
+        self._tell(Frozen(), frozen)
 
     def log(
-        self, event: Head, session: WorkerSession | None, blob: bytes | memoryview
+        self,
+        event: Event | Staged,
+        at: float,
+        session: WorkerSession | None,
+        blob: bytes | memoryview,
     ) -> None:
         """An event is about to be handled.
 
         Args:
             event: What happens.
+            at: Seconds of the run.
             session: Of whoever sends a message with vectors, else None.
             blob: That goes along.
         """
         if self.peer is not None:
             vectors = b"" if session is None else session.buffers.up
-            head = {"kind": "event", "event": event, "vectors": len(vectors)}
-            if session is not None and self._is_mapped(session):
-                head["is_mapped"], vectors = True, b""
-            self._post_session(head, vectors, blob)
+            is_mapped = session is not None and self._is_mapped(session)
+            logged = Logged(
+                event=event, at=at, vectors=len(vectors), is_mapped=is_mapped
+            )
+            self._tell(logged, b"" if is_mapped else vectors, blob)
 
     # A message lies still in its slot until it is answered, and that is not before the
     # standby has said that it has it.
@@ -121,8 +147,10 @@ class Replication:
         slot = session.buffers.slot
         offer = None if slot is None else slot.offer
         if self.peer is not None and offer is not None:
-            who = {"rank": session.rank, "incarnation": session.incarnation}
-            self._connections.send(self.peer, {"kind": "slot", **who, **offer})
+            found = WorkerSlot(
+                rank=session.rank, incarnation=session.incarnation, offer=offer
+            )
+            self._connections.send(self.peer, found)
 
     def mapped(self, rank: int, incarnation: int) -> None:
         """The standby sees a worker's slot."""
@@ -131,14 +159,14 @@ class Replication:
     def note_orders(self, number: int) -> None:
         """All other shards know orders up to this number."""
         if self.peer is not None:
-            self._connections.send(self.peer, {"kind": "ordered", "number": number})
+            self._connections.send(self.peer, ShardsTook(number=number))
 
     def note(self, heard: int) -> None:
         """The controller has heard reports up to this number."""
         if self.peer is not None:
-            self._connections.send(self.peer, {"kind": "heard", "number": heard})
+            self._connections.send(self.peer, ControllerHeard(number=heard))
 
-    def _post_session(self, head: Head, *body: memoryview | bytes) -> None:
+    def _tell(self, message: Frozen | Logged, *body: memoryview | bytes) -> None:
         peer = self.peer
         if peer is None:
             return
@@ -146,7 +174,7 @@ class Replication:
         self._sizes.append(sum(map(len, body)))
         if self._asked is None:
             self._asked = self._clock()
-        self._connections.send(peer, head, *body)
+        self._connections.send(peer, message, *body)
         peer.channel.keep_output()  # its vectors may change before they are sent
 
     def acknowledge(self, number: int) -> None:
@@ -225,19 +253,20 @@ class Replication:
 
     # --------------------------------------------------------------- sending
 
-    def send(self, peer: Peer, head: Head, *body: memoryview | bytes) -> None:
+    def send(self, peer: Peer, message: Message, *body: memoryview | bytes) -> None:
         """Sends a frame once the standby knows all that led to it."""
         is_known = self._known == self._sent and not self._unsure_of
         if is_known and not self._held:
-            self._connections.send(peer, head, *body)
+            self._connections.send(peer, message, *body)
         else:
-            self._held.append(Held(self._sent, self._clock(), peer, head, body))
+            held = Held(self._sent, self._clock(), peer, message, body)
+            self._held.append(held)
 
     def _release(self) -> None:
         while self._held and self._held[0].number <= self._known:
             held = self._held.popleft()
             if not held.peer.is_gone:
-                self._connections.send(held.peer, held.head, *held.body)
+                self._connections.send(held.peer, held.message, *held.body)
 
 
 ENDED = "its process ended"
@@ -257,7 +286,7 @@ class StandbyPeer:
         self,
         connections: Connections,
         replication: Replication,
-        mention: Callable[[Head], None],
+        mention: Callable[[Report], None],
     ) -> None:
         self._connections, self._replication, self._mention = (
             connections,
@@ -271,17 +300,17 @@ class StandbyPeer:
         """Whether a standby waits to be taken."""
         return self._caller is not None
 
-    def called(self, peer: Peer, head: Head) -> None:
+    def called(self, peer: Peer, message: StandbyCalls) -> None:
         """A standby is there, and is taken when it can be.
 
         Raises:
             BadFrame: A later one is there: the controller has given this one up.
         """
-        peer.role, peer.incarnation = "standby", whole(head["generation"])
+        peer.role, peer.incarnation = "standby", message.generation
         if self._caller is not None and peer.incarnation < self._caller.incarnation:
             raise BadFrame("a standby that another one has followed")
         self._caller = peer
-        self._mention({"kind": "standby_called", "generation": peer.incarnation})
+        self._mention(StandbyCalled(generation=peer.incarnation))
 
     def take(
         self, pack: Callable[[], bytes], sessions: Iterable[WorkerSession]
@@ -315,15 +344,15 @@ class StandbyPeer:
         """
         if peer is not self._replication.peer:
             raise BadFrame("a word of a standby that was told nothing")
-        if head["kind"] == "refused":
-            raise BadFrame(f"it cannot follow: {head['reason']!s:.300}")
-        if head["kind"] == "mapped":
-            self._replication.mapped(whole(head["rank"]), whole(head["incarnation"]))
-            return
-        number = whole(head["number"])
-        self._replication.acknowledge(number)
-        if number == 1:
-            self._mention({"kind": "standby_ready", "generation": peer.incarnation})
+        match read(FROM_STANDBY, head, "a standby"):
+            case CannotFollow(reason=reason):
+                raise BadFrame(f"it cannot follow: {reason}")
+            case Mapped(rank=rank, incarnation=incarnation):
+                self._replication.mapped(rank, incarnation)
+            case Took(number=number):
+                self._replication.acknowledge(number)
+                if number == 1:
+                    self._mention(StandbyReady(generation=peer.incarnation))
 
     def look(self, pause_s: float) -> None:
         """Drops one that is silent for too long.
@@ -345,10 +374,7 @@ class StandbyPeer:
             self._caller = None
         else:
             return
-        generation = peer.incarnation
-        self._mention(
-            {"kind": "standby_left", "generation": generation, "reason": reason}
-        )
+        self._mention(StandbyLeft(generation=peer.incarnation, reason=reason))
 
     def give_up(self, generation: int) -> None:
         """The controller has given up standbys up to this generation."""
@@ -391,6 +417,6 @@ class FailoverState:
     report_channel: ReportChannel
     straggler_timeout: StragglerTimeout
     controller: Peer
-    lead: Head
+    lead: Lead
     callers: list[Caller]
     failure: StrategyFailed | None

@@ -17,9 +17,15 @@ from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.listener import Peer
+from shoal.engine.transport.messages.server_to_controller import (
+    CenterShown,
+    EpochEnded,
+    Exchanges,
+    Report,
+    numbered,
+)
 from shoal.strategies.base import Facts
 from shoal.vectors import Sums, Vector
-from shoal.wire.frames import Head
 
 
 def pack_center(vector: Vector, statistics: Vector, sums: Sums | None) -> list[bytes]:
@@ -28,49 +34,47 @@ def pack_center(vector: Vector, statistics: Vector, sums: Sums | None) -> list[b
     return found if sums is None else [*found, sums.tobytes()]
 
 
-def read_center(head: Head, body: memoryview) -> tuple[Vector, Vector, Sums]:
+def read_center(
+    report: EpochEnded | CenterShown, body: memoryview
+) -> tuple[Vector, Vector, Sums]:
     """Center, statistics and sums of metrics; the sums are empty where none came."""
-    at = 4 * int(head["size"])
-    end = at + 4 * int(head["statistics"])
+    at = 4 * report.size
+    end = at + 4 * report.statistics
     vector = np.frombuffer(body[:at], np.float32)
     statistics = np.frombuffer(body[at:end], np.float32)
     # Copied: they need not start where float64 may.
     return vector, statistics, np.frombuffer(bytes(body[end:]), np.float64)
 
 
-def read_records(head: Head, body: memoryview) -> tuple[list[Record], dict[int, Sums]]:
+def read_records(
+    report: Exchanges, body: memoryview
+) -> tuple[list[Record], dict[int, Sums]]:
     """Exchanges, and sums of metrics after the last of them where they are large."""
-    records = [Record(*record) for record in head["records"]]
+    records = [Record(*record) for record in report.records]
     sums = np.frombuffer(body, np.float64)
     return records, {records[-1].epoch: sums} if sums.size else {}
 
 
-def read_epoch(head: Head, body: memoryview, state: bytes | None = None) -> EpochEnd:
+def read_epoch(
+    report: EpochEnded, body: memoryview, state: bytes | None = None
+) -> EpochEnd:
     """The end of an epoch.
 
     Args:
-        head: Of the frame.
+        report: That tells of it.
         body: Of the frame.
         state: Of one worker's optimizer, None where there is none.
     """
-    vector, statistics, metrics = read_center(head, body)
+    vector, statistics, metrics = read_center(report, body)
     return EpochEnd(
-        epoch=int(head["epoch"]),
-        rows=int(head["rows"]),
+        epoch=report.epoch,
+        rows=report.rows,
         metrics=metrics,
         vector=vector,
         statistics=statistics,
         optimizer_state=state,
-        changes=int(head.get("changed", 0)),
+        changes=report.state.changed,
     )
-
-
-_OF_THE_WIRE = ("kind", "number", "token")
-
-
-def fields(head: Head) -> dict[str, Any]:
-    """What a report says beside its kind."""
-    return {key: value for key, value in head.items() if key not in _OF_THE_WIRE}
 
 
 SMALL_METRICS = 16  # numbers of metric state that ride with every record
@@ -113,15 +117,17 @@ class EpochTotals:
             staleness: As the strategy was told.
             share: See `share_of_loss`.
         """
-        head = session.push
-        epoch = int(head["pieces"][0][0])
+        push = session.push
+        if push is None:
+            raise RuntimeError("a message is entered of which no word came")
+        epoch = push.pieces[0].epoch
         sums = self._sums.setdefault(epoch, np.zeros(self._size))
         sums += weighed(session.buffers.metrics, self._losses, share)
-        rows = sum(int(piece[2]) - int(piece[1]) for piece in head["pieces"])
+        rows = sum(piece.rows for piece in push.pieces)
         small = sums.tolist() if sums.size <= SMALL_METRICS else None
         self._records.append(
             [at, session.rank, epoch, rows,
-             int(head["steps"]), version, staleness, *head["times"], small]
+             push.steps, version, staleness, *push.times, small]
         )  # fmt: skip
 
     def take_records(self) -> tuple[list[list[Any]], bytes]:
@@ -189,8 +195,8 @@ def share_of_loss(rank: int, facts: Mapping[int, Facts]) -> float:
 class ReportOutlet(Protocol):
     """Where reports go."""
 
-    def report(self, head: Head, *body: bytes) -> None:
-        """The controller is told; `head["number"]` counts what it was told."""
+    def report(self, report: Report, *body: bytes) -> None:
+        """The controller is told; `report.number` counts what it was told."""
 
 
 @final
@@ -208,7 +214,7 @@ class ReportBuffer:
     ) -> None:
         self.outlet = outlet
         self.epoch_totals = EpochTotals(sizes.metrics, losses)
-        self._sizes, self._told, self._has_worked = sizes, 0, False
+        self._told, self._has_worked = 0, False
 
     def freeze(self) -> tuple[Any, ...]:
         """Everything that may change, as one value; pickle it before it does."""
@@ -245,38 +251,32 @@ class ReportBuffer:
             self._has_worked = True
             self.flush()
 
-    def tell(self, head: Head, *body: bytes) -> None:
+    def tell(self, report: Report, *body: bytes) -> None:
         """Tells of something, after everything that happened before."""
         self.flush()
-        self._report(head, *body)
+        self._report(report, *body)
 
     def flush(self) -> None:
         """Tells of exchanges since the last time."""
         records, sums = self.epoch_totals.take_records()
         if records:
-            self._report({"kind": "records", "records": records}, sums)
+            self._report(Exchanges(records=records), sums)
 
-    def show(
-        self, head: Head, center: Center, state: Head, epoch: int | None = None
-    ) -> None:
-        """Tells what the center is.
+    def show(self, report: EpochEnded | CenterShown, center: Center) -> None:
+        """Tells what the center is; at the end of an epoch its sums of metrics follow.
 
         Args:
-            head: Why it is told.
+            report: Why it is told.
             center: As it is now.
-            state: What every answer tells.
-            epoch: Whose sums of metrics follow, as it is over; None for none.
         """
         self.flush()  # its last records tell of sums that go now
-        sizes = self._sizes
-        lengths = {"size": sizes.vector, "statistics": sizes.statistics}
-        sums = None if epoch is None else self.epoch_totals.close(epoch)
-        body = pack_center(center.vector, center.statistics, sums)
-        self._report({**head, **state, **lengths}, *body)
+        is_end = isinstance(report, EpochEnded)
+        sums = self.epoch_totals.close(report.epoch) if is_end else None
+        self._report(report, *pack_center(center.vector, center.statistics, sums))
 
-    def _report(self, head: Head, *body: bytes) -> None:
+    def _report(self, report: Report, *body: bytes) -> None:
         self._told += 1
-        self.outlet.report({**head, "number": self._told}, *body)
+        self.outlet.report(numbered(report, self._told), *body)
 
 
 Send = Callable[..., None]
@@ -292,28 +292,28 @@ class ReportChannel:
 
     def __init__(self) -> None:
         self.controller: Peer | None = None
-        self._kept: deque[tuple[Head, tuple[bytes, ...]]] = deque()
+        self._kept: deque[tuple[Report, tuple[bytes, ...]]] = deque()
 
-    def say(self, send: Send, head: Head, *body: bytes) -> None:
+    def say(self, send: Send, report: Report, *body: bytes) -> None:
         """Tells the controller now, or as soon as there is one.
 
         Args:
-            send: Takes a peer, a head and a body.
-            head: Of the report.
-            body: Of the report.
+            send: Takes a peer, a message and a body.
+            report: What to tell.
+            body: That follows it.
         """
         if self.controller is None:
-            self.keep(head, *body)
+            self.keep(report, *body)
         else:
-            send(self.controller, head, *body)
+            send(self.controller, report, *body)
 
-    def keep(self, head: Head, *body: bytes) -> None:
+    def keep(self, report: Report, *body: bytes) -> None:
         """Tells whichever controller comes, unless it has heard of it elsewhere."""
-        self._kept.append((head, body))
+        self._kept.append((report, body))
 
     def forget(self, heard: int) -> None:
         """The controller has heard reports up to this number."""
-        while self._kept and self._kept[0][0].get("number", 0) <= heard:
+        while self._kept and (self._kept[0][0].number or 0) <= heard:
             self._kept.popleft()
 
     def attach(self, send: Send, controller: Peer, heard: int) -> None:
@@ -321,5 +321,5 @@ class ReportChannel:
         self.controller = controller
         self.forget(heard)
         kept, self._kept = self._kept, deque()
-        for head, body in kept:
-            send(controller, head, *body)
+        for report, body in kept:
+            send(controller, report, *body)

@@ -7,7 +7,8 @@ from typing import Any, final
 
 from shoal.engine.coordination.timeouts import LivenessTimeout
 from shoal.engine.transport.buffers import Buffers, Sizes
-from shoal.wire.frames import Head
+from shoal.engine.transport.messages.server_to_worker import ToWorker
+from shoal.engine.transport.messages.worker_to_server import Push
 
 
 @final
@@ -20,7 +21,7 @@ class WorkerSession:
         incarnation: Counts the processes that had this rank.
         token: Names its process; nobody else knows it.
         buffers: Its vectors.
-        push: Head of its last push.
+        push: Its last one.
         question: Number of the last message that it waits for an answer to.
         answer: To that message, with the optimizer state that goes along; None while
             there is none. Its vectors are in `buffers`.
@@ -35,9 +36,9 @@ class WorkerSession:
     incarnation: int
     token: str
     buffers: Buffers
-    push: Head = field(default_factory=dict[str, Any])
+    push: Push | None = None
     question: int = 0
-    answer: tuple[Head, bytes] | None = None
+    answer: tuple[ToWorker, bytes] | None = None
     liveness: LivenessTimeout = field(default_factory=LivenessTimeout)
     staged: int = 0
     told: int = 0

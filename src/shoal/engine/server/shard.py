@@ -19,9 +19,35 @@ from shoal.engine.server.replication import FailoverState
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.codec import connection_codec
+from shoal.engine.transport.fields import exactly
 from shoal.engine.transport.listener import Connections, Peer
-from shoal.engine.transport.messages import exactly, whole
-from shoal.engine.transport.partition import VECTORS
+from shoal.engine.transport.messages.controller_to_server import Command, Follow
+from shoal.engine.transport.messages.events import (
+    Event,
+    Staged,
+    WorkerJoins,
+    WorkerSays,
+)
+from shoal.engine.transport.messages.server_to_controller import (
+    Broken,
+    Report,
+    Unordered,
+    VectorReport,
+)
+from shoal.engine.transport.messages.server_to_worker import Answer, Stored, ToWorker
+from shoal.engine.transport.messages.shard import (
+    Attend,
+    Has,
+    Kept,
+    Moving,
+    Ordered,
+    Part,
+    Seated,
+    ShardCalls,
+    Stage,
+)
+from shoal.engine.transport.messages.standby import Took
+from shoal.engine.transport.messages.worker_to_server import Push, Snapshot
 from shoal.errors import ShoalError
 from shoal.wire.frames import BadFrame, Head
 
@@ -50,7 +76,7 @@ class Shard(BaseServer):
         super().__init__(spec, connections, handover, environment)
         self._order: Peer | None = None
         self._event_log: deque[LogEntry] = deque()
-        self._attending: dict[Peer, Head] = {}
+        self._attending: dict[Peer, Attend] = {}
         self._took = -1
 
     # -------------------------------------------------------------- the loop
@@ -75,18 +101,17 @@ class Shard(BaseServer):
         order, number = self._order, self.replica.event_log.number
         if order is not None and number != self._took:
             self._took = number
-            self._replication.send(order, {"kind": "took", "number": number})
+            self._replication.send(order, Took(number=number))
 
     def _tell_moves(self) -> None:
         """Number 0 sees nothing of a message that is on its way to here."""
         moving = [r for r, p in self._workers.items() if p.channel.has_moved()]
         if moving and self._order is not None:
-            self._connections.send(self._order, {"kind": "moved", "ranks": moving})
+            self._connections.send(self._order, Moving(ranks=tuple(moving)))
 
     def _start(self, handover: FailoverState | None) -> None:
-        if handover is not None:
-            address = handover.lead["order"]
-            self._follow((str(address[0]), int(address[1])), FOLLOW_S)
+        if handover is not None and handover.lead.order is not None:
+            self._follow(handover.lead.order, FOLLOW_S)
         elif self.spec.order is not None:
             self._follow(self.spec.order, START_S)
 
@@ -104,22 +129,23 @@ class Shard(BaseServer):
                 address, self.spec.secret, certificate=certificate, timeout_s=limit_s
             )
             have = self.replica.event_log.number
-            link.introduce({"kind": "shard", "number": self.spec.shard, "have": have})
+            link.introduce(ShardCalls(number=self.spec.shard, have=have).pack())
         except (OSError, ShoalError):
-            self._mention({"kind": "unordered", "shard": self.spec.shard})
+            self._mention(Unordered(shard=self.spec.shard))
             return
         self._order, self._took = self._connections.adopt(link, "order"), -1
         for session in self.replica.sessions.values():
             self._tell_staged(session)
 
-    def _tell_of_failure(self, head: Head) -> None:
-        self._report_channel.say(self._connections.send, head)
+    def _tell_of_failure(self, report: Broken) -> None:
+        self._report_channel.say(self._connections.send, report)
 
     # ---------------------------------------------------------------- orders
 
     def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
-        if head["kind"] != "order":
+        if head["kind"] != Ordered.kind:
             raise BadFrame(f"{head['kind']!r:.40} of the server that orders")
+        ordered = Ordered.parse(head)
         if peer is not self._order:
             return
         known = (
@@ -127,63 +153,66 @@ class Shard(BaseServer):
             if self._event_log
             else self.replica.event_log.number
         )
-        number = whole(head["number"])
+        number = ordered.number
         if number > known + 1:
             raise BadFrame(f"order {number} after {known}")
         if number == known + 1:
-            self._event_log.append(LogEntry(number, head["event"]))
+            self._event_log.append(LogEntry(number, ordered.event, ordered.at))
             self._work()
 
     def _work(self) -> None:
         """Carries out what is ordered and whose vectors are here."""
         while self._event_log and self._has_vectors(self._event_log[0].event):
-            event = self._event_log.popleft().event
+            _, event, at = self._event_log.popleft()
             # Number 0 has the optimizer's state; here counts whether there is one.
-            blob = b"\0" if event.get("has_blob") else b""
-            self._replication.log(event, None, blob)
+            has_blob = isinstance(event, WorkerSays) and event.has_blob
+            blob = b"\0" if has_blob else b""
+            self._replication.log(event, at, None, blob)
             # What number 0 could not carry out, this one cannot either.
             with suppress(ArithmeticError, LookupError, TypeError, ValueError):
-                self.replica.handle(event, blob)
-            if event["event"] == "join":
+                self.replica.handle(event, at, blob)
+            if isinstance(event, WorkerJoins):
                 self._seat_early()
 
-    def _has_vectors(self, event: Head) -> bool:
-        kind = event["event"]
-        if kind != "push" and not (
-            kind == "snapshot" and self.spec.rules.exchanges_gradients
+    def _has_vectors(self, event: Event) -> bool:
+        if not isinstance(event, WorkerSays):
+            return True
+        is_snapshot = isinstance(event.message, Snapshot)
+        if not isinstance(event.message, Push) and not (
+            is_snapshot and self.spec.rules.exchanges_gradients
         ):
             return True
-        session = self.replica.sessions.get(event["rank"])
-        if session is None or session.incarnation != event["incarnation"]:
+        session = self.replica.sessions.get(event.rank)
+        if session is None or session.incarnation != event.incarnation:
             return True
-        return session.staged >= event["question"]
+        return session.staged >= event.question
 
     # --------------------------------------------------------------- workers
 
     def _take_caller(self, peer: Peer, head: Head) -> bool:
-        if head["kind"] != "attend":
+        if head["kind"] != Attend.kind:
             return False
-        if not self._attend(peer, head):
+        message = Attend.parse(head)
+        if not self._attend(peer, message):
             waiting = self._attending.items()
-            self._attending = {p: h for p, h in waiting if not p.is_gone}
-            self._attending[peer] = head
+            self._attending = {p: m for p, m in waiting if not p.is_gone}
+            self._attending[peer] = message
         return True
 
     def _seat_early(self) -> None:
         """Whoever called before it was known here that it had joined."""
         waiting, self._attending = self._attending, {}
-        for peer, head in waiting.items():
+        for peer, message in waiting.items():
             if not peer.is_gone:
-                self._connections.deliver_again(peer, head)
+                self._connections.deliver_again(peer, message.pack())
 
-    def _attend(self, peer: Peer, head: Head) -> bool:
+    def _attend(self, peer: Peer, message: Attend) -> bool:
         """A worker that number 0 knows; False where it is not known here yet."""
-        rank, incarnation = whole(head["rank"]), whole(head["incarnation"])
-        question, wants_center = whole(head["question"]), bool(head["wants_center"])
+        rank, incarnation = message.rank, message.incarnation
         session = self.replica.sessions.get(rank)
         if session is None or session.incarnation < incarnation:
             return False
-        if session.incarnation != incarnation or session.token != head["token"]:
+        if session.incarnation != incarnation or session.token != message.token:
             self._refuse(peer, "another process has its place")
             return True
         before = self._workers.pop(rank, None)
@@ -197,36 +226,38 @@ class Shard(BaseServer):
         peer.channel.inbox = (
             session.buffers.up if vector_codec is None else vector_codec.landing
         )
-        body = self.replica.center.vector.tobytes() if wants_center else b""
-        self._replication.send(peer, {"kind": "seated"}, body)
-        if session.answer is not None and session.question == question:
+        center = self.replica.center.vector
+        body = center.tobytes() if message.wants_center else b""
+        self._replication.send(peer, Seated(), body)
+        if session.answer is not None and session.question == message.question:
             self.answer(session, *session.answer)
         return True
 
-    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
         """Sends a worker its part of an answer; all else number 0 tells it.
 
         That its part of a snapshot is stored is told as a part without a vector: the
         worker may write over it then.
         """
-        peer, body = self._workers.get(session.rank), head.get("body", "none")
+        peer, question = self._workers.get(session.rank), session.question
         if peer is None:
             return
-        part = {"kind": "part", "question": session.question, "body": body}
-        if body != "none":
+        if isinstance(message, Answer) and message.has_vectors:
+            part = Part(question=question, body=message.body)
             self._send_vectors(peer, session, part, b"")
-        elif head["kind"] == "stored" and self.spec.rules.exchanges_gradients:
-            self._replication.send(peer, {**part, "is_coded": False})
+        elif isinstance(message, Stored) and self.spec.rules.exchanges_gradients:
+            part = Part(question=question, body="none", is_coded=False)
+            self._replication.send(peer, part)
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Its part of a message."""
         session = self.replica.sessions.get(peer.rank)
-        if head["kind"] != "stage":
+        if head["kind"] != Stage.kind:
             raise BadFrame(f"{head['kind']!r:.40} of a worker, to a shard")
+        message = Stage.parse(head)
         if session is None or session.incarnation != peer.incarnation:
             return  # it is gone, as number 0 says
-        question = whole(head["question"])
-        if head.get("is_coded"):
+        if message.is_coded:
             if peer.vector_codec is None:
                 raise BadFrame("a vector that is encoded, and was not to be")
             exactly(body[peer.vector_codec.unpack(body) :], 0, "more than a part")
@@ -234,26 +265,23 @@ class Shard(BaseServer):
             part = exactly(body, len(session.buffers.up), "a part")
             if body.obj is not session.buffers.up.obj:
                 session.buffers.up[:] = part
-        session.staged = max(session.staged, question)
-        event = {"event": "stage", "rank": session.rank, "staged": session.staged}
-        self._replication.log(
-            {**event, "incarnation": session.incarnation}, session, b""
+        session.staged = max(session.staged, message.question)
+        staged = Staged(
+            rank=session.rank, staged=session.staged, incarnation=session.incarnation
         )
-        self._replication.send(peer, {"kind": "kept", "question": question})
+        self._replication.log(staged, 0.0, session, b"")
+        self._replication.send(peer, Kept(question=message.question))
         self._tell_staged(session)
         self._work()
 
     def _tell_staged(self, session: WorkerSession) -> None:
         if self._order is not None and session.staged:
-            self._replication.send(
-                self._order,
-                {
-                    "kind": "has",
-                    "rank": session.rank,
-                    "incarnation": session.incarnation,
-                    "question": session.staged,
-                },
-            )  # fmt: skip
+            has = Has(
+                rank=session.rank,
+                incarnation=session.incarnation,
+                question=session.staged,
+            )
+            self._replication.send(self._order, has)
 
     def _worker_gone(self, peer: Peer, reason: str) -> None:
         """It may come back; number 0 says when it is gone."""
@@ -261,16 +289,15 @@ class Shard(BaseServer):
     def _other_gone(self, peer: Peer) -> None:
         if peer is self._order:
             self._order = None
-            self._mention({"kind": "unordered", "shard": self.spec.shard})
+            self._mention(Unordered(shard=self.spec.shard))
 
     # ------------------------------------------------------------ controller
 
-    def _command(self, head: Head, body: memoryview) -> None:
-        if head["kind"] == "follow":
-            address = head["order"]
-            self._follow((str(address[0]), int(address[1])), FOLLOW_S)
+    def _command(self, command: Command, body: memoryview) -> None:
+        if isinstance(command, Follow):
+            self._follow(command.order, FOLLOW_S)
 
-    def report(self, head: Head, *body: bytes) -> None:
+    def report(self, report: Report, *body: bytes) -> None:
         """Tells the controller of this part; of all else number 0 tells it."""
-        if head["kind"] in VECTORS:
-            super().report(head, *body)
+        if isinstance(report, VectorReport):
+            super().report(report, *body)

@@ -25,16 +25,34 @@ from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.shard import Shard
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import unpack
+from shoal.engine.transport.fields import WRONG, exactly
 from shoal.engine.transport.listener import Connections, Listener, Peer
-from shoal.engine.transport.messages import WRONG, amount, exactly, whole
-from shoal.engine.transport.partition import VECTORS
+from shoal.engine.transport.messages.base import by_kind, read
+from shoal.engine.transport.messages.controller_to_server import Control, Lead
+from shoal.engine.transport.messages.events import Staged, WorkerLeaves, WorkerSays
+from shoal.engine.transport.messages.server_to_controller import Report, VectorReport
+from shoal.engine.transport.messages.server_to_worker import Elsewhere, ToWorker
+from shoal.engine.transport.messages.shard import Attend, ShardCalls
+from shoal.engine.transport.messages.standby import (
+    TO_STANDBY,
+    CannotFollow,
+    ControllerHeard,
+    Frozen,
+    Logged,
+    Mapped,
+    ShardsTook,
+    StandbyCalls,
+    Took,
+    WorkerSlot,
+)
+from shoal.engine.transport.messages.worker_to_server import Join, Rejoin
 from shoal.engine.transport.server_connection import TURN_FRAMES
 from shoal.engine.transport.shared_memory import Slot
 from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
-ASIDE = ("heard", "ordered", "slot")  # what a leader says beside its events
-COMES_BACK = ("rejoin", "attend")  # what a worker says
-OURS = ("standby", "shard")  # what another server of the run says
+COMES_BACK = (Rejoin.kind, Attend.kind)  # what a worker says
+OURS = (StandbyCalls.kind, ShardCalls.kind)  # what another server of the run says
+LEAD = by_kind(Lead)
 CALLER_S = 1.0  # until this one has heard as well that the leader is lost
 LONGEST_STALL_S = 30.0  # within a frame of a server that is about to be killed
 
@@ -52,22 +70,6 @@ class StandbySpec:
     server: ServerSpec
     leader: tuple[str, int]
     generation: int = 1
-
-
-def _check(event: Head) -> None:
-    """Sees that an event has the fields that are used here.
-
-    Raises:
-        ValueError: It has not; or another of `WRONG`.
-    """
-    name = event["event"]
-    if name in ("leave", "stage"):
-        whole(event["rank"])
-        whole(event["incarnation"])
-    if name == "stage":
-        whole(event["staged"])
-    elif amount(event["at"]) is None:
-        raise ValueError("an event without its time")
 
 
 @final
@@ -100,7 +102,7 @@ class Standby(Listener):
         self._slots: dict[tuple[int, int], Slot] = {}
         self._callers: list[Caller] = []
         self._controller: Peer | None = None
-        self._lead: Head | None = None
+        self._lead: Lead | None = None
         self._number, self._lost_at = 0, 0.0
         self._took_at = self._clock()
         self._is_running = True
@@ -134,7 +136,7 @@ class Standby(Listener):
             link = environment.connect(
                 spec.leader, server.secret, certificate=certificate
             )
-            link.introduce({"kind": "standby", "generation": spec.generation})
+            link.introduce(StandbyCalls(generation=spec.generation).pack())
         except BaseException:
             connections.close()
             raise
@@ -177,7 +179,7 @@ class Standby(Listener):
             if is_worker and since < late and not self._lost_at and not peer.is_gone:
                 self._callers.remove(caller)
                 peer.role = ""
-                self._connections.send(peer, {"kind": "elsewhere"})
+                self._connections.send(peer, Elsewhere())
 
     @property
     def _is_left_alone(self) -> bool:
@@ -255,23 +257,23 @@ class Standby(Listener):
             found = self._read(head, body)
         except OSError:
             self._leave_leader()
-        except WRONG as error:
+        except (BadFrame, *WRONG) as error:
             self._refuse(f"{head['kind']!r:.40} of the leader: {error!r:.200}")
         else:
             if found is not None:
                 self._take_in(*found)
 
-    def _take_in(self, event: Head | None, blob: memoryview) -> None:
+    def _take_in(self, logged: Frozen | Logged, blob: memoryview) -> None:
         self._number += 1
         try:
-            self._link.send({"kind": "took", "number": self._number})
+            self._link.send(Took(number=self._number).pack())
         except OSError:
             self._leave_leader()
             return
-        if event is None:
+        if isinstance(logged, Frozen):
             self._begin(blob)
         else:
-            self._take(event, blob)
+            self._take(logged, blob)
 
     def _begin(self, frozen: memoryview) -> None:
         try:
@@ -281,79 +283,90 @@ class Standby(Listener):
 
     def _refuse(self, reason: str) -> None:
         with suppress(OSError):
-            self._link.send({"kind": "refused", "reason": reason})
+            self._link.send(CannotFollow(reason=reason).pack())
         self._leave_leader()
         self._is_running = False
 
-    def _hear_aside(self, head: Head) -> None:
-        """What is no event."""
-        if head["kind"] == "heard":
-            self._report_channel.forget(whole(head["number"]))
-        elif head["kind"] == "ordered":
-            self._replica.event_log.forget(whole(head["number"]))
-        else:
-            self._map(head)
-
-    def _map(self, head: Head) -> None:
+    def _map(self, message: WorkerSlot) -> None:
         """Sees a worker's slot from now on, where that is on this host."""
-        who = head["rank"], head["incarnation"]
-        size = self._spec.sizes.slot_bytes
-        slot = Slot.attach(head["path"], size, head["mark"])
+        who = message.rank, message.incarnation
+        size, offer = self._spec.sizes.slot_bytes, message.offer
+        slot = Slot.attach(offer.path, size, offer.mark)
         if slot is not None:
             before = self._slots.pop(who, None)
             if before is not None:
                 before.close()
             self._slots[who] = slot
-            said = {"rank": head["rank"], "incarnation": head["incarnation"]}
-            self._link.send({"kind": "mapped", **said})
+            mapped = Mapped(rank=message.rank, incarnation=message.incarnation)
+            self._link.send(mapped.pack())
 
     def _read(
         self, head: Head, body: memoryview
-    ) -> tuple[Head | None, memoryview] | None:
+    ) -> tuple[Frozen | Logged, memoryview] | None:
         """Takes the vectors of a message in.
 
         Returns:
-            The event, None for the state until then, and what came behind the vectors.
-            None where it is no event.
+            The event, or the state until then, and what came behind the vectors. None
+            where it is neither.
 
         Raises:
-            ValueError: It is not what a leader says; or another of `WRONG`.
+            BadFrame: It is not what a leader says.
+            ValueError: The vectors are not; or another of `WRONG`.
         """
-        if head["kind"] in ASIDE:
-            return self._hear_aside(head)
-        if self._number == 0 and head["kind"] == "frozen":
-            return None, body
-        if self._number == 0 or head["kind"] != "event":
-            raise ValueError("no event")
-        event, count = head["event"], whole(head["vectors"])
-        _check(event)
-        session = self._replica.sessions.get(event["rank"]) if count else None
-        if head.get("is_mapped"):
-            slot = self._slots[event["rank"], event["incarnation"]]
+        message = read(TO_STANDBY, head, "the leader")
+        match message:
+            case ControllerHeard(number=number):
+                self._report_channel.forget(number)
+                return None
+            case ShardsTook(number=number):
+                self._replica.event_log.forget(number)
+                return None
+            case WorkerSlot():
+                self._map(message)
+                return None
+            case Frozen() | Logged():
+                if isinstance(message, Frozen) != (self._number == 0):
+                    raise ValueError("no event")
+        if isinstance(message, Frozen):
+            return message, body
+        return message, self._take_vectors(message, body)
+
+    def _take_vectors(self, logged: Logged, body: memoryview) -> memoryview:
+        """Takes the vectors of a message in; returns what came behind them."""
+        event, count = logged.event, logged.vectors
+        if not count:
+            return body
+        if not isinstance(event, WorkerSays | Staged):
+            raise ValueError("vectors of an event that has none")
+        rest = body[count:]
+        if logged.is_mapped:
+            slot = self._slots[event.rank, event.incarnation]
             vectors, rest = slot.bytes[:count], body
         else:
-            vectors, rest = body[:count], body[count:]
+            vectors = body[:count]
+        session = self._replica.sessions.get(event.rank)
         if session is not None:
             session.buffers.up[:] = exactly(vectors, len(session.buffers.up), "vectors")
-        return event, rest
+        return rest
 
-    def _take(self, event: Head, blob: memoryview) -> None:
-        if event["event"] == "stage":
-            session = self._replica.sessions.get(event["rank"])
+    def _take(self, logged: Logged, blob: memoryview) -> None:
+        event = logged.event
+        if isinstance(event, Staged):
+            session = self._replica.sessions.get(event.rank)
             if session is not None:
-                session.staged = int(event["staged"])
+                session.staged = event.staged
             return
         if self._failure is not None:
             return
         try:
-            self._replica.handle(event, blob)
+            self._replica.handle(event, logged.at, blob)
         except StrategyFailed as error:
             self._failure = error  # the leader found the same, and tells if it can
             return
         except (ArithmeticError, LookupError, TypeError, ValueError):
             pass  # what the leader could not carry out, it cannot either
-        if event["event"] == "leave":
-            self._forget_slot(event["rank"], event["incarnation"])
+        if isinstance(event, WorkerLeaves):
+            self._forget_slot(event.rank, event.incarnation)
         self._took_at = self._clock()
         if self._spec.rules.quorum:  # it will decide when a round is overdue
             self._straggler_timeout.look(
@@ -375,16 +388,16 @@ class Standby(Listener):
 
     # ----------------------------------------------------------------- peers
 
-    def answer(self, session: WorkerSession, head: Head, blob: bytes) -> None:
+    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
         """The leader answers; the post keeps it."""
 
     def ordered(self, order: LogEntry) -> None:
         """The leader tells others; the machine keeps what they may lack."""
 
-    def report(self, head: Head, *body: bytes) -> None:
+    def report(self, report: Report, *body: bytes) -> None:
         """Kept until the controller has heard it of the leader."""
-        if not self._spec.shard or head["kind"] in VECTORS:
-            self._report_channel.keep(head, *body)
+        if not self._spec.shard or isinstance(report, VectorReport):
+            self._report_channel.keep(report, *body)
 
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Workers that lost the leader wait; new ones are sent to it."""
@@ -392,17 +405,17 @@ class Standby(Listener):
         if peer.role == "controller":
             if self._lead is not None:
                 self._callers.append(Caller(peer, head, self._clock()))
-            elif kind == "lead":
-                self._lead = head
-        elif kind == "control" and peer.channel.is_commander:
+            elif kind == Lead.kind:
+                self._lead = read(LEAD, head, "the controller")
+        elif kind == Control.kind and peer.channel.is_commander:
             peer.role, self._controller = "controller", peer
         elif peer.role:
             raise BadFrame(f"{kind!r:.40} of a caller that waits")
         elif kind in COMES_BACK or (kind in OURS and peer.channel.is_commander):
             peer.role = "caller"  # the next standby may be there before this one leads
             self._callers.append(Caller(peer, head, self._clock()))
-        elif kind == "join":
-            self._connections.send(peer, {"kind": "elsewhere"})
+        elif kind == Join.kind:
+            self._connections.send(peer, Elsewhere())
         else:
             raise BadFrame(f"{kind!r:.40} to a standby")
 

@@ -7,11 +7,14 @@ vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, final
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, final
 
 from shoal.engine.environment import Environment
 from shoal.engine.transport.buffers import Sizes
+from shoal.engine.transport.messages.server_to_worker import Elsewhere, Refused, reading
+from shoal.engine.transport.messages.shard import Attend
+from shoal.engine.transport.messages.worker_to_server import Join, Rejoin
 from shoal.errors import ExchangeTimeout, ShoalError
 from shoal.wire.frames import Head, Link
 
@@ -20,6 +23,7 @@ TURN_S = 5.0  # the same at one of two addresses
 CALL_PAUSE_S = 0.02
 
 Answered: TypeAlias = tuple[Head, memoryview]
+Introduction: TypeAlias = Join | Rejoin | Attend
 Address: TypeAlias = tuple[str, int]
 Addresses: TypeAlias = tuple[Address, ...]
 """Where a server listens; the second is that of its standby, if it may have one."""
@@ -84,14 +88,14 @@ class ClientConnection:
         self._seat, self._addresses = seat, list(addresses)
         self._environment = environment
 
-    def call(self, head: Head, *, can_map: bool) -> Answered:
+    def call(self, message: Introduction, *, can_map: bool) -> Answered:
         """Calls whoever leads, and says who this is.
 
         With two addresses it tries them in turn: a standby tells to call elsewhere, and
         where a server was lost nobody greets until another one has started.
 
         Args:
-            head: What to say.
+            message: What to say.
             can_map: Vectors may go through shared memory.
 
         Raises:
@@ -99,15 +103,14 @@ class ClientConnection:
             ExchangeTimeout: Nobody greets at any address.
             Fenced: This worker is not wanted.
         """
-        head = {**head, "token": self._seat.token}
         has_other, refused = len(self._addresses) > 1, 0
         clock = self._environment.clock
         until = clock() + CALL_S
         while True:
             try:
                 limit_s = TURN_S if has_other else CALL_S
-                answer, body = self._call_once(head, limit_s, can_map=can_map)
-                if answer["kind"] != "elsewhere":
+                answer, body = self._call_once(message, limit_s, can_map=can_map)
+                if answer["kind"] != Elsewhere.kind:
                     break
                 self.link.close()
             except (ConnectionError, ExchangeTimeout) as error:
@@ -118,13 +121,16 @@ class ClientConnection:
                     raise
             self._addresses.reverse()
             self._environment.sleep(CALL_PAUSE_S)
-        if answer["kind"] == "refused":
+        if answer["kind"] == Refused.kind:
             self.link.close()
-            reason = answer.get("reason")
-            raise Fenced(f"the server refused this worker: {reason!s:.300}")
+            with reading(answer["kind"]):
+                refused = Refused.parse(answer)
+            raise fenced(refused)
         return answer, body
 
-    def _call_once(self, head: Head, limit_s: float, *, can_map: bool) -> Answered:
+    def _call_once(
+        self, message: Introduction, limit_s: float, *, can_map: bool
+    ) -> Answered:
         seat = self._seat
         self.link = self._environment.connect(
             self._addresses[0],
@@ -134,23 +140,23 @@ class ClientConnection:
         )
         try:
             is_local = self.link.is_local
-            if "node" in head and not is_local:
-                head["node"] = self.link.own_host
+            if isinstance(message, Join) and not is_local:
+                message = replace(message, node=self.link.own_host)
             wants_slot = can_map and seat.wants_slot and is_local
-            self.link.send({**head, "wants_slot": wants_slot})
+            self.link.send(replace(message, wants_slot=wants_slot).pack())
             return self.link.receive()
         except BaseException:
             self.link.close()
             raise
 
     def call_again(
-        self, error: ConnectionError, head: Head, *, can_map: bool
+        self, error: ConnectionError, message: Introduction, *, can_map: bool
     ) -> Answered:
         """The server is gone: waits for its standby to lead.
 
         Args:
             error: How that was found.
-            head: What to say.
+            message: What to say.
             can_map: Vectors may go through shared memory.
 
         Raises:
@@ -162,7 +168,7 @@ class ClientConnection:
             raise error
         self._addresses.reverse()
         try:
-            return self.call(head, can_map=can_map)
+            return self.call(message, can_map=can_map)
         except ExchangeTimeout:
             raise error from None
 
@@ -173,6 +179,6 @@ class ClientConnection:
             link.close()
 
 
-def who(rank: int, incarnation: int) -> dict[str, Any]:
-    """What a worker says of itself when it comes back."""
-    return {"rank": rank, "incarnation": incarnation}
+def fenced(refused: Refused) -> Fenced:
+    """What a refusal raises."""
+    return Fenced(f"the server refused this worker: {refused.reason}")

@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from typing import final
 
 from shoal.engine.coordination.timeouts import PAUSE_S, TIMES
+from shoal.engine.transport.messages.controller_to_server import Ping
+from shoal.engine.transport.messages.server_to_controller import (
+    Pong,
+    Report,
+    read_report,
+)
 from shoal.errors import ExchangeTimeout
-from shoal.wire.frames import Head, Link
+from shoal.wire.frames import Link
 
 FLOOR_S = 5.0  # what follows costs every worker its start
 RELIEVED_FLOOR_S = 1.5  # what follows costs next to nothing: a standby takes over
@@ -130,29 +136,31 @@ def hear(
     heard: int,
     timeout_s: float,
     clock: Callable[[], float],
-) -> tuple[Head, memoryview] | None:
+) -> tuple[Report, memoryview] | None:
     """One message of the server, None when none comes in time.
 
     Signs of life are asked for and kept here. Only a server of which nothing is left
     to be read counts as silent.
 
     Raises:
-        Silent: It hangs.
+        BadFrame: It is not what a server of ours reports.
+        ServerSilent: It hangs.
         OSError: The connection is lost.
     """
     now = clock()
     if heartbeat.look(now):
-        link.send({"kind": "ping", "heard": heard})
+        link.send(Ping(heard=heard).pack())
         heartbeat.ask(now)
     if link.has_input(timeout_s):
         try:
-            message = link.receive(
+            head, body = link.receive(
                 timeout_s=heartbeat.limit_s, stall_s=heartbeat.limit_s
             )
         except (ExchangeTimeout, TimeoutError):  # it stopped within a frame
             raise _silent(heartbeat) from None
-        if message[0]["kind"] != "pong":
-            return message
+        report = read_report(head)
+        if not isinstance(report, Pong):
+            return report, body
         heartbeat.answer(clock())
     elif heartbeat.is_over(clock()):
         raise _silent(heartbeat)

@@ -21,6 +21,8 @@ from typing import final
 from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.codec import ConnectionCodec
+from shoal.engine.transport.messages.base import Message
+from shoal.engine.transport.messages.server_to_controller import Stranger
 from shoal.engine.transport.server_connection import ServerConnection
 from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
@@ -39,7 +41,7 @@ class RejectedCallers:
         """One was turned away."""
         self._count, self._last = self._count + 1, (name, reason)
 
-    def take(self, now: float) -> Head | None:
+    def take(self, now: float) -> Stranger | None:
         """The line that is due, None for none.
 
         Args:
@@ -48,7 +50,7 @@ class RejectedCallers:
         Example:
             >>> rejected = RejectedCallers()
             >>> rejected.note("10.0.0.9", "no proof of the secret in time")
-            >>> rejected.take(100.0)["count"]
+            >>> rejected.take(100.0).count
             1
             >>> rejected.note("10.0.0.9", "no proof of the secret in time")
             >>> rejected.take(101.0) is None
@@ -59,7 +61,7 @@ class RejectedCallers:
         count, self._count = self._count, 0
         self._next = now + EVERY_S
         peer, reason = self._last
-        return {"kind": "stranger", "peer": peer, "reason": reason, "count": count}
+        return Stranger(peer=peer, reason=reason, count=count)
 
 
 SHARE = 0.05  # of the server's time
@@ -305,7 +307,7 @@ class Connections:
                 what = "word" if peer.channel.is_proven else "proof of the secret"
                 self.drop(peer, f"no {what} in time")
 
-    def send(self, peer: Peer, head: Head, *body: memoryview | bytes) -> None:
+    def send(self, peer: Peer, message: Message, *body: memoryview | bytes) -> None:
         """Sends one frame, or finds that its peer is gone.
 
         A peer is dropped only between two messages: whoever is gone must not be
@@ -313,7 +315,7 @@ class Connections:
         order of what is carried out.
         """
         try:
-            peer.channel.send(head, *body)
+            peer.channel.send(message.pack(), *body)
         except OSError as error:
             self._lost.append((peer, str(error) or "connection lost"))
             return

@@ -14,8 +14,6 @@ from dataclasses import replace
 from shoal.engine.transport.buffers import Sizes
 
 LINE = 16  # floats of a cache line: parts of messages begin at one
-VECTORS = ("center", "epoch", "restart")
-"""Reports that show the center: every server tells of its part."""
 
 
 def cuts(size: int, count: int) -> list[slice]:

@@ -19,7 +19,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,18 @@ def _files(tag: str) -> Iterator[tuple[int, Path, bool]]:
         with contextlib.suppress(OSError):
             handle, name = tempfile.mkstemp(prefix=f"{PREFIX}{tag}-", dir=folder)
             yield handle, Path(name), True
+
+
+class SlotOffer(NamedTuple):
+    """What others of this host need to map a slot.
+
+    Args:
+        path: Of its file.
+        mark: That its memory begins with.
+    """
+
+    path: str
+    mark: str
 
 
 class Slot:
@@ -145,12 +157,12 @@ class Slot:
         return cls(memory, size)
 
     @property
-    def offer(self) -> dict[str, str] | None:
+    def offer(self) -> SlotOffer | None:
         """What others of this host need to map it; None where they cannot any more."""
         if self.path is None or self._memory is None:
             return None
         mark = self._memory[:_MARK_BYTES].decode()
-        return {"path": str(self.path), "mark": mark}
+        return SlotOffer(str(self.path), mark)
 
     def unlink(self) -> None:
         """Ends a name; the memory lives as long as somebody maps it."""

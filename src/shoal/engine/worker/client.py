@@ -9,18 +9,34 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from shoal.engine.coordination.instructions import Group
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.environment import SYSTEM, Environment
-from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import aligned_bytes
 from shoal.engine.transport.changes import STATISTICS, Changes
-from shoal.engine.transport.client_connection import Fenced, ServerAddress
-from shoal.engine.transport.messages import whole
+from shoal.engine.transport.client_connection import ServerAddress, fenced
+from shoal.engine.transport.fields import whole
+from shoal.engine.transport.messages.server_to_worker import (
+    Again,
+    Answer,
+    Done,
+    Refused,
+    Repeat,
+    RunState,
+    reading,
+)
+from shoal.engine.transport.messages.worker_to_server import (
+    Join,
+    NanStatus,
+    Need,
+    Push,
+    Ready,
+    Snapshot,
+)
 from shoal.engine.transport.segments import (
     Spread,
     in_turn,
@@ -28,11 +44,11 @@ from shoal.engine.transport.segments import (
     push_into,
     segments,
 )
-from shoal.engine.worker.request_channel import RequestChannel
+from shoal.engine.worker.request_channel import Answered, RequestChannel
 from shoal.errors import PlanError
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
-from shoal.wire.frames import Head
+from shoal.wire.frames import BadFrame
 
 
 @dataclass
@@ -44,11 +60,11 @@ class Times:
     wait_s: float = 0.0
     exchange_s: float = 0.0
 
-    def take(self) -> list[float]:
+    def take(self) -> tuple[float, ...]:
         """Returns what was measured and starts again."""
         spent = self.compute_s, self.data_s, self.wait_s, self.exchange_s
         self.compute_s = self.data_s = self.wait_s = self.exchange_s = 0.0
-        return [round(seconds, 6) for seconds in spent]
+        return tuple(round(seconds, 6) for seconds in spent)
 
 
 def _vector(size: int) -> Vector:
@@ -56,7 +72,7 @@ def _vector(size: int) -> Vector:
 
 
 class Weight(NamedTuple):
-    """What a gradient weighs in the mean of a round; see `Push`.
+    """What a gradient weighs in the mean of a round; see `instructions.Push`.
 
     Args:
         mass: In the mean of gradients.
@@ -70,13 +86,6 @@ class Weight(NamedTuple):
     own: tuple[float, ...] = ()
     assumed: tuple[float, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """What of it goes beside `samples`; most messages need nothing there."""
-        found: dict[str, Any] = {} if self.rows == self.mass else {"rows": self.rows}
-        if self.own:
-            found |= {"own": self.own, "assumed": self.assumed}
-        return found
-
 
 @dataclass
 class Progress:
@@ -89,7 +98,7 @@ class Progress:
     learning_rate: float | None = None
     is_done: bool = False
     wants_snapshot: bool = False
-    nan_status: int = 0
+    nan_status: int = NanStatus.FINITE
     group: Group | None = None
     sums: tuple[float, ...] = ()
     """That a message has to be computed for, which was told "again"."""
@@ -133,15 +142,16 @@ class ServerClient(RequestChannel):
         self._sizes = seat.sizes
         self.changes = Changes()
         self._sequence = 0
-        head, vector, statistics, self.optimizer = self._join(
-            {"kind": "join", "digest": seat.sizes.digest, "metrics": seat.sizes.metrics,
-             "hint": seat.hint, "node": seat.node, "pid": os.getpid()}
-        )  # fmt: skip
-        try:
-            self._heed(head)
-        except BaseException:
-            self.leave()
-            raise
+        message = Join(
+            digest=seat.sizes.digest,
+            metrics=seat.sizes.metrics,
+            hint=seat.hint,
+            node=seat.node,
+            pid=os.getpid(),
+            token=seat.token,
+        )
+        welcome, vector, statistics, self.optimizer = self._join(message)
+        self._heed(welcome.state)
         size, count = seat.sizes.vector, seat.sizes.statistics
         self.local = _vector(size)
         has_anchor = is_early or strategy.needs_anchor
@@ -156,46 +166,67 @@ class ServerClient(RequestChannel):
 
     # ---------------------------------------------------------------- answers
 
-    def _heed(self, head: Head) -> None:
-        """Keeps what every answer tells."""
-        kind = head["kind"]
-        if kind == "refused":
-            reason = head.get("reason")
-            raise Fenced(f"the server refused this worker: {reason!s:.300}")
-        with answers.reading(head):
-            told = answers.told(head)
-        progress = self.progress
-        progress.version, progress.lineage = told.version, told.lineage
-        progress.clock, progress.workers = told.clock, told.workers
-        progress.learning_rate = told.learning_rate
-        progress.is_done = kind == "done"
-        progress.nan_status = told.nan_status
-        progress.wants_snapshot = bool(head.get("publish"))
-        progress.group, progress.sums = told.group, told.sums
-        if kind == "repeat":
-            progress.pieces.clear()  # it tells of all there are
-        progress.pieces.extend(told.pieces)
+    def _heed(self, state: RunState) -> None:
+        """Keeps what every answer tells of the run."""
+        progress, rate = self.progress, state.learning_rate
+        progress.version, progress.lineage = state.version, state.lineage
+        progress.clock, progress.workers = state.clock, state.workers
+        progress.learning_rate = None if rate is None else float(rate)
+        progress.is_done = progress.wants_snapshot = False
+        progress.nan_status, progress.group, progress.sums = 0, None, ()
 
     def _answer(
-        self, question: Head, *, has_vectors: bool = False, blob: bytes = b""
-    ) -> tuple[Head, bytes]:
+        self,
+        message: Need | Ready | Push | Snapshot,
+        *,
+        has_vectors: bool = False,
+        blob: bytes = b"",
+    ) -> Answered:
         """Asks and waits for an answer; vectors are then in `self.buffers`."""
         if self.has_early:
-            raise RuntimeError(f"{question['kind']} before the early answer was taken")
-        return self._take(*self._ask(question, has_vectors=has_vectors, blob=blob))
+            raise RuntimeError(f"{message.kind} before the early answer was taken")
+        return self._ask(message, has_vectors=has_vectors, blob=blob)
 
-    def _take(self, head: Head, body: memoryview) -> tuple[Head, bytes]:
-        """Keeps what an answer tells."""
-        self._heed(head)
-        with answers.reading(head):
-            end = len(body) - whole(head.get("changes", 0), len(body) + 1)
-            changes = Changes.read(bytes(body[end:]))
-        found = bytes(body[:end]) if head.get("body") == "snapshot" else b""
-        if head.get("body", "none") != "none":
+    def _take(self, answered: Answered) -> tuple[Answer, bytes]:
+        """Keeps what the answer to a push, or to a worker without data, tells.
+
+        Returns:
+            The answer, and the optimizer's state that came with it.
+
+        Raises:
+            BadFrame: It is another answer.
+            Fenced: This worker is not wanted any more.
+        """
+        message, body = answered
+        if isinstance(message, Refused):
+            raise fenced(message)
+        self._heed(message.state)
+        if not isinstance(message, Answer):
+            raise BadFrame(
+                f"the server's answer is {message.kind!r}, where data or the end of "
+                "the run was expected. See whether all machines have the same version "
+                "of Shoal."
+            )
+        progress = self.progress
+        progress.is_done = isinstance(message, Done)
+        progress.wants_snapshot = message.wants_snapshot
+        progress.nan_status = message.nan_status
+        progress.group, progress.sums = message.group, message.sums
+        if isinstance(message, Repeat):
+            progress.pieces.clear()  # it tells of all there are
+        progress.pieces.extend(message.pieces)
+        end = len(body)
+        if message.changes:
+            with reading(message.kind):
+                end -= whole(message.changes, len(body) + 1)
+                changes = Changes.read(bytes(body[end:]))
+            if message.has_vectors:
+                changes = changes.without(STATISTICS)  # the reply has them
+            self.changes.absorb(changes)
+        if message.has_vectors:
             self.statistics[:] = self.buffers.reply_statistics
-            changes = changes.without(STATISTICS)  # the reply has them
-        self.changes.absorb(changes)
-        return head, found
+        found = bytes(body[:end]) if message.body == "snapshot" else b""
+        return message, found
 
     @property
     def _from(self) -> Vector:
@@ -224,23 +255,23 @@ class ServerClient(RequestChannel):
 
     # --------------------------------------------------------------- questions
 
-    def ready(self) -> tuple[Head, bytes]:
+    def ready(self) -> tuple[Answer, bytes]:
         """Says that the model is compiled; waits for the first data.
 
         A gang's step that has fewer rows than workers may close before: then its mean
         is the answer.
         """
-        return self._after_wait("ready")
+        return self._after_wait(Ready())
 
-    def need(self) -> tuple[Head, bytes]:
+    def need(self) -> tuple[Answer, bytes]:
         """Says that there is no data left; waits for more, or for the end."""
-        return self._after_wait("need")
+        return self._after_wait(Need())
 
-    def _after_wait(self, kind: str) -> tuple[Head, bytes]:
-        head, blob = self._answer({"kind": kind})
-        if head.get("body") in ("center", "snapshot"):
+    def _after_wait(self, message: Ready | Need) -> tuple[Answer, bytes]:
+        answer, blob = self._take(self._answer(message))
+        if answer.is_center:
             self._adopt(self.buffers.reply)
-        return head, blob
+        return answer, blob
 
     def push_weights(
         self,
@@ -264,11 +295,12 @@ class ServerClient(RequestChannel):
             self.strategy, self.buffers.message, local, self._from, steps, self._spread
         )
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
-        head = self._send(statistics, pieces, steps, float(samples))
+        message = self._message(statistics, pieces, steps, float(samples))
+        answer, _ = self._take(self._answer(message, has_vectors=True))
         before, self.local = self._from, self._room(local)
-        if head["body"] == "reply" and self._pushed is not None:
+        if answer.body == "reply" and self._pushed is not None:
             self._pull(local, local)
-        elif head["body"] == "reply":
+        elif answer.body == "reply":
             pull_into(
                 self.strategy,
                 self.local,
@@ -277,7 +309,7 @@ class ServerClient(RequestChannel):
                 self.buffers.reply,
                 self._spread,
             )
-        elif head["body"] == "center":
+        elif answer.body == "center":
             self._adopt(self.buffers.reply)
         else:  # an elastic repeat skips one displacement, or the run is done
             self.local[:] = local
@@ -304,7 +336,7 @@ class ServerClient(RequestChannel):
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         pushed[:] = local
         self._pushed_statistics[:] = statistics
-        self._ask_early(self._push_head(statistics, pieces, steps, float(samples)))
+        self._ask_early(self._message(statistics, pieces, steps, float(samples)))
         self.times.exchange_s += self.environment.clock() - began
 
     def catch_up(self, local: Vector, statistics: Vector) -> bool:
@@ -320,8 +352,8 @@ class ServerClient(RequestChannel):
         began, pushed = self.environment.clock(), self._pushed
         if pushed is None:
             raise RuntimeError("this member was not to push early")
-        head, _ = self._take(*self._arrive())
-        is_void, body = head["kind"] == "repeat", head.get("body", "none")
+        answer, _ = self._take(self._arrive())
+        is_void, body = isinstance(answer, Repeat), answer.body
         self.local = self._room(local)
         if body == "reply":
             self._pull(local, pushed)
@@ -356,7 +388,7 @@ class ServerClient(RequestChannel):
         statistics: Vector,
         pieces: list[Piece],
         weight: Weight,
-        nan_status: int = 0,
+        nan_status: NanStatus = NanStatus.FINITE,
         mean: Vector | None = None,
     ) -> Vector | None:
         """Sends a sum of gradients, and waits for the mean.
@@ -376,13 +408,13 @@ class ServerClient(RequestChannel):
         began = self.environment.clock()
         generation = 0 if mean is None else self._generation
         self._fill(gradient, is_needed=mean is None)
-        head = self._send_gradient(statistics, pieces, weight, nan_status, generation)
-        if head["kind"] == "again" and not self.progress.sums:
+        answer = self._send_gradient(statistics, pieces, weight, nan_status, generation)
+        if isinstance(answer, Again) and not self.progress.sums:
             mean = None  # not all of the round have that mean
             self._fill(gradient)
-            head = self._send_gradient(statistics, pieces, weight, nan_status)
+            answer = self._send_gradient(statistics, pieces, weight, nan_status)
         self.times.exchange_s += self.environment.clock() - began
-        if head["kind"] == "again":
+        if isinstance(answer, Again):
             return None
         return self.buffers.reply if mean is None else mean
 
@@ -391,12 +423,11 @@ class ServerClient(RequestChannel):
         statistics: Vector,
         pieces: list[Piece],
         weight: Weight,
-        nan_status: int,
+        nan_status: NanStatus,
         group: int = 0,
-    ) -> Head:
-        head = self._push_head(statistics, pieces, 1, weight.mass, nan_status, group)
-        head |= weight.to_json()
-        return self._answer(head, has_vectors=True)[0]
+    ) -> Answer:
+        message = self._gradient_message(statistics, pieces, weight, nan_status, group)
+        return self._take(self._answer(message, has_vectors=True))[0]
 
     @property
     def _generation(self) -> int:
@@ -411,7 +442,11 @@ class ServerClient(RequestChannel):
             message[:] = gradient
 
     def push_shared(
-        self, statistics: Vector, pieces: list[Piece], weight: Weight, nan_status: int
+        self,
+        statistics: Vector,
+        pieces: list[Piece],
+        weight: Weight,
+        nan_status: NanStatus,
     ) -> None:
         """Says that a gradient lies where all of the group can read it.
 
@@ -422,8 +457,9 @@ class ServerClient(RequestChannel):
             nan_status: See `nan_guard`.
         """
         group = self._generation
-        head = self._push_head(statistics, pieces, 1, weight.mass, nan_status, group)
-        self._ask_later(head | weight.to_json())
+        self._ask_later(
+            self._gradient_message(statistics, pieces, weight, nan_status, group)
+        )
 
     def confirm(self) -> bool:
         """Waits for the answer to `push_shared`.
@@ -431,37 +467,51 @@ class ServerClient(RequestChannel):
         Returns:
             Whether the group's mean counts, unless the run is over.
         """
-        head, _ = self._take(*self._arrive())
-        return head["kind"] != "again"
+        answer, _ = self._take(self._arrive())
+        return not isinstance(answer, Again)
 
-    def _send(
+    def _message(
+        self, statistics: Vector, pieces: list[Piece], steps: int, samples: float
+    ) -> Push:
+        self._fill_rest(statistics)
+        return Push(
+            lineage=self.progress.lineage,
+            sequence=self._sequence,
+            pieces=tuple(pieces),
+            steps=steps,
+            samples=samples,
+            times=self.times.take(),
+        )
+
+    def _gradient_message(
         self,
         statistics: Vector,
         pieces: list[Piece],
-        steps: int,
-        samples: float,
-    ) -> Head:
-        head = self._push_head(statistics, pieces, steps, samples)
-        return self._answer(head, has_vectors=True)[0]
+        weight: Weight,
+        nan_status: NanStatus,
+        group: int,
+    ) -> Push:
+        self._fill_rest(statistics)
+        return Push(
+            lineage=self.progress.lineage,
+            sequence=self._sequence,
+            pieces=tuple(pieces),
+            steps=1,
+            samples=weight.mass,
+            nan_status=nan_status,
+            group=group,
+            times=self.times.take(),
+            # Most messages need not say what they weigh otherwise.
+            rows=None if weight.rows == weight.mass else weight.rows,
+            own=weight.own,
+            assumed=weight.assumed,
+        )
 
-    def _push_head(
-        self,
-        statistics: Vector,
-        pieces: list[Piece],
-        steps: int,
-        samples: float,
-        nan_status: int = 0,
-        group: int = 0,
-    ) -> Head:
+    def _fill_rest(self, statistics: Vector) -> None:
+        """Lays what goes beside the vector where the server reads it."""
         self.buffers.message_statistics[:] = statistics
         self.buffers.metrics[:] = self.metrics
         self._sequence += 1
-        return {
-            "kind": "push", "lineage": self.progress.lineage,
-            "sequence": self._sequence, "pieces": pieces, "steps": steps,
-            "samples": samples, "doubt": nan_status, "group": group,
-            "times": self.times.take(),
-        }  # fmt: skip
 
     def publish(self, vector: Vector, statistics: Vector, blob: bytes) -> None:
         """Sends the whole state of a gang member, for joiners and the controller.
@@ -472,7 +522,7 @@ class ServerClient(RequestChannel):
         self._check_state(blob)
         self.buffers.message[:] = vector
         self.buffers.message_statistics[:] = statistics
-        self._answer({"kind": "snapshot"}, has_vectors=True, blob=blob)
+        self._send_snapshot(blob, has_vectors=True)
 
     def publish_optimizer(self, blob: bytes) -> None:
         """Sends the state of an optimizer whose weights are at the server.
@@ -481,7 +531,13 @@ class ServerClient(RequestChannel):
             PlanError: As `publish`.
         """
         self._check_state(blob)
-        self._answer({"kind": "snapshot"}, blob=blob)
+        self._send_snapshot(blob, has_vectors=False)
+
+    def _send_snapshot(self, blob: bytes, *, has_vectors: bool) -> None:
+        answered = self._answer(Snapshot(), has_vectors=has_vectors, blob=blob)
+        if isinstance(answered.message, Refused):
+            raise fenced(answered.message)
+        self._heed(answered.message.state)
 
     def _check_state(self, blob: bytes) -> None:
         """The server would hang up, and so it would on every replacement."""

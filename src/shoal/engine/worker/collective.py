@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple, final
 
 from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.messages.worker_to_server import NanStatus
 from shoal.engine.worker.client import ServerClient, Weight
 from shoal.vectors import Vector
 
@@ -30,8 +31,8 @@ class Part(NamedTuple):
     gradient: Vector
     statistics: Vector
     weight: Weight
-    nan_status: int
-    told: int
+    nan_status: NanStatus
+    told: NanStatus
 
 
 class Collective(ABC):

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from shoal.backends.base import Clock
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.transport.messages import SURE, VOID
+from shoal.engine.transport.messages.worker_to_server import NanStatus
 from shoal.engine.worker.client import ServerClient, Weight
 from shoal.engine.worker.collective import Collective, Part, through_server
 from shoal.engine.worker.loop import Loop
@@ -52,10 +52,10 @@ class GradientLoop(Loop):
         if mean is not None:
             self._step(mean, part, clock)
 
-    def _told(self, nan_status: int) -> int:
-        """What others are to know of doubts."""
-        is_told = self._nan_guard.is_shared or nan_status == VOID
-        return nan_status if is_told else SURE
+    def _told(self, nan_status: NanStatus) -> NanStatus:
+        """What the other workers are to know of the numbers of this one."""
+        is_told = self._nan_guard.is_shared or nan_status == NanStatus.LEFT_OUT
+        return nan_status if is_told else NanStatus.FINITE
 
     @property
     def _room(self) -> Vector:
@@ -108,7 +108,8 @@ class GradientLoop(Loop):
         self.steps += 1
         self._backend.skip()
         statistics = self._nan_guard.cleaned(self._backend.statistics())
-        return Part(piece, gradient, statistics, Weight(0.0, 0.0), VOID, VOID)
+        left_out = NanStatus.LEFT_OUT
+        return Part(piece, gradient, statistics, Weight(0.0, 0.0), left_out, left_out)
 
     def _step(self, mean: Vector, part: Part, clock: Clock) -> None:
         """Takes a step that counts."""
@@ -116,7 +117,7 @@ class GradientLoop(Loop):
         self._apply(mean, clock, part.piece, part.nan_status)
 
     def _apply(
-        self, mean: Vector, clock: Clock, piece: Piece | None, nan_status: int
+        self, mean: Vector, clock: Clock, piece: Piece | None, nan_status: NanStatus
     ) -> None:
         """The gang's step, as it came or with care."""
         if nan_status or self._client.progress.nan_status:
@@ -129,4 +130,4 @@ class GradientLoop(Loop):
         client = self._client
         self._backend.set_statistics(client.statistics)
         self._backend.skip()
-        self._apply(client.buffers.reply, clock, None, SURE)
+        self._apply(client.buffers.reply, clock, None, NanStatus.FINITE)

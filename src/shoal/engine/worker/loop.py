@@ -27,6 +27,9 @@ from shoal.engine.transport.changes import (
     unstamped,
     write,
 )
+from shoal.engine.transport.messages.server_to_worker import Merged
+from shoal.engine.transport.messages.worker_reports import NodeUsed
+from shoal.engine.transport.messages.worker_to_server import Compiling, Reading
 from shoal.engine.transport.shared_memory import tag_of
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.nan_guard import NanGuard, NonFinite
@@ -57,7 +60,7 @@ class Loop(ABC):
         self._environment = client.environment
         self.steps = 0
         compute = replace(spec.compute, rank_seed=client.rank)
-        self._source = source = spec.open_source(lambda: client.tell("reading"))
+        self._source = source = spec.open_source(lambda: client.tell(Reading()))
         self._reader = Reader(
             source, spec.order, spec.retry, client.tell, client.environment.sleep
         )
@@ -113,10 +116,10 @@ class Loop(ABC):
         bind(self._spec.cores)
         client = self._client
         clock = self._clock()
-        head, blob = client.ready()
+        answer, blob = client.ready()
         self._start_over(blob or self._spec.optimizer or client.optimizer)
         with contextlib.suppress(NonFinite):
-            if head["kind"] == "merged":  # of its first step it had no rows
+            if isinstance(answer, Merged):  # of its first step it had no rows
                 self._merged(clock)
             while not client.progress.is_done:
                 if client.progress.wants_snapshot:
@@ -179,7 +182,7 @@ class Loop(ABC):
         key = rows, kind_of(data)
         if key not in self._compiled:
             self._compiled.add(key)
-            self._client.tell("compiling")
+            self._client.tell(Compiling())
 
     def _pacing(self, rows: int, data: Any) -> AbstractContextManager[None]:
         """Around steps of so many such rows: nobody knows how long the first take."""
@@ -226,18 +229,18 @@ class Loop(ABC):
         """No data: the epoch drains, or callbacks run, or others take a gang's step."""
         client, clock = self._client, self._clock()
         began = self._environment.clock()
-        head, blob = client.need()
+        answer, blob = client.need()
         client.times.wait_s += self._environment.clock() - began
-        if head["kind"] == "merged":
+        if isinstance(answer, Merged):
             self._merged(clock)
-        elif head.get("body") in ("center", "snapshot"):
+        elif answer.is_center:
             self._start_over(blob)
 
     def _tell_use(self) -> None:
         """Says what this machine is busy with, now and then."""
         found = None if self._use is None else self._use.look()
         if found is not None:
-            self._client.tell("node_used", node=self._far_host, **found.to_json())
+            self._client.tell(NodeUsed(node=self._far_host, use=found))
 
     def _clock(self) -> Clock:
         """The run clock now, as the last answer told it."""

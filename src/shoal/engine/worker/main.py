@@ -8,6 +8,7 @@ import traceback
 
 from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.transport.client_connection import Fenced
+from shoal.engine.transport.messages.worker_reports import Failed
 from shoal.engine.transport.segments import LONG, InPairs, in_turn
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.gradient_loop import GradientLoop
@@ -57,11 +58,13 @@ def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
         text = traceback.format_exc()
         print(text, flush=True)  # noqa: T201 - this is the worker's log
         with contextlib.suppress(OSError, ShoalError):
-            client.fail(
-                traceback=text[-MOST_TEXT:],
-                error=f"{type(error).__name__}: {error}"[:MOST_TEXT],
-                step=0 if worker is None else worker.steps,
-                is_data=isinstance(error, DataError),
+            client.tell(
+                Failed(
+                    traceback=text[-MOST_TEXT:],
+                    error=f"{type(error).__name__}: {error}"[:MOST_TEXT],
+                    step=0 if worker is None else worker.steps,
+                    is_data=isinstance(error, DataError),
+                )
             )
     finally:
         client.leave()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shoal.backends.base import Backend, Clock
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.transport.messages import LOSS, NUMBERS, SURE, VOID
+from shoal.engine.transport.messages.worker_to_server import NanStatus
 from shoal.engine.worker.client import ServerClient
 from shoal.engine.worker.nan_policy import (
     NanPolicy,
@@ -29,7 +29,7 @@ from shoal.vectors import Vector
 
 Doubles = npt.NDArray[np.float64]
 
-WORDS = {LOSS: "loss", NUMBERS: "gradient"}
+WORDS = {NanStatus.LOSS: "loss", NanStatus.GRADIENT: "gradient"}
 
 
 class NonFinite(Exception):
@@ -83,7 +83,7 @@ class NanGuard:
             turned: The first of them whose loss was not finite, None for none.
 
         Raises:
-            Harmed: The worker is to stop here.
+            NonFinite: The worker is to stop here.
         """
         if self._is_done:
             return False
@@ -119,25 +119,28 @@ class NanGuard:
 
     # ------------------------------------------------- gradients, by steps
 
-    def nan_status(self, gradient: Vector, statistics: Vector) -> int:
+    def nan_status(self, gradient: Vector, statistics: Vector) -> NanStatus:
         """What this worker has to say of its part of a step.
 
         An optimizer may cope with a gradient that is not finite: loss scaling is made
         for that. Nobody can help a loss.
         """
         if self._is_done:
-            return SURE
+            return NanStatus.FINITE
         if not is_finite(gradient) or not is_finite(statistics):
-            return NUMBERS
-        return SURE if self._is_loss_finite() else LOSS
+            return NanStatus.GRADIENT
+        return NanStatus.FINITE if self._is_loss_finite() else NanStatus.LOSS
 
     @property
     def is_shared(self) -> bool:
-        """Whether the gang is to know of doubts, to decide alike."""
+        """Whether all workers are to know of each other's status, to decide alike."""
         return self._reaction.is_undone or self._reaction.is_final
 
     def cleaned(self, statistics: Vector) -> Vector:
-        """What a worker in doubt sends beside its gradient; its metrics as well."""
+        """What a worker sends beside a gradient or loss that is not finite.
+
+        Its metrics as well.
+        """
         if not self.is_shared:
             return statistics
         if not np.isfinite(self._client.metrics).all():
@@ -150,9 +153,9 @@ class NanGuard:
         clock: Clock,
         piece: Piece | None,
         step: int,
-        nan_status: int,
+        nan_status: NanStatus,
     ) -> None:
-        """Takes a gang's step with care, as somebody was in doubt, or not at all.
+        """Takes a step in which some worker's numbers were not finite, or not at all.
 
         Args:
             mean: The gradient.
@@ -162,20 +165,20 @@ class NanGuard:
             nan_status: What this worker said of its part.
 
         Raises:
-            Harmed: The worker is to stop here.
+            NonFinite: The worker is to stop here.
         """
         backend, worst = (
             self._backend,
             max(nan_status, self._client.progress.nan_status),
         )
-        if worst == VOID:
+        if worst == NanStatus.LEFT_OUT:
             return
         was_fine = is_finite(backend.read()[0])
         kept = backend.keep()
         backend.apply(mean, clock)
-        if worst == NUMBERS and all(map(is_finite, backend.read())):
+        if worst == NanStatus.GRADIENT and all(map(is_finite, backend.read())):
             return  # the optimizer copes
-        mine = [] if piece is None or nan_status == SURE else [piece]
+        mine = [] if piece is None or nan_status == NanStatus.FINITE else [piece]
         if not self.is_shared:
             if mine and was_fine:
                 self._tell(WORDS[nan_status], mine, (step, step))
@@ -221,7 +224,6 @@ class NanGuard:
             steps = min(known), min(known)
         is_over = is_lost and self._reaction.is_undone
         name = "stop" if is_over else self._reaction.name
-        told = report(what, pieces, steps, found)
-        self._client.tell("not_finite", reaction=name, **told)
+        self._client.tell(report(name, what, pieces, steps, found))
         if self._reaction.is_final or is_over:
             raise NonFinite

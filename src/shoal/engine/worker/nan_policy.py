@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from shoal.data import trees
 from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.messages.worker_reports import NanReport
 from shoal.errors import NotFinite
 from shoal.vectors import Vector
-from shoal.wire.frames import Head
 
 MOST_ROWS = 8  # of the data that are named
 MOST_ROLLBACKS = 3
@@ -129,62 +129,66 @@ def joined(parts: Iterable[tuple[Suspects, int]]) -> Suspects:
 
 
 def report(
-    what: str, pieces: Sequence[Piece], steps: tuple[int, int], found: Suspects
-) -> Head:
+    reaction: str,
+    what: str,
+    pieces: Sequence[Piece],
+    steps: tuple[int, int],
+    found: Suspects,
+) -> NanReport:
     """What a worker tells of numbers that are not finite.
 
     Args:
+        reaction: By the name that the user chose.
         what: Which numbers: "weights", "statistics", "gradient" or "loss".
         pieces: The samples it was busy with, all of one epoch.
         steps: The first and the last of its own steps that it may have been.
         found: In the data.
     """
-    return {
-        "what": what,
-        "epoch": pieces[0].epoch,
-        "ranges": _joined(pieces),
-        "step": steps[0],
-        "last_step": steps[1],
-        "rows": list(found.rows),
-        "bad_rows": found.total,
-    }
+    return NanReport(
+        reaction=reaction,
+        what=what,
+        epoch=pieces[0].epoch,
+        step=steps[0],
+        last_step=steps[1],
+        bad_rows=found.total,
+        rows=found.rows,
+        ranges=_joined(pieces),
+    )
 
 
-def _joined(pieces: Sequence[Piece]) -> list[list[int]]:
+def _joined(pieces: Sequence[Piece]) -> tuple[tuple[int, int], ...]:
     """Ranges of samples, those that touch as one."""
-    found: list[list[int]] = []
+    found: list[tuple[int, int]] = []
     for piece in pieces:
-        if found and found[-1][1] == piece.start:
-            found[-1][1] = piece.stop
-        else:
-            found.append([piece.start, piece.stop])
-    return found
+        start = piece.start
+        if found and found[-1][1] == start:
+            start, _ = found.pop()
+        found.append((start, piece.stop))
+    return tuple(found)
 
 
-def describe(head: Head) -> str:
+def describe(rank: int, found: NanReport) -> str:
     """One sentence, without its end, of what a worker has reported.
 
     Example:
-        >>> head = report("loss", [Piece(2, 0, 64)], (4, 4), Suspects(9, 1, (9,)))
-        >>> describe({**head, "rank": 1})
+        >>> suspects = Suspects(9, 1, (9,))
+        >>> describe(1, report("stop", "loss", [Piece(2, 0, 64)], (4, 4), suspects))
         'the loss of worker 1 turned NaN or infinite in its step 4, on samples 0 to \
 63 of the order of epoch 3; row 9 of the data is not finite'
     """
-    first, last = int(head["step"]), int(head["last_step"])
+    first, last = found.step, found.last_step
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
-    samples = " and ".join(
-        f"{int(start):,} to {int(stop) - 1:,}" for start, stop in head["ranges"]
-    )
+    samples = " and ".join(f"{start:,} to {stop - 1:,}" for start, stop in found.ranges)
     return (
-        f"the {head['what']} of worker {head['rank']} turned NaN or infinite in its "
-        f"{steps}, on samples {samples} of the order of epoch {head['epoch'] + 1}; "
-        f"{_data(head)}"
+        f"the {found.what} of worker {rank} turned NaN or infinite in its "
+        f"{steps}, on samples {samples} of the order of epoch {found.epoch + 1}; "
+        f"{_data(found)}"
     )
 
 
-def _data(head: Head) -> str:
-    rows, count = head["rows"], int(head["bad_rows"])
-    named = ", ".join(f"{int(row):,}" for row in rows)
+def _data(found: NanReport) -> str:
+    rows, count = found.rows, found.bad_rows
+    named = ", ".join(f"{row:,}" for row in rows)
     if not count:
         return "their data is finite"
     if count == 1:
@@ -194,41 +198,42 @@ def _data(head: Head) -> str:
     return f"{count:,} rows of the data are not finite, rows {named} among them"
 
 
-def error_of(head: Head) -> NotFinite:
+def error_of(rank: int, found: NanReport) -> NotFinite:
     """The error that ends a run.
 
     Args:
-        head: What a worker has reported, with its rank.
+        rank: Of the worker.
+        found: What it has reported.
     """
     advice = (
         "Correct or leave out such rows"
-        if head["bad_rows"]
+        if found.bad_rows
         else "Lower the learning rate, or give the optimizer a clipnorm"
     )
-    text = describe(head)
+    text = describe(rank, found)
     after = ""
-    if head["reaction"] == "rollback":
+    if found.reaction == "rollback":
         after = f" after {MOST_ROLLBACKS} rollbacks"
     return NotFinite(
-        f"{text}. Finite numbers were expected, and on_nan={head['reaction']!r} ends "
+        f"{text}. Finite numbers were expected, and on_nan={found.reaction!r} ends "
         f"the run{after}; the model holds the last center that was good. "
         f"{advice}, or pass on_nan='skip' to leave out what does harm.",
-        rank=int(head["rank"]),
-        step=int(head["step"]),
-        epoch=int(head["epoch"]),
-        samples=tuple((int(a), int(b)) for a, b in head["ranges"]),
-        rows=tuple(int(row) for row in head["rows"]),
+        rank=rank,
+        step=found.step,
+        epoch=found.epoch,
+        samples=found.ranges,
+        rows=found.rows,
     )
 
 
-def what_follows(head: Head) -> str:
+def what_follows(rank: int, found: NanReport) -> str:
     """What is told to the user where the run goes on."""
     after = {
         "skip": "these samples count, and nothing was learnt from them",
         "rollback": "the run goes back to its last checkpoint, and leaves them out",
     }.get(
-        head["reaction"],
+        found.reaction,
         "training goes on as plain Keras would; on_nan='stop', 'skip' or 'rollback' "
         "does otherwise",
     )
-    return f"{describe(head)}; {after}"
+    return f"{describe(rank, found)}; {after}"

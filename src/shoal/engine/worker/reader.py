@@ -16,7 +16,8 @@ from shoal.data.chunks import ShapesDiffer, concatenated, kind_of
 from shoal.data.order import Order
 from shoal.data.read_ahead import ReadAhead, TooSlow
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.transport.messages import MOST_PARTS
+from shoal.engine.transport.fields import MOST_PARTS
+from shoal.engine.transport.messages.worker_reports import DataRetry, DataState
 from shoal.errors import DataError
 
 MOST_ERROR = 1 << 10  # characters of an error that are told
@@ -76,7 +77,7 @@ class Reader:
         source: Rows,
         order: Order,
         retry: Retry,
-        tell: Callable[..., None],
+        tell: Callable[[DataRetry | DataState], None],
         sleep: Callable[[float], None],
     ) -> None:
         self._source, self._order = source, order
@@ -135,8 +136,8 @@ class Reader:
         self._turn = turn
         if found:
             names = sorted(found)[:MOST_PARTS]
-            digests = [found[name] for name in names]
-            self._tell("data_state", epoch=turn, names=names, digests=digests)
+            digests = {name: found[name] for name in names}
+            self._tell(DataState(epoch=turn, digests=digests))
 
     def first(self, indices: Indices) -> Any:
         """Reads rows to compile with, which nobody has leased.
@@ -158,11 +159,8 @@ class Reader:
                 name = f"{type(error).__name__}: {error}"[:MOST_ERROR]
                 if wait_s is None or isinstance(error, TooSlow):
                     raise self._give_up(name, indices, pieces) from error
-                self._tell(
-                    "data_retry",
-                    text=f"{chunk_of(pieces, indices)} cannot be read: {name}",
-                    attempt=attempt,
-                )
+                text = f"{chunk_of(pieces, indices)} cannot be read: {name}"
+                self._tell(DataRetry(text=text, attempt=attempt))
                 self._sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 

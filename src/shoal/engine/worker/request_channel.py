@@ -11,32 +11,63 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from shoal.data.read_ahead import BEAT_S
 from shoal.engine.environment import SYSTEM, Environment
-from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.client_connection import (
-    Answered,
     ClientConnection,
     Fenced,
     ServerAddress,
-    who,
 )
 from shoal.engine.transport.codec import connection_codec
-from shoal.engine.transport.messages import exactly
+from shoal.engine.transport.fields import exactly
+from shoal.engine.transport.messages.server_to_worker import (
+    Answer,
+    Stored,
+    ToWorker,
+    Welcome,
+    WelcomeBack,
+    read_answer,
+    reading,
+)
+from shoal.engine.transport.messages.shard import Attend
+from shoal.engine.transport.messages.worker_reports import WorkerReport
+from shoal.engine.transport.messages.worker_to_server import (
+    Busy,
+    Compiling,
+    FromWorker,
+    Join,
+    Push,
+    Reading,
+    Rejoin,
+    Request,
+    SlotSettled,
+)
 from shoal.engine.transport.partition import sizes_of
-from shoal.engine.transport.shared_memory import Slot
+from shoal.engine.transport.shared_memory import Slot, SlotOffer
 from shoal.engine.worker.shard_client import ShardClients
 from shoal.errors import ShoalError
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
-from shoal.wire.frames import Head, Link
+from shoal.wire.frames import Link
 
 __all__ = ["Fenced", "RequestChannel", "ServerAddress"]
+
+
+class Answered(NamedTuple):
+    """An answer to a request.
+
+    Args:
+        message: What the server says.
+        rest: What came behind its vectors.
+    """
+
+    message: ToWorker
+    rest: memoryview
 
 
 @final
@@ -45,7 +76,7 @@ class Question:
     """What was asked, until it is answered.
 
     Args:
-        head: As it was sent.
+        request: As it was sent.
         parts: Of its vectors, as they were sent.
         blob: That went along.
         has_vectors: Whether there are any.
@@ -53,7 +84,7 @@ class Question:
         error: It could not be sent.
     """
 
-    head: Head
+    request: Request
     parts: tuple[memoryview, ...]
     blob: bytes
     has_vectors: bool
@@ -137,11 +168,11 @@ class RequestChannel:
         """Address of this machine, empty where it is the server's own."""
         return "" if self._link.is_local else self._link.own_host
 
-    def _join(self, head: Head) -> tuple[Head, Vector, Vector, bytes]:
+    def _join(self, message: Join) -> tuple[Welcome, Vector, Vector, bytes]:
         """Takes a place at all servers.
 
         Args:
-            head: What to say.
+            message: What to say.
 
         Returns:
             The answer, the center, statistics, and an optimizer's state.
@@ -150,40 +181,56 @@ class RequestChannel:
             Fenced: The server has another model, or gave the place to another.
             BadFrame: It says what no server of ours says.
         """
-        head, body = self._connection.call(head, can_map=True)
+        head, body = self._connection.call(message, can_map=True)
         try:
-            return (head, *self._sit_down(head, body))
+            with reading(head["kind"]):
+                if head["kind"] != Welcome.kind:
+                    raise ValueError("no answer to a worker that joins")
+                welcome = Welcome.parse(head)
+            return (welcome, *self._sit_down(welcome, body))
         except BaseException:
             self._connection.close()
             if self._shard_clients is not None:
                 self._shard_clients.leave()
             raise
 
-    def _sit_down(self, head: Head, body: memoryview) -> tuple[Vector, Vector, bytes]:
+    def _sit_down(
+        self, welcome: Welcome, body: memoryview
+    ) -> tuple[Vector, Vector, bytes]:
         """Takes the place that it was given; see `_join`."""
         sizes = self._own_sizes
-        with answers.reading(head):
-            self.rank, self.incarnation, offer = answers.place(head)
+        self.rank, self.incarnation = welcome.rank, welcome.incarnation
+        with reading(welcome.kind):
             start = np.frombuffer(body, np.float32, sizes.vector + sizes.statistics)
         vector, statistics = start[: sizes.vector], start[sizes.vector :]
-        self._settle(offer)
+        self._settle(welcome.slot)
         if self._seat.shards:
             self._shard_clients = ShardClients(
                 self._seat,
                 self.buffers,
                 self.strategy,
-                who(self.rank, self.incarnation),
+                self._attend(),
                 self.environment,
             )
             vector = np.concatenate([vector, *self._shard_clients.attend()])
         return vector, statistics, bytes(body[start.nbytes :])
 
-    def _settle(self, offer: dict[str, str] | None) -> None:
+    def _attend(self) -> Attend:
+        """Who this worker is, to the servers that order nothing."""
+        return Attend(
+            rank=self.rank,
+            incarnation=self.incarnation,
+            question=0,
+            wants_center=True,
+            token=self._seat.token,
+        )
+
+    def _settle(self, offer: SlotOffer | None) -> None:
         slot, sizes = None, self._own_sizes
         if offer is not None:
-            slot = Slot.attach(offer["path"], sizes.slot_bytes, offer["mark"])
+            slot = Slot.attach(offer.path, sizes.slot_bytes, offer.mark)
         try:
-            self._link.send({"kind": "slot", "is_shared": slot is not None})
+            self._link.send(SlotSettled(is_shared=slot is not None).pack())
         except ConnectionError:
             if slot is not None:
                 slot.close()
@@ -196,26 +243,25 @@ class RequestChannel:
         self._vector_codec = connection_codec(self._own, self.strategy, is_server=False)
 
     def _ask(
-        self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
+        self, message: FromWorker, *, has_vectors: bool = False, blob: bytes = b""
     ) -> Answered:
         """Asks the server, or the one that took its place, until one answers."""
-        return self._get(self._put(head, has_vectors=has_vectors, blob=blob))
+        return self._get(self._put(message, has_vectors=has_vectors, blob=blob))
 
     def _put(
-        self, head: Head, *, has_vectors: bool = False, blob: bytes = b""
+        self, message: FromWorker, *, has_vectors: bool = False, blob: bytes = b""
     ) -> Question:
         """Says something, and does not wait for the answer."""
         self._question += 1
-        head["question"] = question = self._question
-        is_push, shard_clients = head["kind"] == "push", self._shard_clients
+        question = self._question
+        is_push, shard_clients = isinstance(message, Push), self._shard_clients
         staged = None
         if shard_clients is not None and has_vectors:
             staged = shard_clients.stage(question, is_push=is_push)
             self._copy_up()
         parts = self._parts(is_push=is_push) if has_vectors else ()
-        if len(parts) > 1:
-            head["is_coded"] = True
-        asked = Question(head, parts, blob, has_vectors, staged)
+        request = Request(message, question, is_coded=len(parts) > 1)
+        asked = Question(request, parts, blob, has_vectors, staged)
         self._send_question(asked)
         return asked
 
@@ -223,7 +269,7 @@ class RequestChannel:
         """Sends it; that this failed is met by who waits for the answer."""
         asked.error = None
         try:
-            self._link.send(asked.head, *asked.parts, asked.blob)
+            self._link.send(asked.request.pack(), *asked.parts, asked.blob)
         except ConnectionError as error:
             asked.error = error
 
@@ -238,17 +284,18 @@ class RequestChannel:
             except ConnectionError as error:
                 self._go_back(error)
                 # As it is: that server may not know what the other one had.
-                asked.head.pop("is_coded", None)
+                asked.request = asked.request._replace(is_coded=False)
                 asked.parts = (self._own.inline_up,) if asked.has_vectors else ()
                 self._send_question(asked)
         if asked.staged is not None:
             asked.staged.result()
         shard_clients = self._shard_clients
-        has_body = answer[0].get("body", "none") != "none"
+        message = answer.message
+        has_body = isinstance(message, Answer) and message.has_vectors
         # Parts of a snapshot may be written over only when all of them are stored.
-        is_stored = answer[0]["kind"] == "stored" and asked.has_vectors
+        is_stored = isinstance(message, Stored) and asked.has_vectors
         if shard_clients is not None and (has_body or is_stored):
-            shard_clients.take(asked.head["question"])
+            shard_clients.take(asked.request.number)
         if shard_clients is not None and has_body:
             self._copy_down()
         return answer
@@ -277,25 +324,23 @@ class RequestChannel:
         return (self._own.inline_up,)
 
     def _receive(self) -> Answered:
-        """Waits for an answer; its vectors are then in `self._own`.
-
-        Returns:
-            The answer, and what came behind its vectors.
-        """
+        """Waits for an answer; its vectors are then in `self._own`."""
         own, vector_codec = self._own, self._vector_codec
         into = own.inline_down if vector_codec is None else vector_codec.landing
         head, body = self._link.receive(into or None)
-        inline = len(own.inline_down)
-        with answers.reading(head):
-            if vector_codec is not None and head.get("is_coded"):
-                return head, body[vector_codec.unpack(body) :]
-            if head.get("body", "none") == "none" or not inline:
-                return head, body
+        inline, message = len(own.inline_down), read_answer(head)
+        if not isinstance(message, Answer) or not message.has_vectors:
+            return Answered(message, body)
+        if not inline and vector_codec is None:
+            return Answered(message, body)
+        with reading(message.kind):
+            if vector_codec is not None and message.is_coded:
+                return Answered(message, body[vector_codec.unpack(body) :])
             # What is too short has been received over the last reply.
             vectors = exactly(body[:inline], inline, "vectors")
             if body.obj is not own.down.obj:
                 own.down[:] = vectors
-        return head, body[inline:]
+        return Answered(message, body[inline:])
 
     def _go_back(self, error: ConnectionError) -> None:
         """The server is gone: waits for its standby to lead, and takes its place there.
@@ -305,14 +350,17 @@ class RequestChannel:
         Raises:
             ConnectionError: There is no standby, or it is gone as well.
         """
-        me, before = who(self.rank, self.incarnation), self._own
+        before, me = self._own, Rejoin(
+            rank=self.rank, incarnation=self.incarnation, token=self._seat.token
+        )  # fmt: skip
         while self._own is before:
-            head = {"kind": "rejoin", **me}
-            head, _ = self._connection.call_again(error, head, can_map=True)
-            with answers.reading(head):
-                offer = answers.slot(head)
+            head, _ = self._connection.call_again(error, me, can_map=True)
+            with reading(head["kind"]):
+                if head["kind"] != WelcomeBack.kind:
+                    raise ValueError("no answer to a worker that comes back")
+                found = WelcomeBack.parse(head)
             try:
-                self._settle(offer)
+                self._settle(found.slot)
             except ConnectionError as another:  # and that one is gone now
                 error = another
         self._own.up[:] = before.up
@@ -329,19 +377,19 @@ class RequestChannel:
         """Whether there is, or will be, an answer that was not waited for."""
         return self._early is not None
 
-    def _ask_early(self, head: Head) -> None:
+    def _ask_early(self, message: Push) -> None:
         """Says something with vectors, and does not wait; `_arrive` does."""
         self._early = self.environment.in_background(
-            lambda: self._ask(head, has_vectors=True)
+            lambda: self._ask(message, has_vectors=True)
         )
 
-    def _ask_later(self, head: Head) -> None:
+    def _ask_later(self, message: Push) -> None:
         """Says something with vectors; `_arrive` reads the answer.
 
         No thread waits for it, as with `_ask_early`: who lost its server goes back
         there.
         """
-        asked = self._put(head, has_vectors=True)
+        asked = self._put(message, has_vectors=True)
         self._early = DeferredAnswer(lambda: self._get(asked))
 
     def _arrive(self) -> Answered:
@@ -361,24 +409,19 @@ class RequestChannel:
         if early is not None:
             early.exception()
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        """Tells the controller of something that is no failure yet."""
+    def tell(self, message: WorkerReport | Busy | Compiling | Reading) -> None:
+        """Tells the server what this worker does, or the controller of something."""
         self._let_arrive()
-        self._ask({"kind": kind, **fields})
+        self._ask(message)
 
     def busy(self) -> AbstractContextManager[None]:
         """Says every second that it works. Nothing else may be said meanwhile."""
 
         def say() -> None:
             with suppress(OSError, ShoalError):  # whatever is said next meets it
-                self.tell("busy")
+                self.tell(Busy())
 
         return self.environment.every(BEAT_S, say)
-
-    def fail(self, **report: Any) -> None:
-        """Tells the controller that user code raised, whichever server leads."""
-        self._let_arrive()
-        self._ask({"kind": "failed", **report})
 
     def leave(self) -> None:
         """Closes the connection and gives the slot back."""

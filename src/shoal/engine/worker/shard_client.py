@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, final
+from dataclasses import replace
+from typing import final
 
 import numpy as np
 
 from shoal.engine.environment import Environment
-from shoal.engine.transport import answers
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.client_connection import ClientConnection, ServerAddress
 from shoal.engine.transport.codec import connection_codec
-from shoal.engine.transport.messages import exactly, whole
+from shoal.engine.transport.fields import exactly
+from shoal.engine.transport.messages.server_to_worker import reading
+from shoal.engine.transport.messages.shard import (
+    OF_SHARD,
+    Attend,
+    Kept,
+    OfShard,
+    Part,
+    Stage,
+)
 from shoal.engine.transport.partition import cuts, sizes_of
 from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
@@ -31,7 +40,7 @@ class ShardClient:
         connection: To it.
         buffers: Where its part of messages and answers lies.
         strategy: Of the run.
-        me: Rank and incarnation, as the server that orders told them.
+        me: Says who this worker is, as the server that orders told it.
     """
 
     def __init__(
@@ -39,7 +48,7 @@ class ShardClient:
         connection: ClientConnection,
         buffers: Buffers,
         strategy: Strategy,
-        me: dict[str, Any],
+        me: Attend,
     ) -> None:
         self._connection, self._buffers, self._me = connection, buffers, me
         self._strategy = strategy
@@ -47,10 +56,9 @@ class ShardClient:
 
     def attend(self) -> Vector:
         """Takes a place there; returns its part of the center."""
-        head = {"kind": "attend", **self._me, "question": 0, "wants_center": True}
-        answer, body = self._connection.call(head, can_map=False)
+        answer, body = self._connection.call(self._me, can_map=False)
         self._settle()
-        with answers.reading(answer):
+        with reading(answer["kind"]):
             size = 4 * self._buffers.sizes.vector
             return np.frombuffer(exactly(body, size, "a center"), np.float32)
 
@@ -67,61 +75,59 @@ class ShardClient:
         if vector_codec is not None and coded is None:
             vector_codec.sent()
         parts = (self._buffers.up,) if coded is None else coded
-        head = {"kind": "stage", "question": question, "is_coded": coded is not None}
+        message = Stage(question=question, is_coded=coded is not None)
         try:
-            self._connection.link.send(head, *parts)
+            self._connection.link.send(message.pack(), *parts)
         except ConnectionError as error:
             self._go_back(error, question)
-        self._await("kept", question)
+        self._await(Kept, question)
 
     def take(self, question: int) -> None:
         """Waits for its part of an answer; that lies in the bulk then."""
         if self._taken != question:
-            self._await("part", question)
+            self._await(Part, question)
 
-    def _await(self, kind: str, question: int) -> None:
+    def _await(self, kind: type[OfShard], question: int) -> None:
         while True:
             try:
-                head = self._receive()
+                message = self._receive()
             except ConnectionError as error:
                 self._go_back(error, question)
                 continue
-            with answers.reading(head):
-                answered = whole(head["question"])
-            if head["kind"] == "part":  # one that took over may have it ready
-                self._taken = answered
-            if (head["kind"], answered) == (kind, question):
+            if isinstance(message, Part):  # one that took over may have it ready
+                self._taken = message.question
+            if isinstance(message, kind) and message.question == question:
                 return
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> OfShard:
         vector_codec = self._vector_codec
         into = self._buffers.down if vector_codec is None else vector_codec.landing
         head, body = self._connection.link.receive(into)
-        with answers.reading(head):
-            if head["kind"] not in ("part", "kept"):
+        with reading(head["kind"]):
+            if head["kind"] not in OF_SHARD:
                 raise ValueError("a shard says something else")
-            if vector_codec is not None and head.get("is_coded"):
+            message = OF_SHARD[head["kind"]].parse(head)
+            part = message if isinstance(message, Part) else None
+            if vector_codec is not None and part is not None and part.is_coded:
                 exactly(body[vector_codec.unpack(body) :], 0, "more than a part")
-            elif len(body) or head.get("body", "none") != "none":
+            elif len(body) or (part is not None and part.has_vectors):
                 # What is too short has been received over the last reply.
                 size = len(self._buffers.down)
                 vectors = exactly(body, size, "a part")
                 if body.obj is not self._buffers.down.obj:
                     self._buffers.down[:] = vectors
-        return head
+        return message
 
     def _go_back(self, error: ConnectionError, question: int) -> None:
         """To whichever process has its part now; it may lack the message."""
-        head = {"kind": "attend", **self._me, "question": question}
-        self._connection.call_again(
-            error, {**head, "wants_center": False}, can_map=False
-        )
+        message = replace(self._me, question=question, wants_center=False)
+        self._connection.call_again(error, message, can_map=False)
         self._settle()
         if self._staged == question:
             # As it is: that process may not know what the other one had.
-            plain = {"kind": "stage", "question": question, "is_coded": False}
+            plain = Stage(question=question, is_coded=False)
             try:
-                self._connection.link.send(plain, self._buffers.up)
+                self._connection.link.send(plain.pack(), self._buffers.up)
             except ConnectionError as again:
                 self._go_back(again, question)
 
@@ -147,7 +153,7 @@ class ShardClients:
         seat: ServerAddress,
         buffers: Buffers,
         strategy: Strategy,
-        me: dict[str, Any],
+        me: Attend,
         environment: Environment,
     ) -> None:
         self._environment = environment

@@ -118,7 +118,9 @@ class SharedMemoryAllReduce(Collective):
         self._line.setblocking(False)
         self._line.bind(str(folder / f"{name}{_CALLS}"))
         draft = folder / name
-        draft.write_text(json.dumps({"name": name, **(made[0].offer or {})}))
+        offer = made[0].offer
+        known = {} if offer is None else offer._asdict()
+        draft.write_text(json.dumps({"name": name, **known}))
         draft.replace(folder / f"{self._rank}{_OFFER}")
 
     @property

@@ -1,0 +1,138 @@
+"""Reads single fields of heads, before they are believed or passed on. Pure.
+
+What a peer says reaches the controller and the records of a run. Every field is of the
+right type and not too long, or the connection is closed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What is raised where a frame is not what it should be."""
+MOST = 1 << 62
+MOST_PARTS = 1 << 10
+MOST_LETTERS = 1 << 12
+MOST_NAME = 256
+MOST_PATH = 1 << 12
+MOST_TEXT = 1 << 18
+MOST_ALL = 1 << 20  # a head has no room for more
+MOST_PID = 1 << 32
+MAX_HINT = 1 << 16  # a rank that a process may wish for
+
+
+def whole(value: Any, most: int = MOST) -> int:
+    """A number that counts something.
+
+    Raises:
+        ValueError: It is negative, or `most` or more.
+
+    Example:
+        >>> whole(3.0), whole("7")
+        (3, 7)
+    """
+    number = int(value)
+    if not 0 <= number < most:
+        raise ValueError(f"no number from 0 to {most}")
+    return number
+
+
+def quantity(value: Any) -> float:
+    """What was measured.
+
+    Raises:
+        ValueError: It is negative, or not finite.
+    """
+    number = float(value)
+    if not 0 <= number < MOST:
+        raise ValueError(f"no quantity from 0 to {MOST}")
+    return number
+
+
+def amount(value: Any) -> float | None:
+    """What was measured, None where nobody knows.
+
+    Raises:
+        ValueError: It is negative, or not finite.
+
+    Example:
+        >>> amount(97), amount(None)
+        (97.0, None)
+    """
+    return None if value is None else quantity(value)
+
+
+def text(value: Any, most: int) -> str:
+    """A text of at most `most` letters.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(value, str) or len(value) > most:
+        raise ValueError(f"no text of at most {most} letters")
+    return value
+
+
+def some(value: Any, most: int = MOST_PARTS) -> list[Any]:
+    """A list of at most `most` parts; a tuple is packed as one.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(value, list | tuple) or len(value) > most:  # pyright: ignore[reportUnknownArgumentType]
+        raise ValueError(f"no list of at most {most} parts")
+    return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def exactly(body: memoryview, size: int, what: str) -> memoryview:
+    """A body, which has to be so long.
+
+    Raises:
+        ValueError: It is not.
+
+    Example:
+        >>> exactly(memoryview(b"1234"), 4, "vectors").nbytes
+        4
+    """
+    if len(body) != size:
+        raise ValueError(f"{len(body):,} bytes of {what}, where {size:,} belong")
+    return body
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """An object of JSON.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def rate(value: Any) -> float | None:
+    """A learning rate, None under a schedule.
+
+    Raises:
+        ValueError: It is none.
+
+    Example:
+        >>> rate(1), rate(None)
+        (1, None)
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"a learning rate of {value!r:.40}")
+    float(value)  # of 400 digits, it is none
+    return value
+
+
+def address(value: Any) -> tuple[str, int]:
+    """Host and port.
+
+    Raises:
+        ValueError: It is none.
+    """
+    host, port = value
+    return text(host, MOST_NAME), whole(port, 1 << 16)

@@ -1,0 +1,93 @@
+"""What all messages have in common: each one packs itself into the head of a frame.
+
+Beside `pack` every class has a `parse`, which believes nothing: what is missing, of
+another type or out of range raises one of `fields.WRONG`. What a head holds beside the
+fields of its class is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+from shoal.engine.transport.fields import WRONG
+from shoal.wire.frames import BadFrame, Head
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Message:
+    """One message, without the bytes that may follow it. Abstract.
+
+    It is no `ABC`: every exchange asks several times of which class a message is, and
+    `isinstance` takes longer there.
+    """
+
+    __slots__ = ()
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedKind(Message):
+    """A message whose head begins with the kind of its class.
+
+    Its fields follow in their order, unless a class says otherwise.
+    """
+
+    kind: ClassVar[str]
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        return {"kind": self.kind, **self.to_json()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, as plain values."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`; here, of a message without fields."""
+        del head
+        return cls()
+
+
+class Parser(Protocol[T_co]):
+    """A class of messages, as far as reading goes."""
+
+    @property
+    def kind(self) -> str:
+        """By which it is found."""
+        ...
+
+    def parse(self, head: Head, /) -> T_co:
+        """The inverse of `pack`."""
+        ...
+
+
+def by_kind(*parsers: Parser[T_co]) -> Mapping[str, Parser[T_co]]:
+    """Classes of messages by their kind."""
+    return {parser.kind: parser for parser in parsers}
+
+
+def read(parsers: Mapping[str, Parser[T_co]], head: Head, sender: str) -> T_co:
+    """Reads a message of one of some kinds.
+
+    Args:
+        parsers: By kind.
+        head: Of the frame.
+        sender: Who sent it, for errors.
+
+    Raises:
+        BadFrame: It is of another kind, or its fields are not what they should be.
+    """
+    parser = parsers.get(head["kind"])
+    if parser is None:
+        raise BadFrame(f"unknown message {head['kind']!r:.40} of {sender}")
+    try:
+        return parser.parse(head)
+    except WRONG as error:
+        raise BadFrame(f"{head['kind']!r:.40}: {error!r:.200}") from error

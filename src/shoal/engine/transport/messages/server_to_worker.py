@@ -1,0 +1,408 @@
+"""What a server says to a worker: where its place is, and what each request comes to.
+
+A server of this run is trusted, but it may be of another version, or wrong: a worker
+says then what it cannot read, instead of failing anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeAlias, final
+
+from shoal.engine.coordination.instructions import Body, Group
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.fields import (
+    MOST_ALL,
+    MOST_PATH,
+    WRONG,
+    rate,
+    some,
+    text,
+    whole,
+)
+from shoal.engine.transport.messages.base import FixedKind, Parser, by_kind
+from shoal.engine.transport.messages.worker_to_server import NanStatus
+from shoal.engine.transport.shared_memory import SlotOffer
+from shoal.wire.frames import BadFrame, Head
+
+BODIES: Mapping[str, Body] = {
+    "none": "none", "reply": "reply", "center": "center", "snapshot": "snapshot",
+}  # fmt: skip
+
+
+@contextmanager
+def reading(kind: str) -> Generator[None]:
+    """Says what cannot be read of an answer of some kind.
+
+    Raises:
+        BadFrame: Something cannot.
+    """
+    try:
+        yield
+    except WRONG as error:
+        raise unreadable(kind, error) from error
+
+
+def unreadable(kind: str, error: Exception) -> BadFrame:
+    """What is raised where an answer of some kind cannot be read."""
+    return BadFrame(
+        f"the server's answer {kind!r:.40} cannot be read: "
+        f"{type(error).__name__}: {error!s:.200}. Expected what the server of this "
+        "version says. See whether all machines have the same version of Shoal."
+    )
+
+
+def read_slot(head: Head) -> SlotOffer | None:
+    """The shared memory that a server offers, None for none."""
+    offer = head["slot"]
+    if offer is None:
+        return None
+    return SlotOffer(text(offer["path"], MOST_PATH), text(offer["mark"], MOST_PATH))
+
+
+def pack_slot(offer: SlotOffer | None) -> dict[str, str] | None:
+    """The inverse of `read_slot`."""
+    return None if offer is None else offer._asdict()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What every answer tells of the run.
+
+    Args:
+        version: Of the center.
+        lineage: Of the center.
+        clock: Committed steps of the user's batch size.
+        workers: Living ones, at least 1.
+        learning_rate: None under a schedule.
+        changed: Serial number of the newest change of a callback.
+    """
+
+    version: int
+    lineage: int
+    clock: int
+    workers: int
+    learning_rate: float | None
+    changed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, as plain values."""
+        return {
+            "version": self.version, "lineage": self.lineage, "clock": self.clock,
+            "workers": self.workers, "lr": self.learning_rate, "changed": self.changed,
+        }  # fmt: skip
+
+    @classmethod
+    def parse(cls, head: Head) -> RunState:
+        """The inverse of `to_json`."""
+        return cls(
+            version=whole(head["version"]),
+            lineage=whole(head["lineage"]),
+            clock=whole(head["clock"]),
+            workers=whole(head["workers"]),
+            learning_rate=rate(head["lr"]),
+            changed=whole(head.get("changed", 0)),
+        )
+
+
+# -------------------------------------------------------------------------- places
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(FixedKind):
+    """A process is a worker from now on; center, statistics and a state follow.
+
+    Args:
+        rank: Of the worker.
+        incarnation: Counts the processes that had this rank.
+        slot: Shared memory that it may map, None for none.
+        state: Of the run.
+    """
+
+    kind: ClassVar[str] = "welcome"
+    rank: int
+    incarnation: int
+    slot: SlotOffer | None
+    state: RunState
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        return {
+            "kind": self.kind, "rank": self.rank, "incarnation": self.incarnation,
+            "slot": pack_slot(self.slot), **self.state.to_json(),
+        }  # fmt: skip
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`."""
+        return cls(
+            rank=whole(head["rank"]),
+            incarnation=whole(head["incarnation"]),
+            slot=read_slot(head),
+            state=RunState.parse(head),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WelcomeBack(FixedKind):
+    """A worker has its place at the server that took over.
+
+    Args:
+        slot: Shared memory that it may map, None for none.
+    """
+
+    kind: ClassVar[str] = "again"
+    slot: SlotOffer | None
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        return {"kind": self.kind, "slot": pack_slot(self.slot)}
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`."""
+        return cls(slot=read_slot(head))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere(FixedKind):
+    """This is a standby, and another server leads: call there."""
+
+    kind: ClassVar[str] = "elsewhere"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(FixedKind):
+    """A process or its message is not wanted: it joins anew, or exits.
+
+    Args:
+        reason: Why.
+        state: Of the run; None to one that has no place in it.
+    """
+
+    kind: ClassVar[str] = "refused"
+    reason: str
+    state: RunState | None = None
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        state = {} if self.state is None else self.state.to_json()
+        return {"kind": self.kind, "reason": self.reason, **state}
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`; whatever it says, it is a refusal."""
+        state = RunState.parse(head) if "version" in head else None
+        return cls(reason=f"{head.get('reason')!s:.300}", state=state)
+
+
+# ------------------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(FixedKind):
+    """What a worker gets for what it said; see `instructions.Answer`.
+
+    Args:
+        body: What travels along.
+        pieces: New leases; of a `Repeat` all.
+        nan_status: Of the round.
+        group: That averages the next step, None where the server does.
+        sums: That the push is to be computed for.
+        wants_snapshot: The worker is asked for its state.
+        changes: Bytes of what callbacks changed, at the end.
+        state: Of the run.
+        is_coded: Whether its vector is encoded; None where no vector would be.
+    """
+
+    body: Body = "none"
+    pieces: tuple[Piece, ...] = ()
+    nan_status: int = NanStatus.FINITE
+    group: Group | None = None
+    sums: tuple[float, ...] = ()
+    wants_snapshot: bool = False
+    changes: int = 0
+    state: RunState
+    is_coded: bool | None = None
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether vectors travel along."""
+        return self.body != "none"
+
+    @property
+    def is_center(self) -> bool:
+        """Whether the worker is to go on from the center."""
+        return self.body in ("center", "snapshot")
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        head: Head = {
+            "kind": self.kind, "body": self.body, "pieces": self.pieces,
+            "doubt": self.nan_status, "group": self.group,
+        }  # fmt: skip
+        if self.sums:
+            head["sums"] = self.sums
+        head["publish"] = self.wants_snapshot
+        if self.changes:
+            head["changes"] = self.changes
+        head |= self.state.to_json()
+        if self.is_coded is not None:
+            head["is_coded"] = self.is_coded
+        return head
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`."""
+        group, is_coded = head.get("group"), head.get("is_coded")
+        pieces, sums = head.get("pieces"), head.get("sums")
+        if pieces is not None:
+            pieces = [Piece(*map(whole, piece)) for piece in some(pieces, MOST_ALL)]
+            if pieces and any(piece.stop < piece.start for piece in pieces):
+                raise ValueError("pieces that end before they begin")
+        if sums is not None:
+            sums = [float(value) for value in some(sums, MOST_ALL)]
+            if not all(map(math.isfinite, sums)):
+                raise ValueError(f"sums of {sums!r:.80}")
+        return cls(
+            body=BODIES[head.get("body", "none")],
+            pieces=tuple(pieces or ()),
+            nan_status=whole(head.get("doubt", 0)),
+            group=None if group is None else _group(group),
+            sums=tuple(sums or ()),
+            wants_snapshot=bool(head.get("publish")),
+            changes=whole(head.get("changes", 0)),
+            state=RunState.parse(head),
+            is_coded=None if is_coded is None else bool(is_coded),
+        )
+
+
+def _group(found: Any) -> Group:
+    generation, ranks = found
+    ranks = () if ranks is None else some(ranks, MOST_ALL)
+    return Group(whole(generation), tuple(map(whole, ranks)))
+
+
+@final
+class Reply(Answer):
+    """To a push: the strategy's reply."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "reply"
+
+
+@final
+class Merged(Answer):
+    """The mean of a round that the worker had no rows in."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "merged"
+
+
+@final
+class Grant(Answer):
+    """Data."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "grant"
+
+
+@final
+class Repeat(Answer):
+    """The push was applied before, or came too late."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "repeat"
+
+
+@final
+class Again(Answer):
+    """The push must come with its vector after all, or be computed for other sums."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "again"
+
+
+@final
+class Publish(Answer):
+    """The server wants the worker's state first."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "publish"
+
+
+@final
+class Done(Answer):
+    """The run is over."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged(FixedKind):
+    """Something was heard, and nothing follows from it.
+
+    Args:
+        state: Of the run.
+    """
+
+    state: RunState
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        return {"kind": self.kind, **self.state.to_json()}
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`."""
+        return cls(state=RunState.parse(head))
+
+
+@final
+class Stored(Acknowledged):
+    """A snapshot is here."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "stored"
+
+
+@final
+class Noted(Acknowledged):
+    """Anything else was heard."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "noted"
+
+
+ANSWERS: Mapping[str, type[Answer]] = {
+    answer.kind: answer
+    for answer in (Reply, Merged, Grant, Repeat, Again, Publish, Done)
+}
+"""By the kind of the instruction."""
+ToWorker: TypeAlias = Answer | Acknowledged | Refused
+"""What a worker that has its place is answered."""
+_TO_WORKER: Mapping[str, Parser[ToWorker]] = {
+    **ANSWERS, **by_kind(Stored, Noted, Refused),
+}  # fmt: skip
+
+
+def read_answer(head: Head) -> ToWorker:
+    """Reads the answer to a request.
+
+    Raises:
+        BadFrame: It is none that a worker of this version knows.
+    """
+    kind = head["kind"]
+    try:  # not `reading`: a context takes longer, and every exchange comes here
+        return _TO_WORKER[kind].parse(head)
+    except WRONG as error:
+        raise unreadable(kind, error) from error

@@ -1,0 +1,332 @@
+"""What a worker says to the server that orders: it calls, pushes, asks for data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, final
+
+from shoal.engine.coordination.ledger import Piece
+from shoal.engine.transport.fields import (
+    MAX_HINT,
+    MOST,
+    MOST_NAME,
+    MOST_PID,
+    text,
+    whole,
+)
+from shoal.engine.transport.messages.base import FixedKind, Parser, by_kind, read
+from shoal.engine.transport.messages.worker_reports import WORKER_REPORTS, WorkerReport
+from shoal.wire.frames import Head
+
+MOST_SUMS = 64  # that the losses of one model are scaled by
+
+
+class NanStatus(IntEnum):
+    """What a worker says of its part of a step; the highest counts for all workers.
+
+    `LEFT_OUT`: it was told to leave these samples out.
+    """
+
+    FINITE = 0
+    LOSS = 1
+    GRADIENT = 2
+    LEFT_OUT = 3
+
+    @classmethod
+    def parse(cls, value: Any) -> NanStatus:
+        """Reads one.
+
+        Raises:
+            ValueError: It is none of the known.
+        """
+        return _STATUSES[whole(value, len(_STATUSES))]
+
+
+_STATUSES = tuple(NanStatus)
+
+# ------------------------------------------------------------------------ callers
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join(FixedKind):
+    """A process wants to be a worker.
+
+    Args:
+        digest: Of the layout of its model.
+        metrics: Numbers of its metric state.
+        hint: The rank it wishes for, -1 for any.
+        node: Its machine.
+        pid: Of the process there.
+        token: Names the process to the controller.
+        wants_slot: Whether it can map memory of the server.
+    """
+
+    kind: ClassVar[str] = "join"
+    digest: str
+    metrics: int
+    hint: int
+    node: str
+    pid: int
+    token: str
+    wants_slot: bool = False
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`."""
+        hint, digest, metrics = int(head["hint"]), head["digest"], head["metrics"]
+        return cls(
+            # What another version says there is another layout, and is refused as one.
+            digest=digest if isinstance(digest, str) else "",
+            metrics=metrics if isinstance(metrics, int) and 0 <= metrics < MOST else -1,
+            hint=hint if 0 <= hint < MAX_HINT else -1,
+            node=text(head["node"], MOST_NAME),
+            pid=whole(head["pid"], MOST_PID),
+            token=text(head["token"], MOST_NAME),
+            wants_slot=bool(head["wants_slot"]),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejoin(FixedKind):
+    """A worker whose server was lost goes on at the one that took its place.
+
+    Args:
+        rank: Of the worker.
+        incarnation: Of the worker.
+        token: As it joined.
+        wants_slot: Whether it can map memory of the server.
+    """
+
+    kind: ClassVar[str] = "rejoin"
+    rank: int
+    incarnation: int
+    token: str
+    wants_slot: bool = False
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`."""
+        return cls(
+            rank=whole(head["rank"]),
+            incarnation=whole(head["incarnation"]),
+            token=text(head["token"], MOST_NAME),
+            wants_slot=bool(head["wants_slot"]),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSettled(FixedKind):
+    """A worker has mapped the memory that it was offered, or cannot.
+
+    Args:
+        is_shared: Whether vectors go through it.
+    """
+
+    kind: ClassVar[str] = "slot"
+    is_shared: bool
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`."""
+        return cls(is_shared=bool(head["is_shared"]))
+
+
+# ----------------------------------------------------------------------- requests
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push(FixedKind):
+    """What a worker did since its last push; its vectors follow.
+
+    Args:
+        lineage: Of the center that it began with.
+        sequence: Counts its pushes.
+        pieces: Samples that it covers.
+        steps: Local optimizer steps.
+        samples: What it weighs.
+        nan_status: Whether its numbers are finite.
+        group: Generation of the group that has averaged it, 0 for none.
+        times: Seconds of computing, reading, waiting and exchanging.
+        rows: Samples that something was learnt from, None for `samples`.
+        own: See `instructions.Push`.
+        assumed: The same.
+    """
+
+    kind: ClassVar[str] = "push"
+    lineage: int
+    sequence: int
+    pieces: tuple[Piece, ...]
+    steps: int
+    samples: float
+    nan_status: NanStatus = NanStatus.FINITE
+    group: int = 0
+    times: tuple[float, ...]
+    rows: float | None = None
+    own: tuple[float, ...] = ()
+    assumed: tuple[float, ...] = ()
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        head: Head = {
+            "kind": "push", "lineage": self.lineage, "sequence": self.sequence,
+            "pieces": self.pieces, "steps": self.steps, "samples": self.samples,
+            "doubt": self.nan_status, "group": self.group, "times": self.times,
+        }  # fmt: skip
+        if self.rows is not None:
+            head["rows"] = self.rows
+        if self.own:
+            head["own"], head["assumed"] = self.own, self.assumed
+        return head
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, as servers tell them each other."""
+        return {
+            "lineage": self.lineage, "sequence": self.sequence,
+            "pieces": self.pieces, "steps": self.steps, "samples": self.samples,
+            "group": self.group, "rows": self.rows, "own": self.own,
+            "assumed": self.assumed, "doubt": self.nan_status, "times": self.times,
+        }  # fmt: skip
+
+    @classmethod
+    def parse(cls, head: Head) -> Self:
+        """The inverse of `pack`, and of `to_json`."""
+        compute_s, data_s, wait_s, exchange_s = map(float, head["times"])
+        samples, steps = float(head["samples"]), whole(head["steps"])
+        if steps < 1 or not (math.isfinite(samples) and samples >= 0):
+            raise ValueError(f"{steps} steps of {samples} samples")
+        times = compute_s, data_s, wait_s, exchange_s
+        if not all(map(math.isfinite, times)):  # they are recorded, and added up
+            raise ValueError(f"times of {times} s")
+        rows, own, assumed = _sums(head)
+        return cls(
+            lineage=whole(head["lineage"]),
+            sequence=whole(head["sequence"]),
+            pieces=tuple(Piece(*map(whole, piece)) for piece in head["pieces"]),
+            steps=steps,
+            samples=samples,
+            nan_status=NanStatus.parse(head.get("doubt", 0)),
+            group=whole(head.get("group", 0)),
+            times=times,
+            rows=rows,
+            own=own,
+            assumed=assumed,
+        )
+
+
+def _sums(
+    head: Head,
+) -> tuple[float | None, tuple[float, ...], tuple[float, ...]]:
+    """What a message weighs beside `samples`; see `instructions.Push`."""
+    rows = head.get("rows")
+    if rows is None and "own" not in head and "assumed" not in head:
+        return None, (), ()
+    rows = None if rows is None else float(rows)
+    own, assumed = (
+        tuple(float(value) for value in head.get(name, ()))
+        for name in ("own", "assumed")
+    )
+    numbers = [*own, *assumed, *([] if rows is None else [rows])]
+    is_sound = all(math.isfinite(number) and number >= 0 for number in numbers)
+    if not is_sound or len(own) != len(assumed) or len(own) > MOST_SUMS:
+        raise ValueError(f"a message of {rows} rows, with {own} of {assumed}")
+    return rows, own, assumed
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(FixedKind):
+    """The model is compiled: a worker can take data."""
+
+    kind: ClassVar[str] = "ready"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need(FixedKind):
+    """A worker has no data left."""
+
+    kind: ClassVar[str] = "need"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot(FixedKind):
+    """The state of a worker's optimizer follows; where gradients are exchanged, all."""
+
+    kind: ClassVar[str] = "snapshot"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiling(FixedKind):
+    """A step of another shape has to be compiled."""
+
+    kind: ClassVar[str] = "compiling"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(FixedKind):
+    """A worker waits for its data."""
+
+    kind: ClassVar[str] = "reading"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy(FixedKind):
+    """A worker computes, and nobody knows how long."""
+
+    kind: ClassVar[str] = "busy"
+
+
+FromWorker: TypeAlias = (
+    Push | Ready | Need | Snapshot | Compiling | Reading | Busy | WorkerReport
+)
+"""What a worker says that has its place, and is answered."""
+REQUESTS: Mapping[str, Parser[FromWorker]] = {
+    **by_kind(Push, Ready, Need, Snapshot, Compiling, Reading, Busy),
+    **WORKER_REPORTS,
+}
+"""By kind."""
+
+
+@final
+class Request(NamedTuple):
+    """A message of a worker that waits for the answer.
+
+    Args:
+        message: What it says.
+        number: Counts its requests; 0 for one that need not be repeated.
+        is_coded: Whether its vector is encoded.
+    """
+
+    message: FromWorker
+    number: int
+    is_coded: bool = False
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        head = self.message.pack()
+        head["question"] = self.number
+        if self.is_coded:
+            head["is_coded"] = True
+        return head
+
+    @classmethod
+    def parse(cls, head: Head) -> Request:
+        """The inverse of `pack`.
+
+        Raises:
+            BadFrame: It is not what a worker of ours says.
+        """
+        message = read(REQUESTS, head, "a worker")
+        number = whole(head.get("question", 0))
+        return cls(message, number, bool(head.get("is_coded")))
