@@ -33,6 +33,7 @@ BACKEND = os.environ.get("KERAS_BACKEND", "jax")
 
 TOY = '''
 """Machines of a toy provider: a file each, in a folder that the spec names."""
+import os
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -65,6 +66,8 @@ class Toy(Provider[Spec]):
                 raise ProvisionError("the toy box is empty")
             if (folder / "acquire-is-broken-off").exists():
                 raise KeyboardInterrupt
+            if (folder / "acquire-is-killed").exists():
+                os.kill(os.getpid(), 9)
         return HostsFile(
             hosts=[f"toy-{number}" for number in range(spec.count)],
             ssh=f"{sys.executable} {folder}/ssh.py",
@@ -127,6 +130,16 @@ class Box:
 
     def shoal(self, *words: str) -> Result:
         return CliRunner().invoke(app, words, env=self.variables, prog_name="shoal")
+
+    def up(self) -> subprocess.Popen[str]:
+        """`shoal cluster up` as a process of its own, as from a terminal."""
+        path = os.pathsep.join(sys.path)
+        return subprocess.Popen(
+            [sys.executable, "-m", "shoal", "cluster", "up", self.file],
+            env={**os.environ, **self.variables, "PYTHONPATH": path},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
 
     @property
     def file(self) -> str:
@@ -287,13 +300,7 @@ def test_ctrl_c_while_machines_are_made_gives_them_back_once(box: Box) -> None:
 
 def test_ctrl_c_while_hosts_start_gives_machines_back_once(box: Box) -> None:
     box.make("start-hangs")
-    variables = {**os.environ, **box.variables, "PYTHONPATH": os.pathsep.join(sys.path)}
-    up = subprocess.Popen(
-        [sys.executable, "-m", "shoal", "cluster", "up", box.file], env=variables,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    with up:
+    with box.up() as up:
         assert up.stdout is not None
         said: list[str] = []
         while not (said and "starts the head" in said[-1]):
@@ -305,6 +312,16 @@ def test_ctrl_c_while_hosts_start_gives_machines_back_once(box: Box) -> None:
         said.append(up.stdout.read())
     assert up.returncode != 0
     assert box.nothing_is_left(), said
+    assert box.releases == 1
+
+
+def test_an_up_that_is_killed_leaves_what_down_gives_back(box: Box) -> None:
+    box.make("acquire-is-killed")
+    with box.up() as up:
+        assert up.wait() == -signal.SIGKILL
+    assert (box.names, box.machines, box.releases) == (["box"], ["toy-0"], 0)
+    assert box.shoal("cluster", "down", "box").exit_code == 0
+    assert box.nothing_is_left()
     assert box.releases == 1
 
 

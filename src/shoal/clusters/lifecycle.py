@@ -15,7 +15,6 @@ from shoal.clusters.pins import pins_here
 from shoal.clusters.provider import Acquisition, Instance, Provider
 from shoal.clusters.providers import ClusterFile, provider_of
 from shoal.clusters.remote_call import ask
-from shoal.clusters.spec_file import ClusterSpec
 from shoal.errors import ClusterError, PlanError, ShoalError
 
 
@@ -171,25 +170,21 @@ class ManagedCluster:
                 raise self._another_provider(state, asked)
             self._store.write(state)
             try:
-                return self._bring_up(asked.provider, spec, state, tell)
+                acquisition = Acquisition(state, self._store, tell)
+                hosts = asked.provider.acquire(spec, acquisition)
+                told = {"spec": spec.model_dump(mode="json")}
+                made = acquisition.state.model_copy(update=told)
+                return self._bring_up(made, hosts, backend, tell)
             except BaseException as error:
                 if not state.nodes:
                     self._undo(asked.provider, error)
                 raise
 
     def _bring_up(
-        self,
-        provider: Provider[Any],
-        spec: ClusterSpec,
-        state: ClusterState,
-        tell: Tell,
+        self, state: ClusterState, hosts: HostsFile, backend: str, tell: Tell
     ) -> Standing:
-        acquisition = Acquisition(state, self._store, tell)
-        hosts = provider.acquire(spec, acquisition)
         hosts = hosts.model_copy(update={"name": self._name})
-        told = {"spec": spec.model_dump(mode="json")}
-        state = acquisition.state.model_copy(update=told)
-        pins = pins_here(state.backend, hosts.environment.packages)
+        pins = pins_here(backend, hosts.environment.packages)
         preparer = HostSetup(hosts, pins, tell)
         raising = BringUp(state, hosts, preparer, self._store, tell)
         running = raising.run()

@@ -144,7 +144,10 @@ class PullCarrier(Carrier):
 
     @abstractmethod
     def failure(self, task: Any) -> str:
-        """Returns why a task ended before its agent arrived; "" where it has not."""
+        """Returns why a task ended before its agent arrived; "" where it has not.
+
+        It is asked often, does not wait, and is not asked after `end_task`.
+        """
 
     @abstractmethod
     def end_task(self, task: Any) -> None:
@@ -190,7 +193,11 @@ class PullCarrier(Carrier):
             certificate=None if self._identity is None else self._identity.certificate,
             backend=self._backend, engine=self.engine,
         )  # fmt: skip
-        remote.task = self.start_task(ticket, avoided)
+        try:
+            remote.task = self.start_task(ticket, avoided)
+        except BaseException:
+            self.release(remote.name)
+            raise
         return [self._asked(remote)]
 
     def _asked(self, remote: _Remote) -> RequestedAgent:
@@ -247,12 +254,10 @@ class PullCarrier(Carrier):
     def _look_at_tasks(self) -> None:
         """Notes tasks that ended before their agent arrived."""
         with self._changed:
-            waited = [one for one in self._remotes.values() if one.link is None]
-        for remote in waited:
-            why = "" if remote.task is None else self.failure(remote.task)
-            with self._changed:
-                if why and remote.link is None:
-                    remote.lost = remote.lost or f"could not start an agent: {why}"
+            for remote in self._remotes.values():
+                if remote.link is None and remote.task is not None and not remote.lost:
+                    why = self.failure(remote.task)
+                    remote.lost = f"could not start an agent: {why}" if why else ""
 
     def put(self, piece: Any) -> Any:
         """Returns the piece itself: each agent is sent it by its own connection."""
