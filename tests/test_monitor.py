@@ -40,7 +40,7 @@ def test_directions(asked: str, is_higher_better: bool) -> None:
 
 
 @pytest.mark.parametrize("asked", ["fuel", "val_fuel", "brier_score", "fuel:most"])
-def test_a_direction_that_nobody_knows_is_refused(asked: str) -> None:
+def test_an_unknown_direction_is_refused(asked: str) -> None:
     name = asked.partition(":")[0]
     with pytest.raises(PlanError, match=f"Pass '{name}:max' or '{name}:min'"):
         choose_monitor(asked, METRICS, has_validation=True)

@@ -73,7 +73,7 @@ def test_workers_as_number_and_as_range():
     assert (found.workers, found.min_workers) == (6, 2)
 
 
-def test_batch_size_is_the_gangs_for_gradients():
+def test_batch_size_is_common_to_all_workers_for_gradients():
     found = plan(workers=3, batch_size=100)
     assert (found.worker_batch_size, found.gang_batch_size) == (34, 100)
     assert found.exchanges_gradients
@@ -301,7 +301,7 @@ def test_a_quorum_of_more_workers_than_there_are():
     assert plan(LocalSGD(), workers=4, quorum=3, data=few).quorum == 0
 
 
-def test_explain_says_that_two_runs_differ_when_somebody_is_late():
+def test_explain_says_that_late_workers_make_runs_differ():
     text = plan(LocalSGD(), workers=4).explain()
     assert "a round closes with 3 of 4" in text
     assert "repeatable while nobody is late" in text
@@ -320,7 +320,7 @@ def test_small_data_shrinks_the_workers():
     assert found.workers == 1
 
 
-def test_gangs_shrink_when_a_rank_would_have_no_row():
+def test_gradient_exchanges_shrink_when_a_rank_would_have_no_row():
     found = plan(workers=8, batch_size=5)
     assert (found.workers, len(found.warnings)) == (5, 1)
     assert plan(workers=8, batch_size=100, data=replace(DATA, rows=3)).workers == 3

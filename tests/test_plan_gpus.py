@@ -102,7 +102,7 @@ def test_too_little_memory_is_refused_with_what_to_do():
         plan(gpu(0), gpu(1, free=1_500), workers=4)
 
 
-def test_memory_that_nobody_tells_of():
+def test_memory_of_unknown_size():
     assert [p.share for p in places([Gpu(number=0, name="0")], 2)] == [0.45, 0.45]
 
 

@@ -51,7 +51,7 @@ class _Package(ModuleType):
 
     def __setattr__(self, name: str, value: object) -> None:
         # Importing shoal/plan.py makes the import system bind the module as
-        # `shoal.plan`, at a moment nobody controls. `from shoal.plan import Plan`
+        # `shoal.plan`, at an unpredictable moment. `from shoal.plan import Plan`
         # does not need that binding; `shoal.plan(...)` must not get it.
         if name in _FUNCTIONS and isinstance(value, ModuleType):
             return

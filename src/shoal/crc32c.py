@@ -14,7 +14,8 @@ _DELTA = 0xA282EAD8
 def masked_crc32c(data: bytes) -> int:
     """Returns the masked CRC-32C of some bytes.
 
-    A checksum of data that hold checksums is weak; so it is turned and moved.
+    A checksum of data that contain checksums is weak, so the mask rotates and shifts
+    it.
 
     Example:
         >>> hex(masked_crc32c(b"123456789"))

@@ -1,4 +1,4 @@
-"""The exception tree. This file decides what a caller can catch, and nothing else.
+"""The exception tree. This file decides what a caller can catch.
 
 ```
 ShoalError
@@ -8,7 +8,7 @@ ShoalError
 │   └── StoreFailed                the store failed, not a file in it
 ├── ClusterError                   machines did not come up, or went away
 │   ├── ProvisionError             the provider refused or ran out
-│   └── CredentialsError           the provider does not know us
+│   └── CredentialsError           the provider refused the credentials
 ├── WorkerError                    a training process failed
 │   ├── WorkerLost                 it died or stopped answering, restarts used up
 │   ├── WorkerFailed               user code raised on it; carries its traceback
@@ -19,8 +19,8 @@ ShoalError
 ```
 
 Messages have three sentences: what happened and where; what was expected; what to do.
-What works, but perhaps not as hoped, is a `ShoalWarning` and goes the way of
-Python's warnings.
+Something that works, but perhaps not as expected, is a `ShoalWarning`, issued as
+Python's warnings are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ShoalError(Exception):
     """Root of every error Shoal raises on purpose."""
 
     def __str__(self) -> str:
-        # Messages quote names and output of others; Python prints them as they are.
+        # Messages quote names and output of others; Python prints them unescaped.
         return plain(super().__str__())
 
 
@@ -49,7 +49,7 @@ class DataError(ShoalError, ValueError):
 
 
 class StoreFailed(DataError):
-    """A store could not be read: its files may be good, and none is left out."""
+    """A store could not be read; its files may be good, so none is left out."""
 
 
 class ClusterError(ShoalError):
@@ -61,7 +61,7 @@ class ProvisionError(ClusterError):
 
 
 class CredentialsError(ClusterError):
-    """The provider did not accept our credentials."""
+    """The provider did not accept the credentials."""
 
 
 class WorkerError(ShoalError):
@@ -100,15 +100,15 @@ class WorkerFailed(WorkerError):
 
 
 class NotFinite(WorkerError):
-    """Numbers of a worker turned NaN or infinite, and `on_nan` said to stop.
+    """Numbers of a worker turned NaN or infinite, and `on_nan` told the run to stop.
 
     Args:
         message: The three sentences.
         rank: Rank of the worker.
-        step: The first step it may have happened in, of the worker's own.
-        epoch: Counted from 0, as for callbacks.
-        samples: (start, stop) ranges of the epoch's order it was busy with.
-        rows: Numbers of rows, of the data as given, that hold NaN or infinity; at
+        step: First step of the worker in which it may have happened.
+        epoch: Epoch from 0, as for callbacks.
+        samples: (start, stop) ranges of the epoch's order that the worker was training.
+        rows: Indices of rows, in the user's data, that hold NaN or infinity; at
             most the first eight.
     """
 
@@ -141,7 +141,7 @@ class ModelNotSaved(CheckpointError):
 
     Args:
         message: The three sentences.
-        history: What `fit` would have returned.
+        history: The history that `fit` would have returned.
     """
 
     def __init__(self, message: str, *, history: object) -> None:
@@ -150,7 +150,7 @@ class ModelNotSaved(CheckpointError):
 
 
 class ShoalWarning(UserWarning):
-    """Something works, but perhaps not as the user hopes; see `Plan.warnings`."""
+    """Something works, but perhaps not as expected; see `Plan.warnings`."""
 
     def __str__(self) -> str:
         return plain(super().__str__())

@@ -1,6 +1,6 @@
-"""Plain facts about a model, its data and a machine: what `plan` decides from.
+"""Plain facts about a model, its data and a machine: the input of `plan`.
 
-They are read by the layers that can see the real things and carried as values,
+Layers that can see the real objects read them and pass them on as values,
 so that the plan itself touches no model, no array and no machine.
 """
 
@@ -12,51 +12,51 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, final
 
 DEFAULT_ROOT = "./shoal-runs"
-"""Where runs are kept when neither an argument nor $SHOAL_RUNS says."""
+"""Default folder of runs, without an argument and $SHOAL_RUNS."""
 
 SAMPLE_ROWS = 4
-"""Rows that tell what a model makes of data, where the model does not say how many."""
+"""Rows on which a model is tried, if it does not fix their number."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What `plan` needs to know about a model; read from it by `api`.
+    """Facts about a model that `plan` needs; `api` reads them.
 
     Args:
         name: Keras name of the model.
-        parameters: Floats that are exchanged (trainable).
-        statistics: Floats that ride beside them (batch-norm moments).
-        local_bytes: Of all other variables, frozen weights most of all: they travel
-            once, in the model, and afterwards only if they move.
+        parameters: Number of floats that are exchanged (trainable).
+        statistics: Number of floats beside them (batch-norm moments).
+        local_bytes: Bytes of all other variables, mostly frozen weights: they travel
+            once, in the model, and afterwards only if they change.
         optimizer: Class name of the optimizer.
         reductions: Loss reductions in use, one for each loss.
-        has_own_loss: `train_step` or `compute_loss` is the user's: what it does with
-            a loss that is not reduced is its own affair.
-        has_masks: Outputs carry masks, so that a loss leaves entries out.
-        masks: Different masks that the losses see, of which none at all is one; 0 where
-            there are no masks, or it cannot be seen.
-        summed: Places among the losses that layers add of those that are sums over the
+        has_own_loss: Whether `train_step` or `compute_loss` is the user's, who then
+            decides about losses that are not reduced.
+        has_masks: Whether outputs carry masks, so that a loss leaves entries out.
+        masks: Number of different masks of the losses, where no mask counts as one; 0
+            if there are no masks, or it cannot be found out.
+        summed: Indices of losses added by layers that are sums over the
             batch.
-        odd_losses: Which losses are of a whole batch, and neither sums nor means.
-        weight_arrays: Different arrays of sample weights, 0 without weights.
+        odd_losses: Names of losses of a whole batch that are neither sums nor means.
+        weight_arrays: Number of different arrays of sample weights.
         unmergeable_metrics: Names of metrics whose states cannot be summed.
-        step_logs: What a `train_step` of the user's logs beyond its metrics.
-        lost_logs: What it logs that is no single number, and so is not shown.
+        step_logs: Names that a user's `train_step` logs beyond its metrics.
+        lost_logs: Names it logs that are not single numbers, and so are not shown.
         applies: Optimizers that such a `train_step` applies, one entry a call; None
-            where the step is Keras' own, or nobody could tell.
-        applied: How often it applies each optimizer that the model holds.
-        unseen_optimizers: Of those in `applies`, the ones that the model does not hold.
+            if the step is Keras' own, or it could not be found out.
+        applied: Number of times it applies each optimizer of the model.
+        unseen_optimizers: Optimizers in `applies` that the model does not hold.
         changed_beside: Paths of variables that it changes by itself after an
             optimizer's step.
-        sums_gradients: Such a `train_step` takes the gradient of a sum over the batch.
+        sums_gradients: Whether it takes the gradient of a sum over the batch.
         fixed_batch: Rows that each batch must have, 0 for any number.
-        is_stateful: Recurrent layers keep rows of a batch for the next one.
-        refused_dtypes: "path: dtype" of trainable variables Shoal cannot carry.
-        backend: keras.backend.backend().
-        needs_compiler: A window of its steps is compiled by a C++ compiler.
-        metrics: Name in a history -> "up" or "down", as the metric says it gets
-            better; "" where it does not say.
+        is_stateful: Whether recurrent layers keep rows of a batch for the next one.
+        refused_dtypes: "path: dtype" of trainable variables that Shoal cannot exchange.
+        backend: Keras backend, as keras.backend.backend() returns it.
+        needs_compiler: Whether a window of steps is compiled by a C++ compiler.
+        metrics: Name in a history -> "up" or "down", the direction in which the metric
+            improves; "" if it does not say.
 
     Example:
         >>> ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD").backend
@@ -94,17 +94,17 @@ class ModelFacts:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Chunking:
-    """How samples lie in chunks, and what a shuffle may do with them.
+    """Sizes of chunks, and what a shuffle may do with them.
 
     Args:
         rows: Samples of each chunk, each at least 1.
-        mixing: "rows": rows of several chunks are mixed; "chunks": chunks change their
-            places and keep their rows in order; "nothing".
-        group_rows: Rows that are mixed with each other, unless one chunk has more.
-        are_batches: Each chunk is a batch: a step takes no rows of two.
+        mixing: "rows": rows of several chunks are mixed; "chunks": chunks are
+            reordered and keep the order of their rows; "nothing".
+        group_rows: Rows that are mixed with each other, if no chunk has more.
+        are_batches: Whether each chunk is a batch: a step takes no rows of two.
         later_rows: Samples of every epoch after the first; None for all.
-        has_lanes: Every batch takes from all chunks of a group, for workers that share
-            each batch.
+        has_lanes: Whether every batch takes rows from all chunks of a group, for
+            workers that share each batch.
 
     Example:
         >>> Chunking(rows=(3, 4)).group_rows >= 3
@@ -122,17 +122,17 @@ class Chunking:
 @final
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What `plan` needs to know about the data; read by `api`.
+    """Facts about the data that `plan` needs; `api` reads them.
 
     Args:
         rows: Training samples, after a validation split.
-        size_bytes: Bytes the workers map.
-        kind: The word a user would know the data by.
+        size_bytes: Bytes that the workers map.
+        kind: The user's name for the data.
         is_exactly_once: False for streams without random access.
         validation_rows: Samples to validate on, 0 for none.
-        chunking: How the samples lie in chunks, None where each can be had by number.
-        batch_size: Rows of the batches the data comes in, None where there are none.
-        notes: What a user should know of it, sentences.
+        chunking: Sizes of chunks, None if each row can be read by number.
+        batch_size: Rows of the data's own batches, None without batches.
+        notes: Sentences that the user should read.
 
     Example:
         >>> DataFacts(rows=100, size_bytes=800).is_exactly_once
@@ -155,10 +155,10 @@ class Gpu:
     """A GPU that this process may use.
 
     Args:
-        number: As nvidia-smi counts.
-        name: What CUDA_VISIBLE_DEVICES takes for it.
+        number: Index in nvidia-smi.
+        name: Its name in CUDA_VISIBLE_DEVICES.
         total_mib: Memory it has, 0 when unknown.
-        free_mib: Memory of it that no program has taken.
+        free_mib: Memory that no program uses.
 
     Example:
         >>> Gpu(number=0, name="0", total_mib=81559, free_mib=80994).number
@@ -172,16 +172,16 @@ class Gpu:
 
 
 class GpuUse(NamedTuple):
-    """What a GPU was busy with at one moment; None where nobody tells.
+    """Load of a GPU at one moment; None for unknown values.
 
     Args:
-        number: As nvidia-smi counts.
-        name: Of its model.
-        percent: Of the last moments, that something was computed in.
-        memory_mib: Taken.
+        number: Index in nvidia-smi.
+        name: Name of its model.
+        percent: Share of the last moments in which it computed.
+        memory_mib: Used memory.
         total_mib: Memory it has.
-        celsius: Its temperature.
-        watts: That it draws.
+        celsius: Temperature.
+        watts: Power.
     """
 
     number: int
@@ -194,13 +194,13 @@ class GpuUse(NamedTuple):
 
 
 class NodeUse(NamedTuple):
-    """What a machine was busy with, all its programs together.
+    """Load of a machine, of all its programs together.
 
     Args:
-        percent: Of its cores, since it was looked at before.
-        memory_mib: Taken at that moment.
+        percent: Load of its cores since the last measurement.
+        memory_mib: Memory used at that moment.
         total_mib: Memory it has.
-        gpus: All of them.
+        gpus: All its GPUs.
     """
 
     percent: float
@@ -209,7 +209,7 @@ class NodeUse(NamedTuple):
     gpus: tuple[GpuUse, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values, as a run records them.
+        """Returns plain values for the records of a run.
 
         Example:
             >>> NodeUse(50.0, 1024, 4096).to_json()["gpus"]
@@ -221,13 +221,13 @@ class NodeUse(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What one machine of a cluster has free for workers.
+    """Free resources of one machine of a cluster.
 
     Args:
-        name: Its address.
-        cores: That nobody has reserved.
-        gpus: The same.
-        memory_bytes: Of the machine, 0 when unknown.
+        name: Address of the machine.
+        cores: Cores that are not reserved.
+        gpus: GPUs that are not reserved.
+        memory_bytes: Memory of the machine, 0 when unknown.
 
     Example:
         >>> NodeFacts(name="10.0.0.7", cores=8).gpus
@@ -243,17 +243,17 @@ class NodeFacts:
 @final
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """What one machine offers to a run, or a cluster of them.
+    """Resources of one machine for a run, or of a cluster.
 
     Args:
-        cores: Usable cores, by affinity and cgroup, at least 1; of a cluster those of
-            the machine that has the fewest.
-        gpus: Those that the backend in use can compute on; not those of a cluster.
-        memory_bytes: Memory that is free for use, 0 when unknown.
-        has_compiler: A C++ compiler is there.
-        nodes: Machines of a cluster, none where workers are on this one.
-        gpus_each: Of a cluster, GPUs that a worker has to itself; a part of one where
-            several share it.
+        cores: Usable cores, by affinity and cgroup, at least 1; for a cluster those of
+            its smallest machine.
+        gpus: GPUs that the backend in use can compute on; empty for a cluster.
+        memory_bytes: Free memory, 0 when unknown.
+        has_compiler: Whether there is a C++ compiler.
+        nodes: Machines of a cluster, empty if workers are on this machine.
+        gpus_each: For a cluster, GPUs of each worker; a fraction if
+            several share one.
 
     Example:
         >>> MachineFacts(cores=2).gpus
@@ -268,7 +268,7 @@ class MachineFacts:
     gpus_each: float = 0.0
 
     def threads_of(self, workers: int) -> int:
-        """Cores for each of so many workers, on machines that share them evenly.
+        """Returns the cores for each worker, on machines that share them evenly.
 
         Example:
             >>> two = tuple(NodeFacts(name=n, cores=8) for n in "ab")
@@ -279,7 +279,7 @@ class MachineFacts:
         return max(1, self.cores // on_one)
 
     def room_for(self, threads: int) -> int:
-        """Workers of so many threads that a cluster has room for now.
+        """Returns how many more workers of so many threads a cluster has room for.
 
         Example:
             >>> two = tuple(NodeFacts(name=n, cores=8, gpus=1) for n in "ab")
@@ -300,7 +300,7 @@ class MachineFacts:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Monitor:
-    """The metric that epochs and models are compared by, and which way is better.
+    """The metric that compares epochs and models, and its direction.
 
     Args:
         name: As in a history, such as "val_loss".
@@ -317,7 +317,7 @@ class Monitor:
     is_higher_better: bool = False
 
     def score(self, value: float) -> float:
-        """Returns what grows as a model gets better; not a number is the worst."""
+        """Returns a value that grows as a model improves; NaN is the worst."""
         if math.isnan(value):
             return -math.inf
         return value if self.is_higher_better else -value

@@ -1,11 +1,11 @@
-"""What a forked child of this process gives up: a run belongs to who started it.
+"""Forked children: they release what belongs to the run of their parent.
 
 `os.fork` copies every descriptor and every object. A child that kept the ends of
-pipes and sockets would keep a run's workers waiting for a driver that is dead, and one
+pipes and sockets would keep a run's workers waiting for a dead driver, and one
 that left a `with` block would end processes and remove folders of its parent. So each
-object that owns such a thing is told of the fork, in the child, before anything else.
-Programs that are executed (`subprocess`) inherit none of it: Python's descriptors are
-closed then, but for those that are passed on.
+object with such resources is notified of the fork, in the child, before anything else.
+Programs that are executed (`subprocess`) inherit none of it: Python closes its
+descriptors then, except for those that are passed on.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Protocol, final
 
 
 class Owner(Protocol):
-    """Owns something of this process alone."""
+    """Owns resources that belong to one process alone."""
 
     def give_up(self) -> None:
-        """Blanks descriptors, ends and removes nothing; nor does `close` then."""
+        """Blanks descriptors, and ends and removes nothing; `close` then neither."""
         ...
 
 
 @final
 class Origin:
-    """The process in which this was made."""
+    """The process that made an object."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of that one."""
+        """Whether this process is a fork of that process."""
         return os.getpid() != self._pid
 
 
@@ -41,21 +41,21 @@ _owners: dict[int, weakref.ref[Owner]] = {}
 
 
 def gives_up(owner: Owner) -> None:
-    """Has `give_up` of an object called in every child that is forked while it lives.
+    """Calls `give_up` of an object in every child that is forked while it exists.
 
     Args:
-        owner: Called with no other thread alive, and perhaps with locks that none of
-            them will release.
+        owner: Object, called with no other thread running, and perhaps with locks that
+            no thread will release.
     """
     key = id(owner)
     _owners[key] = weakref.ref(owner, lambda _: _owners.pop(key, None))
 
 
 def blank(*descriptors: int) -> None:
-    """Lets descriptors lead nowhere, without a number that another file could get.
+    """Redirects descriptors to nowhere, and keeps their numbers occupied.
 
     Args:
-        descriptors: Open ones; whoever has them may close them later, as ever.
+        descriptors: Open descriptors; their owners may close them later as usual.
     """
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in descriptors:

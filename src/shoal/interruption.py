@@ -1,20 +1,20 @@
 """Ctrl-C and SIGTERM while Shoal works: noted at once, raised where that is safe.
 
 Python raises KeyboardInterrupt between any two instructions of the main thread: also
-where a lock was taken a moment ago and is not noted yet, or in the middle of cleaning
-up. So in an `undisturbed` block a signal only leaves a note and ends waits; `check`
-raises it where nothing is half done. Code of the user, and long calls of libraries,
+between taking a lock and recording it, or in the middle of a clean-up.
+So in an `undisturbed` block a signal only leaves a note and ends waits; `check`
+raises it between two operations. The user's code, and long calls of libraries,
 run `interruptible` within it: there it is raised at once, as Python does.
 
-The first press ends the run with what can be had of it. The second one shortens every
-wait that is left (`Patience`). The third one ends all processes of the run by force,
-removes what was temporary, and ends this process; at a prompt or in a notebook, whose
-process is more than this run, it does all but the last. SIGTERM and SIGHUP end a run
-as Ctrl-C does where a program has no handler for them; then they end the process as
-they would have.
+The first press ends the run with the results so far. The second one shortens every
+remaining wait (`Patience`). The third one ends all processes of the run by force,
+removes temporary files, and ends this process; at a prompt or in a notebook, whose
+process is more than this run, it skips the last step. SIGTERM and SIGHUP end a run
+as Ctrl-C does if a program has no handler for them; then they end the process as
+they would without Shoal.
 
-The state of this module is that of signals in Python: one for a process, and of its
-main thread. In other threads nothing here has an effect; they may read `Patience`.
+The state of this module is like that of signals in Python: one for a process, used
+by its main thread. Other threads are not affected; they may read `Patience`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any, Protocol, final
 from shoal.forks import Origin
 
 HASTE_S = 0.3
-"""Seconds that waits may last after the second press, all together."""
+"""Total seconds of waits after the second press."""
 
 _ENDING = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -44,7 +44,7 @@ _HARD, _ANYWHERE = 3, 6  # presses
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal that ends the process came; the process ends when all is cleaned up."""
+    """A signal that ends the process came; the process ends after the clean-up."""
 
 
 class _Ender(Protocol):
@@ -55,13 +55,13 @@ class _Scope:
     """The outermost `undisturbed` block of the main thread.
 
     Attributes:
-        is_open: Whether what runs now is `interruptible`.
-        raised: Whether a signal was raised at once since that began.
-        is_lost: Whether Python dropped what was raised.
-        pending: The signal that nobody has heard of yet, 0 for none.
-        presses: Signals since the run began, or since the user's code took them.
+        is_open: Whether the code that runs now is `interruptible`.
+        raised: Whether a signal was raised at once since then.
+        is_lost: Whether Python dropped a raised signal.
+        pending: Signal that has not been raised yet, 0 for none.
+        presses: Signals since the run began, or since the user's code handled them.
         hurried: Monotonic seconds of the second press, None before.
-        ending: The signal that ends the process, 0 for none.
+        ending: Signal that ends the process, 0 for none.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class _Scope:
     # ---------------------------------------------------------------- handlers
 
     def install(self) -> None:
-        """Takes the signals; Ctrl-C first, so that no other is held when it raises."""
+        """Installs the handlers; Ctrl-C first, so that it delays no other."""
         if callable(signal.getsignal(signal.SIGINT)):
             self._take(signal.SIGINT)
         for number in _ENDING:
@@ -88,16 +88,16 @@ class _Scope:
         signal.signal(number, self._press)
 
     def uninstall(self) -> None:
-        """Gives the handlers back, but for those that somebody else has set since."""
+        """Restores the handlers, except for those that other code has set since."""
         if self._hook is not None and sys.unraisablehook == self._unraisable:
             sys.unraisablehook = self._hook
-        for number in reversed(self._before):  # Ctrl-C last: then it is raised here
+        for number in reversed(self._before):  # Ctrl-C last: it is raised here then
             if signal.getsignal(number) == self._press:
                 signal.signal(number, self._before[number])
         self.is_active = False
 
     def _press(self, number: int, frame: FrameType | None) -> None:
-        if not self.is_active:  # somebody kept this handler, and has set it again
+        if not self.is_active:  # other code kept this handler, and set it again
             self._pass_on(number, frame)
             return
         self.presses += 1
@@ -106,7 +106,7 @@ class _Scope:
         if number != signal.SIGINT:
             self.ending = number
         if self.is_open:
-            # Closed before it is raised: whatever is unwound is not disturbed again.
+            # Closed before it is raised: unwinding is not disturbed again.
             self.is_open, self.raised = False, True
             self._deliver(number, frame)
             self._heard()
@@ -120,14 +120,14 @@ class _Scope:
                 self._deliver(number, frame)
 
     def _is_plain(self, number: int) -> bool:
-        """Whether nobody but Python has a handler, so that three presses mean: end."""
+        """Whether only Python has a handler, so that a third press ends by force."""
         return self._before.get(number) in (
             signal.default_int_handler,
             signal.SIG_DFL,
         )
 
     def _deliver(self, number: int, frame: FrameType | None) -> None:
-        """What the handler of before does; Python's own raises KeyboardInterrupt."""
+        """Calls the previous handler; Python's own raises KeyboardInterrupt."""
         if number != signal.SIGINT:
             raise Terminated(signal.Signals(number).name)
         self._before[number](number, frame)
@@ -141,11 +141,11 @@ class _Scope:
             os.kill(os.getpid(), number)
 
     def _heard(self) -> None:
-        """The handler of a program has taken the signal and goes on."""
+        """Notes that a program's handler has handled the signal and continues."""
         self.presses, self.hurried = 0, None
 
     def _unraisable(self, args: Any) -> None:
-        """Python drops what is raised in a callback of its garbage collector."""
+        """Handles exceptions that Python drops in its garbage collector."""
         kind: Any = args.exc_type
         if self.raised and kind is not None and issubclass(kind, KeyboardInterrupt):
             self.is_lost = True
@@ -155,7 +155,7 @@ class _Scope:
     # ------------------------------------------------------------- safe points
 
     def check(self) -> None:
-        """Raises what is pending."""
+        """Raises the pending signal."""
         number, self.pending = self.pending, 0
         if number:
             drain()
@@ -163,10 +163,10 @@ class _Scope:
             self._heard()
 
     def close_up(self, error: BaseException | None) -> None:
-        """The outermost block is over: what is pending is raised, or ends the process.
+        """Closes the outermost block: raises the pending signal, or ends the process.
 
         Args:
-            error: What ends the block, None where it came to its end.
+            error: Exception that ends the block, None for a normal end.
         """
         self.uninstall()
         drain()
@@ -252,14 +252,14 @@ class _Interruptible:
         scope.is_open = False
         if scope.raised:
             scope.raised = False
-            # Libraries turn it into an error of theirs, which has its name.
+            # Libraries turn it into an error of theirs that contains its name.
             is_error = isinstance(error, Exception)
             if scope.is_lost or (is_error and "KeyboardInterrupt" in str(error)):
                 scope.is_lost, scope.pending = False, scope.pending or signal.SIGINT
                 scope.check()
             if isinstance(error, KeyboardInterrupt):
                 return
-            scope.presses, scope.hurried = 0, None  # code of the user took it
+            scope.presses, scope.hurried = 0, None  # the user's code handled it
         if scope.ending and not isinstance(error, KeyboardInterrupt):
             scope.pending = scope.ending
         scope.is_open = self._was_open
@@ -273,11 +273,11 @@ _pipe: tuple[int, int] | None = None
 
 
 def undisturbed() -> _Undisturbed:
-    """A block in which Ctrl-C, SIGTERM and SIGHUP only leave a note.
+    """Context in which Ctrl-C, SIGTERM and SIGHUP only leave a note.
 
-    The outermost one has the handlers; it gives them back as they were, and what is
-    pending then is raised. Handlers of the program are called at the safe points in
-    place of the moment itself, and what they raise is raised. Blocks may be nested.
+    The outermost one sets the handlers; it restores the former ones at the end, and
+    raises the pending signal. Handlers of the program are called at the next safe point
+    instead of at once, and their exceptions are raised. Blocks may be nested.
 
     Example:
         >>> try:
@@ -293,9 +293,10 @@ def undisturbed() -> _Undisturbed:
 
 
 def interruptible() -> _Interruptible:
-    """A block of an `undisturbed` one whose code may be interrupted anywhere.
+    """Context inside an `undisturbed` one whose code may be interrupted anywhere.
 
-    For code of the user and for long calls of libraries. Elsewhere it has no effect.
+    It is for the user's code and for long calls of libraries. Elsewhere it has no
+    effect.
 
     Example:
         >>> with undisturbed():
@@ -311,7 +312,7 @@ def interruptible() -> _Interruptible:
 
 
 def check() -> None:
-    """Raises what is pending: a safe point of an `undisturbed` block.
+    """Raises the pending signal: a safe point of an `undisturbed` block.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
@@ -322,7 +323,7 @@ def check() -> None:
 
 
 def _here() -> _Scope | None:
-    """The scope of this thread."""
+    """Returns the scope of this thread."""
     if _scope is None or threading.current_thread() is not threading.main_thread():
         return None
     return _scope
@@ -345,18 +346,18 @@ class Patience:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, at least 0."""
+        """Returns the remaining seconds, at least 0."""
         scope, until = _scope, self._until
         if scope is not None and scope.hurried is not None:
             until = min(until, scope.hurried + HASTE_S)
         return max(0.0, until - time.monotonic())
 
     def wait(self, is_done: Callable[[float], bool], step_s: float = 0.05) -> bool:
-        """Waits until something is done, in small steps; whether it is.
+        """Waits in small steps until something is done; returns whether it is.
 
         Args:
-            is_done: Waits so many seconds at most, and says whether it is done.
-            step_s: Of each step.
+            is_done: Waits at most so many seconds, and returns whether it is done.
+            step_s: Seconds of each step.
         """
         while not is_done(min(step_s, self.left_s)):
             if self.left_s <= 0:
@@ -368,7 +369,7 @@ def pause(seconds: float) -> None:
     """Sleeps, unless Ctrl-C is pressed; a safe point.
 
     Raises:
-        KeyboardInterrupt: It was pressed.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     wake = descriptor()
     if wake is None:
@@ -379,22 +380,22 @@ def pause(seconds: float) -> None:
 
 
 def descriptor() -> int | None:
-    """What can be read when a signal has come, for waits of this thread.
+    """Returns a descriptor that is readable after a signal, for waits of this thread.
 
-    None where no block is `undisturbed`, and the signal would end the wait itself.
+    None outside of `undisturbed` blocks, where the signal itself ends the wait.
     """
     return None if _here() is None else _open_pipe()[0]
 
 
 def drain() -> None:
-    """A wait has ended by it: the next one waits again, and `check` still raises."""
+    """Empties the pipe after a wait: the next one waits again; `check` still raises."""
     if _pipe is not None:
         with contextlib.suppress(OSError):
             os.read(_pipe[0], 4096)
 
 
 def _open_pipe() -> tuple[int, int]:
-    """Open as long as the process: a handler must not meet a number of another file."""
+    """Opens a pipe for the process's life: its number must never be another file's."""
     global _pipe
     if _pipe is None:
         found = os.pipe()
@@ -405,7 +406,7 @@ def _open_pipe() -> tuple[int, int]:
 
 
 def _wake() -> None:
-    with contextlib.suppress(OSError):  # full is as good
+    with contextlib.suppress(OSError):  # a full pipe has the same effect
         os.write(_open_pipe()[1], b"\0")
 
 
@@ -413,9 +414,9 @@ def _wake() -> None:
 
 
 def ends_hard(ender: _Ender) -> None:
-    """Has `end_hard` of something called when a run is ended by force.
+    """Calls `end_hard` of an object when a run is ended by force.
 
-    It is called in a signal handler: it takes no lock, waits for nothing, and may meet
+    It is called in a signal handler: it must take no lock, must not wait, and may find
     the object in any state.
     """
     key = id(ender)
@@ -429,18 +430,18 @@ def _end_hard(number: int) -> None:
             with contextlib.suppress(Exception):
                 ender.end_hard()
     if number == signal.SIGINT and hasattr(sys, "ps1"):
-        return  # a prompt or a notebook: its variables are worth more than this run
+        return  # a prompt or a notebook: its variables must survive
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         os.write(2, b"\nEnded at once, with all processes of the run.\n")
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # process 1 of a container does not end by a signal
+    os._exit(128 + number)  # process 1 of a container ignores its own signals
 
 
 def _forget() -> None:
-    """A forked child has no run: handlers are as they were before."""
+    """Forgets the run in a forked child: handlers are as they were before."""
     global _scope, _pipe
     scope, _scope = _scope, None
     ends, _pipe = _pipe, None

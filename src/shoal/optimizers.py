@@ -1,8 +1,8 @@
-"""Optimizers of a Keras model: which there are, and what each one holds.
+"""Optimizers of a Keras model: their order, and their variables.
 
-A `train_step` of the user's may apply optimizers beside the one that `compile` was
-given, as those of a GAN do. This file decides which optimizers count as state of the
-model, in which order, and where an optimizer that wraps others keeps its count of
+A user's `train_step` may apply more optimizers than the one given to `compile`,
+as those of a GAN do. This file decides which optimizers count as state of the
+model, in which order, and where a wrapping optimizer keeps its count of
 steps and its learning rates.
 """
 
@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, cast
 
 DEEPEST = 4
-"""Containers within containers that are looked through."""
+"""Depth to which nested containers are searched."""
 
 
 def has_own_step(model: Any) -> bool:
@@ -25,9 +25,9 @@ def has_own_step(model: Any) -> bool:
 def optimizers_of(model: Any) -> list[Any]:
     """Returns the optimizers that may train a model, its own first.
 
-    Those of others are attributes of the model or of its layers, or lie in lists and
-    dicts that are. Keras' own `train_step` applies none of them: then they do not
-    count. An optimizer within another one counts as part of that one.
+    Other optimizers are attributes of the model or of its layers, or lie in lists and
+    dicts that are. Keras' own `train_step` applies none of them, so they do not
+    count then. An optimizer within another one counts as part of that one.
 
     Example:
         >>> import keras
@@ -41,7 +41,7 @@ def optimizers_of(model: Any) -> list[Any]:
     if has_own_step(model):
         for layer in model._flatten_layers():
             for name, value in vars(layer).items():
-                # TensorFlow's books of what to save name what was replaced, too.
+                # TensorFlow's records of tracked objects also contain replaced ones.
                 if not name.startswith("_self_"):
                     found.update((id(o), o) for o in _search(value, DEEPEST))
     inner = {id(part) for o in found.values() for part in _parts(o)}
@@ -49,7 +49,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def has_others(model: Any) -> bool:
-    """Whether a model has optimizers beside its own."""
+    """Whether a model has optimizers besides its own."""
     own = getattr(model, "optimizer", None)
     return any(optimizer is not own for optimizer in optimizers_of(model))
 
@@ -57,8 +57,8 @@ def has_others(model: Any) -> bool:
 def optimizer_variables(model: Any) -> list[Any]:
     """Returns the variables of a model's optimizers, each once; none without one.
 
-    On JAX a `train_step` is given those of the model's own optimizer. Another one's
-    take part only as variables of the model.
+    On JAX a `train_step` is given those of the model's own optimizer. Other optimizers'
+    variables take part only as variables of the model.
     """
     own = getattr(model, "optimizer", None)
     first = [] if own is None else own_variables(own)
@@ -75,7 +75,7 @@ def own_variables(optimizer: Any) -> list[Any]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Returns the variables of an optimizer, those of wrapped ones included."""
+    """Returns the variables of an optimizer, including those of wrapped ones."""
     inner = [v for part in _parts(optimizer) for v in part.variables]
     return _each_once([*optimizer.variables, *inner])
 
@@ -101,12 +101,12 @@ def counted(optimizer: Any) -> Any:
 
 
 def step_of(optimizer: Any) -> Any:
-    """The variable that counts steps; `iterations` may be computed from it."""
+    """Returns the variable that counts steps, the basis of `iterations`."""
     return counted(optimizer)._iterations
 
 
 def rate_variable(optimizer: Any) -> Any:
-    """The variable with the learning rate, None where there is no single one.
+    """Returns the variable with the learning rate, None without a single one.
 
     A schedule and a function have none, and `MultiOptimizer` has several.
     """
@@ -118,7 +118,7 @@ def rate_variable(optimizer: Any) -> Any:
 
 
 def rate_of(optimizer: Any) -> float | None:
-    """The learning rate; None under a schedule, and where there are several.
+    """Returns the learning rate; None under a schedule, or with several.
 
     Example:
         >>> import keras
@@ -131,12 +131,12 @@ def rate_of(optimizer: Any) -> float | None:
         return None
     try:
         return float(keras.ops.convert_to_numpy(holder.learning_rate))
-    except AttributeError:  # of MultiOptimizer: each of its optimizers has one
+    except AttributeError:  # a MultiOptimizer: each of its optimizers has one
         return None
 
 
 def described(optimizer: Any) -> str:
-    """An optimizer as messages name it."""
+    """Returns the name of an optimizer for messages."""
     return f"{type(optimizer).__name__} {optimizer.name!r}"
 
 
@@ -149,7 +149,7 @@ def _each_once(variables: Iterable[Any]) -> list[Any]:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """Optimizers within an optimizer, at any depth, each once."""
+    """Returns the optimizers within an optimizer, at any depth, each once."""
     found: dict[int, Any] = {}
     for value in vars(optimizer).values():
         for part in _search(value, DEEPEST):
@@ -159,7 +159,7 @@ def _parts(optimizer: Any) -> list[Any]:
 
 
 def _search(value: Any, depth: int) -> Iterator[Any]:
-    """Optimizers among a value and what it contains."""
+    """Yields optimizers among a value and its contents."""
     kind = import_module("keras").optimizers.Optimizer
     if isinstance(value, kind):
         yield value

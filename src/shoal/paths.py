@@ -1,7 +1,7 @@
-"""Names from elsewhere as paths of this machine. Decides which names may become one.
+"""External names as paths of this machine. Decides which names may become paths.
 
 Storage, archives, workers, other hosts and command lines name files. Such a name is
-never joined to a folder by hand: `inside` does it, and refuses what could lead out.
+never joined to a folder directly: `inside` does it, and refuses names that lead out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from shoal.errors import DataError
 
 LONGEST_PART, LONGEST_NAME = 255, 4096
-"""Bytes, as file systems and system calls have it."""
+"""Largest length in bytes, as file systems and system calls count it."""
 
 _UNSAFE = re.compile(r"[^\w.@+-]|^[.~-]+", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -22,10 +22,10 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def fault_of(name: str) -> str:
-    """Returns what makes a name unfit for a path inside a folder, "" for nothing.
+    """Returns the fault of a name as a path inside a folder, "" for none.
 
     Args:
-        name: Relative, with "/" between its parts.
+        name: Relative name, with "/" between its parts.
 
     Example:
         >>> fault_of("train/events.1"), fault_of("../.bashrc"), fault_of("/etc/passwd")
@@ -48,11 +48,11 @@ def fault_of(name: str) -> str:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Returns the path of a name from elsewhere in a folder, and never one outside.
+    """Returns the path of an external name in a folder, never one outside.
 
     Args:
-        folder: Of this machine.
-        name: Relative, with "/" between its parts.
+        folder: Folder of this machine.
+        name: Relative name, with "/" between its parts.
 
     Raises:
         DataError: It could lead out of the folder: by its parts, or by a link that
@@ -72,13 +72,13 @@ def inside(folder: Path, name: str) -> Path:
         raise DataError(
             f"the name {name[:200]!r} cannot be a path in {folder}: {fault}. "
             "Expected a relative name that stays in the folder. "
-            "Look who wrote it: Shoal writes no such names."
+            "Check its origin: Shoal writes no such names."
         )
     return folder / name
 
 
 def one_inside(folder: Path, name: str) -> Path:
-    """As `inside`, for a name of one part, such as that of a run or of a job.
+    """Like `inside`, for a name of one part, such as that of a run or of a job.
 
     Raises:
         DataError: It has more parts, or could lead out of the folder.
@@ -87,7 +87,7 @@ def one_inside(folder: Path, name: str) -> Path:
 
 
 def name_of(text: str) -> str:
-    """Returns a name of one part that is made of any text, such as that of a host.
+    """Returns a name of one part, made from any text, such as that of a host.
 
     Example:
         >>> name_of("10.0.0.7"), name_of("../a b"), name_of("")
@@ -100,15 +100,15 @@ def unpack(archive: Path, folder: Path) -> list[str]:
     """Unpacks the files and folders of a tar archive of another host.
 
     Args:
-        archive: On this machine.
-        folder: Where to.
+        archive: Archive on this machine.
+        folder: Target folder.
 
     Returns:
-        Names that were left out: of links and devices, which no run has.
+        Names that were left out: of links and devices, which no run contains.
 
     Raises:
-        DataError: It is no archive, or a name in it leads out of the folder.
-        OSError: This machine's disk refuses.
+        DataError: It is not an archive, or a name in it leads out of the folder.
+        OSError: The disk of this machine refuses.
     """
     left_out: list[str] = []
     try:
@@ -121,7 +121,7 @@ def unpack(archive: Path, folder: Path) -> list[str]:
                     left_out.append(member.name)
     except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
         raise DataError(
-            f"what another host sent is no whole archive: {archive.name} "
+            f"the archive of another host is not complete: {archive.name} "
             f"({type(error).__name__}: {error}). Expected one that tar made. "
             "Fetch it again."
         ) from error

@@ -1,4 +1,4 @@
-"""Names to objects: what a user types, what plug-ins add, what was probably meant.
+"""Names to objects: the user's names, those of plug-ins, and the nearest match.
 
 A name stands for "module:attribute", which is imported when the name is used and
 not when names are listed, so that a list costs no import.
@@ -43,10 +43,10 @@ class Registry(Generic[T]):
         gossip = "my_package.gossip:Gossip"
 
     Args:
-        kind: What the names are, for messages: "strategy".
+        kind: Kind of the names, for messages: "strategy".
         group: Entry-point group of plug-ins: "shoal.strategies".
         builtin: Name -> "module:attribute".
-        base: Class that everything in the registry is a subclass of.
+        base: Common base class of everything in the registry.
 
     Example:
         >>> colours = Registry(
@@ -66,7 +66,7 @@ class Registry(Generic[T]):
         return sorted({*self.builtin, *(entry.name for entry in self._plugins())})
 
     def source(self, name: str) -> str:
-        """Returns where a name comes from: "shoal", or the plug-in's distribution.
+        """Returns the origin of a name: "shoal", or the plug-in's distribution.
 
         Raises:
             ConfigError: The name is unknown.
@@ -104,16 +104,16 @@ class Registry(Generic[T]):
         return found
 
     def unknown(self, name: str) -> ConfigError:
-        """Returns the error about a name nobody knows."""
+        """Returns the error about an unknown name."""
         return ConfigError(did_you_mean(self.kind, name, self.names()))
 
     def _plugins(self) -> list[EntryPoint]:
-        """Entry points of the group; one that is installed twice counts once."""
+        """Returns the entry points of the group; one installed twice counts once."""
         found = {(e.name, e.value): e for e in entry_points(group=self.group)}
         return list(found.values())
 
     def _plugin(self, name: str) -> EntryPoint:
-        """The one entry point of a name."""
+        """Returns the one entry point of a name."""
         found = [entry for entry in self._plugins() if entry.name == name]
         if not found:
             raise self.unknown(name)
@@ -122,7 +122,7 @@ class Registry(Generic[T]):
         return found[0]
 
     def _refuse_second_claim(self, name: str) -> None:
-        """Refuses a plug-in that takes the name of a built-in class."""
+        """Refuses a plug-in with the name of a built-in class."""
         found = [entry for entry in self._plugins() if entry.name == name]
         if found:
             raise self._claimed_twice(name, found)
@@ -139,5 +139,5 @@ class Registry(Generic[T]):
 
 
 def _distribution(entry: EntryPoint) -> str:
-    """The distribution an entry point came with, for messages."""
+    """Returns the distribution of an entry point, for messages."""
     return entry.dist.name if entry.dist is not None else entry.value

@@ -1,8 +1,8 @@
 """Text for a terminal. This file decides which characters may reach one.
 
 Names, warnings and logs come from storage, from workers and from other hosts. A
-terminal obeys what it is sent: escape sequences clear it, change its title, fill the
-clipboard, hide text. All output of Shoal's own is written by `say`, which shows every
+terminal executes escape sequences: they clear it, change its title, fill the
+clipboard, hide text. All output of Shoal is written by `say`, which shows every
 such character instead of sending it. Colours of a process's own output may pass.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple, TextIO, final
 
 LONGEST_BYTES = 1 << 16
-"""Of a line that is held in memory; longer ones are given in pieces."""
+"""Bytes of a line held in memory; longer lines are yielded in pieces."""
 
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
@@ -33,7 +33,7 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 
 
 def plain(text: str) -> str:
-    r"""Shows what a terminal would obey; keeps tabs and ends of lines.
+    r"""Makes control characters visible; keeps tabs and line ends.
 
     Example:
         >>> print(plain("\x1b]0;title\x07 fish"))
@@ -43,7 +43,7 @@ def plain(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""The same for a name or a cell: ends of lines and tabs are shown as well.
+    r"""Like `plain`, for a name or a cell: line ends and tabs are made visible, too.
 
     Example:
         >>> print(one_line("a\nb"))
@@ -53,7 +53,7 @@ def one_line(text: str) -> str:
 
 
 def coloured(text: str) -> str:
-    r"""As `plain`, but colours stay; they end with the text.
+    r"""Like `plain`, but colours stay; they are reset at the end.
 
     Example:
         >>> coloured("\x1b[31mred\x1b[2J")
@@ -70,7 +70,7 @@ def coloured(text: str) -> str:
 
 
 def output_of_process(text: str, stream: TextIO) -> str:
-    """What a process wrote, as a stream may show it: with colours on a terminal."""
+    """Returns a process's output for a stream: with colours on a terminal."""
     return coloured(text) if has_colours(stream) else plain(_SGR.sub("", text))
 
 
@@ -81,12 +81,12 @@ def has_colours(stream: TextIO) -> bool:
 
 
 def say(text: object = "", *, err: bool = False, end: str = "\n") -> None:
-    """Writes text to standard output or standard error, as `plain` has it.
+    """Writes text to standard output or standard error, made safe by `plain`.
 
     Args:
-        text: To write.
-        err: Whether to standard error.
-        end: Behind it.
+        text: Text to write.
+        err: Whether to write to standard error.
+        end: Text after it.
     """
     write(sys.stderr if err else sys.stdout, plain(str(text)) + end)
 
@@ -97,27 +97,27 @@ def say_output(
     """Writes a line of a process.
 
     Args:
-        text: What it wrote.
-        before: Words of ours before it.
-        err: Whether to standard error.
-        end: Behind it.
+        text: Line of the process.
+        before: Prefix by Shoal.
+        err: Whether to write to standard error.
+        end: Text after it.
     """
     stream = sys.stderr if err else sys.stdout
     write(stream, f"{plain(before)}{output_of_process(text, stream)}{end}")
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Writes text that is fit for a terminal, in whatever encoding it has."""
+    """Writes text that is safe for a terminal, in any encoding of the stream."""
     try:
         stream.write(text)
-    except UnicodeEncodeError:  # such as metric names on a terminal of plain ASCII
+    except UnicodeEncodeError:  # for example metric names on an ASCII terminal
         encoding = stream.encoding or "ascii"
         stream.write(text.encode(encoding, errors="replace").decode(encoding))
     stream.flush()
 
 
 class LinePiece(NamedTuple):
-    """A line, or a part of one that is too long to be held."""
+    """A line, or a part of one that is too long for memory."""
 
     text: str
     is_end: bool = True
@@ -125,12 +125,12 @@ class LinePiece(NamedTuple):
 
 @final
 class Lines:
-    r"""Cuts bytes that come in any portions into lines of text, in bounded memory.
+    r"""Cuts bytes that come in portions of any size into lines, in bounded memory.
 
-    Lines end with a newline or a carriage return, by which progress bars are written.
+    Lines end with a newline or a carriage return, which progress bars write.
 
     Args:
-        longest: Bytes of a line that are held; longer lines are given in pieces.
+        longest: Bytes of a line held in memory; longer lines are yielded in pieces.
 
     Example:
         >>> lines = Lines()
@@ -141,15 +141,15 @@ class Lines:
     def __init__(self, longest: int = LONGEST_BYTES) -> None:
         self._longest = longest
         self._rest = b""
-        self._is_open = False  # a part of the line has been given
+        self._is_open = False  # a part of the line has been yielded
 
     def feed(self, data: bytes) -> Iterator[LinePiece]:
-        """Takes bytes; yields the lines that are complete now."""
+        """Adds bytes; yields the lines that are complete now."""
         for start in range(0, len(data), self._longest):
             yield from self._feed(data[start : start + self._longest])
 
     def end(self) -> Iterator[LinePiece]:
-        """Yields what came after the last end of a line."""
+        """Yields the text after the last line end."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         if rest or self._is_open:
             yield LinePiece(_text(rest))
@@ -157,7 +157,7 @@ class Lines:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a line whose end has not come."""
+        """Returns the bytes of the unfinished line."""
         return len(self._rest)
 
     def _feed(self, data: bytes) -> Iterator[LinePiece]:
@@ -182,7 +182,7 @@ def _text(line: bytes) -> str:
 
 
 def _cut(data: bytes) -> int:
-    """Where bytes can be cut in two without cutting a character."""
+    """Returns where bytes can be cut without cutting a character."""
     for back in range(1, 5):
         if data[-back] & 0xC0 != 0x80:
             return len(data) - back
@@ -195,11 +195,11 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def relay(pipe: IO[bytes], *, err: bool = False) -> None:
-    """Writes what a program writes into a pipe, line by line, until it ends.
+    """Writes the output of a program, line by line, until its pipe ends.
 
     Args:
-        pipe: That the program has the other end of.
-        err: Whether to standard error.
+        pipe: Read end of the program's output.
+        err: Whether to write to standard error.
     """
     lines, reader = Lines(), getattr(pipe, "read1", pipe.read)
     while data := reader(LONGEST_BYTES):

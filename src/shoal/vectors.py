@@ -1,7 +1,7 @@
 """Flat float vectors and the model weights they stand for.
 
 This file decides which variables of a model are exchanged, in which order they
-lie in the vector, and how both ends make sure that they mean the same.
+lie in the vector, and how both ends verify that they have the same layout.
 It reads variables by their public Keras attributes only, and imports no Keras.
 """
 
@@ -23,7 +23,7 @@ from shoal.optimizers import optimizer_variables, optimizers_of, variables_of
 Vector: TypeAlias = npt.NDArray[np.float32]
 """One contiguous 1-D float32 array."""
 Sums: TypeAlias = npt.NDArray[np.float64]
-"""Metric states summed over all samples of an epoch that are committed so far."""
+"""Metric states summed over all samples of an epoch committed so far."""
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -79,7 +79,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each entry starts."""
+        """Returns the start of each entry."""
         starts = np.cumsum([0, *(e.size for e in self.entries)])
         return tuple(int(s) for s in starts[:-1])
 
@@ -117,10 +117,10 @@ def exchanged_variables(model: Any) -> list[Any]:
 
 
 def statistic_variables(model: Any) -> list[Any]:
-    """Returns float variables that trainable layers keep but do not train.
+    """Returns float variables of trainable layers that are not trained.
 
     Batch-norm moments are the usual case. Frozen layers, random state, integer
-    state, metrics and what optimizers keep are left out: they stay local or travel
+    state, metrics and variables of optimizers are left out: they stay local or travel
     once, in the model.
     """
     others = {id(v) for v in model.metrics_variables}
@@ -143,8 +143,8 @@ def local_variables(model: Any) -> list[Any]:
     """Returns variables that are neither trained nor averaged, in the model's order.
 
     Frozen weights, integers, booleans, random state: each worker has its own, and they
-    travel only where they differ from what the model came with. So do the states of
-    stateful layers.
+    travel only if they differ from the model's initial values. The same holds for
+    states of stateful layers.
     """
     kept = {id(v) for v in (*statistic_variables(model), *optimizer_variables(model))}
     others = [v for v in model.non_trainable_variables if id(v) not in kept]
@@ -152,10 +152,10 @@ def local_variables(model: Any) -> list[Any]:
 
 
 def recurrent_states(model: Any) -> list[Any]:
-    """Returns what stateful recurrent layers keep of a batch for the next one.
+    """Returns the states that stateful recurrent layers keep between batches.
 
     Keras does not count these among the variables of a model. On JAX there are none
-    to look after: training leaves them as they are, in Keras as well.
+    to handle: training leaves them unchanged, in Keras as well.
     """
     if hasattr(model, "jax_state_sync"):
         return []

@@ -112,7 +112,7 @@ with turn(sys.argv[1], "program"):
 """
 
 
-def test_who_dies_gives_its_turn_up(tmp_path: Path) -> None:
+def test_a_process_that_dies_frees_its_turn(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -124,7 +124,7 @@ def test_who_dies_gives_its_turn_up(tmp_path: Path) -> None:
             assert waiting.result() == "mine"
 
 
-def test_a_turn_that_lasts_too_long_holds_nobody_back(
+def test_a_turn_that_lasts_too_long_delays_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compile_cache, "LONGEST_TURN_S", 0.01)
@@ -133,7 +133,7 @@ def test_a_turn_that_lasts_too_long_holds_nobody_back(
 
 
 @pytest.mark.parametrize("folder", [None, "/proc/none", ""])
-def test_without_a_folder_nobody_waits(folder: str | None) -> None:
+def test_without_a_folder_no_process_waits(folder: str | None) -> None:
     with turn(folder, "program"), ThreadPoolExecutor(1) as thread:
         assert thread.submit(_take, folder).result() == "mine"
 

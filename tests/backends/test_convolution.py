@@ -116,7 +116,7 @@ def test_every_layer_has_the_same_output_and_gradients(
         (WIDE, 8, 2, (None, "of_kernel", "of_input")),
     ],
 )
-def test_where_xla_is_quick_it_is_asked(
+def test_fast_convolutions_of_xla_are_kept(
     channels: int, filters: int, stride: int, which: tuple[str | None, ...]
 ) -> None:
     convolve = layer(2, window_strides=(stride, stride), padding="SAME")
@@ -136,7 +136,7 @@ def test_where_xla_is_quick_it_is_asked(
         ({}, "bfloat16"),
     ],
 )
-def test_what_is_out_of_the_ordinary_is_left_to_xla(
+def test_unusual_convolutions_are_left_to_xla(
     given_: dict[str, Any], dtype: str
 ) -> None:
     convolve = layer(1, window_strides=(1,), padding="SAME", **given_)

@@ -65,7 +65,7 @@ def test_one_worker_is_plain_keras(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "batch_norm"])
-def test_a_gang_is_plain_keras(name: str) -> None:
+def test_gradient_exchange_is_plain_keras(name: str) -> None:
     (plain, data), (ours, _) = make(name), make(name)
     fit(plain, data)
     fit(ours, data, strategy="all_reduce", workers=3)

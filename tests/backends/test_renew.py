@@ -87,7 +87,7 @@ def observed(backend: Backend) -> list[Any]:
 
 
 @pytest.mark.parametrize("change", ["values", "another model", "another rank"])
-def test_what_is_kept_does_what_a_new_one_would(change: str) -> None:
+def test_a_kept_backend_does_what_a_new_one_would(change: str) -> None:
     model = net()
     first = opened(pack(model))
     before = observed(first)
@@ -168,7 +168,7 @@ def test_a_make_tells_programs_apart_not_values_or_names() -> None:
     assert make(model) != known
 
 
-def test_a_model_that_somebody_else_makes_has_no_make() -> None:
+def test_a_model_from_a_callable_has_no_make() -> None:
     def make() -> Any:
         return net()
 

@@ -219,7 +219,7 @@ def test_an_error_of_the_script_is_shown_without_traceback(shoal: Shoal, script)
         f"ConfigError: make of {path} raised ZeroDivisionError: division by zero "
         f"({path}:5, in make: `return 1 / 0`). "
         "Expected it to run and to give (make_model, x, y). "
-        "Mend it; the same command after `shoal --debug` shows the whole traceback.\n"
+        "Correct it; the same command after `shoal --debug` shows the full traceback.\n"
     )
     debugged = shoal("--debug", "compare", path)
     assert isinstance(debugged.exception, ConfigError)
@@ -251,7 +251,7 @@ def test_an_error_of_make_model_is_the_users_own(shoal: Shoal, script):
         f"ConfigError: build of {path} raised IndexError: pop from empty list "
         f"({path}:{line}, in build: `return [].pop()`). "
         "Expected it to run and to give a compiled model. "
-        "Mend it; the same command after `shoal --debug` shows the whole traceback.\n"
+        "Correct it; the same command after `shoal --debug` shows the full traceback.\n"
     )
 
 

@@ -252,7 +252,9 @@ def test_warnings_and_errors_of_python(capsys: pytest.CaptureFixture[str]):
     assert odd_in(str(ConfigError(HOSTILE))) == set()
 
 
-def test_one_damaged_cluster_hides_no_others(shoal: Shoal, lab: Path, tmp_path: Path):
+def test_a_damaged_cluster_does_not_hide_others(
+    shoal: Shoal, lab: Path, tmp_path: Path
+):
     (tmp_path / "clusters" / "broken.json").write_text(HOSTILE)
     done = shoal("cluster", "list")
     assert done.exit_code == 0

@@ -49,7 +49,7 @@ def test_show(shoal: Shoal, make_run: MakeRun):
     text = shoal("runs", "show", run.id[:12]).stdout
     assert run.id in text
     assert "96 of 96 committed" in text
-    assert "2, 1 lost on the way" in text
+    assert "2, 1 lost during the run" in text
     assert "accuracy" in text
     assert "warning: small data" in text
 

@@ -20,7 +20,7 @@ NODES = (
 )
 
 
-def test_what_is_written_is_read_again_by_us_alone(tmp_path: Path) -> None:
+def test_state_is_read_back_and_private(tmp_path: Path) -> None:
     store = ClusterStore(str(tmp_path / "clusters"))
     state = ClusterState.new("hosts", HOSTS, "jax").model_copy(update={"nodes": NODES})
     with store.lock("lab"):
@@ -43,7 +43,7 @@ def test_nodes_are_found_by_number_and_address() -> None:
         state.find("c")
 
 
-def test_a_name_that_nobody_knows_and_a_file_that_is_broken(tmp_path: Path) -> None:
+def test_an_unknown_name_and_a_broken_file(tmp_path: Path) -> None:
     store = ClusterStore(str(tmp_path))
     store.write(ClusterState.new("hosts", HOSTS, "jax"))
     with pytest.raises(ConfigError, match="Did you mean 'lab'"):

@@ -31,7 +31,7 @@ def test_a_machine_that_trains_has_nothing_wrong() -> None:
     assert {"torch", "tensorflow", "Ray", "Spark", "Java", "GPUs"} <= absent
 
 
-def test_a_backend_that_keras_is_to_use_and_nobody_installed() -> None:
+def test_a_configured_backend_that_is_not_installed() -> None:
     found = wrong(replace(GOOD, backend="torch"))
     assert found["torch"].fix == "pip install 'shoal[torch]'"
 
@@ -83,7 +83,7 @@ def test_what_does_not_fit_together(packages: dict[str, str], name: str) -> None
     assert clashes({key: packages[key] for key in list(packages)[:1]}) == []
 
 
-def test_versions_that_nobody_asked_for():
+def test_requirements_of_absent_extras_are_ignored():
     wanted = {
         "shoal": ("ray[default]<3,>=2.50; extra == 'ray'", "pandas<3; extra == 'spark'",
                   "pandas<4; extra == 'demo'", "keras<4,>=3.10",

@@ -123,7 +123,7 @@ def test_status_and_list(bench: Bench) -> None:
     assert "lab" in bench.shoal("cluster", "list").stdout
 
 
-def test_secrets_are_ours_alone(bench: Bench) -> None:
+def test_secrets_are_private(bench: Bench) -> None:
     paths = [bench.folder / "known" / "lab.json"]
     for home in bench.server.homes:
         paths += (home / ".shoal" / "nodes").glob("*/token")
@@ -150,7 +150,7 @@ def test_ssh_runs_a_command(bench: Bench, capfd: pytest.CaptureFixture[str]) -> 
     assert bench.shoal("cluster", "ssh", "lab", "9", "--", "true").exit_code == 2
 
 
-def test_programs_there_have_our_agent(
+def test_programs_there_have_the_ssh_agent(
     bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     socket = str(tmp_path / "agent")
@@ -267,7 +267,7 @@ def test_another_environment_is_refused_while_it_runs(bench: Bench) -> None:
     assert bench.shoal("cluster", "status", "lab").exit_code == 0
 
 
-def test_a_head_that_only_we_do_not_reach_goes_on(bench: Bench) -> None:
+def test_a_head_that_only_this_machine_cannot_reach_runs_on(bench: Bench) -> None:
     before = bench.raylets()
     path = bench.write("hosts.yaml", bench.server.addresses, 1)
     bench.server.hold(0)

@@ -44,7 +44,7 @@ def test_quota_of_a_cgroup_above_holds_too(machine: Path):
     assert cores(machine) == 3
 
 
-def test_a_quota_nobody_understands_is_none(machine: Path):
+def test_an_unreadable_quota_is_ignored(machine: Path):
     (machine / "cgroup/job/step/cpu.max").write_text("what\n")
     assert cores(machine) == 8
 

@@ -88,7 +88,7 @@ def test_a_cluster_is_not_reached_from_outside(address: str) -> None:
         shoal.plan(model(), *data(), cluster=address)
 
 
-def test_nobody_at_the_address() -> None:
+def test_no_cluster_at_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
     with pytest.raises(ClusterError, match=f"nobody answers at {host}:{port}"):
@@ -258,7 +258,7 @@ def test_data_goes_once_to_each_node(journey: Journey) -> None:
     os.close(found)
 
 
-def test_another_porter_of_the_node_keeps_the_copy(journey: Journey) -> None:
+def test_another_agent_of_the_node_keeps_the_copy(journey: Journey) -> None:
     (first, _), (second, home) = map(journey.arrive, "aa")
     journey.broadcast.opened("a", second, home)
     journey.broadcast.load()
@@ -274,7 +274,7 @@ def test_another_porter_of_the_node_keeps_the_copy(journey: Journey) -> None:
     assert journey.hands.puts == 6
 
 
-def test_a_node_that_cannot_take_it_holds_up_nobody(journey: Journey) -> None:
+def test_a_node_that_cannot_take_the_data_delays_no_other(journey: Journey) -> None:
     (bad, _), _ = map(journey.arrive, "ab")
     journey.hands.bad.append(bad)
     journey.broadcast.load()
@@ -283,7 +283,7 @@ def test_a_node_that_cannot_take_it_holds_up_nobody(journey: Journey) -> None:
     assert journey.broadcast.has_arrived("b")
 
 
-def test_memory_of_somebody_else_is_not_opened(journey: Journey) -> None:
+def test_memory_of_another_user_is_not_opened(journey: Journey) -> None:
     _, home = journey.arrive("a")
     assert Memory(pid=home.pid, descriptor=home.descriptor, mark=(0, 0)).open() is None
     assert Memory(pid=home.pid, descriptor=1 << 20, mark=home.mark).open() is None

@@ -45,7 +45,7 @@ def sent(folder: Path, code: str) -> tuple[JobActor, str]:
     return job_actor, script.name
 
 
-def test_a_steward_keeps_what_a_job_writes_and_leaves(tmp_path: Path) -> None:
+def test_a_job_actor_keeps_output_and_results(tmp_path: Path) -> None:
     code = "import os; print('here', os.environ['MARK'], flush=True); 1 / 0"
     job_actor, script = sent(tmp_path, code)
     assert job_actor.state()[0] == "not started"
@@ -65,7 +65,7 @@ def test_a_steward_keeps_what_a_job_writes_and_leaves(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_steward_ends_a_job_and_what_it_started(tmp_path: Path) -> None:
+def test_a_job_actor_ends_a_job_and_its_processes(tmp_path: Path) -> None:
     code = (
         "import signal, subprocess, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -111,7 +111,7 @@ def test_only_fit_is_sent() -> None:
         shoal.fit(model(), *data(), cluster="ray://head:10001", run=False)
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_client_server_listens(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -211,7 +211,7 @@ def test_a_run_from_outside(
 @pytest.mark.process
 @pytest.mark.ray
 @pytest.mark.slow
-def test_who_goes_comes_back(head: tuple[RayNode, str]) -> None:
+def test_a_user_who_leaves_can_attach_again(head: tuple[RayNode, str]) -> None:
     _, address = head
     x, y = data()
     call = FitCall.of(model=model(), x=x, y=y, epochs=3, cluster=address, **GIVEN)

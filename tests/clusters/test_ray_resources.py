@@ -235,7 +235,7 @@ def test_each_worker_sees_a_gpu_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_who_does_not_wait_any_longer_leaves_no_room_set_aside(
+def test_a_run_that_stops_waiting_frees_its_reservation(
     ray_node: RayNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connected by the script itself, Ray would keep it as long as that runs."""

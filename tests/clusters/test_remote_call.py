@@ -86,7 +86,7 @@ def test_what_goes_along_is_told_of() -> None:
     assert {whole for _, whole in gone} == {len(payload)}
 
 
-def test_who_hangs_up_in_the_middle_says_why() -> None:
+def test_a_connection_closed_midway_is_reported() -> None:
     payload = bytes(8 * PART_BYTES)
     gone = Way(
         address="x", ssh=("sh", "-c", "head -c 9 >/dev/null; echo full >&2; exit 1")
@@ -98,7 +98,7 @@ def test_who_hangs_up_in_the_middle_says_why() -> None:
         ask(deaf, ["python3"], "submit", {}, limit_s=0.2, payload=payload)
 
 
-def test_nobody_stays_when_a_question_is_broken_off() -> None:
+def test_no_process_stays_when_a_call_is_interrupted() -> None:
     def tell(_gone: int, _all: int) -> None:
         raise KeyboardInterrupt
 
@@ -203,7 +203,7 @@ def test_a_number_and_its_ticks_come_again_after_a_restart() -> None:
     assert processes.still_there({here: ""}) == []
 
 
-def test_an_environment_goes_where_nobody_here_knows_of_the_cluster(
+def test_an_environment_is_removed_without_the_cluster_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -219,7 +219,7 @@ def test_an_environment_goes_where_nobody_here_knows_of_the_cluster(
     assert (ended.failed, folder.exists()) == ({}, False)
 
 
-def test_nothing_is_left_of_a_name_that_nobody_knows(tmp_path: Path) -> None:
+def test_nothing_is_left_of_an_unknown_name(tmp_path: Path) -> None:
     known = tmp_path / "known"
     assert ManagedCluster("nix", ClusterStore(str(known))).down().failed == {}
     assert not known.exists() or list(known.iterdir()) == []
@@ -229,6 +229,6 @@ ODD = [b"[1]", b"{", b"7", b"\xff", b"[" * 200_000, b""]
 
 
 @pytest.mark.parametrize("said", ODD, ids=range(len(ODD)))
-def test_an_answer_that_is_none(said: bytes) -> None:
+def test_an_invalid_answer(said: bytes) -> None:
     with pytest.raises(ClusterError, match="none of Shoal's"):
         answer_in(b"SHOAL: " + said + b"\n", 0, b"", [])

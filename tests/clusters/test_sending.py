@@ -111,7 +111,9 @@ def test_a_host_that_is_cut_off(
     assert "3 of 4 hosts run" in again.output
 
 
-def test_who_goes_comes_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_leaves_can_attach_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when the connection is lost while it looks."""
     model, (x, y) = network(), digits()
     given: dict[str, Any] = {"epochs": 60, "workers": 2, "verbose": 2}

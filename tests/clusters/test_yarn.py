@@ -72,7 +72,9 @@ def test_nodes_times_cores(manager: Answer, given: Yarn, workers: int) -> None:
     ("text", "status"),
     [(b"<html>", 200), (b"[]", 200), (b"{}", 200), (metrics(), 503)],
 )
-def test_who_is_no_resource_manager(manager: Answer, text: bytes, status: int) -> None:
+def test_an_address_without_a_resource_manager(
+    manager: Answer, text: bytes, status: int
+) -> None:
     with pytest.raises(ClusterError, match="ResourceManager"):
         Yarn(address=manager(text, status)).count()
 
@@ -82,7 +84,7 @@ def test_a_cluster_without_nodes(manager: Answer) -> None:
         Yarn(address=manager(metrics(activeNodes=0, totalVirtualCores=0))).count()
 
 
-def test_nobody_is_there(manager: Answer) -> None:
+def test_no_server_answers(manager: Answer) -> None:
     with pytest.raises(ClusterError, match="gave no answer"):
         Yarn(address="http://127.0.0.1:9").count()
     with pytest.raises(ConfigError, match="is no address of a ResourceManager"):

@@ -256,7 +256,7 @@ def _two() -> Comparison:
     return Comparison(entries=(plain,))
 
 
-def test_batches_are_refused_before_anybody_trains() -> None:
+def test_batches_are_refused_before_training() -> None:
     def made() -> Any:
         raise AssertionError("nothing may be made")
 

@@ -42,7 +42,7 @@ def feed_of(spool: Spool) -> Feed:
     )
 
 
-def test_who_waits_is_told_that_a_batch_has_no_room(
+def test_a_waiting_worker_learns_that_a_batch_has_no_room(
     limit: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited for ten minutes: that there was none had no room, either."""

@@ -151,7 +151,7 @@ def test_a_generator_without_an_end_does_not_fill_the_disk(
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
     said = capsys.readouterr().err
     assert "the generator is read to its end, as steps_per_epoch is not given" in said
-    assert "has not ended. Where it has no end, stop this and pass steps_per" in said
+    assert "has not ended. If it has no end, stop this and pass steps_per" in said
 
 
 def test_much_data_without_an_end_is_told_of_once_and_at_once(
@@ -286,7 +286,7 @@ def test_it_does_not_run_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 21 <= len(taken) <= 28
 
 
-def test_who_waits_far_ahead_gets_there() -> None:
+def test_a_worker_far_ahead_gets_its_batch() -> None:
     source = fed(counting())
     source.ahead_bytes = 1
     with source.serving():
@@ -330,7 +330,7 @@ def test_of_batches_that_were_read_only_some_are_kept(
             spool.read(BatchKey(0, 0))
 
 
-def test_nobody_waits_for_ever() -> None:
+def test_waiting_for_a_batch_has_a_limit() -> None:
     spool = Spool.planned("generator", wait_s=0.1)
     with spool.open(), pytest.raises(DataError, match=r"nothing came for 0\.1 s"):
         spool.read(BatchKey(0, 0))
@@ -351,7 +351,7 @@ sys.stdin.read()
 """A driver that makes a spool, writes where it is, and waits to be killed."""
 
 
-def test_nobody_waits_for_a_driver_that_is_gone(tmp_path: Path) -> None:
+def test_waiting_ends_with_the_driver(tmp_path: Path) -> None:
     with driver(tmp_path) as (process, spool):
         process.kill()
         process.wait()

@@ -133,7 +133,7 @@ def test_positions_outside_the_epoch(start: int, stop: int):
 @pytest.mark.parametrize(
     "wrong", [{"rows": 0}, {"batch_size": 0}, {"steps_per_epoch": -1}]
 )
-def test_no_order_of_nothing(wrong: dict[str, Any]):
+def test_an_order_needs_rows(wrong: dict[str, Any]):
     arguments: dict[str, Any] = {"rows": 10, **wrong}
     with pytest.raises(ConfigError, match=str(next(iter(wrong)))):
         Order(**arguments)

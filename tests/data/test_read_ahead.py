@@ -49,7 +49,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
     source.may_end.set()
 
 
-def test_who_waits_says_so_until_the_data_comes(slow: Slow) -> None:
+def test_waiting_for_data_is_reported(slow: Slow) -> None:
     beats = 0
 
     def beat() -> None:

@@ -143,7 +143,7 @@ RESUMED = Resumed(
 )  # fmt: skip
 
 
-def test_told_of_the_run_that_went_on():
+def test_sentence_about_the_resumed_run():
     text = describe_resume(RESUMED)
     assert "samples committed 1,000 of 1,000, 9.0 s more" in text
     assert "last checkpoint (400 samples)" in text
@@ -151,7 +151,7 @@ def test_told_of_the_run_that_went_on():
     assert "over before its process could be killed" in early
 
 
-def test_told_of_the_kill():
+def test_sentence_about_the_kill():
     killed = replace(FAST, killed_at=4.25, replaced_s=2.5)
     text = describe_kill(killed, FAST)
     assert "samples committed 1,000 of 1,000, worker replaced in 2.5 s" in text
@@ -161,7 +161,7 @@ def test_told_of_the_kill():
     assert "before a worker could be killed" in describe_kill(FAST, FAST)
 
 
-def test_table_has_a_row_for_everyone():
+def test_table_has_a_row_for_each_contestant():
     console = Console(file=io.StringIO(), width=100)
     console.print(table([PLAIN, FAST, SLOW]))
     assert isinstance(console.file, io.StringIO)

@@ -49,7 +49,7 @@ def test_several_models():
         the_model([place(b=small(), a=small())])
 
 
-def test_the_caller_is_who_calls_the_package():
+def test_the_caller_is_outside_of_the_package():
     local = "of the function"
     found = caller()
     assert found.names["local"] == local
@@ -113,6 +113,6 @@ def test_opt_of_a_model_with_a_compile_of_its_own():
 
 
 @pytest.mark.parametrize("opt", ["adamm", 3])
-def test_opt_that_is_none(opt: Any):
-    with pytest.raises(ConfigError, match=f"opt={opt!r} is no optimizer"):
+def test_opt_that_is_not_an_optimizer(opt: Any):
+    with pytest.raises(ConfigError, match=f"opt={opt!r} is not an optimizer"):
         set_optimizer(small(), opt)

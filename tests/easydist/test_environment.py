@@ -55,7 +55,7 @@ def data(s3: Bucket) -> Bucket:
     [
         ({}, "names no bucket"),
         ({"bucket": "a", "bucket_name": "b"}, "'a' and bucket_name='b' differ"),
-        ({"bucket_name": "s3://a"}, "bucket='s3://a' is no name"),
+        ({"bucket_name": "s3://a"}, "bucket='s3://a' is not a bucket's name"),
         ({"bucket": "a/b"}, "Put the path into prefix="),
     ],
 )

@@ -23,7 +23,7 @@ def test_a_server_may_fail_too() -> None:
     assert found.failed is not None
 
 
-def test_whoever_was_told_to_end_has_not_failed() -> None:
+def test_a_process_told_to_end_has_not_failed() -> None:
     codes = {"chief": 0, "worker-0": 0, "ps-0": 143}
     assert course(JOB, codes, {"ps-0"}).failed is None
 

@@ -37,7 +37,7 @@ def jobs(draw: st.DrawFn) -> ProcessGroup:
 
 
 @given(jobs())
-def test_ranks_and_indexes_have_no_gap_and_nobody_shares_a_place(
+def test_ranks_and_indexes_are_unique_without_gaps(
     job: ProcessGroup,
 ) -> None:
     assert [each.rank for each in job.trainers] == list(range(len(job.trainers)))
@@ -72,7 +72,7 @@ def test_each_process_trains_on_gpus_of_its_own_where_there_are_enough(
 
 
 @given(jobs())
-def test_tf_config_is_one_map_and_names_everybody_once(job: ProcessGroup) -> None:
+def test_tf_config_is_one_map_with_each_process_once(job: ProcessGroup) -> None:
     maps = set[str]()
     tasks = list[tuple[str, int]]()
     for process in job.processes:

@@ -105,7 +105,7 @@ def test_servers_are_ended_with_all_that_they_started(tmp_path: Path) -> None:
     assert living(mark) == []
 
 
-def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     mark = f"mark{os.urandom(4).hex()}"
     code = (
         f"'{mark}'\n"
@@ -132,7 +132,7 @@ ESCAPED = (
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_who_starts_a_session_of_its_own_is_ended_too(
+def test_a_process_in_its_own_session_is_ended_too(
     tmp_path: Path, is_here: bool
 ) -> None:
     """Neither of a process that fails nor of those that are stopped any is left."""
@@ -160,7 +160,7 @@ def test_what_a_process_leaves_behind_keeps_no_job_open(tmp_path: Path) -> None:
     assert living(mark) == []
 
 
-def test_a_process_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_process_of_another_program_is_not_ended(tmp_path: Path) -> None:
     """Even one that was started where the guard was."""
     other = subprocess.Popen(["sleep", "1000"])
     try:
@@ -245,11 +245,11 @@ def test_a_host_that_is_not_reached_says_what_to_try(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"far: the host could not be reached"):
         run(job(shape, node), "", tmp_path, ssh=ssh)
     assert check(job(shape, node), ("sh", "-c", "echo no route >&2; exit 255")) == [
-        "the host far is not reached: no route"
+        "the host far cannot be reached: no route"
     ]
 
 
-def test_what_would_fail_is_found_before(tmp_path: Path) -> None:
+def test_faults_are_found_beforehand(tmp_path: Path) -> None:
     del tmp_path
     shape = Shape(per_node=1)
     free = free_ports(12)
@@ -263,7 +263,7 @@ def test_what_would_fail_is_found_before(tmp_path: Path) -> None:
         assert check(job(shape, far), SSH) == [f"port {port} of me is taken"]
     twice = parse_nodes(["a", "a"])
     lines = duplicates(ProcessGroup.of(twice, Shape()))
-    assert "the host a is there twice" in lines
+    assert "the host a is listed twice" in lines
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Stage:
         )
 
 
-def test_scores_that_were_to_come_when_a_run_broke_off_are_missed_aloud(
+def test_scores_missing_after_an_interruption_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pool = Stage([], strategy="aeasgd")
@@ -287,7 +287,7 @@ def test_what_ctrl_c_leaves() -> None:
         (Recorder(), True, True),
     ],
 )
-def test_the_center_is_fetched_only_for_those_who_look(
+def test_the_center_is_fetched_only_for_callbacks_that_read_it(
     callback: Any, are_wanted: bool, read_weights: bool
 ) -> None:
     hooks = BatchHooks(keras.callbacks.CallbackList([callback]), BATCH)

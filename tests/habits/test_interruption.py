@@ -146,7 +146,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_center(
     assert not any(child.is_running() for child in children)
 
 
-def test_whoever_presses_again_still_hears_how_to_go_on(
+def test_second_ctrl_c_still_prints_the_resume_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The center is not waited for then; the line is written all the same."""

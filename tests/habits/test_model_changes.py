@@ -23,7 +23,7 @@ IS_EAGER = keras.config.backend() == "torch"
 
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", ["all_reduce", "single"])
-def test_knobs_that_callbacks_turn_act_as_in_keras(
+def test_values_set_by_callbacks_act_as_in_keras(
     strategy: str, kept: shoal.Session
 ) -> None:
     """Statistics, variables of frozen layers, integers, the optimizer's momentum."""
@@ -37,7 +37,7 @@ def test_knobs_that_callbacks_turn_act_as_in_keras(
 
 
 @pytest.mark.parametrize("strategy", ["aeasgd", "diloco", "downpour", "all_reduce"])
-def test_knobs_act_for_every_worker(strategy: str) -> None:
+def test_values_set_by_callbacks_act_for_every_worker(strategy: str) -> None:
     """With a learning rate of 0 the loss tells where the knobs stood."""
     plain, ours = knob_model(0.0), knob_model(0.0)
     wanted = trained(plain, [Turn()])
@@ -50,7 +50,9 @@ def test_knobs_act_for_every_worker(strategy: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", ["aeasgd:period=1", "local_sgd:period=1"])
-def test_knobs_act_in_every_process(strategy: str, kept: shoal.Session) -> None:
+def test_values_set_by_callbacks_act_in_every_process(
+    strategy: str, kept: shoal.Session
+) -> None:
     plain, ours = knob_model(0.0), knob_model(0.0)
     wanted = trained(plain, [Turn()])
     found = trained(ours, [Turn()], kept.fit, strategy=strategy, workers=2)

@@ -100,7 +100,7 @@ def test_a_fit_that_fails_costs_the_processes_and_not_the_session() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("who", ["a worker", "the server"])
-def test_who_dies_between_two_fits_is_no_loss(who: str) -> None:
+def test_a_worker_that_dies_between_two_fits_is_no_loss(who: str) -> None:
     with shoal.Session() as session:
         workers = pids(fit(session))
         others = {child.pid for child in psutil.Process().children()} - workers

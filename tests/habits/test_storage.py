@@ -130,7 +130,7 @@ def outcome() -> Outcome:
     return Outcome(history=SimpleNamespace(), first_step=None)
 
 
-def test_a_model_that_nobody_took_is_no_success(
+def test_a_model_that_was_not_saved_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_fit, "RETRIES_S", (0.0,))

@@ -34,7 +34,7 @@ def test_a_lock_is_held_until_it_is_closed(tmp_path: Path) -> None:
     assert is_held(path, lock.mark) is False
 
 
-def test_who_takes_it_later_has_it(tmp_path: Path) -> None:
+def test_the_last_process_to_take_a_lock_holds_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first, second = take(path), take(path)
     assert is_held(path, first.mark) is None

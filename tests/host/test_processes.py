@@ -192,7 +192,7 @@ small = st.integers(0, 1)
     runs=st.booleans(),
     has_lock=st.booleans(),
 )
-def test_who_lives_is_never_dead_and_who_is_dead_is_found_where_it_can_be_seen(
+def test_a_live_process_is_never_called_dead(
     hosts: tuple[str, str],
     has_ids: tuple[bool, bool],
     boots: tuple[int, int],

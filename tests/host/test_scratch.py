@@ -113,7 +113,7 @@ def test_what_is_not_surely_left_stays(
     assert file.exists()
 
 
-def test_a_folder_of_somebody_else_stays(
+def test_a_folder_of_another_owner_stays(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = temporary / f"{scratch_module._prefix('run')}left"
@@ -126,7 +126,7 @@ def test_a_folder_of_somebody_else_stays(
     assert left.is_dir()
 
 
-def test_who_is_killed_while_it_removes_leaves_the_lock_to_the_next(
+def test_an_owner_killed_during_removal_leaves_the_lock(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = Scratch()

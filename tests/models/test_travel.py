@@ -460,7 +460,7 @@ def test_one_thread_packs_at_a_time() -> None:
     assert cloudpickle.list_registry_pickle_by_value() == before
 
 
-def test_code_that_somebody_else_took_out_is_no_error() -> None:
+def test_code_that_another_thread_removed_is_no_error() -> None:
     class Meddler:
         def __reduce__(self) -> Any:
             for name in list(cloudpickle.list_registry_pickle_by_value()):

@@ -259,7 +259,7 @@ def test_a_put_that_arrives_although_it_failed_keeps_its_parts(
     assert_only(folder, at(1, 2), at(2, 3))
 
 
-def test_a_successor_that_removes_our_parts_is_told_as_such(
+def test_a_successor_that_removes_parts_is_reported(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ):
     first = opened(folder)

@@ -228,7 +228,7 @@ def test_the_last_ones_are_kept(folder: Folder, keep: int):
         assert_only(folder, *stay)
 
 
-def test_a_file_of_somebody_else_stays(folder: Folder):
+def test_a_file_of_another_program_stays(folder: Folder):
     folder.write(f"{PARTS}/notes.txt", b"mine")
     store = opened(folder)
     for number in range(4):

@@ -409,7 +409,7 @@ def test_a_plan_that_names_a_module_as_its_backend(root: str):
     assert "no backend is called 'os'" in done.stderr
 
 
-def test_a_folder_of_somebodys_program_is_not_removed(tmp_path: Path):
+def test_a_folder_of_another_program_is_not_removed(tmp_path: Path):
     """It has a folder called events, and no event."""
     for name in ("app1", "app2"):
         (tmp_path / name / "events").mkdir(parents=True)

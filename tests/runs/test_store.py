@@ -311,7 +311,7 @@ def test_folder_is_public(tmp_path: Path):
     assert isinstance(create(tmp_path, "x").folder, Folder)
 
 
-def test_the_clock_stands_still_while_nobody_trains(tmp_path: Path):
+def test_the_clock_stands_still_without_training(tmp_path: Path):
     with create(str(tmp_path), "higgs") as run:
         run.event("run_started", workers=2)
     for path in Path(run.url, "events").glob("*.jsonl"):

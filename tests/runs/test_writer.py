@@ -95,7 +95,7 @@ def test_a_driver_that_lives_and_is_killed(
 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="needs a process namespace of its own")
-def test_storage_without_locks_calls_nobody_lost(tmp_path: Path) -> None:
+def test_storage_without_locks_calls_no_run_lost(tmp_path: Path) -> None:
     """Of another namespace, without a lock: nobody can tell, and it may live."""
     with driver(str(tmp_path), *INSIDE) as (process, name):
         (tmp_path / name / LOCK).unlink()

@@ -107,7 +107,7 @@ def test_downpour_warns_where_it_overshoots() -> None:
     assert (found(2), found(4), found(2, 20), found(1, 20)) == (0, 1, 1, 0)
 
 
-def test_adag_warns_where_it_crawls() -> None:
+def test_adag_warns_of_few_workers() -> None:
     assert ADAG(period=4).warnings(workers=4, exchanges_per_epoch=10) == []
     [warning] = ADAG(period=4).warnings(workers=2, exchanges_per_epoch=10)
     assert "1/4 of each window" in warning

@@ -180,7 +180,7 @@ class TestGreeting:
             with suppress(ConnectionResetError):
                 assert caller.recv(1) == b""
 
-    def test_a_recorded_greeting_is_of_no_use(self) -> None:
+    def test_a_replayed_handshake_is_refused(self) -> None:
         talk = Caller(SECRET)
         with pair() as (caller, channel):
             caller.sendall(talk.hello)
@@ -197,7 +197,7 @@ class TestGreeting:
 
     @settings(max_examples=200)
     @given(st.binary(max_size=3 * HELLO_BYTES))
-    def test_whatever_comes_first_there_is_no_answer(self, data: bytes) -> None:
+    def test_wrong_first_bytes_get_no_answer(self, data: bytes) -> None:
         """And it is over as soon as there is enough to see that it is no greeting."""
         with pair() as (caller, channel):
             caller.sendall(data)
@@ -220,14 +220,14 @@ class TestGreeting:
         ):
             Link(address, SECRET)
 
-    def test_a_server_that_hangs_up_in_the_greeting(self) -> None:
+    def test_a_server_that_closes_during_the_handshake(self) -> None:
         with (
             listening(lambda connection: connection.sendall(b"short")) as address,
-            pytest.raises(ConnectionResetError, match="hung up in the greeting"),
+            pytest.raises(ConnectionResetError, match="connection in the handshake"),
         ):
             Link(address, SECRET)
 
-    def test_nobody_there(self) -> None:
+    def test_no_listener(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = listener.getsockname()
         with pytest.raises(ExchangeTimeout, match=r"no server at 127\.0\.0\.1"):
@@ -332,7 +332,7 @@ class TestFrames:
         [((STRANGER_HEAD_BYTES, 0), True), ((STRANGER_HEAD_BYTES + 1, 0), False),
          ((20, 1), False)],
     )  # fmt: skip
-    def test_who_has_not_said_what_it_is_has_little_to_say(
+    def test_a_peer_without_a_first_message_has_small_limits(
         self, sizes: tuple[int, int], is_taken: bool
     ) -> None:
         with pair() as (caller, channel):
@@ -388,7 +388,7 @@ class TestFrames:
             with pytest.raises(ConnectionResetError):
                 frames(channel)
 
-    def test_last_words_are_heard(self) -> None:
+    def test_the_last_frame_before_a_close_is_read(self) -> None:
         # A worker that told why it failed and hung up at once was not understood.
         with pair() as (caller, channel):
             greet(caller, channel)

@@ -66,7 +66,7 @@ def test_no_proof_before_the_answer() -> None:
 
 
 @given(st.binary(max_size=2 * HELLO_BYTES))
-def test_whatever_else_is_no_hello(data: bytes) -> None:
+def test_other_bytes_are_no_hello(data: bytes) -> None:
     with pytest.raises(NoProof):
         Callee(SECRET).answer(data)
 

@@ -12,21 +12,21 @@ _SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"
 @final
 @dataclass(frozen=True, kw_only=True)
 class BackendEntry:
-    """What is known of a backend before anything of it is imported.
+    """Facts about a backend that are known before any of it is imported.
 
     Args:
-        target: "module:class", imported by workers only.
-        unused: What Keras imports if it can and no worker needs: a third of its
+        target: "module:class", which only workers import.
+        unused: Modules that Keras imports if it can and no worker needs: a third of its
             import time.
-        later: What Keras and the backend import and few need.
-        environment: Variables of workers, where the user has not set them.
+        later: Modules that Keras and the backend import and few programs need.
+        environment: Variables of workers; the user's own values win.
         gpu_parts: "package/path" of files, one of which is there where the backend
-            can compute on a GPU, each with the text that it then has.
-        gpu_environment: As `environment`, of workers on a GPU; "{share}" stands for
+            can compute on a GPU, each with the text that it then contains.
+        gpu_environment: Like `environment`, for workers on a GPU; "{share}" stands for
             the share of its memory that a worker may take.
-        group: "module:function" that forms a group of workers; empty where they
-            cannot, and `no_group` says why.
-        has_nccl: Groups can add in the memory of GPUs.
+        group: "module:function" that forms a group of workers; empty if the backend
+            has none, and `no_group` gives the reason.
+        has_nccl: Whether groups can reduce in the memory of GPUs.
     """
 
     target: str
@@ -49,7 +49,7 @@ BACKENDS = {
             f"{_SPLASH}.splash_attention_kernel",
             f"{_SPLASH}.splash_attention_mask",
         ),
-        # With none of these, JAX computes on the CPU whatever the machine has.
+        # Without any of these JAX computes on the CPU, also on a machine with GPUs.
         gpu_parts=tuple(
             (f"{plugin}/__init__.py", "")
             for plugin in ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -60,7 +60,7 @@ BACKENDS = {
     "tensorflow": BackendEntry(
         target="shoal.backends.tensorflow:TensorFlowBackend",
         unused=("matplotlib", "pandas", "IPython"),
-        # It tells of the processor in ten lines, which would be a worker's last words.
+        # JAX logs ten lines about the processor, which would be a worker's last lines.
         environment={"TF_CPP_MIN_LOG_LEVEL": "2"},
         gpu_parts=(
             ("tensorflow/python/platform/build_info.py", "('is_cuda_build', True)"),
@@ -70,7 +70,7 @@ BACKENDS = {
     ),
     "torch": BackendEntry(
         target="shoal.backends.torch:TorchBackend",
-        # What it may take of the memory is told to it by `ComputeSpec`.
+        # `ComputeSpec.memory_share` limits the memory it may take.
         gpu_parts=(("torch/lib/libtorch_cuda.so", ""),),
         # NCCL's own watchdog would end a process whose group is broken.
         gpu_environment={
@@ -81,4 +81,4 @@ BACKENDS = {
         has_nccl=True,
     ),
 }
-"""Those that can train, by their names in Keras."""
+"""Backends that can train, by their names in Keras."""

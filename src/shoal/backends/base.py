@@ -1,4 +1,4 @@
-"""What a compute backend is: one worker's model as programs on flat vectors.
+"""The interface of a compute backend: a worker's model as programs on flat vectors.
 
 This file decides what the engine may ask of JAX, TensorFlow or torch, so that
 none of them is known outside this folder.
@@ -27,9 +27,9 @@ class RateScaling:
     """A factor of the learning rate that grows linearly from 1 (arXiv:1706.02677, 2.2).
 
     Args:
-        factor: Where it ends.
-        steps: Steps of the user's batch size until then; 0 begins with the factor.
-        began: The run clock at the first of them.
+        factor: Factor at the end of the growth.
+        steps: Steps of the user's batch size until `factor`; 0 begins with the factor.
+        began: The run clock at the first of these steps.
     """
 
     factor: float
@@ -39,31 +39,31 @@ class RateScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSpec:
-    """How a worker computes.
+    """How a worker computes: sizes, masses and the kind of its losses.
 
     Args:
-        window: Most steps of one call of `run`.
+        window: Maximum number of steps of one call of `run`.
         batch_size: Rows of one full step of this worker.
         local_momentum: mu of the look-ahead Nesterov step, 0 for none.
-        mass: What a gradient weighs in a mean: its rows, or its sample weights; or the
+        mass: Weight of a gradient in a mean: its rows, or its sample weights; or the
             "entries" that the mask of its outputs leaves, or "entry weights", their
             sample weights. Metrics weigh a worker's loss by its rows in any case.
-        is_summed: The losses of `compile` sum over the batch instead of averaging.
-        summed: Places of losses that layers add and that do so.
-        loss_at: Places of the loss among the sums of metrics.
-        applied: How often a training step applies each optimizer of the model, in the
+        is_summed: Whether losses of `compile` sum over the batch instead of averaging.
+        summed: Indices of losses added by layers that sum over the batch.
+        loss_at: Indices of the loss among the sums of metrics.
+        applied: Number of times that a training step applies each optimizer, in the
             order of `optimizers_of`; empty for the first one, once.
-        logs: What `train_step` logs beyond the model's metrics. Its sums over rows,
-            and the rows, follow the metric states.
-        rank_seed: Mixed into random state, so that dropout differs by rank.
-        memory_share: Of a GPU's memory, that this worker may take, where the backend
-            is not told by its environment.
-        is_alone: Random numbers are those of plain Keras, as there is one worker;
-            a backend may have cheaper ones.
-        has_one_thread: Its programs compute with one thread; a backend may have ways
-            that are quicker then.
-        sample_rows: Rows that tell what the model makes of data.
-        scaling: Of the learning rate; None leaves it as it is.
+        logs: Names that `train_step` logs beyond the model's metrics. Their sums over
+            rows, and the rows, follow the metric states.
+        rank_seed: Number mixed into random state, so that dropout differs by rank.
+        memory_share: Share of a GPU's memory that this worker may take, if the
+            environment does not tell the backend.
+        is_alone: Whether there is one worker; random numbers are then those of plain
+            Keras. Otherwise a backend may use cheaper ones.
+        has_one_thread: Whether programs compute with one thread; a backend may have
+            faster programs for that.
+        sample_rows: Rows on which the model is tried, to find out its outputs.
+        scaling: Scaling of the learning rate; None leaves it as it is.
     """
 
     window: int
@@ -89,7 +89,7 @@ class ComputeSpec:
 
     @property
     def has_masks(self) -> bool:
-        """Whether a gradient weighs what the mask of the outputs leaves."""
+        """Whether the mass of a gradient depends on the mask of the outputs."""
         return self.mass.startswith("entr")
 
 
@@ -99,7 +99,7 @@ class Clock:
 
     Args:
         start: Committed steps, plus where the optimizer began.
-        pace: Ticks in one local step: live workers, or 1 for a gang.
+        pace: Ticks in one local step: live workers, or 1 under gradient exchange.
     """
 
     start: float = 0.0
@@ -112,8 +112,8 @@ class Backend(ABC):
     Vectors returned are views that stay valid until the next call.
 
     Args:
-        model: Built and compiled.
-        spec: How it is run.
+        model: A built and compiled model.
+        spec: How it is computed.
     """
 
     model: Any = None
@@ -134,7 +134,7 @@ class Backend(ABC):
         """Takes `steps` optimizer steps over the rows of `data`, in order.
 
         Returns:
-            The first of them, from 0, whose loss was not finite; None for none.
+            Index of the first step, from 0, whose loss was not finite; None for none.
         """
 
     @abstractmethod
@@ -143,15 +143,15 @@ class Backend(ABC):
 
         Args:
             data: The worker's share of the step.
-            gang_rows: Rows of all shares.
-            out: Where the sum goes: the mean times the mass, `(size,)`.
+            gang_rows: Rows of the whole step, over all workers.
+            out: Receives the sum: the mean times the mass, `(size,)`.
         """
 
     @abstractmethod
     def undo(self) -> None:
-        """Takes random and counted state back to before the last `gradient`.
+        """Restores random and counted state to that before the last `gradient`.
 
-        It is computed anew then. Nobody asks for it but where a loss `is_scaled`.
+        The gradient is computed again then. Called only for a loss that `is_scaled`.
         """
 
     @abstractmethod
@@ -168,7 +168,7 @@ class Backend(ABC):
 
     @abstractmethod
     def take_metrics(self, out: npt.NDArray[np.float64], *, add: bool) -> None:
-        """Writes (or adds) sums of metric state since the last call; starts again."""
+        """Writes (or adds) sums of metric state since the last call; resets them."""
 
     @abstractmethod
     def change(
@@ -176,12 +176,12 @@ class Backend(ABC):
         fixed: Mapping[int, npt.NDArray[Any]],
         optimizer: Mapping[int, npt.NDArray[Any]],
     ) -> None:
-        """Gives variables other values, as a callback did in the user's process.
+        """Sets variables to other values, as a callback did in the user's process.
 
         Args:
-            fixed: By number among those of the model that are neither trained nor
-                statistics.
-            optimizer: By number among those of the optimizer.
+            fixed: Values by index, among the model's variables that are neither trained
+                nor statistics.
+            optimizer: Values by index, among the optimizer's variables.
         """
 
     @abstractmethod
@@ -194,69 +194,69 @@ class Backend(ABC):
 
     @abstractmethod
     def restore(self, blob: bytes) -> None:
-        """The inverse of `snapshot`, of any worker: seeds stay this one's own."""
+        """Restores a `snapshot` of any worker; seeds stay this worker's own."""
 
     @abstractmethod
     def skip(self) -> None:
-        """Takes note of a step of a gang that this worker has no rows of."""
+        """Notes a step of a gradient exchange of which this worker has no rows."""
 
     def fork_local(self, rank: int) -> Any:
-        """Returns the local state that worker `rank` of a gang would begin with.
+        """Returns the local state with which worker `rank` would begin.
 
-        With `local` and `set_local` one set of programs computes for all of a gang,
-        whose workers differ in nothing else; nothing for a backend without such state.
+        With `local` and `set_local` one set of programs computes for all workers of a
+        gradient exchange, which differ in nothing else. None if there is no such state.
         """
         del rank
 
     def local(self) -> Any:
-        """Returns the local state as it is now; see `fixed.py`."""
+        """Returns the current local state; see `fixed.py`."""
         return None
 
     def set_local(self, state: Any) -> None:
-        """Goes on with a local state that `local` or `fork_local` returned."""
+        """Continues from a local state that `local` or `fork_local` returned."""
         del state
 
     @abstractmethod
     def keep(self) -> tuple[Any, ...]:
-        """Returns all state as it is now, to go back to until the next call.
+        """Returns the whole current state for `revert`; valid until the next call.
 
-        The parts are the backend's own. A vector that was given to `load` is not
+        The parts are private to the backend. A vector that was given to `load` is not
         copied.
         """
 
     @abstractmethod
     def revert(self, kept: tuple[Any, ...]) -> None:
-        """Goes back to what `keep` returned; sums of metrics start again."""
+        """Restores the state that `keep` returned; sums of metrics start again."""
 
     @abstractmethod
     def fork(self, rank: int) -> tuple[Any, ...]:
-        """Returns what worker `rank` would begin with, before anything has run.
+        """Returns the state with which worker `rank` would begin, before any step.
 
         With `swap` one set of compiled programs serves many workers in turn. The
-        parts are the backend's own; only it looks inside.
+        parts are private to the backend.
         """
 
     @abstractmethod
     def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Goes on as the worker with `state`; returns the state of the one before."""
+        """Continues as the worker with `state`; returns the previous state."""
 
     @abstractmethod
     def renew(
         self, model: Sequence[Any], optimizer: Sequence[Any], rank_seed: int
     ) -> None:
-        """Starts over as a worker that nobody has used; its programs stay.
+        """Starts over with the state of a new worker; compiled programs stay.
 
         Args:
-            model: Values of all the model's variables, in their order.
-            optimizer: Of those of its optimizer.
-            rank_seed: See `ComputeSpec`.
+            model: Values of all the model's variables, in the model's order.
+            optimizer: Values of the optimizer's variables.
+            rank_seed: Number mixed into random state; see `ComputeSpec`.
         """
 
     @abstractmethod
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
-        """Compiles what the run needs, with data of a full step or window."""
+        """Compiles the programs of the run, with data of a full step or window."""
 
     @staticmethod
     @abstractmethod
     def forget() -> None:
-        """Lets go of all programs and models of this process: others will come."""
+        """Frees all programs and models of this process."""

@@ -1,7 +1,7 @@
-"""Where compiled programs are kept, so that the next run need not compile them.
+"""The folder of compiled programs, which later runs need not compile again.
 
-The folder is JAX's own cache, and holds programs that workers load and run: one that
-somebody else may write to is not used.
+It is JAX's own cache, and holds programs that workers load and run: a folder that
+another user may write to is not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-MAX_BYTES = 1 << 30  # the oldest go first
+MAX_BYTES = 1 << 30  # the oldest are removed first
 TURNS = "turns"
 OURS = "xla-"
 LONGEST_TURN_S = 600.0
@@ -28,13 +28,13 @@ def cache_variables(
     """Returns the environment of workers that keep compiled programs in a folder.
 
     A program is compiled for one kind of processor, so each kind has its own folder:
-    home directories are shared. A user's own setting beats this. Nothing is kept where
-    this user cannot write, or somebody else can.
+    home directories are shared. A user's own setting beats this. Nothing is kept in a
+    folder that this user cannot write to, or that another user can.
 
     Args:
-        backend: Of Keras.
-        folder: For all kinds of machines, None to keep nothing.
-        variables: Those of the parent, default None means of this process.
+        backend: Name of the Keras backend.
+        folder: Cache folder for all kinds of machines; None keeps nothing.
+        variables: Environment of the parent; default None means of this process.
 
     Example:
         >>> cache_variables("jax", None)
@@ -43,7 +43,7 @@ def cache_variables(
     given = os.environ if variables is None else variables
     if backend != "jax" or not folder or "JAX_COMPILATION_CACHE_DIR" in given:
         return {}
-    if find_spec("filelock") is None:  # JAX cannot limit the folder's size without
+    if find_spec("filelock") is None:  # JAX needs it to limit the folder's size
         return {}
     place = Path(folder).expanduser() / f"{OURS}{_machine()}"
     try:
@@ -63,15 +63,15 @@ def cache_variables(
 
 @contextlib.contextmanager
 def turn(folder: str | None, program: str) -> Generator[None]:
-    """Lets one process after the other compile a program, on a common machine.
+    """Lets processes on one machine compile a program one after the other.
 
-    The first compiles it with all cores and leaves it in the folder; the others, in
-    their turns, find it there. Who dies gives its turn up; a turn that lasts too long
-    holds nobody back.
+    The first compiles it with all cores and leaves it in the folder; the others find it
+    there in their turns. A process that dies frees its turn, and a turn that lasts too
+    long delays no other process.
 
     Args:
-        folder: Where compiled programs are kept; None, and nobody waits.
-        program: Its text.
+        folder: Folder of compiled programs; None means no turns.
+        program: Text of the program.
     """
     if not folder or find_spec("filelock") is None:
         yield
@@ -93,21 +93,21 @@ def turn(folder: str | None, program: str) -> Generator[None]:
 
 
 def _is_own(place: Path) -> bool:
-    """Whether this user can write to a folder, and nobody else but root."""
+    """Whether only this user, and root, can write to a folder."""
     found = place.stat()
     is_ours = found.st_uid in (os.geteuid(), 0) and not found.st_mode & 0o022
     return is_ours and os.access(place, os.W_OK | os.X_OK)
 
 
 def _complete(place: Path) -> None:
-    """Removes what was never written to its end, by a process that died or a full disk.
+    """Removes unfinished entries, left by a process that died or by a full disk.
 
-    JAX notes beside each program when it was last used. Without that note it stores no
-    other program in the folder ever again, and never replaces half a program.
+    JAX notes beside each program when it was last used. While that note is missing
+    it stores no other program in the folder, and never replaces a partial program.
     """
     if place.name.startswith(OURS) and _incomplete(place):
         filelock = import_module("filelock")
-        # JAX holds it while it writes.
+        # JAX holds this lock while it writes.
         with filelock.FileLock(place / ".lockfile", timeout=1.0, poll_interval=0.01):
             for name in _incomplete(place):
                 (place / f"{name}-cache").unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def _incomplete(place: Path) -> set[str]:
 
 
 def _machine() -> str:
-    """A name for this kind of processor."""
+    """Returns a name for this kind of processor."""
     facts = [platform.machine(), platform.system()]
     if CPU_FACTS.is_file():
         names = ("flags", "Features", "model name")

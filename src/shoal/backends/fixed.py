@@ -1,14 +1,14 @@
-"""What a worker has beside weights, statistics and optimizer: its local state.
+"""A worker's local state: all it has besides weights, statistics and optimizer.
 
-Frozen weights, counters, booleans, random state: all variables that are neither
-trained nor averaged. They travel once, in the model; afterwards only those of them
-travel that differ from what the model came with. So a frozen backbone costs nothing,
-and what a layer counts is not lost. Nobody has to know beforehand which of them move.
+Frozen weights, counters, booleans and random state: all variables that are neither
+trained nor averaged. They travel once, in the model; afterwards only the variables
+that differ from the model's initial values travel. So a frozen backbone costs nothing,
+and a layer's counters are not lost. The changed variables are found by comparison.
 
 Keras keeps two words for each layer that draws: a seed, and a counter that grows with
-each draw. Workers have seeds of their own, and all their counters grow alike: one
-worker's counters tell where any other's stand. So a run that goes on, or a worker
-that joins a gang, draws what it would have drawn.
+each draw. Workers have seeds of their own, and all their counters grow alike, so one
+worker's counters determine those of any other. A run that is resumed, or a worker
+that joins a gradient exchange, therefore draws what it would have drawn.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ import numpy.typing as npt
 
 Arrays: TypeAlias = Sequence[Any]
 Changes: TypeAlias = dict[int, npt.NDArray[Any]]
-"""By place: the value, or by how much random state grew."""
+"""By index of the variable: its value, or the growth of its random state."""
 
 MAGIC = b"SHOALFX1"
 HEADER = struct.Struct("<8sQ")  # magic, number of entries
-ENTRY = struct.Struct("<QQ")  # place of the variable, bytes of its value
-SMALL = 1 << 16  # bytes of what may well be copied in each step
+ENTRY = struct.Struct("<QQ")  # index of the variable, bytes of its value
+SMALL = 1 << 16  # bytes: smaller variables are copied in each step
 PART = 1 << 20  # bytes that are compared at a time
 
 
 @final
 class Fixed:
-    """Where variables that are neither trained nor averaged began.
+    """Initial values of the variables that are neither trained nor averaged.
 
     Args:
-        came: What the model came with; it is kept, and must stay as it is.
-        is_random: Which of them are random state.
-        rank: Of the worker; its random state begins at words of its own.
+        came: Initial values from the model; kept by reference, must not change.
+        is_random: For each variable, whether it is random state.
+        rank: Rank of the worker; its random state begins at words of its own.
     """
 
     def __init__(self, came: Arrays, is_random: Sequence[bool], rank: int = 0) -> None:
@@ -50,16 +50,16 @@ class Fixed:
         self._may_move = [began.nbytes <= SMALL for began in self._began]
 
     def seeded(self, rank: int) -> list[Any]:
-        """What another worker begins with; all but random state is what came."""
+        """Returns another worker's initial values; only random state differs."""
         pairs = zip(self.came, self._is_random, strict=True)
         return [_reseeded(v, rank) if drawn else v for v, drawn in pairs]
 
     def pack(self, values: Arrays) -> bytes:
-        """Returns what differs from the beginning; of random state, by how much."""
+        """Returns the changes since the beginning as bytes; random state as growth."""
         return pack_changes(self.changes(values))
 
     def changes(self, values: Arrays) -> Changes:
-        """What differs from the beginning; of random state, by how much."""
+        """Returns the changes since the beginning; random state as growth."""
         found: Changes = {}
         for place, (value, began, is_random) in enumerate(self._with_began(values)):
             if not is_same(value, began):
@@ -71,12 +71,12 @@ class Fixed:
         return zip(values, self._began, self._is_random, strict=True)
 
     def unpack(self, blob: bytes | memoryview) -> list[Any]:
-        """Returns this worker's values where another one's are `blob`.
+        """Returns this worker's values from the packed changes of another worker.
 
-        Those that do not differ from the beginning are the very arrays it has.
+        Unchanged values are the same array objects as the initial ones.
 
         Raises:
-            ValueError: It is of another model.
+            ValueError: The bytes belong to another model.
         """
         values = list(self._began)
         for place, value in read_changes(blob, self._began).items():
@@ -86,7 +86,7 @@ class Fixed:
         return values
 
     def settled(self, values: Arrays) -> list[Any]:
-        """Copies of values; those that do not differ from the beginning are shared."""
+        """Returns copies of values; unchanged ones are shared."""
         return [
             began if is_same(value, began) else np.array(value)
             for value, began in zip(values, self._began, strict=True)
@@ -94,19 +94,19 @@ class Fixed:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is known how far the counters grow in a step."""
+        """Whether the growth of the counters in a step is known."""
         return self._draws is not None
 
     @property
     def has_to_step(self) -> bool:
-        """Whether nothing less than a step tells what one leaves behind.
+        """Whether only a real step can tell the state after it.
 
-        Random state grows alike in each; what a layer counts or keeps need not.
+        Random state grows alike in each step; counters of layers need not.
         """
         return bool(self.came) and (self._has_moved or not self.is_measured)
 
     def measure(self, before: Arrays, after: Arrays) -> None:
-        """Takes note of how far the counters grew in one step, and what else moved."""
+        """Notes the growth of counters in one step, and which other values changed."""
         self._draws = []
         pairs = zip(before, after, self._is_random, strict=True)
         for place, (value, now, is_random) in enumerate(pairs):
@@ -117,9 +117,9 @@ class Fixed:
                 self._has_moved |= not is_random
 
     def before_step(self, values: Arrays) -> dict[int, Any]:
-        """Copies of what the next step may move, by place.
+        """Returns copies of the values that the next step may change, by index.
 
-        That is all that is small, and what moved in the step that was measured.
+        These are all small values, and those that changed in the measured step.
         """
         places = enumerate(zip(values, self._may_move, strict=True))
         copied = [
@@ -131,7 +131,7 @@ class Fixed:
         }
 
     def skip(self, values: Arrays) -> list[Any]:
-        """Returns values after a step that only others took; what stays, as it is."""
+        """Returns values after a step of other workers; unchanged ones are shared."""
         if self._draws is None:
             return list(values)
         pairs = zip(values, self._draws, strict=True)
@@ -139,25 +139,25 @@ class Fixed:
 
 
 def pack_changes(found: Changes) -> bytes:
-    """What differs, as bytes: places and sizes, then values."""
+    """Returns changes as bytes: indices and sizes, then values."""
     entries = [ENTRY.pack(place, value.nbytes) for place, value in found.items()]
     header = HEADER.pack(MAGIC, len(found))
     return b"".join([header, *entries, *(value.tobytes() for value in found.values())])
 
 
 def read_changes(blob: bytes | memoryview, like: Arrays) -> Changes:
-    """The inverse of `pack_changes`; of runs before it, all values one by one.
+    """The inverse of `pack_changes`; also reads older runs, with all values in turn.
 
     Args:
-        blob: Behind the state of an optimizer.
+        blob: Bytes that follow the state of an optimizer.
         like: Arrays of the shapes and dtypes of all variables, in their order; only
-            those are looked at of which the blob tells.
+            arrays whose variables are in the blob are read.
 
     Returns:
-        Views of `blob`.
+        Views into `blob`.
 
     Raises:
-        ValueError: It is of another model.
+        ValueError: The bytes belong to another model.
     """
     data, counts = memoryview(blob), range(len(like))
     if bytes(data[: len(MAGIC)]) == MAGIC:
@@ -181,15 +181,15 @@ def read_changes(blob: bytes | memoryview, like: Arrays) -> Changes:
 
 
 def most_bytes(variables: Sequence[Any]) -> int:
-    """Most that `pack_changes` makes of these variables, should all of them move."""
+    """Returns the most bytes that `pack_changes` makes of these variables."""
     sizes = sum(ENTRY.size + size_bytes(variable) for variable in variables)
     return HEADER.size + sizes
 
 
 def size_bytes(variable: Any) -> int:
-    """Most bytes of the value of a Keras variable, as any backend gives it."""
+    """Returns the most bytes of the value of a Keras variable, on any backend."""
     try:
-        # Where NumPy has no such floats, they are given as float32.
+        # If NumPy lacks the float type, backends return float32.
         each = max(4, np.dtype(str(variable.dtype)).itemsize)
     except TypeError:
         each = 8
@@ -198,13 +198,13 @@ def size_bytes(variable: Any) -> int:
 
 def is_same(first: Any, second: Any) -> bool:
     """Whether two arrays hold the same bytes; NaN equals itself."""
-    if first is second:  # not looked at: it may be large, or on a GPU
+    if first is second:  # no comparison: it may be large, or on a GPU
         return True
     one, other = np.asarray(first), np.asarray(second)
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     ours, theirs = _bytes_of(one), _bytes_of(other)
-    # In parts: what differs is found early, and no large array of truths is made.
+    # In parts: a difference is found early, and no large boolean array is made.
     return all(
         np.array_equal(ours[at : at + PART], theirs[at : at + PART])
         for at in range(0, ours.size, PART)
@@ -212,7 +212,7 @@ def is_same(first: Any, second: Any) -> bool:
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An array's bytes, as the widest words that they make."""
+    """Returns an array's bytes as the widest possible words."""
     flat = np.ascontiguousarray(array).reshape(-1)
     wide = flat.nbytes % 8 == 0 and flat.ctypes.data % 8 == 0
     return flat.view(np.uint64 if wide else np.uint8)
@@ -221,14 +221,14 @@ def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def is_random_state(variable: Any) -> bool:
     """Whether a variable is the seed and the counter of a `SeedGenerator`.
 
-    Of unsigned words on JAX, of signed ones elsewhere.
+    The words are unsigned on JAX and signed elsewhere.
     """
     is_named = str(variable.name) == "seed_generator_state"
     return is_named and tuple(variable.shape) == (2,)
 
 
 def _reseeded(value: Any, rank: int) -> npt.NDArray[Any]:
-    """A copy with the rank mixed in; rank 0 keeps Keras' own."""
+    """Returns a copy with the rank mixed in; rank 0 keeps Keras' own."""
     value = np.array(value)
     if rank:
         words = np.random.SeedSequence([word_of(value[0]), rank])
@@ -237,5 +237,5 @@ def _reseeded(value: Any, rank: int) -> npt.NDArray[Any]:
 
 
 def word_of(seed: Any) -> int:
-    """A seed as the unsigned word that it is, whatever holds it."""
+    """Returns a seed as an unsigned word, from any array type."""
     return int(seed) & 0xFFFFFFFF

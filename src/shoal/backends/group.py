@@ -1,4 +1,4 @@
-"""What a group is: workers that add vectors among themselves, without the server."""
+"""Groups: workers that add vectors among themselves, without the server."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from shoal.vectors import Vector
 
 LIMIT_S = 4.0
-"""Seconds that members wait for each other, to form a group and to add. Who is later
-has not failed: that step goes through the server."""
+"""Seconds that members wait for each other, to form a group and to add. After that the
+step goes through the server; a late worker has not failed."""
 
 
 class GroupBroken(Exception):
-    """A member is gone, or too late; nothing can be added in this group any more."""
+    """A member is gone or too late; this group cannot add any more."""
 
 
 class Group(ABC):
@@ -23,12 +23,12 @@ class Group(ABC):
         """Changes `vector` into the sum of all members'; returns the sum of masses.
 
         Raises:
-            GroupBroken: It cannot be had; `vector` is worth nothing then.
+            GroupBroken: The sum cannot be computed; `vector` is invalid then.
         """
 
     @abstractmethod
     def close(self) -> None:
         """Leaves the group at once.
 
-        The others notice when they next add, or `LIMIT_S` later.
+        The others notice when they next add, or after `LIMIT_S`.
         """

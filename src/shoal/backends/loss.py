@@ -1,7 +1,7 @@
-"""What a loss of Keras becomes where each worker computes a part of a batch.
+"""Losses of Keras when each worker computes a part of a batch.
 
 This file decides how losses that sum over the batch are scaled, so that the mean over
-workers is their sum, and what a part weighs where masks leave entries out.
+workers is their sum, and how much a part weighs where masks leave entries out.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shoal.backends.base import ComputeSpec
 
 @contextmanager
 def scaled_loss(model: Any, spec: ComputeSpec, scale: Any) -> Generator[list[Any]]:
-    """Within this, losses that sum over the batch are multiplied by a number.
+    """Context in which losses that sum over the batch are multiplied by a number.
 
     Args:
-        model: Built and compiled.
-        spec: Says which of its losses do.
-        scale: Rows of the step over those of this part of it.
+        model: A built and compiled model.
+        spec: Tells which losses sum over the batch.
+        scale: Rows of the step divided by the rows of this part.
 
     Yields:
-        What the losses of `compile` are divided by, once they were computed.
+        The divisors of the losses of `compile`, filled once they are computed.
     """
     masses: list[Any] = []
 
@@ -45,13 +45,13 @@ def scaled_loss(model: Any, spec: ComputeSpec, scale: Any) -> Generator[list[Any
 
 
 def mass_of(model: Any, spec: ComputeSpec, data: Any, outputs: Any) -> Any:
-    """What the losses are divided by, of outputs with their masks; no loss is computed.
+    """Returns the divisor of the losses for outputs with masks; computes no loss.
 
     Args:
-        model: Built and compiled.
-        spec: How it is run.
+        model: A built and compiled model.
+        spec: How it is computed.
         data: As `train_step` gets it.
-        outputs: Of the model, for these rows.
+        outputs: Outputs of the model for these rows.
     """
     masses: list[Any] = []
 
@@ -69,7 +69,7 @@ def mass_of(model: Any, spec: ComputeSpec, data: Any, outputs: Any) -> Any:
 
 
 def entries(spec: ComputeSpec, y_pred: Any, sample_weight: Any) -> Any:
-    """What a loss is divided by that a mask leaves entries out of."""
+    """Returns the divisor of a loss whose mask leaves entries out."""
     mask = keras.src.backend.get_keras_mask(y_pred)
     if mask is None:
         raise ValueError("outputs that have no mask any more")
@@ -77,7 +77,7 @@ def entries(spec: ComputeSpec, y_pred: Any, sample_weight: Any) -> Any:
         return keras.ops.sum(keras.ops.cast(mask, "float32"))
     weights = sample_weight
     if weights is not None:
-        # A new array: on torch Keras' `apply_mask` changes the one that it is given.
+        # A new array: on torch Keras' `apply_mask` changes its argument.
         weights = keras.ops.convert_to_tensor(weights, dtype="float32") * 1.0
     kind = "mean_with_sample_weight"
     mask = keras.ops.convert_to_tensor(mask)
@@ -86,7 +86,7 @@ def entries(spec: ComputeSpec, y_pred: Any, sample_weight: Any) -> Any:
 
 @contextmanager
 def _replaced(model: Any, make: Callable[[Any], Callable[..., Any]]) -> Generator[None]:
-    """Something else is called in place of each loss of `compile`."""
+    """Context in which another function replaces each loss of `compile`."""
     compiled: Any = model._compile_loss
     before = getattr(compiled, "_flat_losses", None)
     if before is None:
@@ -101,14 +101,14 @@ def _replaced(model: Any, make: Callable[[Any], Callable[..., Any]]) -> Generato
 
 @contextmanager
 def _scaled_extras(model: Any, spec: ComputeSpec, scale: Any) -> Generator[None]:
-    """Of what layers add sums are scaled; means, and losses of weights, are not."""
+    """Scales losses that layers add as sums; means and weight losses stay unchanged."""
     if not spec.summed:
         yield
         return
     aggregate, numbers = model._aggregate_additional_loss, itertools.count()
 
     def scaled(loss: Any) -> Any:
-        # Keras asks for one after the other, in their order.
+        # Keras asks for the losses one after the other, in their order.
         place = next(numbers) % len(model.losses)
         value = aggregate(loss)
         return value * scale if place in spec.summed else value

@@ -1,7 +1,7 @@
-"""A Keras model taken apart: which of its variables are what, for any backend.
+"""A Keras model taken apart: the groups of its variables, for any backend.
 
 This file decides how variables are grouped, at which moment a schedule is read, and
-what the sums of metrics begin from.
+from which values the sums of metrics begin.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class RunClock(keras.optimizers.schedules.LearningRateSchedule):
     """Reads a schedule at the run clock instead of at the local step count.
 
     Args:
-        schedule: The user's; or the variable with the learning rate, which is scaled.
-        every: Steps of gradients that the optimizer makes one step of.
-        scaling: Of the learning rate; None leaves it as it is.
+        schedule: The user's schedule, or the variable with the learning rate to scale.
+        every: Steps of gradients for one step of the optimizer.
+        scaling: Scaling of the learning rate; None leaves it as it is.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RunClock(keras.optimizers.schedules.LearningRateSchedule):
     ) -> None:
         self.schedule, self._every, self._scaling = schedule, every, scaling
         self.now: tuple[Any, Any, Any] | None = None
-        """Start and pace of the clock, and the local step it was read at."""
+        """Start and pace of the clock, and the local step at which it was read."""
 
     def __call__(self, step: Any) -> Any:
         """Returns the learning rate of a local step."""
@@ -77,21 +77,21 @@ class RunClock(keras.optimizers.schedules.LearningRateSchedule):
         return 1.0 + (scaling.factor - 1.0) * part
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the schedule's."""
+        """Returns the configuration of the user's schedule."""
         return self.schedule.get_config()
 
 
 @final
 class Scheduled:
-    """A schedule of one optimizer, and where the run clock stands for it.
+    """A schedule of one optimizer, with the position of its run clock.
 
-    An optimizer that is applied twice in a step of training has a clock that goes
+    An optimizer that is applied twice in a training step has a clock that runs
     twice as fast.
 
     Args:
-        clock: In place of the schedule.
+        clock: The clock that replaces the schedule.
         step: The optimizer's count of steps.
-        times: How often a step of training applies it.
+        times: Number of times a training step applies the optimizer.
     """
 
     def __init__(self, clock: RunClock, step: Any, times: int) -> None:
@@ -99,11 +99,11 @@ class Scheduled:
         self.begin()
 
     def begin(self) -> None:
-        """Takes the count of steps that a run begins with."""
+        """Reads the count of steps with which a run begins."""
         self._base = float(numpy_of(self.step))
 
     def start(self, ticks: float) -> float:
-        """Returns its clock after so many steps of training."""
+        """Returns this clock after `ticks` training steps."""
         return self._base + ticks * self._times
 
 
@@ -111,8 +111,8 @@ class ModelParts:
     """One model, taken apart.
 
     Args:
-        model: Built and compiled; its optimizers are built.
-        spec: How it is run.
+        model: A built and compiled model; its optimizers are built.
+        spec: How it is computed.
     """
 
     def __init__(self, model: Any, spec: ComputeSpec) -> None:
@@ -129,10 +129,10 @@ class ModelParts:
         self.optimizers = optimizers_of(model)
         applied = spec.applied or (1,)
         self.optimizer: Any = self.optimizers[applied.index(1) if 1 in applied else 0]
-        """Where gradients are exchanged, the one that is given the mean."""
+        """The optimizer that is given the mean, where gradients are exchanged."""
         self.updated = [(place, True) for place in range(len(self.trainable))]
-        """What a step gives it: places of variables, and whether they have gradients.
-        Keras leaves one without as it is: no weight decay, no momentum."""
+        """Arguments of a step: indices of variables, and whether they have gradients.
+        Keras leaves a variable without one unchanged: no weight decay, no momentum."""
         self.rate = rate_variable(self.optimizers[0])
         self.steps = [step_of(optimizer) for optimizer in self.optimizers]
         self.schedules = self._wrap_schedules(applied)
@@ -143,11 +143,11 @@ class ModelParts:
         self.is_narrow = any(e.dtype != "float32" for e in self.layout.entries)
 
     def assign(self, model: Sequence[Any], optimizer: Sequence[Any]) -> None:
-        """Gives all variables other values.
+        """Sets all variables to other values.
 
         Args:
-            model: Of the model, in its order.
-            optimizer: Of its optimizers.
+            model: Values of the model's variables, in its order.
+            optimizer: Values of the optimizers' variables.
         """
         variables = [*all_variables(self.model), *self.slots]
         for variable, value in zip(variables, [*model, *optimizer], strict=True):
@@ -159,8 +159,8 @@ class ModelParts:
     def _wrap_schedules(self, applied: Sequence[int]) -> list[Scheduled]:
         """Lets schedules read the run clock.
 
-        Where one worker takes steps of the user's own making, the optimizers' counts
-        are those of plain Keras, whatever a step applies and when.
+        Where one worker runs the user's own steps, the optimizers' counts
+        are those of plain Keras, however often a step applies each of them.
         """
         if self.spec.is_alone and has_own_step(self.model):
             return []
@@ -175,16 +175,16 @@ class ModelParts:
         return found
 
     def starts(self, clock: Clock) -> list[float]:
-        """Where the run clock stands for each schedule."""
+        """Returns the run clock for each schedule."""
         return [s.start(clock.start - self._began) for s in self.schedules]
 
     def take_note(
         self, optimizer: Any, variables: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:
-        """Remembers what a step of training gives its optimizer.
+        """Remembers the arguments that a training step gives its optimizer.
 
         Returns:
-            Gradients in the order of the layout, None where a variable has none.
+            Gradients in the order of the layout, None for a variable without one.
         """
         places = {id(v): place for place, v in enumerate(self.trainable)}
         pairs = zip(variables, gradients, strict=True)
@@ -195,12 +195,12 @@ class ModelParts:
         return [found.get(place) for place in range(len(self.trainable))]
 
     def chosen(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The arguments of `apply` that a step of training would give it.
+        """Returns the arguments of `apply` that a training step would give it.
 
         Args:
-            gradients: One a variable, in the order of the layout.
+            gradients: One gradient a variable, in the order of the layout.
         """
-        # `MultiOptimizer` wants all variables, those without a gradient as well.
+        # `MultiOptimizer` needs all variables, those without a gradient as well.
         is_whole = len(leaves(self.optimizer)) > 1
         kept = [(p, has_one) for p, has_one in self.updated if has_one or is_whole]
         arrays = [gradients[place] if has_one else None for place, has_one in kept]
@@ -208,7 +208,7 @@ class ModelParts:
 
     @property
     def loss_places(self) -> list[tuple[int, npt.NDArray[np.intp]]]:
-        """Which metric states hold sums of the loss, and where in each.
+        """Returns which metric states hold sums of the loss, and where in each.
 
         The logs that are shown count as one more, behind the states.
         """
@@ -225,12 +225,12 @@ class ModelParts:
 
 
 def numpy_of(variable: Any) -> npt.NDArray[Any]:
-    """A copy of the value of a Keras variable, in its own dtype."""
+    """Returns a copy of the value of a Keras variable, in its own dtype."""
     return np.array(keras.ops.convert_to_numpy(variable.value))
 
 
 def wrong_count(model: Any, count: int, call: str) -> PlanError:
-    """Says that gradients of a step cannot be exchanged."""
+    """Returns the error that gradients of a step cannot be exchanged."""
     return PlanError(
         f"train_step of {model.name!r} applied gradients {count} times in one step. "
         f"Gradient exchange expects exactly one {call}. Choose a strategy that "
@@ -239,7 +239,7 @@ def wrong_count(model: Any, count: int, call: str) -> PlanError:
 
 
 def place(variables: Sequence[Any], wanted: Any) -> int:
-    """Index of a variable by identity, -1 when it is not among them."""
+    """Returns the index of a variable by identity, -1 when it is not among them."""
     places = [i for i, v in enumerate(variables) if v is wanted]
     return places[0] if places else -1
 

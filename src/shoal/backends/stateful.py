@@ -1,8 +1,8 @@
 """Backends whose models hold their state in variables, as TensorFlow's and torch's do.
 
-This file decides what lies in the variables and when. A window of steps is given flat
-vectors and gives flat vectors back: between windows the variables hold nothing of
-value but optimizer and random state. While gradients are exchanged the weights stay in
+This file decides what the variables hold and when. A window of steps is given flat
+vectors and returns flat vectors: between windows only optimizer and random state
+in the variables matter. While gradients are exchanged the weights stay in
 the variables, from one `load` to the next.
 """
 
@@ -27,14 +27,14 @@ Values = list[npt.NDArray[Any]]
 
 
 class Taken(NamedTuple):
-    """What a window of steps gave.
+    """Result of a window of steps.
 
     Args:
-        weights: As the variables held them in the end, `(size,)`.
-        statistics: `(count,)`.
-        velocity: Of the look-ahead momentum, `(size,)` or empty.
-        grown: What metrics, and logs, gained.
-        fine: Steps before the loss was not finite.
+        weights: Final values of the variables, `(size,)`.
+        statistics: Final statistics, `(count,)`.
+        velocity: Velocity of the look-ahead momentum, `(size,)` or empty.
+        grown: Growth of metrics and logs.
+        fine: Number of steps before the first loss that was not finite.
     """
 
     weights: Vector
@@ -45,13 +45,13 @@ class Taken(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a step without its update gave.
+    """Result of a step without its update.
 
     Args:
-        arrays: One gradient a variable, the mean over the batch.
-        statistics: `(count,)`.
-        grown: As in `Taken`.
-        mass: What its loss is divided by, where masks leave entries out; else 0.
+        arrays: One gradient a variable, averaged over the batch.
+        statistics: Statistics after the step, `(count,)`.
+        grown: Growth of metrics and logs.
+        mass: Divisor of its loss, if masks leave entries out; else 0.
     """
 
     arrays: Sequence[npt.NDArray[Any]]
@@ -61,7 +61,7 @@ class Gradients(NamedTuple):
 
 
 class _State(NamedTuple):
-    """All that one worker goes on from; arrays of its own."""
+    """The complete state of one worker, in arrays of its own."""
 
     vector: Vector
     statistics: Vector
@@ -86,7 +86,7 @@ class StatefulBackend(Backend):
         self._begin(spec.rank_seed)
 
     def _begin(self, rank_seed: int) -> None:
-        """Takes the values of the model's variables."""
+        """Reads the values of the model's variables."""
         parts = self._parts
         self._rank_seed = rank_seed
         self._fixed = Fixed(_values(parts.fixed), parts.is_random, rank_seed)
@@ -117,27 +117,27 @@ class StatefulBackend(Backend):
         data: Data,
         steps: int,
     ) -> Taken:
-        """Takes `steps` steps from a point; metrics begin anew.
+        """Takes `steps` steps from a point; metrics start from zero.
 
-        With momentum the variables hold x + mu v, `point` among them; after each step
-        v := mu v + (what the step moved them by), and they move by mu v more.
+        With momentum the variables hold x + mu v, which is also `point`; after each
+        step v := mu v + (the change of the variables), and they move by mu v more.
 
         Args:
-            point: What the variables are to hold.
-            statistics: The same of statistics.
-            velocity: v, or empty.
-            data: As `run` was given it: rows of `steps` steps, in order.
-            steps: How many.
+            point: Values for the variables.
+            statistics: Values for the statistics.
+            velocity: The velocity v, or empty.
+            data: The argument of `run`: rows of `steps` steps, in order.
+            steps: Number of steps.
         """
 
     @abstractmethod
     def _gradients(self, statistics: Vector, data: Data, scale: float) -> Gradients:
-        """Takes one step with the weights in the variables, up to its update.
+        """Takes one step with the weights in the variables, without its update.
 
         Args:
-            statistics: To begin with.
+            statistics: Statistics before the step.
             data: Rows of the step.
-            scale: What the loss is multiplied with, where it sums over the batch.
+            scale: Factor of the loss, if it sums over the batch.
         """
 
     @abstractmethod
@@ -173,7 +173,7 @@ class StatefulBackend(Backend):
         point = _plus(self._vector, self._velocity, mu)
         taken = self._window(point, self._statistics, self._velocity, data, steps)
         vector = taken.weights
-        if parts.is_narrow:  # the master takes only what the steps added
+        if parts.is_narrow:  # the master takes only the change of the steps
             vector = point + vector - _rounded(point, parts)
         self._velocity = taken.velocity
         self._vector = _plus(vector, self._velocity, -mu)
@@ -206,19 +206,19 @@ class StatefulBackend(Backend):
         return float(mass)
 
     def _mass(self, data: Data, rows: int) -> float:
-        """What a gradient weighs in the mean of all workers."""
+        """Returns the weight of a gradient in the mean of all workers."""
         is_weighted = self._spec.mass == "weights"
         if is_weighted and isinstance(data, tuple) and len(data) > 2:
             return float(np.sum(_leaves(data[2])[0], dtype=np.float32))
         return float(rows)
 
     def undo(self) -> None:
-        """Local state is as before the last gradient."""
+        """Restores local state to that before the last gradient."""
         for place, value in self._undone.items():
             self._parts.fixed[place].assign(value)
 
     def skip(self) -> None:
-        """Local state goes on as if this worker had taken the step."""
+        """Advances local state as if this worker had taken the step."""
         if self._last is None or not self._fixed.has_to_step:
             self._put(self._fixed.skip(_views(self._parts.fixed)))
             return
@@ -238,18 +238,18 @@ class StatefulBackend(Backend):
         before = self.layout.gather(parts.trainable)
         self._update(mean)
         moved = self.layout.gather(parts.trainable) - before
-        # The master of narrow variables takes what the step added.
+        # The master of narrow variables takes only the change of the step.
         self._vector = np.add(self._vector, moved, dtype=np.float32)
         self.layout.scatter(self._vector, parts.trainable)
 
     def _unfold(self) -> None:
-        """Puts the weights into the variables, for good."""
+        """Moves the weights into the variables until `_fold`."""
         if not self._is_unfolded:
             self.layout.scatter(self._vector, self._parts.trainable)
             self._is_unfolded = True
 
     def _fold(self) -> None:
-        """Takes the weights out of the variables; narrow ones have a master."""
+        """Moves the weights out of the variables; narrow ones have a master."""
         if self._is_unfolded and not self._parts.is_narrow:
             self._vector = self.layout.gather(self._parts.trainable)
         self._is_unfolded = False
@@ -257,7 +257,7 @@ class StatefulBackend(Backend):
     # ---------------------------------------------------- clock and metrics
 
     def _read_clock(self, clock: Clock) -> None:
-        """Lets schedules read the run clock from here."""
+        """Makes schedules read the run clock from here."""
         schedules = self._parts.schedules
         pairs = zip(schedules, self._parts.starts(clock), strict=True)
         for number, (schedule, start) in enumerate(pairs):
@@ -265,7 +265,7 @@ class StatefulBackend(Backend):
             self._set_clock(number, (start, clock.pace, began))
 
     def _set_clock(self, number: int, now: tuple[float, float, float]) -> None:
-        """Keeps a clock where programs read it; see `RunClock.now`."""
+        """Stores a clock where programs read it; see `RunClock.now`."""
         self._parts.schedules[number].clock.now = now
 
     def set_learning_rate(self, value: float) -> None:
@@ -293,7 +293,7 @@ class StatefulBackend(Backend):
         at = 0
         for variable in self._parts.slots:
             value = numpy_of(variable)
-            # A copy: bytes may not be written to, and torch warns of that.
+            # A copy: bytes are read-only, and torch warns of that.
             array = np.frombuffer(blob, value.dtype, value.size, at).copy()
             variable.assign(array.reshape(value.shape))
             at += array.nbytes
@@ -322,12 +322,12 @@ class StatefulBackend(Backend):
         return self._state(vector)
 
     def revert(self, kept: tuple[Any, ...]) -> None:
-        """Goes back to a state that was kept; sums of metrics start again."""
+        """Restores a kept state; sums of metrics start again."""
         self._install(_State(*kept))
         self._sums = np.zeros_like(self._sums)
 
     def fork(self, rank: int) -> tuple[Any, ...]:
-        """Returns what worker `rank` would begin with."""
+        """Returns the state with which worker `rank` would begin."""
         state = self._state(self._vector)
         return state._replace(
             velocity=np.zeros_like(self._velocity),
@@ -336,19 +336,19 @@ class StatefulBackend(Backend):
         )
 
     def fork_local(self, rank: int) -> Any:
-        """Returns the local state that worker `rank` would begin with."""
+        """Returns the local state with which worker `rank` would begin."""
         return self._fixed.seeded(rank)
 
     def local(self) -> Any:
-        """Returns the local state as it is now."""
+        """Returns the current local state."""
         return self._fixed.settled(_views(self._parts.fixed))
 
     def set_local(self, state: Any) -> None:
-        """Goes on with another local state."""
+        """Continues from another local state."""
         self._put(state)
 
     def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Goes on as the worker with `state`."""
+        """Continues as the worker with `state`."""
         self._fold()
         before = self._state(self._vector)
         self._install(_State(*state))
@@ -375,14 +375,14 @@ class StatefulBackend(Backend):
         _assign(parts.slots, state.slots)
 
     def _put(self, values: Values) -> None:
-        """Gives the fixed variables values; a frozen one has its own most often."""
+        """Sets the fixed variables; a frozen one has its own value most often."""
         fixed = self._parts.fixed
         for variable, now, value in zip(fixed, _views(fixed), values, strict=True):
             if not is_same(now, value):
                 variable.assign(value)
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
-        """Compiles what the run needs by taking a step, which is then undone."""
+        """Compiles the programs of the run by taking a step, which is then undone."""
         made = str((is_gradient, [np.shape(leaf) for leaf in _leaves(data)]))
         if made in self._warm:
             return
@@ -398,21 +398,21 @@ class StatefulBackend(Backend):
 
     @staticmethod
     def forget() -> None:
-        """Frees what Keras remembers of models."""
+        """Frees the state that Keras keeps of models."""
         keras.backend.clear_session()
         gc.collect()
 
 
 @contextmanager
 def caught_gradients(parts: ModelParts) -> Generator[list[list[Any]]]:
-    """Keeps the gradients that a `train_step` hands to an optimizer.
+    """Captures the gradients that a `train_step` passes to an optimizer.
 
     Yields:
         A list with one entry a call: gradients in the order of the layout, None
-        where a variable has none.
+            for a variable without one.
 
     Raises:
-        PlanError: There was another number of calls than one.
+        PlanError: The number of calls was not one.
     """
     caught: list[list[Any]] = []
 
@@ -432,7 +432,7 @@ def caught_gradients(parts: ModelParts) -> Generator[list[list[Any]]]:
     finally:
         for optimizer in parts.optimizers:
             object.__delattr__(optimizer, "apply")
-    if not parts.trainable and not caught:  # all is frozen: Keras takes no step either
+    if not parts.trainable and not caught:  # all frozen: Keras takes no step
         caught.append([])
     if len(caught) != 1:
         raise wrong_count(parts.model, len(caught), "optimizer.apply")
@@ -451,7 +451,7 @@ def _values(variables: Sequence[Any]) -> Values:
 
 
 def _views(variables: Sequence[Any]) -> Values:
-    """Values to look at; the memory may be that of the variables."""
+    """Returns values to read; their memory may be that of the variables."""
     return [np.asarray(keras.ops.convert_to_numpy(v.value)) for v in variables]
 
 
@@ -461,12 +461,12 @@ def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def _plus(vector: Vector, velocity: Vector, mu: float) -> Vector:
-    """X + mu v; with mu = 0 the very vector, and there is no velocity."""
+    """Returns x + mu v; with mu = 0 the vector itself, and there is no velocity."""
     return np.add(vector, mu * velocity, dtype=np.float32) if mu else vector
 
 
 def _rounded(point: Vector, parts: ModelParts) -> Vector:
-    """A vector as narrow variables hold it."""
+    """Returns a vector with the precision of narrow variables."""
     out = np.empty_like(point)
     for start, entry in zip(parts.layout.offsets, parts.layout.entries, strict=True):
         part = slice(start, start + entry.size)

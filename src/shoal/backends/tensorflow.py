@@ -60,7 +60,7 @@ class TensorFlowBackend(StatefulBackend):
         return Taken(weights, statistics, velocity, grown, int(fine))
 
     def _staged(self, data: Data, steps: int) -> Data:
-        """Rows as (window, batch, ...); what is beyond `steps` is never read."""
+        """Rows as (window, batch, ...); rows beyond `steps` are never read."""
         spec = self._spec
 
         def stage(array: Any) -> Any:
@@ -167,7 +167,7 @@ class TensorFlowBackend(StatefulBackend):
         return metrics
 
     def _shown(self, logs: Any, rows: Data) -> Tensor:
-        """The logs of one step that are no metrics, times its rows, and the rows."""
+        """Returns a step's logs that are not metrics, times its rows; and the rows."""
         names = self._spec.logs
         if not names:
             return tf.zeros((0,), tf.float32)
@@ -191,7 +191,7 @@ class TensorFlowBackend(StatefulBackend):
 
 
 def _program(model: Any, trace: Any) -> Any:
-    """A traced function, or the function itself where the user wants no graphs."""
+    """Returns a traced function, or the function itself where graphs are off."""
     if model.run_eagerly:
         return lambda *given: trace(*keras.tree.map_structure(_tensor, given))
     return tf.function(trace, autograph=False, jit_compile=bool(model.jit_compile))
@@ -202,7 +202,7 @@ def _tensor(array: Any) -> Any:
 
 
 def _wide(variable: Any) -> Tensor:
-    """What a variable holds now; to cast it alone may return the variable itself."""
+    """Returns a variable's value; a cast alone may return the variable itself."""
     return tf.cast(tf.convert_to_tensor(variable.value), tf.float32)
 
 
@@ -217,7 +217,7 @@ def _joined(variables: Sequence[Any]) -> Tensor:
 
 
 def _cut(vector: Tensor, layout: Layout) -> list[Tensor]:
-    """A flat vector as float32 tensors of the layout's shapes."""
+    """Splits a flat vector into float32 tensors of the layout's shapes."""
     return [
         tf.reshape(vector[start : start + e.size], e.shape)
         for start, e in zip(layout.offsets, layout.entries, strict=True)

@@ -103,14 +103,14 @@ class TorchBackend(StatefulBackend):
 
     @contextmanager
     def _own_random_numbers(self) -> Generator[Callable[[int], None]]:
-        """Within this, torch's generator is this worker's own.
+        """Context in which torch's generator is this worker's own.
 
-        Keras' dropout draws from it unless it was given a seed. It is set anew for each
-        step, from the worker's seeds and an optimizer's count: a run that goes on, or
-        a worker that had no rows in a step, draws what it would have drawn.
+        Keras' dropout draws from it unless it was given a seed. It is seeded again for
+        each step, from the worker's seeds and an optimizer's count: a run that is
+        resumed, or a worker that had no rows in a step, draws what it would have drawn.
 
         Yields:
-            What to call before a step, with its number from here.
+            A function to call before a step, with the step's number from here.
         """
         parts = self._parts
         states = [numpy_of(v) for v in parts.fixed if is_random_state(v)]
@@ -135,7 +135,7 @@ class TorchBackend(StatefulBackend):
         return metrics
 
     def _shown(self, logs: Any, rows: int) -> Tensor:
-        """The logs of one step that are no metrics, times its rows, and the rows."""
+        """Returns a step's logs that are not metrics, times its rows; and the rows."""
         names = self._spec.logs
         if not names:
             return torch.zeros(0, device=self._device)
@@ -167,13 +167,13 @@ class TorchBackend(StatefulBackend):
         return _map(self._tensor, data)
 
     def _tensor(self, array: Any) -> Tensor:
-        # What is read of mapped data may not be written to, and torch warns of it.
+        # Arrays of mapped data are read-only, and torch warns of that.
         if not array.flags.writeable:
             array = array.copy()
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
     def _cut(self, vector: Vector, layout: Layout) -> list[Tensor]:
-        """A flat vector as float32 tensors of the layout's shapes."""
+        """Splits a flat vector into float32 tensors of the layout's shapes."""
         whole = self._tensor(vector)
         return [
             whole[start : start + e.size].reshape(e.shape)
@@ -192,7 +192,7 @@ def _moved_on(
     speeds: Sequence[Tensor],
     mu: float,
 ) -> list[Tensor]:
-    """The look-ahead of a step: variables hold x + mu v; see the EAMSGD docstring."""
+    """Applies the look-ahead of a step: variables hold x + mu v; see `EAMSGD`."""
     moves = [_wide(v) - b for v, b in zip(variables, before, strict=True)]
     speeds = [mu * v + m for v, m in zip(speeds, moves, strict=True)]
     with torch.no_grad():
@@ -202,7 +202,7 @@ def _moved_on(
 
 
 def _wide(variable: Any) -> Tensor:
-    """A copy, in float32."""
+    """Returns a float32 copy."""
     return variable.value.detach().to(torch.float32, copy=True)
 
 

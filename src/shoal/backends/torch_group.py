@@ -1,7 +1,7 @@
 """Groups of torch.distributed: gloo where workers compute on the CPU, else NCCL.
 
-They are made directly and not as torch's default group: that one is the process's own,
-and a `train_step` of the user's may want it.
+They are made directly and not as torch's default group: that one belongs to the
+process, and a `train_step` of the user's may need it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def open_group(path: Path, place: int, size: int, library: str) -> Group:
     """Forms a group; returns when all members are there.
 
     Args:
-        path: Of a file that they find each other by; of this group alone.
-        place: Of this member, from 0.
-        size: How many they are.
+        path: Path of a file by which members find each other; used by this group alone.
+        place: Index of this member, from 0.
+        size: Number of members.
         library: "gloo" or "nccl".
 
     Raises:
-        GroupBroken: Not all came in time.
+        GroupBroken: A member did not come in time.
     """
     with _told():
         store: Any = distributed.FileStore(str(path), size)  # pyright: ignore
@@ -44,7 +44,8 @@ def _gloo(store: Any, place: int, size: int) -> Any:
     kind: Any = distributed.ProcessGroupGloo
     options = kind._Options()
     options._timeout = _LIMIT
-    # All workers are on this machine; the name of a host may lead elsewhere.
+    # All workers are on this machine; the name of a host may resolve to another
+    # address.
     options._devices = [kind.create_device(hostname="127.0.0.1")]
     return kind(store, place, size, options)
 
@@ -58,7 +59,7 @@ def _nccl(store: Any, place: int, size: int) -> Any:
 
 @contextmanager
 def _told() -> Generator[None]:
-    """What torch raises when a member is gone, in words of our own."""
+    """Turns torch's errors about a lost member into `GroupBroken`."""
     try:
         yield
     except RuntimeError as error:
@@ -70,7 +71,7 @@ class TorchGroup(Group):
     """See `Group`.
 
     Args:
-        group: Torch's own, formed.
+        group: A group of torch that is formed.
         library: "gloo" or "nccl".
     """
 
@@ -79,10 +80,11 @@ class TorchGroup(Group):
         self._device = "cpu" if library == "gloo" else "cuda"
 
     def add(self, vector: Vector, mass: float) -> float:
-        """Adds; on a GPU through its memory."""
+        """Adds the vectors of all members; on a GPU through its memory."""
         with _told():
             mine = torch.from_numpy(vector).to(self._device)
-            # Of its own, as a mean is divided by it: float32 counts to 16 million.
+            # A tensor of its own, as the mean is divided by it: float32 counts to 16
+            # million.
             masses = torch.tensor([mass], dtype=torch.float64, device=self._device)
             works = [self._group.allreduce([part]) for part in (mine, masses)]
             for work in works:
@@ -92,9 +94,9 @@ class TorchGroup(Group):
             return float(masses)
 
     def close(self) -> None:
-        """Lets go of it: its connections are closed with the object."""
+        """Releases the group: its connections are closed with the object."""
         group: Any = self._group
         self._group = None
-        if hasattr(group, "abort"):  # NCCL would wait for those that are gone
+        if hasattr(group, "abort"):  # NCCL would wait for lost members
             with suppress(RuntimeError):
                 group.abort()

@@ -1,4 +1,4 @@
-"""The `shoal` command: which commands there are."""
+"""The `shoal` command: the list of its commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shoal.terminal import say
 app = typer.Typer(
     name="shoal",
     cls=ErrorGroup,
-    help="Trains Keras models on many processes, and shows what came of it.",
+    help="Trains Keras models on many processes, and shows the results.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -66,20 +66,20 @@ def _options(  # pyright: ignore[reportUnusedFunction]
         ),
     ] = False,
 ) -> None:
-    del debug, version  # read by ErrorGroup and by the option's own callback
+    del debug, version  # ErrorGroup and the option's callback read them
 
 
 def _show_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """What `--debug` lets through, fit for a terminal."""
+    """Prints the traceback of an error with --debug, safe for a terminal."""
     say("".join(traceback.format_exception(kind, error, trace)), err=True, end="")
 
 
 def main() -> None:
     """Runs the command line and exits with its status."""
     sys.excepthook = _show_traceback
-    # Keras imports TensorFlow where it is installed, whatever computes, and that talks.
+    # Keras imports TensorFlow where it is installed, under any backend, and that logs.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     choose_backend()
     app(prog_name="shoal")

@@ -1,4 +1,4 @@
-"""Which backend Keras computes with, where the user has not said."""
+"""The choice of Keras' backend, if the user has made none."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from shoal.backends import BACKENDS
 from shoal.errors import ConfigError
 
 KERAS_DEFAULT = "tensorflow"
-"""What Keras takes unless told otherwise, and writes into its own keras.json."""
+"""The default of Keras, which it writes into its own keras.json."""
 
 
 def choose_backend(wanted: str = "") -> None:
     """Sets KERAS_BACKEND to an installed backend that can train.
 
-    A choice of the user's is left alone: the variable, or another name than Keras'
-    own default in keras.json. So is a Keras that is loaded already.
+    A choice of the user is kept: the variable, or another name than Keras'
+    default in keras.json. A Keras that is already loaded is kept, too.
 
     Args:
-        wanted: The one that is needed, "" for any.
+        wanted: Name of the backend that is needed, "" for any.
 
     Raises:
-        ConfigError: None is called so.
+        ConfigError: No backend has that name.
     """
     if wanted and wanted not in BACKENDS:
         raise ConfigError(
             f"no backend is called {wanted!r}. Expected one of {', '.join(BACKENDS)}. "
-            "Look at backend in plan.json of the run."
+            "See backend in plan.json of the run."
         )
     if "keras" in sys.modules or os.environ.get("KERAS_BACKEND"):
         return
@@ -47,7 +47,7 @@ def choose_backend(wanted: str = "") -> None:
 
 
 def missing_backend(error: BaseException) -> str:
-    """Returns which backend of Keras an import failed for, empty for none.
+    """Returns the backend of Keras that an import failed for, empty for none.
 
     Example:
         >>> missing_backend(ModuleNotFoundError("No module", name="torch.nn"))
@@ -60,7 +60,7 @@ def missing_backend(error: BaseException) -> str:
 
 
 def _configured() -> str:
-    """The backend in Keras' file of settings."""
+    """Returns the backend in Keras' settings file."""
     folder = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
     try:
         settings = json.loads(Path(folder, "keras.json").read_text())

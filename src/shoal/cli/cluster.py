@@ -1,4 +1,4 @@
-"""`shoal cluster`: machines as a cluster, over SSH, wherever they come from."""
+"""`shoal cluster`: machines as a cluster, over SSH, from any provider."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from shoal.terminal import say
 
 app = typer.Typer(
     help="Brings a cluster up and down, on hosts of your own or of a provider, and "
-    "looks after it.",
+    "checks it.",
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the cluster.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def store() -> ClusterStore:
-    """Where clusters are known."""
+    """Opens the folder of the files that describe clusters."""
     return ClusterStore(environment().clusters)
 
 
 @app.command("up", no_args_is_help=True)
 def up(
     file: Annotated[
-        Path, typer.Argument(metavar="HOSTS.YAML", help="Which hosts, and how.")
+        Path, typer.Argument(metavar="HOSTS.YAML", help="File of the hosts.")
     ],
     name: Annotated[
-        str | None, typer.Option(help="Of the cluster; default as the file says.")
+        str | None, typer.Option(help="Name of the cluster; default from the file.")
     ] = None,
 ) -> None:
-    """Reaches the hosts, installs what they need, and starts Ray on them.
+    """Connects to the hosts, installs what they need, and starts Ray on them.
 
-    Again, it starts what is missing. A host that fails does not stop the others,
-    while `min_workers` of them are there. Where the file names a `provider`, the hosts
-    are made before; a first `up` that fails gives them back.
+    A second call starts what is missing. A host that fails does not stop the others,
+    as long as `min_workers` of them are up. If the file names a `provider`, the hosts
+    are made first; a first `up` that fails releases them.
     """
     asked = read_cluster_file(file)
     called = asked.spec.name if name is None else name
@@ -73,13 +73,13 @@ def up(
 
 @app.command("list")
 def show_clusters(as_json: AsJson = False) -> None:
-    """Lists the clusters that this machine knows of; asks none of them."""
+    """Lists the clusters that this machine knows; connects to none of them."""
     known = store()
     states: list[ClusterState] = []
     for name in known.names():
         try:
             states.append(known.get(name))
-        except ShoalError as error:  # one damaged file hides no others
+        except ShoalError as error:  # a damaged file does not hide the others
             say(f"{name}: {error}", err=True)
     if as_json:
         show_json(
@@ -134,10 +134,10 @@ def show_status(name: Name, as_json: AsJson = False) -> None:
 
 @app.command("health", no_args_is_help=True)
 def show_health(name: Name, as_json: AsJson = False) -> None:
-    """Looks at every node, and at what lies between them.
+    """Checks every node, and the network between the nodes.
 
     SSH, Ray, ports between nodes, the shared folder, clocks, disk, memory, GPUs, and
-    latency and bandwidth to the head. Ends with status 1 when something is wrong.
+    latency and bandwidth to the head. Ends with status 1 when it finds a fault.
     """
     found = ManagedCluster(name, store()).health()
     if as_json:
@@ -150,7 +150,7 @@ def show_health(name: Name, as_json: AsJson = False) -> None:
 
 @final
 class _WithCommand(TyperCommand):
-    """Keeps what follows -- apart from the arguments before it."""
+    """Keeps the words after -- apart from the arguments before it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Reads the arguments."""
@@ -168,7 +168,7 @@ def open_ssh(
         typer.Argument(help="Number or address of a node; default the head."),
     ] = None,
 ) -> None:
-    """Opens a shell on a node, or runs what follows --; ends with its status."""
+    """Opens a shell on a node, or runs the command after --; ends with its status."""
     state = store().get(name)
     node = state.find(host) if host else state.head
     done = subprocess.run([*state.way_to(node).words, *context.obj], check=False)
@@ -180,20 +180,18 @@ def down(
     name: Name,
     hosts: Annotated[
         Path | None,
-        typer.Option(
-            help="File of the cluster, to look by when this machine has forgotten it."
-        ),
+        typer.Option(help="File of the cluster, if this machine lost its state."),
     ] = None,
     remove_environment: Annotated[
         bool,
-        typer.Option("--remove-environment", help="Also what `up` has installed."),
+        typer.Option("--remove-environment", help="Also remove what `up` installed."),
     ] = False,
 ) -> None:
-    """Ends what `up` started on the hosts, and nothing else; again, it does nothing.
+    """Ends what `up` started on the hosts, and nothing else; may be repeated.
 
-    What `up` has installed stays for the next time. Ends with status 1 when a host
-    cannot be asked: the cluster is then known until it can. Machines of a provider are
-    given back; where that fails, it can be repeated.
+    What `up` installed stays for the next time. Ends with status 1 when a host
+    cannot be reached: the cluster is then kept until every host has answered. Machines
+    of a provider are released; if that fails, `down` can be repeated.
     """
     asked = None if hosts is None else read_cluster_file(hosts)
     ended = ManagedCluster(name, store()).down(
@@ -206,7 +204,7 @@ def down(
     if ended.released:
         say(f"{name}: machines given back to the provider {ended.released}")
     elif not ended.processes and not ended.failed:
-        say(f"{name} is not known here: nothing to end")
+        say(f"{name} is not known here: there is nothing to end")
     if ended.failed:
         raise typer.Exit(FAILURE)
 
@@ -214,10 +212,11 @@ def down(
 @app.command("requirements")
 def show_requirements(
     hosts: Annotated[
-        Path | None, typer.Argument(metavar="[HOSTS.YAML]", help="With its packages.")
+        Path | None,
+        typer.Argument(metavar="[HOSTS.YAML]", help="Include its packages."),
     ] = None,
 ) -> None:
-    """Prints what `up` installs, for `pip download`, where hosts have no index."""
+    """Prints the packages that `up` installs, for `pip download`, for offline hosts."""
     spec = None if hosts is None else read_cluster_file(hosts).spec
     more = spec.environment.packages if isinstance(spec, HostsFile) else ()
     for line in [*pins_here(_backend(), more).requirements, *needs_of_shoal()]:
@@ -226,7 +225,7 @@ def show_requirements(
 
 @contextmanager
 def _half_up(name: str) -> Generator[None]:
-    """Tells the user who breaks an `up` off what there is."""
+    """Tells a user who interrupts `up` what was started and how to go on."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -246,7 +245,7 @@ def _backend() -> str:
 
 
 def _show_health(found: list[NodeHealth]) -> None:
-    """One line a node; below, what to do about what is wrong."""
+    """Prints one line a node, and below it the remedies of all faults."""
     rows: list[list[str]] = []
     made = any(one.name == CHECKS[0] for node in found for one in node.findings)
     checks = CHECKS if made else CHECKS[1:]  # hosts of one's own have no provider

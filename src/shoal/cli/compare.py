@@ -36,18 +36,22 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
         typer.Option(help="Name, or name:parameter=value,...; may be repeated."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Training processes; as fit chooses.")
+        int | None,
+        typer.Option(min=1, help="Training processes; default as fit chooses."),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples of one step; as fit chooses.")
+        int | None,
+        typer.Option(min=1, help="Samples of one step; default as fit chooses."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each strategy.")] = 1,
     root: Annotated[
         str | None,
-        typer.Option(help="Folder or URL to keep the runs in; default: none is."),
+        typer.Option(help="Folder or URL to keep the runs in; default: keep none."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture to draw.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="File of the picture to draw.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Trains a model with several strategies on the same samples; see `HELP`."""
@@ -56,7 +60,7 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
     if plot:
         check_picture(plot)
     problem = load_problem(script)
-    # Imports Keras, which listing commands has no use for.
+    # Imports Keras, which the list of commands does not need.
     from shoal import api
 
     comparison = api.compare(
@@ -80,7 +84,7 @@ def show_comparison(  # noqa: PLR0913 - one argument for each option
 
 
 def _run(root: str | None) -> str | Path | bool:
-    """A bare word is a folder here, where for `fit` it would be the name of a run."""
+    """Turns a bare word into a folder; for `fit` it would be the name of a run."""
     if not root:
         return False
     return root if is_place(root) else Path(root)

@@ -9,15 +9,15 @@ import typer
 
 
 def show_demo(
-    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path(
+    out: Annotated[Path, typer.Option(help="File of the picture.")] = Path(
         "shoal-demo.png"
     ),
     workers: Annotated[
         int, typer.Option(min=1, help="Training processes, at least 2 for the kill.")
     ] = 2,
 ) -> None:
-    """Trains on real data, against plain Keras, and kills a worker on the way."""
-    # The demo draws and reads tables: what it needs is an extra.
+    """Trains on real data, compares with plain Keras, and kills a worker meanwhile."""
+    # The demo draws and reads tables; its packages are an extra.
     from shoal.demo.main import run_demo
 
     run_demo(out=out, workers=workers)

@@ -1,4 +1,4 @@
-"""`shoal doctor`: what this machine can do."""
+"""`shoal doctor`: checks of this machine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SIGNS = {"good": "yes", "absent": "-", "wrong": "no"}
 def show_findings(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Says what this machine can do, and what does not fit together, with the fix.
+    """Checks what this machine can do, and prints each fault with its remedy.
 
-    Ends with status 1 when something is wrong; what is merely not there is no fault.
+    Ends with status 1 when there is a fault; an optional part that is absent is none.
     """
     backend = os.environ.get("KERAS_BACKEND", "jax")
     findings = examine(read_signs(backend, environment().runs))

@@ -15,15 +15,15 @@ POLL_S = 0.5
 
 
 def print_logs(folder: Folder, rank: int | None) -> None:
-    """Prints the logs of a run as they stand.
+    """Prints the present logs of a run.
 
     Args:
         folder: The run folder.
-        rank: Only this worker, without prefix; None: all, each line behind its rank.
-            That there is nothing is said on standard error.
+        rank: Only this worker, without prefix; None: all workers, each line after its
+            rank. If there are no logs, a line on standard error says so.
 
     Raises:
-        ConfigError: There is no log of that worker.
+        ConfigError: That worker has no log.
         DataError: A log cannot be read.
     """
     ranks = ranks_with_logs(folder)
@@ -43,17 +43,17 @@ def follow_logs(folder: Folder, rank: int | None, *, poll_s: float = POLL_S) -> 
 
     Args:
         folder: The run folder.
-        rank: As for `print_logs`; the worker may not have begun yet.
-        poll_s: Seconds between two looks.
+        rank: Rank, as for `print_logs`; the worker may not have begun yet.
+        poll_s: Seconds between two reads.
 
     Raises:
-        DataError: A log cannot be read, or the run is damaged: nobody knows its end.
+        DataError: A log cannot be read, or the run is damaged and its end unknown.
     """
     logs = _Printer(folder, rank)
     pause = threading.Event()
     try:
         while True:
-            # Asked before reading, so that the last lines are not missed.
+            # Asked before reading, so that the last lines are read.
             try:
                 is_last = read_summary(folder, is_outline=True).status != "running"
             except DataError:
@@ -70,23 +70,23 @@ def follow_logs(folder: Folder, rank: int | None, *, poll_s: float = POLL_S) -> 
 
 @final
 class _Printer:
-    """Prints what is new of logs.
+    """Prints new lines of logs.
 
     Args:
         folder: The run folder.
-        rank: As for `print_logs`.
+        rank: Rank, as for `print_logs`.
     """
 
     def __init__(self, folder: Folder, rank: int | None) -> None:
         self._name, self._rank = folder.name, rank
         self._logs = LogReader(folder, rank)
-        self._open: int | None = None  # whose line is not at its end
+        self._open: int | None = None  # rank whose last line has no end yet
 
     def show(self, *, is_last: bool) -> None:
-        """Prints what is new.
+        """Prints new lines.
 
         Args:
-            is_last: Nobody writes any more.
+            is_last: Whether no process writes any more.
         """
         for rank, piece in self._logs.new(is_last=is_last):
             self._print(rank, piece)
@@ -101,7 +101,7 @@ class _Printer:
         self._open = None if piece.is_end else rank
 
     def note_silence(self) -> None:
-        """Says that nothing was there to be read, where that is so."""
+        """Reports on standard error that there was nothing to read, if so."""
         if not self._logs.is_silent:
             return
         who = "No worker" if self._rank is None else f"Worker {self._rank}"

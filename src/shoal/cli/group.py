@@ -1,4 +1,4 @@
-"""How errors leave the command line: a message, a status, and no traceback."""
+"""Errors on the command line: a message, a status, and no traceback."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ USER_ERROR, FAILURE = 2, 1
 
 @final
 class ErrorGroup(TyperGroup):
-    """Runs a command; turns what it raises into a message on standard error.
+    """Runs a command; turns its errors into a message on standard error.
 
     `--debug` lets the exception through, with its traceback.
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command named on the command line."""
+        """Runs the command that the command line names."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -34,7 +34,7 @@ class ErrorGroup(TyperGroup):
 
 
 def exit_status(error: Exception) -> int:
-    """Returns 2 for what the user can correct, 1 for what failed.
+    """Returns 2 for an error that the user can correct, 1 for a failure.
 
     Example:
         >>> exit_status(ConfigError("workers=0")), exit_status(OSError("disk full"))
@@ -45,7 +45,7 @@ def exit_status(error: Exception) -> int:
 
 
 def _is_typers_own(error: Exception) -> bool:
-    """Exits, usage errors and a closed pipe, which Typer deals with itself."""
+    """Whether an error is Typer's own: an exit, a usage error or a closed pipe."""
     is_usage = hasattr(error, "format_message")
     return is_usage or isinstance(error, (typer.Exit, typer.Abort, BrokenPipeError))
 
@@ -63,5 +63,5 @@ def _message(error: Exception) -> str:
         return said
     return (
         f"{said}\n"
-        "This was not foreseen; the same command after `shoal --debug` shows where."
+        "This error was not expected; `shoal --debug` shows where it was raised."
     )

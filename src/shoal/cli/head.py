@@ -13,16 +13,16 @@ from shoal.plan import environment
 def on_head(
     cluster: str, words: Sequence[str], run: str, root: str | None
 ) -> tuple[Way, list[str]]:
-    """How the head is reached, and the words that ask its own Shoal about a run.
+    """Returns the way to the head, and the command for a run on the head's own Shoal.
 
     Args:
-        cluster: By its name.
-        words: Of the command line, before the run.
-        run: Id of a run, or of a job that `fit` has sent.
-        root: Folder or URL of the runs there; None for where its jobs have theirs.
+        cluster: Name of the cluster.
+        words: Words of the command line before the run.
+        run: Id of a run, or of a job that `fit` sent.
+        root: Folder or URL of the runs there; None means the folder of its jobs.
 
     Raises:
-        ConfigError: No such cluster is known here.
+        ConfigError: This machine knows no cluster of that name.
         ClusterError: The head cannot be reached.
     """
     state = ClusterStore(environment().clusters).get(cluster)

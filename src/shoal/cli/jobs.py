@@ -26,7 +26,7 @@ app = typer.Typer(
 FAILED = ("failed", "lost")
 
 Cluster = Annotated[
-    str | None, typer.Option(help="Of which cluster; default the only one known.")
+    str | None, typer.Option(help="Name of the cluster; default the only one known.")
 ]
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="Job id, or the beginning of one.")
@@ -34,20 +34,23 @@ JobId = Annotated[
 
 
 def submit(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT.PY", help="To run there.")],
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT.PY", help="Script to run there.")
+    ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="For the script.")
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGS]", help="Arguments of the script."),
     ] = None,
     cluster: Cluster = None,
     beside: Annotated[
         list[Path] | None,
-        typer.Option("--with", help="File or folder that lies beside it there."),
+        typer.Option("--with", help="File or folder to send along with it."),
     ] = None,
 ) -> None:
     """Runs a script on the head of a cluster; it goes on when you log out.
 
-    It finds Ray by RAY_ADDRESS, and its runs go to the folder that the hosts share, or
-    to its own.
+    The script finds Ray by RAY_ADDRESS, and its runs go to the folder that the hosts
+    share, or to the job's own.
     """
     name = _name(cluster)
     jobs = Jobs(ClusterStore(environment().clusters).get(name))
@@ -57,7 +60,7 @@ def submit(
 
 
 def attach(job: JobId, cluster: Cluster = None) -> None:
-    """Comes back to a `shoal.fit` that was sent to a cluster; brings its run here."""
+    """Attaches to a `shoal.fit` that was sent to a cluster, and fetches its run."""
     sending = import_module("shoal.training.remote_fit")
     is_ray = cluster is not None and "://" in cluster
     name = cluster if is_ray else _name(cluster)
@@ -71,7 +74,7 @@ def show_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     cluster: Cluster = None,
 ) -> None:
-    """Lists the jobs of a cluster, newest first; see the commands for more."""
+    """Lists the jobs of a cluster, newest first; see the subcommands for more."""
     context.obj = cluster
     if context.invoked_subcommand is not None:
         return
@@ -99,13 +102,13 @@ def show_logs(
     context: typer.Context,
     job: JobId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+        bool, typer.Option("--follow", "-f", help="Follow until the job ends.")
     ] = False,
     cluster: Cluster = None,
 ) -> None:
-    """Prints what a job wrote; Ctrl-C ends the printing, not the job.
+    """Prints the output of a job; Ctrl-C ends the printing, not the job.
 
-    With --follow it ends with status 1 where the job has failed.
+    With --follow it ends with status 1 if the job has failed.
     """
     jobs = _jobs(context, cluster)
     words = jobs.words_for_log(jobs.find(job), follow=follow)
@@ -127,11 +130,11 @@ def stop_job(
     context: typer.Context,
     job: JobId,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds to end in, before SIGKILL.")
+        float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL.")
     ] = 10.0,
     cluster: Cluster = None,
 ) -> None:
-    """Ends a job and all that it started; again, it does nothing."""
+    """Ends all processes of a job; may be repeated."""
     jobs = _jobs(context, cluster)
     found = jobs.find(job)
     count = jobs.stop(found, grace_s=grace)
@@ -147,7 +150,7 @@ def remove(
     ],
     cluster: Cluster = None,
 ) -> None:
-    """Removes jobs that have ended: script, log, and runs that only they have."""
+    """Removes jobs that have ended: script, log, and runs in the job's folder."""
     jobs = _jobs(context, cluster)
     for job in ids:
         found = jobs.find(job)
@@ -156,7 +159,7 @@ def remove(
 
 
 def _jobs(context: typer.Context, cluster: str | None) -> Jobs:
-    """The command's own option beats the one before it."""
+    """Opens the jobs; the command's own option wins over the group's."""
     name = _name(cluster or context.obj)
     return Jobs(ClusterStore(environment().clusters).get(name))
 

@@ -36,7 +36,7 @@ LOCAL_LOGS = "logs"
 def launch(  # noqa: PLR0913 - one argument for each option
     command: Annotated[
         list[str],
-        typer.Argument(metavar="-- COMMAND", help="What each process runs."),
+        typer.Argument(metavar="-- COMMAND", help="Command of each process."),
     ],
     hosts: Annotated[
         str | None,
@@ -51,7 +51,7 @@ def launch(  # noqa: PLR0913 - one argument for each option
     ] = None,
     per_node: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes a node; as many as GPUs, else slots."),
+        typer.Option(min=1, help="Processes a node; default its GPUs, else its slots."),
     ] = None,
     ps: Annotated[int, typer.Option(min=0, help="Parameter servers.")] = 0,
     chief: Annotated[
@@ -61,7 +61,7 @@ def launch(  # noqa: PLR0913 - one argument for each option
         bool, typer.Option("--evaluator", help="One more process evaluates.")
     ] = False,
     scheduler: Annotated[
-        bool, typer.Option("--scheduler", help="One more process, as DMLC wants it.")
+        bool, typer.Option("--scheduler", help="One more process, for DMLC.")
     ] = False,
     only_once: Annotated[
         bool,
@@ -80,19 +80,19 @@ def launch(  # noqa: PLR0913 - one argument for each option
     ] = False,
     folder: Annotated[
         str | None,
-        typer.Option(help="Where it runs on every node; default: this folder."),
+        typer.Option(help="Working folder on every node; default: this folder."),
     ] = None,
     shared: Annotated[
         str | None,
         typer.Option(
-            help="Folder that all nodes share, as EFS_MOUNT; default the cluster's."
+            help="Folder that all nodes share, as EFS_MOUNT; default the cluster's one."
         ),
     ] = None,
     logs: Annotated[
         Path | None, typer.Option(help="Folder of logs; default: a new one.")
     ] = None,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds to end in, before SIGKILL.")
+        float, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL.")
     ] = 10.0,
     ssh: Annotated[
         str | None,
@@ -111,7 +111,10 @@ def launch(  # noqa: PLR0913 - one argument for each option
         ),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--print", help="Show what each would get, run nothing.")
+        bool,
+        typer.Option(
+            "--print", help="Show the variables of each process, run nothing."
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="With --print: as JSON.")
@@ -120,15 +123,15 @@ def launch(  # noqa: PLR0913 - one argument for each option
         Path | None, typer.Option(help="Write one script a host, run nothing.")
     ] = None,
     only_check: Annotated[
-        bool, typer.Option("--check", help="Look for what would fail, run nothing.")
+        bool, typer.Option("--check", help="Check hosts and ports, run nothing.")
     ] = False,
 ) -> None:
-    """Runs a program on every node, each process with the variables of its part.
+    """Runs a program on every node, each process with the variables of its role.
 
-    For TensorFlow (TF_CONFIG), torch, Keras, JAX, MPI (a hostfile) and DMLC. What all
-    write comes here, and into one log a process. The first that fails stops the rest.
-    With --chief and --ps the job ends with the chief; who still runs then is ended, and
-    named. The status is that of the process that fails, as 1, or 0.
+    For TensorFlow (TF_CONFIG), torch, Keras, JAX, MPI (a hostfile) and DMLC. The output
+    of all processes comes here, and into one log a process. The first failure stops
+    all. With --chief and --ps the job ends with the chief; processes that still run are
+    ended and named. The exit status is 0, 1, or that of the process that failed.
     """
     _refuse_what_means_nothing(show, write is not None, only_check, as_json=as_json)
     shape = Shape(
@@ -180,7 +183,7 @@ def _refuse_what_means_nothing(
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where a job runs."""
+    """The hosts and the folder of a job."""
 
     nodes: list[Node]
     shared: str = ""
@@ -202,15 +205,15 @@ def _place(hosts: str | None, cluster: str | None, shape: Shape) -> _Place:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a process is told.
+    """The variables and files of a process.
 
     Args:
-        job: All processes.
+        job: All processes of the job.
         shared: Folder that all nodes share, empty for none.
-        for_jax: See `variables_of`.
-        once: The command that reaches hosts, where only the first process is started;
+        for_jax: Whether to add Slurm's variables for JAX; see `variables_of`.
+        once: The command that reaches hosts, if only the first process is started;
             else empty.
-        folder: Of logs.
+        folder: Folder of logs.
     """
 
     job: ProcessGroup
@@ -236,7 +239,7 @@ def _show_check(job: ProcessGroup, ssh: Sequence[str]) -> None:
             "answer, free ports and no name twice. Correct the hosts, or give another "
             "--port, then check again."
         )
-    say(f"{len(job.nodes)} nodes and {len(job.processes)} processes: all well")
+    say(f"{len(job.nodes)} nodes and {len(job.processes)} processes: no faults")
 
 
 def _write(
@@ -254,7 +257,7 @@ def _write(
             job, rank, command, told, folder=settings.folder,
             logs=str(told.folder.resolve()), grace_s=settings.grace_s,
         )  # fmt: skip
-        # It may hold secrets: variables that the user gives to the processes.
+        # It may hold secrets: the variables that the user gives to the processes.
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as f:
             f.write(text)
@@ -288,13 +291,13 @@ def _show(
             say(f"  {name}={value}")
     for text in dict.fromkeys(files.values()):
         names = [name for name, said in files.items() if said == text]
-        say(f"\n{', '.join(names)}: a file on each node that says")
+        say(f"\n{', '.join(names)}: a file on each node with this content")
         for line in text.splitlines():
             say(f"  {line}")
 
 
 def _echo() -> Callable[[str, str], None]:
-    """Lines of all processes, one at a time."""
+    """Returns a function that prints lines of all processes, one at a time."""
     lock = threading.Lock()
 
     def echo(name: str, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Programs whose output is that of a command: what they write may come from a host."""
+"""Programs whose output becomes that of a command; it may come from another host."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shoal.terminal import relay
 
 
 def run_and_relay(words: Sequence[str]) -> int:
-    """Runs a program without input, and writes what it writes; returns its status.
+    """Runs a program without input, and prints its output; returns its status.
 
     Args:
-        words: The command.
+        words: Words of the command.
     """
     with subprocess.Popen(
         words,

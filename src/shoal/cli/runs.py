@@ -1,4 +1,4 @@
-"""`shoal runs`: what was trained, how it went, what the workers said."""
+"""`shoal runs`: lists runs, shows results, prints the output of workers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 def show_runs(
     context: typer.Context, as_json: AsJson = False, root: Root = None
 ) -> None:
-    """Lists the runs, newest first; see the commands for more."""
+    """Lists the runs, newest first; see the subcommands for more."""
     context.obj = root
     if context.invoked_subcommand is not None:
         return
@@ -116,18 +116,18 @@ def show_status(
     context: typer.Context,
     run: RunId,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="Of each worker's output.")
+        int, typer.Option("--lines", "-n", min=0, help="Lines of each worker's output.")
     ] = 5,
     as_json: AsJson = False,
     root: Root = None,
     cluster: Annotated[
         str | None,
-        typer.Option(help="Of a run on a cluster that is up, or of a job sent there."),
+        typer.Option(help="Cluster of the run, or of the job that was sent there."),
     ] = None,
 ) -> None:
-    """Shows how far each worker of a run is, and the last lines that it wrote.
+    """Shows the progress of each worker of a run, and its last lines of output.
 
-    And what each machine is busy with: cores, memory and GPUs.
+    It also shows the load of each machine: cores, memory and GPUs.
     """
     if cluster is not None:
         words = ["runs", "status", "-n", str(lines), *(["--json"] if as_json else [])]
@@ -152,7 +152,7 @@ def show_status(
 
 
 def _show_use(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of what machines were busy with, where that is known."""
+    """Prints a table of the machines' load, if that is known."""
     if not rows:
         return
     say()
@@ -175,7 +175,7 @@ def _gib(mib: float | None) -> float | None:
 
 
 def _standing(worker: Mapping[str, Any]) -> str:
-    """A worker in one line."""
+    """Describes a worker in one line."""
     where = _place(worker["pid"], worker["node"])
     parts = [
         f"{worker['state']}{': ' * bool(worker['reason'])}{worker['reason']}",
@@ -208,11 +208,11 @@ def show_logs(
         int | None, typer.Option(min=0, help="Only this worker; default all.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Follow until the run ends.")
     ] = False,
     root: Root = None,
 ) -> None:
-    """Prints what the workers of a run wrote, each line behind its rank."""
+    """Prints the output of the workers of a run, each line after its rank."""
     folder = find_run(run, _root(context, root))
     if follow:
         follow_logs(folder, rank)
@@ -234,14 +234,14 @@ def resume_run(
         bool,
         typer.Option(
             "--force",
-            help="Also a run that seems to be running, or has lost its checkpoints.",
+            help="Also resume a run that seems to be running, or lost its checkpoints.",
         ),
     ] = False,
     root: Root = None,
 ) -> None:
-    """Goes on with a run that was broken off, from its last checkpoint to its end.
+    """Resumes an interrupted run, from its last checkpoint to its end.
 
-    The folder of a run is as trusted as a program: resume only runs of your own.
+    Reading a run's folder can run code: resume only runs of your own.
     """
     folder = find_run(run, _root(context, root))
     choose_backend(backend_of(folder))
@@ -264,7 +264,7 @@ def remove(
         typer.Argument(metavar="ID...", help="Run ids, or their unique beginnings."),
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="Also a run that is running.")
+        bool, typer.Option("--force", help="Also remove a run that is running.")
     ] = False,
     root: Root = None,
 ) -> None:
@@ -284,7 +284,7 @@ def prune_runs(
     ] = None,
     root: Root = None,
 ) -> None:
-    """Removes old runs; those that are running stay."""
+    """Removes old runs; runs that are running stay."""
     removed = prune(
         _root(context, root),
         now=time.time(),
@@ -300,7 +300,7 @@ def parse_duration(text: str) -> float:
     """Returns the seconds of a duration such as 90s, 45m, 12h, 30d or 2w.
 
     Raises:
-        ConfigError: It is not written like that.
+        ConfigError: The text is not such a duration.
 
     Example:
         >>> parse_duration("12h")
@@ -309,7 +309,7 @@ def parse_duration(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
     if not found:
         raise ConfigError(
-            f"older_than={text!r} is no duration. "
+            f"older_than={text!r} is not a duration. "
             "Expected a number and one of s, m, h, d, w. "
             "Write for example --older-than 30d."
         )
@@ -317,12 +317,12 @@ def parse_duration(text: str) -> float:
 
 
 def _root(context: typer.Context, root: str | None) -> str:
-    """The command's own option beats the one before it, and that the variable."""
+    """Returns the root: the command's option, else the group's, else the variable."""
     return root or context.obj or environment().runs
 
 
 def _facts(run: RunSummary) -> list[tuple[str, Any]]:
-    """Returns the lines that describe a run, those that say something."""
+    """Returns the lines that describe a run, without empty ones."""
     report = run.report
     best = report.get("best") or {}
     reason = str(report.get("reason", "")).partition("\n")[0]
@@ -335,7 +335,7 @@ def _facts(run: RunSummary) -> list[tuple[str, Any]]:
         ("status", run.status),
         ("reason", reason if run.status == "failed" else ""),
         ("strategy", run.strategy),
-        ("workers", f"{run.workers}, {run.workers_lost} lost on the way"),
+        ("workers", f"{run.workers}, {run.workers_lost} lost during the run"),
         ("started", run.started.replace("T", " ")),
         ("took", format_seconds(run.seconds)),
         ("epochs", f"{run.epochs} of {run.epochs_planned}"),

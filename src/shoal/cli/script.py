@@ -21,19 +21,20 @@ from shoal.registry import did_you_mean
 
 PROBLEM = "(make_model, x, y)"
 INSTALLED = {Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).parents[1]}
-"""Folders whose files are nobody's script, wherever the script lies."""
+"""Folders whose files do not belong to the user's script."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a script's function gives to train.
+    """A model and its data, from a function of a script.
 
     Args:
-        make_model: Returns a new compiled model; of a script, raises `ConfigError`.
+        make_model: Returns a new compiled model; errors of a script become
+            `ConfigError`.
         x: Inputs.
         y: Targets; None when `x` yields both.
-        validation_data: What each epoch is judged on; None for nothing.
+        validation_data: Data to evaluate each epoch on; None for none.
     """
 
     make_model: Callable[[], Any]
@@ -43,16 +44,16 @@ class Problem:
 
 
 def load_problem(target: str) -> Problem:
-    """Runs `script.py:function` and returns the problem it makes.
+    """Runs `script.py:function` and returns the problem that it makes.
 
-    The function takes nothing and returns `(make_model, x, y)`,
+    The function takes no argument and returns `(make_model, x, y)`,
     `(make_model, x, y, validation_data)`, or a mapping with these names.
 
     Args:
         target: A file and one of its functions, "make" when none is named.
 
     Raises:
-        ConfigError: The file or function is not there, raises, or gives something
+        ConfigError: The file or function does not exist, raises, or returns something
             else.
     """
     file, _, name = target.rpartition(":") if ".py:" in target else (target, "", "make")
@@ -72,7 +73,7 @@ def load_problem(target: str) -> Problem:
 
 def _load(path: Path) -> ModuleType:
     """Imports a file as `python file.py` would see it, but not as `__main__`."""
-    # A script called json.py must not take the place of json.
+    # A script named json.py must not replace the module json.
     name = f"script_{path.stem}" if path.stem in sys.modules else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -84,7 +85,7 @@ def _load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))
-    # Workers do not have this file on their path: what it defines travels whole.
+    # Workers do not have this file on their path: its objects are pickled by value.
     cloudpickle.register_pickle_by_value(module)
     try:
         spec.loader.exec_module(module)
@@ -96,15 +97,15 @@ def _load(path: Path) -> ModuleType:
 
 
 def _call(function: Callable[[], Any], name: str, path: Path, gives: str) -> Any:
-    """Calls a function of a script; what it raises is told as the user's own error."""
+    """Calls a function of a script; its errors become the user's own error."""
     try:
         return function()
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise anything
         raise _raised(f"{name} of {path}", path, error, gives) from error
 
 
 def _raised(what: str, path: Path, error: Exception, gives: str) -> ConfigError:
-    """Says which line of the user's raised, of this file or of one beside it."""
+    """Returns the error, with the user's line that raised it."""
     home = path.resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if _is_beside(Path(f.filename), home)]
@@ -115,7 +116,7 @@ def _raised(what: str, path: Path, error: Exception, gives: str) -> ConfigError:
     return ConfigError(
         f"{what} raised {type(error).__name__}: {error}{at}. "
         f"Expected it to run and to give {gives}. "
-        "Mend it; the same command after `shoal --debug` shows the whole traceback."
+        "Correct it; the same command after `shoal --debug` shows the full traceback."
     )
 
 

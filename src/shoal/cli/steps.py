@@ -1,4 +1,4 @@
-"""What many hosts do at once: a line each that changes, or one line after the other."""
+"""Progress of many hosts: a live line for each, or one line after the other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Steps:
         self._tasks: dict[str, TaskID] = {}
 
     def tell(self, name: str, step: str) -> None:
-        """Shows what a host does now; from any thread."""
+        """Shows the present step of a host; may be called from any thread."""
         first = one_line(step.partition("\n")[0])
         if not self._is_live:
             say(f"{name} {first}", err=True)

@@ -1,4 +1,4 @@
-"""`shoal strategies`: how workers may agree."""
+"""`shoal strategies`: lists the strategies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show_strategies(
 
 
 def describe_strategy(strategy: type[Strategy]) -> dict[str, Any]:
-    """Returns what the table shows of a strategy.
+    """Returns the table row of a strategy.
 
     Example:
         >>> from shoal.strategies import AEASGD
@@ -56,7 +56,7 @@ def describe_strategy(strategy: type[Strategy]) -> dict[str, Any]:
 
 
 def paper_of(docstring: str) -> str:
-    r"""Returns the first reference of a docstring, as far as its identifier.
+    r"""Returns the first reference of a docstring, up to its identifier.
 
     Example:
         >>> paper_of("Title.\n\nReferences:\n    Stich (2018), arXiv:1805.09767, x.")

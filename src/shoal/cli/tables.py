@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs."""
+"""Output of commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.terminal import say
 from shoal.training.tables import table_of, table_of_records
 
 PIPE_WIDTH = 200
-"""Columns assumed where there is no terminal, so that no id is cut in a pipe."""
+"""Columns assumed if there is no terminal, so that no id is cut in a pipe."""
 
 
 def show_json(value: Any) -> None:
@@ -22,7 +22,7 @@ def show_json(value: Any) -> None:
 
 
 def show_table(rows: Iterable[Sequence[Any]], *, columns: Sequence[str]) -> None:
-    """Prints rows under column names; numbers are set to the right."""
+    """Prints rows under column names; numbers are right-aligned."""
     _console().print(table_of(rows, columns))
 
 
@@ -32,7 +32,7 @@ def show_records(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns a duration as people say it.
+    """Returns a duration in words.
 
     Example:
         >>> format_seconds(3.21), format_seconds(75), format_seconds(7260)

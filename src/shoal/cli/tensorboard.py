@@ -1,4 +1,4 @@
-"""`shoal tensorboard`: the scalars of a run, wherever it is."""
+"""`shoal tensorboard`: the scalars of a run, on this machine or another."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shoal.terminal import say
 
 HERE = "127.0.0.1"
 RELOAD_S = 5
-START_LIMIT_S = 120.0  # TensorBoard imports TensorFlow where that is installed
+START_LIMIT_S = 120.0  # TensorBoard imports TensorFlow if that is installed
 GRACE_S = 5.0
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -48,7 +48,7 @@ def show_tensorboard(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="Of this machine; default 6006 or one after it, "
+            min=0, max=65535, help="Port here; default 6006 or one after it, "
             "0 for any."
         ),
     ] = None,
@@ -56,7 +56,7 @@ def show_tensorboard(
         str | None,
         typer.Option(
             metavar="HOST",
-            help="Where the run is, and Shoal: TensorBoard runs there. Options of ssh "
+            help="Host with the run and Shoal: TensorBoard runs there. Options of ssh "
             "may stand before the host.",
         ),
     ] = None,
@@ -97,7 +97,7 @@ def show_tensorboard(
 
 @contextmanager
 def _ended_by_signals() -> Generator[None]:
-    """Whoever ends this program ends what it has started, and its temporary files."""
+    """Makes signals that end this program end its processes and files, too."""
 
     def leave(number: int, _frame: object) -> NoReturn:
         sys.exit(128 + number)
@@ -111,7 +111,7 @@ def _ended_by_signals() -> Generator[None]:
 
 
 def _way(ssh: str) -> Way | None:
-    """How a host is reached; None for this machine."""
+    """Returns the way to a host; None for this machine."""
     words = shlex.split(ssh)
     return Way(address=words[-1], ssh=(*SSH, *words[:-1])) if words else None
 
@@ -136,7 +136,7 @@ def _show_here(folder: Folder, port: int | None) -> None:
 
 @contextmanager
 def _following(copy: LocalCopy, url: str) -> Generator[threading.Event]:
-    """Keeps a copy up to date meanwhile."""
+    """Keeps a copy up to date meanwhile, in a thread."""
     is_over = threading.Event()
 
     def follow() -> None:
@@ -145,7 +145,7 @@ def _following(copy: LocalCopy, url: str) -> Generator[threading.Event]:
             try:
                 copy.update()
                 is_told = False
-            except Exception as error:  # whatever a file system of fsspec raises
+            except Exception as error:  # a file system of fsspec may raise anything
                 if not is_told:
                     text = f"{url} cannot be read now ({type(error).__name__}: {error})"
                     say(f"{text}; trying again", err=True)
@@ -161,10 +161,10 @@ def _following(copy: LocalCopy, url: str) -> Generator[threading.Event]:
 
 
 def _launch(folder: str, port: int | None) -> str:
-    """Starts TensorBoard in threads of this process; returns where it is.
+    """Starts TensorBoard in threads of this process; returns its address.
 
     Raises:
-        ConfigError: It is not installed, or has no port.
+        ConfigError: TensorBoard is not installed, or has no port.
     """
     if find_spec("tensorboard") is None:
         raise ConfigError(
@@ -175,7 +175,7 @@ def _launch(folder: str, port: int | None) -> str:
     board = program.TensorBoard()
     words = ["--logdir", folder, "--host", HERE, "--reload_interval", str(RELOAD_S)]
     more = [] if port is None else ["--port", str(port)]
-    # Loaded by this process: it leaves none behind, whatever ends it.
+    # Loaded into this process: nothing of it is left when the process ends.
     board.configure(argv=("tensorboard", *words, "--load_fast", "false", *more))
     try:
         return str(board.launch())
@@ -187,7 +187,7 @@ def _launch(folder: str, port: int | None) -> str:
 
 
 def _say(url: str) -> None:
-    """The first line on standard output; who reads it through a pipe has it at once."""
+    """Prints the first line on standard output at once, also into a pipe."""
     say(f"{url}  (Ctrl-C ends it)")
     sys.stdout.flush()
 

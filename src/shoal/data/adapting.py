@@ -1,7 +1,7 @@
-"""Every kind of data that Keras takes beside arrays, as a source of Shoal.
+"""Adapters of every kind of data that Keras takes besides arrays.
 
-This file decides which adapter has what a user gave to `fit` as x. It goes by the
-names of classes, so that no library is imported for those without it.
+This file decides which adapter takes the x of `fit`. It goes by the
+names of classes, so that no library is imported that the user does not use.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def source_of(
     | a `ChunkedSource` | as it says | as it says |
 
     Args:
-        x: What was given to `fit`.
-        y: Must be None beside such data, which has its targets in it.
+        x: The x of `fit`.
+        y: Must be None, because such data contains its targets.
         sample_weight: Must be None as well.
-        reading: What `fit` was told; default None means one epoch, one worker.
+        reading: Options of `fit`; default None means one epoch, one worker.
 
     Returns:
         The source; None where x is something else, such as arrays.
@@ -85,7 +85,7 @@ def source_of(
 
 
 def _adapter_of(x: Any) -> tuple[str, Adapter] | None:
-    """What the data is called, and what adapts it."""
+    """Returns the name of this kind of data, and its adapter."""
     for package, names, adapter in _LIBRARIES:
         for name in names:
             if is_a(x, package, name):
@@ -102,7 +102,7 @@ def _adapter_of(x: Any) -> tuple[str, Adapter] | None:
 
 
 def _is_other(x: Any) -> bool:
-    """Whether something that can be called is no function of the user's."""
+    """Whether a callable is not a function of the user's."""
     return (
         isinstance(x, type)
         or hasattr(x, "__array__")
@@ -145,11 +145,11 @@ def _iterator(x: Any, packing: Packing, reading: Reading) -> ChunkedSource:
 
 
 _PLANNED: WeakKeyDictionary[Any, SpooledSource] = WeakKeyDictionary()
-"""Generators that only a plan was made for, and what they gave: they give it once."""
+"""Generators that only a plan has read, with their batches: they yield them once."""
 
 
 def _read_whole(x: Any, packing: Packing, reading: Reading) -> SpooledSource:
-    """A generator without a number of batches, to its end."""
+    """Reads a generator without a number of batches to its end."""
     can_be_kept = isinstance(x, GeneratorType)
     found = _PLANNED.get(x) if can_be_kept else None
     if found is None:

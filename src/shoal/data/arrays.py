@@ -1,7 +1,7 @@
-"""What counts as an array: conversion to NumPy, and the checks before training.
+"""Arrays: conversion to NumPy, and the checks before training.
 
-This file decides which arrays are taken, in which dtype they are trained on (as
-Keras' own array adapter would have it), and what is said about those that are not.
+This file decides which arrays are accepted, in which dtype they are trained on (as
+in Keras' own array adapter), and the errors about others.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from shoal.errors import DataError
 Array: TypeAlias = npt.NDArray[Any]
 
 FIT = "data of fit"
-"""Where arrays usually come from, for messages."""
+"""Default origin of arrays, for messages."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One array of samples, rows first, and the dtype that it is read in.
+    """One array of samples, rows first, and the dtype in which it is read.
 
     The cast happens as rows are read, so that float64 data is never held twice.
 
     Args:
         values: Rows first, any strides.
-        dtype: What `take` gives.
+        dtype: Dtype that `take` returns.
 
     Example:
         >>> column = Column(values=np.array([1.0, 2.0]), dtype=np.dtype("f4"))
@@ -44,7 +44,7 @@ class Column:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole array, as it is read."""
+        """Returns the bytes of the whole array in the dtype of `take`."""
         return self.values.size * self.dtype.itemsize
 
     def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Array:
@@ -68,16 +68,16 @@ class Column:
 
 
 def column(value: Any, *, name: str, floatx: str, where: str = FIT) -> Column:
-    """Checks one array a user gave and decides its dtype.
+    """Checks an array of the user's and decides its dtype.
 
     Args:
         value: NumPy, JAX, pandas, or anything with `__array__`.
-        name: What the user calls it, for messages: "x['age']".
+        name: The user's name for it, for messages: "x['age']".
         floatx: Dtype that floats are trained in, as `keras.config.floatx()`.
-        where: What it was given to, for messages.
+        where: Its origin, for messages.
 
     Raises:
-        DataError: It is no array, has no rows axis, is ragged or not numeric.
+        DataError: It is not an array, has no rows axis, is ragged or not numeric.
     """
     array = _to_numpy(value, name, floatx, where)
     if array.ndim == 0:
@@ -94,10 +94,10 @@ def column(value: Any, *, name: str, floatx: str, where: str = FIT) -> Column:
 
 
 def _to_numpy(value: Any, name: str, floatx: str, where: str) -> Array:
-    """Anything array-like as NumPy, shaped as Keras shapes it."""
+    """Converts anything array-like to NumPy, with the shape that Keras uses."""
     if isinstance(value, np.ndarray):
         return value
-    # Looked up by name, so that pandas is not imported for those without it.
+    # Found by name, so that pandas is not imported for users without it.
     kind = {
         c.__name__ for c in type(value).__mro__ if c.__module__.startswith("pandas")
     }
@@ -120,7 +120,7 @@ def _to_numpy(value: Any, name: str, floatx: str, where: str) -> Array:
 
 
 def _no_numbers(table: Any, name: str, where: str, error: Exception) -> DataError:
-    """The error about a table of pandas with text in it."""
+    """Returns the error about a table of pandas with text in it."""
     kinds = table.dtypes if table.ndim > 1 else {name: table.dtype}
     odd = [str(key) for key, kind in kinds.items() if not _is_numeric(kind)]
     return DataError(
@@ -150,12 +150,12 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
-    """Also true of bfloat16 and its kin, which NumPy knows as bytes."""
+    """Whether a dtype is a float, also bfloat16, which NumPy knows as bytes."""
     return dtype.kind == "f" or dtype.name.startswith(("float", "bfloat"))
 
 
 def _not_numeric(array: Array, name: str, where: str) -> DataError:
-    """Tells text, dates, missing values and ragged rows apart."""
+    """Returns the error about text, dates, missing values or ragged rows."""
     found, advice = _kind_of_entries(array)
     return DataError(
         f"{name} has {found}, dtype {array.dtype} ({where}). Expected numbers or "
@@ -164,7 +164,7 @@ def _not_numeric(array: Array, name: str, where: str) -> DataError:
 
 
 def _kind_of_entries(array: Array) -> tuple[str, str]:
-    """What an array holds that is no number, and what to do about it."""
+    """Returns the kind of the entries that are not numbers, and the remedy."""
     text = (
         "Encode it before training: for classes np.unique(..., return_inverse=True)[1] "
         "or .astype('category').cat.codes of pandas, for words the output of a "
@@ -227,7 +227,7 @@ def named_columns(
 ) -> trees.Tree:
     """Turns every leaf of a tree into a `Column`."""
     paths = iter(trees.named_leaves(tree, name))
-    # Both walks go the same way, so that names and leaves meet.
+    # Both walks have the same order, so that names and leaves match.
     return trees.map_leaves(
         lambda leaf: column(leaf, name=next(paths)[0], floatx=floatx, where=where),
         tree,

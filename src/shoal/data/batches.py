@@ -1,8 +1,8 @@
-"""Batches that another library made: how they become rows as Keras packs them.
+"""Batches of another library: their conversion to rows as Keras packs them.
 
-This file decides what a batch may be (x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`,
-in any nesting), how many rows it has, and what is said about one that is none. It
-recognises tensors by names alone, so that no library is imported for those without it.
+This file decides which forms a batch may have (x, `(x,)`, `(x, y)` or
+`(x, y, sample_weight)`, in any nesting), how many rows it has, and the errors about
+others. It recognises tensors by names alone, so that no library is imported needlessly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS = ("x", "y", "sample_weight")
 
 
 def is_a(value: Any, package: str, *names: str) -> bool:
-    """Whether a value is of a class of some package, which need not be installed.
+    """Whether a value is of a class of a package, which need not be installed.
 
     Example:
         >>> is_a(np.ones(3), "numpy", "ndarray"), is_a(1, "torch", "Tensor")
@@ -35,11 +35,11 @@ def is_a(value: Any, package: str, *names: str) -> bool:
 
 
 def as_arrays(tree: trees.Tree) -> trees.Tree:
-    """Puts tensors that NumPy cannot read into the host's memory; leaves the rest.
+    """Moves tensors that NumPy cannot read into the host's memory; leaves the rest.
 
-    Tensors of torch come off their device and their graph, sparse ones of SciPy,
-    TensorFlow and JAX become dense, and bfloat16 of torch, which it gives to nobody,
-    float32.
+    Tensors of torch are copied from their device and their graph, sparse ones of SciPy,
+    TensorFlow and JAX become dense, and bfloat16 of torch, which NumPy cannot read,
+    becomes float32.
 
     Example:
         >>> as_arrays({"a": np.ones(1), "b": [2, None]})
@@ -70,13 +70,13 @@ def _as_array(value: Any) -> Any:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How batches of one kind of data are made into chunks. Small: it travels.
+    """Settings that make chunks of batches of one kind of data. Small, to be pickled.
 
     Args:
-        kind: What the user calls the data: "torch DataLoader".
+        kind: The user's name for the data: "torch DataLoader".
         floatx: Dtype that floats are trained in.
-        where: What the data was given to, for messages.
-        steps_name: What the number of batches of a pass is called there.
+        where: The origin of the data, for messages.
+        steps_name: Name of the argument with the number of batches of a pass.
 
     Example:
         >>> packing = Packing(kind="list", floatx="float32")
@@ -90,16 +90,16 @@ class Packing:
     steps_name: str = STEPS
 
     def chunk(self, batch: Any, name: str, rows: int | None = None) -> ArrayChunk:
-        """Makes a chunk of one batch; nothing in it is shared with the batch.
+        """Makes a chunk of one batch; the chunk shares no memory with the batch.
 
         Args:
-            batch: What the data gave.
+            batch: Batch from the data.
             name: Which batch, for messages: "batch 7".
-            rows: It has to have; default None means any number.
+            rows: Number of rows it must have; default None means any number.
 
         Raises:
-            DataError: It is no batch, its arrays differ in length, or it has
-                another number of rows than it should.
+            DataError: It is not a batch, its arrays differ in length, or its
+                number of rows is wrong.
         """
         packed = self.parts(batch, name)
         where = f"{name} of the {self.kind}, {self.where}"
@@ -159,7 +159,7 @@ class Packing:
         )
 
     def odd_size(self, name: str, found: int, expected: int) -> DataError:
-        """What is said about a batch of an unexpected size."""
+        """Returns the error about a batch of an unexpected size."""
         return DataError(
             f"{name} of the {self.kind} has {found:,} rows ({self.where}). "
             f"Expected {expected:,}, because sizes are settled before training, so "
@@ -169,7 +169,7 @@ class Packing:
 
 
 def bytes_per_row(chunk: ArrayChunk) -> float:
-    """What a row takes in memory, judged by one chunk.
+    """Returns the memory of a row, estimated from one chunk.
 
     Example:
         >>> bytes_per_row(ArrayChunk((np.ones((4, 2), "f4"), np.ones(4, "f4"))))

@@ -1,11 +1,11 @@
-"""A tree of arrays as one buffer, so that workers map it instead of copying it.
+"""A tree of arrays as one buffer, which workers map instead of copying.
 
     offset 0    magic, 8 bytes
            8    length of the head, 8 bytes, little endian
           16    head: JSON with the tree, and shape, dtype and offset of each array
            ...  arrays in C order, each at a multiple of 64 bytes
 
-Arrays start at multiples of 64 so that backends may use them where they lie
+Arrays start at multiples of 64 so that backends may use them in place
 (XLA takes aligned host memory without a copy). Nothing in it is ever executed.
 """
 
@@ -54,7 +54,7 @@ def read_blob(blob: Buffer) -> trees.Tree:
     """Returns the tree of columns in a blob: read-only views, no copies.
 
     Raises:
-        DataError: The blob is cut short, or is something else.
+        DataError: The blob is truncated, or has another format.
 
     Example:
         >>> tree = ({"a": Column(values=np.arange(3), dtype=np.dtype("i8"))},)
@@ -78,7 +78,7 @@ def read_blob(blob: Buffer) -> trees.Tree:
 
 
 def _layout(columns: trees.Tree) -> tuple[bytes, int]:
-    """The head, and the size of the blob with it."""
+    """Returns the head, and the size of the blob with it."""
     found: list[Column] = trees.leaves(columns)
     places = iter(range(len(found)))
     plain = _described(trees.map_leaves(lambda _: next(places), columns))
@@ -90,7 +90,7 @@ def _layout(columns: trees.Tree) -> tuple[bytes, int]:
 
 
 def _head(plain: Any, columns: list[Column], start: int) -> tuple[bytes, int]:
-    """The head for arrays that begin at `start`, and where the last one ends."""
+    """Returns the head for arrays that begin at `start`, and their end."""
     entries: list[dict[str, Any]] = []
     stop = start
     for column in columns:
@@ -114,7 +114,7 @@ def _described(tree: trees.Tree) -> Any:
 
 
 def _view(whole: np.ndarray[Any, np.dtype[np.uint8]], entry: dict[str, Any]) -> Any:
-    """One array of a blob, where it lies."""
+    """Returns one array of a blob as a view."""
     dtype = dtype_of(entry["dtype"])
     stop = entry["offset"] + dtype.itemsize * int(np.prod(entry["shape"], dtype=int))
     return whole[entry["offset"] : stop].view(dtype).reshape(entry["shape"])

@@ -1,13 +1,14 @@
-"""Which sample comes when, where samples lie in chunks. Pure: no data, no clock.
+"""The order of samples that lie in chunks. Pure: no data, no clock.
 
 This file decides how far a shuffle reaches. Chunks come in a new order in each pass;
-some that follow each other make a group, and the rows of a group are mixed. Whoever
-reads a range of positions has to open the chunks of the groups it touches, no more.
+consecutive chunks make a group, and the rows of a group are mixed. A reader of
+a range of positions has to open only the chunks of the groups it touches.
 
 Workers that share each batch need rows of it that lie together in few chunks: with
-lanes, every batch takes from each chunk of the group, in the order of the chunks, so
-that a worker's part of all batches comes from the same chunks. That order is the same
-in all passes: a worker needs much the same chunks in each, and may still have them.
+lanes, every batch takes rows from each chunk of the group, in the order of the chunks,
+so that a worker's part of all batches comes from the same chunks. That order is the
+same in all passes: a worker needs mostly the same chunks in each, and may still have
+them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import numpy.typing as npt
 from shoal.facts import Chunking
 
 Indices = npt.NDArray[np.int64]
-_KEPT = 4  # turns, and groups: two ranges at work, each across a border
+_KEPT = 4  # turns and groups: two ranges in use, each across a border
 
 
 class _Turn(NamedTuple):
-    """One pass: its chunks in order, and where groups begin, in chunks and rows."""
+    """One pass: its chunks in order, and the starts of groups, in chunks and rows."""
 
     chunks: Indices
     group_chunks: Indices
@@ -56,7 +57,7 @@ class ChunkOrder:
         self._mixes = shuffle and chunking.mixing != "nothing"
         self._sizes = np.asarray(chunking.rows, np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
-        # Where each chunk stands beside the others of its group, whatever those are.
+        # Rank of each chunk among the others of its group, the same in all groups.
         self._lane = np.random.default_rng(seed).permutation(len(self._sizes))
         self._turns: dict[int, _Turn] = {}
         self._groups: dict[tuple[int, int], Indices] = {}
@@ -84,9 +85,9 @@ class ChunkOrder:
 
         Args:
             turn: Number of the pass.
-            position: In it; behind the last group there is nothing.
-            part: Which share of each batch is asked for, so that with lanes only the
-                chunks of that share are named.
+            position: Position in the pass; after the last group there is nothing.
+            part: Share of each batch that is wanted, so that with lanes only the
+                chunks of that share are returned.
         """
         found = self._turn(turn)
         group = int(np.searchsorted(found.group_rows, position, side="right"))
@@ -105,7 +106,7 @@ class ChunkOrder:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether chunks come in an order that the data does not have by itself."""
+        """Whether chunks come in another order than that of the data."""
         return self._mixes
 
     def _turn(self, turn: int) -> _Turn:
@@ -119,7 +120,7 @@ class ChunkOrder:
         return found
 
     def _grouped(self, chunks: Indices) -> _Turn:
-        """Cuts chunks in order into groups of at most as many rows, or of one chunk."""
+        """Cuts chunks in order into groups of limited rows, or of one chunk."""
         sizes = self._sizes[chunks]
         if not self._mixes_rows:
             edges = np.arange(len(chunks) + 1)
@@ -139,7 +140,7 @@ class ChunkOrder:
         return self._mixes and self._chunking.mixing == "rows"
 
     def _members(self, turn: _Turn, group: int) -> Indices:
-        """Chunks of a group, in order."""
+        """Returns the chunks of a group, in order."""
         first, last = turn.group_chunks[group : group + 2]
         chunks = turn.chunks[first:last]
         if self._chunking.has_lanes and self._mixes_rows:
@@ -147,7 +148,7 @@ class ChunkOrder:
         return chunks
 
     def _group(self, turn: int, group: int) -> Indices:
-        """All rows of a group, in their order."""
+        """Returns all rows of a group, in their order."""
         found = self._groups.get((turn, group))
         if found is None:
             at = self._turn(turn)
@@ -184,5 +185,5 @@ class ChunkOrder:
 
 
 def _kept(kept: dict[Any, Any]) -> dict[Any, Any]:
-    """What stays beside a new entry: the newest ones."""
+    """Returns the newest entries, which stay beside a new one."""
     return dict(list(kept.items())[-_KEPT + 1 :])

@@ -1,7 +1,7 @@
-"""Samples that lie in chunks: files, shards of a stream, batches somebody else made.
+"""Samples that lie in chunks: files, shards of a stream, ready batches.
 
 This file decides the contract of sources that are read a chunk at a time, and how
-rows by number are found in them. Which chunk comes when is decided in `chunk_order`.
+rows are found by number. `chunk_order` decides the order of chunks.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ Offsets: TypeAlias = npt.NDArray[np.int64]
 Mixing: TypeAlias = Literal["rows", "chunks", "nothing"]
 
 MEMORY_BYTES = 512 << 20
-"""That data may take in one process, unless told otherwise."""
+"""Default limit of the memory of data in one process."""
 SHELF_BYTES = MEMORY_BYTES // 4
-"""Of open chunks. A chunk that is being decoded takes twice its size, and what it gives
-back the allocator keeps for the next one."""
+"""Default limit of open chunks. A chunk that is being decoded takes twice its size,
+and the allocator keeps the memory that it frees for the next one."""
 
 
 GROUP_BYTES = MEMORY_BYTES // 8
-"""Of chunks whose rows are mixed with each other: beside them the next are read."""
+"""Size of the chunks whose rows are mixed; the next ones are read meanwhile."""
 
 
 class ShapesDiffer(DataError):
-    """Rows that were asked for together are not of one shape."""
+    """Rows of one request have different shapes."""
 
 
 class Chunk(Protocol):
-    """Some samples that are read together."""
+    """Samples that are read together."""
 
     @property
     def size_bytes(self) -> int:
-        """Memory it takes while it is open."""
+        """Returns the memory it takes while it is open."""
         ...
 
     def take(self, offsets: Offsets) -> Batch:
-        """Returns rows of the chunk, by their places in it."""
+        """Returns rows of the chunk, by their offsets in it."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class ArrayChunk:
-    """A chunk that is in memory, whole.
+    """A chunk that is completely in memory.
 
     Args:
         rows: Arrays as Keras packs them, rows first.
@@ -67,7 +67,7 @@ class ArrayChunk:
 
     @property
     def size_bytes(self) -> int:
-        """Of all arrays."""
+        """Returns the bytes of all arrays."""
         return sum(leaf.nbytes for leaf in trees.leaves(self.rows))
 
     def take(self, offsets: Offsets) -> Batch:
@@ -80,29 +80,29 @@ class ChunkedSource(Source):
 
     A source is pickled and opened again by every worker: it holds names and sizes,
     no handles. Workers read it from one thread at a time, but several workers at once.
-    What it gives for a chunk and an epoch must be the same however often it is read;
-    where it cannot promise that, `is_exactly_once` is False and `plan` says so.
+    The samples of a chunk and an epoch must be the same however often it is read;
+    if that cannot be promised, `is_exactly_once` is False and `plan` says so.
     """
 
     kind: str = "chunks"
-    """The words a user would know the data by: "Parquet files"."""
+    """The user's name for the data: "Parquet files"."""
     mixing: Mixing = "rows"
-    """What a shuffle may do: mix rows of several chunks; put chunks in another order
-    and keep the rows of each; or nothing, where the data has an order of its own."""
+    """What a shuffle may do: mix rows of several chunks; reorder chunks
+    and keep the rows of each; or nothing, if the data has an order of its own."""
     is_exactly_once: bool = True
     """Whether a chunk that is read again has the same samples."""
     batch_size: int | None = None
-    """Rows of a batch, where the data comes in batches already; None: any."""
+    """Rows of a batch, if the data already comes in batches; None: any."""
     differs_by_epoch: bool = True
     """Whether a chunk may have other samples in another epoch."""
     are_batches: bool = False
-    """Whether each chunk is a batch, which is trained as one step as it is."""
+    """Whether each chunk is a batch, which is trained as one step unchanged."""
     later_rows: int | None = None
-    """Samples of every epoch after the first, the first ones; None: all."""
+    """Samples of every epoch after the first: its first ones, by number; None: all."""
     notes: tuple[str, ...] = ()
-    """What a user should know before training begins, sentences."""
+    """Sentences that a user should read before training begins."""
     travels_alone: bool = True
-    """Whether a copy of it works without the process that made it."""
+    """Whether a copy works without the process that made it."""
 
     @property
     @abstractmethod
@@ -114,18 +114,18 @@ class ChunkedSource(Source):
         """Opens a chunk.
 
         Args:
-            chunk: Its number.
-            epoch: For data that differs from epoch to epoch.
+            chunk: Number of the chunk.
+            epoch: Number of the epoch, for data that differs between epochs.
 
         Raises:
-            DataError: It cannot be read; says which file, and what to do.
+            DataError: It cannot be read; names the file and the remedy.
         """
 
     def state_of(self, epoch: int) -> Mapping[str, str]:
-        """Digests of what the user's code made of this copy for an epoch, by name.
+        """Returns digests of the values that user code made of this copy for an epoch.
 
-        All workers' copies must have the same; the controller compares them. Empty
-        where there is nothing to compare.
+        The keys are names. All workers' copies must have the same digests; the
+        controller compares them. Empty if there is nothing to compare.
         """
         del epoch
         return {}
@@ -144,8 +144,8 @@ def first_rows(source: Source, count: int) -> Batch:
     """Returns the first rows of a source: of one shape, and perhaps fewer.
 
     Args:
-        source: Of the rows.
-        count: At most so many.
+        source: Source of the rows.
+        count: Maximum number of rows.
     """
     if isinstance(source, ChunkedSource) and source.are_batches:
         count = min(count, source.chunk_rows[0])
@@ -154,11 +154,11 @@ def first_rows(source: Source, count: int) -> Batch:
 
 @final
 class Shelf:
-    """Chunks of a source that are open, the ones used last; not more than fit.
+    """Open chunks of a source, the most recently used ones within a limit.
 
     Args:
-        source: Of the chunks.
-        memory_bytes: They may take together. One is always kept.
+        source: Source of the chunks.
+        memory_bytes: Limit of their memory together. One chunk is always kept.
     """
 
     def __init__(self, source: ChunkedSource, memory_bytes: int = SHELF_BYTES) -> None:
@@ -168,16 +168,16 @@ class Shelf:
         self._used_bytes = 0
 
     def key(self, chunk: int, epoch: int) -> tuple[int, int]:
-        """What a chunk is kept under: the same in all epochs, or one for each."""
+        """Returns the key of a chunk: the same in all epochs, or one for each."""
         return chunk, epoch if self._source.differs_by_epoch else 0
 
     def starts_from(self, row: int) -> Offsets:
-        """Returns the first row of each chunk that begins at a row or behind it."""
+        """Returns the first row of each chunk that begins at or after a row."""
         starts = self._starts[:-1]
         return starts[np.searchsorted(starts, row) :]
 
     def chunks_of(self, indices: Offsets) -> npt.NDArray[np.int64]:
-        """Returns the number of the chunk each row lies in."""
+        """Returns the number of the chunk of each row."""
         return np.searchsorted(self._starts, indices, side="right").astype(np.int64) - 1
 
     def take(self, indices: Offsets, epoch: int) -> Batch:
@@ -203,7 +203,7 @@ class Shelf:
         return parts[0] if len(parts) == 1 else _joined(parts, places)
 
     def put(self, chunk: int, epoch: int, found: Chunk) -> None:
-        """Keeps a chunk that somebody has opened; others make room for it."""
+        """Keeps a chunk that the caller has opened; older ones are dropped for it."""
         self._open[self.key(chunk, epoch)] = found
         self._used_bytes += found.size_bytes
         while self._used_bytes > self._limit and len(self._open) > 1:
@@ -224,20 +224,20 @@ class Shelf:
 
 
 def _joined(parts: Sequence[Batch], places: Sequence[Offsets]) -> Batch:
-    """Parts of a batch in one, each row where it was asked for."""
+    """Joins parts of a batch, each row at its requested position."""
     back = np.argsort(np.concatenate(places), kind="stable")
     return concatenated(parts, back)
 
 
 def concatenated(parts: Sequence[Batch], back: Offsets | None = None) -> Batch:
-    """Rows of some batches in one.
+    """Joins the rows of several batches.
 
     Args:
-        parts: At least one.
-        back: Puts rows in another order; default None means as they come.
+        parts: At least one batch.
+        back: Reorders the rows; default None keeps the order.
 
     Raises:
-        ShapesDiffer: Their rows are not of one kind.
+        ShapesDiffer: Their rows differ in shape or dtype.
     """
     if len({kind_of(part) for part in parts}) > 1:
         shapes = " and ".join(sorted({str(kind_of(part)) for part in parts})[:2])
@@ -252,7 +252,7 @@ def concatenated(parts: Sequence[Batch], back: Offsets | None = None) -> Batch:
 
 
 def kind_of(rows: Batch) -> tuple[Any, ...]:
-    """Shapes and dtypes of single rows: what programs are compiled for.
+    """Returns shapes and dtypes of single rows, for which programs are compiled.
 
     Example:
         >>> kind_of((np.zeros((4, 7), "f4"), np.zeros(4, "i4")))

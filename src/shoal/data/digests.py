@@ -1,7 +1,7 @@
-"""Digests of values that a user's code makes: equal where two copies are equal.
+"""Digests of values that a user's code makes, to compare two copies.
 
 This file decides what two copies of a data set are compared by. Large arrays and long
-lists are looked at in places, so that a digest costs little beside reading the data.
+lists are sampled, so that a digest costs little compared with reading the data.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import numpy as np
 from shoal.data.batches import as_arrays, is_a
 
 MOST_ITEMS = 1 << 16
-"""Of an array or a list that are looked at; of more, so many at even distances."""
+"""Number of items of an array or list that are read; of more, evenly spaced ones."""
 MOST_DEPTH = 32
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def digest(value: Any) -> str:
-    """Returns a digest of a value, by what it holds and not by where it lies.
+    """Returns a digest of a value, by its content and not by its address.
 
     Sets are equal whatever their order; generators of random numbers are equal when
     their next numbers are.
 
     Args:
-        value: Of any type.
+        value: Value of any type.
 
     Example:
         >>> digest({"a": np.arange(3)}) == digest({"a": np.arange(3)})
@@ -44,13 +44,15 @@ def digest(value: Any) -> str:
 
 @final
 class _Walk:
-    """Goes through a value once; what is met again is not gone through again."""
+    """Walks through a value once; an object that is met again is not walked again."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, Any]] = {}  # held, so that no id comes twice
+        self._seen: dict[
+            int, tuple[int, Any]
+        ] = {}  # kept alive, so that no id is reused
 
     def of(self, value: Any, depth: int) -> bytes:
-        """The digest of a part."""
+        """Returns the digest of a part."""
         kind = type(value)
         if isinstance(value, (*_PLAIN, np.generic)):
             return _hash(kind.__name__, repr(value).encode())
@@ -79,7 +81,7 @@ class _Walk:
         return _hash(head, some.tobytes())
 
     def _parts(self, value: Any) -> list[Any] | None:
-        """What a value is made of; None where nobody knows."""
+        """Returns the parts of a value; None if they are unknown."""
         if isinstance(value, Mapping):
             return _some([*cast("Mapping[Any, Any]", value).items()])
         if isinstance(value, list | tuple | deque):
@@ -105,13 +107,13 @@ class _Walk:
 
 
 def _some(items: Sequence[Any]) -> list[Any]:
-    """All items with their number, or some at even distances."""
+    """Returns all items with their index, or evenly spaced ones."""
     step = -(-len(items) // MOST_ITEMS) or 1
     return [len(items), *(items[at] for at in range(0, len(items), step))]
 
 
 def _pickled(value: Any) -> bytes:
-    """Of an object that keeps its content to itself."""
+    """Returns the digest of an object with private content, by pickling."""
     try:
         return cloudpickle.dumps(value)
     except Exception:  # pickling runs code of any object

@@ -1,7 +1,7 @@
-"""Batches whose items a sampler chooses, anew for each epoch.
+"""Batches whose items a sampler chooses again for each epoch.
 
-This file decides how such batches become chunks, one each, and what is said when an
-epoch has others than were settled before training.
+This file decides how such batches become chunks, one each, and the errors about an
+epoch whose batches differ from those counted before training.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from shoal.data.travelling import check_travels
 from shoal.errors import DataError
 
 Draws: TypeAlias = Callable[[int], Sequence[Any]]
-"""From an epoch to what is drawn for it: the same in every process."""
+"""Maps an epoch to its draws; the same in every process."""
 
 
 @final
 class DrawnBatches(ChunkedSource):
-    """Batches that a sampler chooses, anew for each epoch; each is a chunk.
+    """Batches that a sampler chooses again for each epoch; each is a chunk.
 
     Choose it where rows of several batches must not mix: a `batch_sampler`, a
     `collate_fn` that pads to the longest, a sampler of the user's own.
 
     Args:
-        draws: What is in each batch.
+        draws: Function that returns the content of each batch.
         fetch: Reads items.
         packing: How batches are made into chunks.
         is_batched: Whether a draw is a list of items; False means that it is one
@@ -81,7 +81,7 @@ class DrawnBatches(ChunkedSource):
 
     @property
     def size_bytes(self) -> int:
-        """Of all batches, judged by the first."""
+        """Returns the bytes of all batches, estimated from the first."""
         return int(len(self) * self._bytes_per_row)
 
     def read(self, chunk: int, epoch: int) -> ArrayChunk:
@@ -101,7 +101,7 @@ class DrawnBatches(ChunkedSource):
         return self._packed(found[chunk], chunk, self._chunk_rows[chunk])
 
     def state_of(self, epoch: int) -> Mapping[str, str]:
-        """What `draws` says of itself, if it says anything."""
+        """Returns the state of `draws`, if it has any."""
         ask: Any = getattr(self._draws, "state_of", None)
         return {} if ask is None else ask(epoch)
 

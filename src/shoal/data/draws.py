@@ -1,8 +1,8 @@
-"""Random draws of a user's own code that come out the same in every process.
+"""Random draws of a user's code, the same in every process.
 
 Code such as `on_epoch_end` shuffles with NumPy's or Python's random numbers. Every
-worker has a copy of the data and must arrive at the same order, or rows would be
-seen twice or never. This file decides how such code is run.
+worker has a copy of the data and must compute the same order, or rows would be
+trained twice or never. This file decides how such code is run.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 
 SEED = 0x5A0A1
-"""Of the draws, unless told otherwise."""
+"""Default seed of the draws."""
 
 
 @contextmanager
 def seeded(*numbers: int) -> Generator[int]:
-    """Seeds the random numbers of Python, NumPy and torch, and puts them back.
+    """Seeds the random numbers of Python, NumPy and torch, and restores them.
 
-    Those of torch where something has imported it.
+    Those of torch only if it is imported.
 
     Args:
-        numbers: The seed, the epoch and the like; the same ones, the same draws.
+        numbers: The seed, the epoch and the like; equal numbers give equal draws.
 
     Yields:
-        A seed of 63 bits of the same origin, for other libraries.
+        A seed of 63 bits from the same numbers, for other libraries.
 
     Example:
         >>> with seeded(1, 2):
@@ -40,7 +40,7 @@ def seeded(*numbers: int) -> Generator[int]:
     """
     words = np.random.SeedSequence(list(numbers)).generate_state(2, np.uint64)
     python, numpy = random.getstate(), np.random.get_state()
-    # By name: who does without torch must not wait for it.
+    # Found by name: torch is not imported for users without it.
     torch: Any = sys.modules.get("torch")
     tensors = None if torch is None else torch.get_rng_state()
     random.seed(int(words[0]))

@@ -1,7 +1,7 @@
-"""The thread of the driver that takes batches from a user's iterator for workers.
+"""The driver's thread that reads batches from a user's iterator for workers.
 
-This file decides how far it goes ahead of the workers, when a batch is deleted, and
-what happens to an error in the user's code.
+This file decides how far it runs ahead of the workers, when a batch is deleted, and
+how an error in the user's code is reported.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from shoal.data.spool import ROOM_S, BatchKey, NoRoom, Spool
 from shoal.errors import DataError
 
 AHEAD_BYTES = 256 << 20
-"""Written ahead of the workers. One batch is always written ahead."""
+"""Bytes written ahead of the workers. One batch is always written ahead."""
 KEPT_BYTES = 2 << 30
-"""Of batches that were read, which stay for a worker that takes another's place."""
+"""Bytes of batches already read, kept for a worker that replaces another."""
 KEPT_BATCHES = 16
-"""Of those that stay at least, however large."""
+"""Minimum number of such batches, however large."""
 
 LOOK_BATCHES = 32
-"""Written between two looks at what workers do, while few lie there unread."""
+"""Bytes written between two checks of the workers, while few batches are unread."""
 
 _POLL_S = 0.02
 _JOIN_S = 5.0
@@ -37,13 +37,13 @@ class Feed:
     """Writes the batches of all epochs into a spool, in a thread of its own.
 
     Args:
-        spool: Where they go; open.
-        passes: Gives, for an epoch, what it is read from.
+        spool: Open spool that receives them.
+        passes: Returns, for an epoch, an iterator of its batches.
         chunk_rows: Rows of each batch of an epoch.
         packing: How batches are made into chunks.
         epochs: The first one, and one past the last.
-        ahead_bytes: Written ahead of the workers, at most.
-        kept_bytes: Of batches that were read, at most.
+        ahead_bytes: Limit of bytes written ahead of the workers.
+        kept_bytes: Limit of bytes of batches that were read.
 
     Example:
         >>> import numpy as np
@@ -93,12 +93,12 @@ class Feed:
                     return
             while not self._stop.wait(_POLL_S):
                 self._desk.look()
-        except Exception as error:  # it is a user's code that runs here
+        except Exception as error:  # this runs the user's code
             if not self._stop.is_set():
                 self._fail(error)
 
     def _write_epoch(self, epoch: int) -> bool:
-        """Writes one epoch; returns whether to go on."""
+        """Writes one epoch; returns whether to continue."""
         batches = self._passes(epoch)
         for chunk, rows in enumerate(self._rows):
             place = BatchKey(epoch, chunk)
@@ -113,10 +113,10 @@ class Feed:
         return True
 
     def _write(self, place: BatchKey, packed: ArrayChunk) -> bool:
-        """Writes one batch, when there is room for it; returns whether to go on.
+        """Writes one batch, when there is room for it; returns whether to continue.
 
         Raises:
-            NoRoom: A worker waits for it, and nothing makes room.
+            NoRoom: A worker waits for it, and no room can be made.
         """
         waited = time.monotonic()
         while True:
@@ -157,7 +157,7 @@ def next_chunk(
     """Takes the next batch from an iterator.
 
     Raises:
-        DataError: There is none, or it cannot be used.
+        DataError: There is no batch, or it cannot be used.
     """
     try:
         batch = next(batches)
@@ -173,27 +173,29 @@ def next_chunk(
 
 @final
 class _Desk:
-    """What lies in a spool, and what of it has been read."""
+    """Batches in a spool, and which of them have been read."""
 
     def __init__(self, spool: Spool, ahead_bytes: int, kept_bytes: int) -> None:
         self._spool, self._limits = spool, (ahead_bytes, kept_bytes)
-        self._last = self._furthest = BatchKey(-1, -1)  # written, and wanted
-        self._sizes: dict[BatchKey, int] = {}  # of what lies there, as written
+        self._last = self._furthest = BatchKey(
+            -1, -1
+        )  # last written, and furthest wanted
+        self._sizes: dict[BatchKey, int] = {}  # of batches in the spool, as written
         self._ahead: deque[tuple[BatchKey, int]] = deque()
         self._ahead_bytes = 0
-        self._read: dict[BatchKey, int] = {}  # in this order
+        self._read: dict[BatchKey, int] = {}  # in the order of reading
         self._read_bytes = 0
 
     def has_room(self, place: BatchKey) -> bool:
-        """Whether to write a batch now: somebody waits, or few lie there unread."""
+        """Whether to write a batch now: a worker waits, or few batches are unread."""
         has_few = 2 * self._ahead_bytes < self._limits[0]
         if has_few and len(self._ahead) % LOOK_BATCHES:
-            return True  # looking costs more than writing a small batch
+            return True  # a check costs more than writing a small batch
         self.look()
         return place <= self._furthest or self._ahead_bytes < self._limits[0]
 
     def look(self) -> None:
-        """Sees what workers want, and deletes what they want no more."""
+        """Reads the wishes of workers, and deletes batches that they no longer need."""
         before = self._furthest.epoch
         wanted, read = self._spool.marks()
         for place in wanted:
@@ -219,13 +221,13 @@ class _Desk:
         self._ahead_bytes += size
 
     def is_wanted(self, place: BatchKey) -> bool:
-        """Whether a worker waits for a batch, as far as was seen."""
+        """Whether a worker waits for a batch, as of the last check."""
         return place <= self._furthest
 
     def make_room(self) -> bool:
-        """The disk is full: batches go that were read long ago; whether some did.
+        """Deletes batches that were read long ago; returns whether there were any.
 
-        Those near the first one that was not read stay: a worker may have read a batch
+        Batches near the first unread one stay: a worker may have read a batch
         ahead that another one is given.
         """
         self.look()
@@ -237,7 +239,7 @@ class _Desk:
         return most > 0
 
     def _note(self, place: BatchKey) -> None:
-        """A batch has been read; the ones read first make room."""
+        """Notes that a batch was read; the ones read first are deleted for new ones."""
         if place not in self._read:
             self._read[place] = self._sizes[place]
             self._read_bytes += self._sizes[place]

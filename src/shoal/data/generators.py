@@ -1,4 +1,4 @@
-"""Data that only the driver can read: generators, and pipelines that cannot travel.
+"""Data that only the driver can read: generators, and pipelines that are not pickled.
 
 This file decides what an epoch of such data is, and how many rows it has. The driver
 reads it once, in the order it has, and hands batches to workers through a spool; a
@@ -24,7 +24,7 @@ MakePass: TypeAlias = Callable[[], Iterator[Any]]
 """Begins a pass over the data; for a generator always the same one."""
 
 SLOW_COUNT_S = 1.0
-"""Counting rows is worth a note when it takes longer."""
+"""Seconds of counting rows after which a note is given."""
 
 
 @final
@@ -35,11 +35,11 @@ class FedSource(ChunkedSource):
     entered; before that, the driver itself can read the first epoch.
 
     Args:
-        passes: Gives, for each epoch, where its batches come from.
+        passes: Returns, for each epoch, its iterator of batches.
         chunk_rows: Rows of each batch of an epoch.
         packing: How batches are made into chunks.
         epochs: The first one, and one past the last.
-        notes: What the user might want to know, sentences.
+        notes: Sentences that the user should read.
     """
 
     mixing: Mixing = "nothing"
@@ -73,7 +73,7 @@ class FedSource(ChunkedSource):
         steps_per_epoch: int | None,
         epochs: range,
     ) -> FedSource:
-        """Takes batches from an iterator that goes on from epoch to epoch.
+        """Reads batches from an iterator that continues from epoch to epoch.
 
         Args:
             batches: Without an end, or with enough for all epochs; of one size.
@@ -83,7 +83,7 @@ class FedSource(ChunkedSource):
 
         Raises:
             ConfigError: There are no `steps_per_epoch`.
-            DataError: The iterator is empty, or fails, or gives no batch.
+            DataError: The iterator is empty, or fails, or yields something else.
 
         Example:
             >>> import numpy as np
@@ -119,20 +119,20 @@ class FedSource(ChunkedSource):
         expect: Callable[[int], Sequence[int] | None] = lambda rows: None,
         notes: tuple[str, ...] = (),
     ) -> FedSource:
-        """Takes batches from data that can be read from its start again.
+        """Reads batches from data that can be read from its start again.
 
         An epoch is one pass, or `steps_per_epoch` batches; passes then follow one
-        another. Without `steps_per_epoch` the rows of a pass must be known: where the
-        data cannot tell, it is read once before training, and a note says so.
+        another. Without `steps_per_epoch` the rows of a pass must be known: if the
+        data has no length, it is read once before training, and a note says so.
 
         Args:
             make_pass: Begins a pass.
             packing: How batches are made into chunks.
             steps_per_epoch: Batches of an epoch; default None means one pass.
             epochs: The first one, and one past the last.
-            expect: From the rows of the first batch to those of each batch of a
-                pass, where the data knows them.
-            notes: What the user might want to know, sentences.
+            expect: Maps the rows of the first batch to those of each batch of a
+                pass, if the data knows them.
+            notes: Sentences that the user should read.
 
         Raises:
             DataError: It has no batches, fails, or gives something else.
@@ -157,7 +157,7 @@ class FedSource(ChunkedSource):
 
     @property
     def size_bytes(self) -> int:
-        """Of one epoch, judged by its first batch."""
+        """Returns the bytes of one epoch, estimated from its first batch."""
         return int(len(self) * self._bytes_per_row)
 
     def read(self, chunk: int, epoch: int) -> ArrayChunk:
@@ -166,10 +166,10 @@ class FedSource(ChunkedSource):
         Raises:
             DataError: The user's code failed or ended, or the driver is gone.
         """
-        epoch = max(epoch, self._epochs.start)  # what has no epoch asks for 0
+        epoch = max(epoch, self._epochs.start)  # callers without an epoch ask for 0
         is_first = epoch == self._epochs.start
         if self._first is not None and is_first and chunk == 0:
-            return self._first  # at any time: models are built with it
+            return self._first  # always available: models are built with it
         if not self._spool.is_own or self._spool.folder.exists():
             return self._spool.read(BatchKey(epoch, chunk))
         if self._passes is None or self._passes.is_closed:
@@ -184,10 +184,10 @@ class FedSource(ChunkedSource):
         """Yields the batches of the first epoch, once; keeps none of them.
 
         Raises:
-            DataError: The user's code gives no batch, or another one than expected.
+            DataError: The user's code yields no batch, or one of another size.
         """
         if self._passes is None:
-            raise RuntimeError("a source that travelled is not read from there")
+            raise RuntimeError("a copy of a source cannot read from the start")
         epoch = self._epochs.start
         batches = self._passes.of(epoch)
         try:
@@ -199,14 +199,14 @@ class FedSource(ChunkedSource):
 
     @contextmanager
     def serving(self) -> Generator[None]:
-        """Gives batches to workers while this is entered.
+        """Serves batches to workers while the context is entered.
 
         Raises:
             DataError: A run failed because the user's code did; the cause is its
                 exception, with its traceback.
         """
         if self._passes is None:
-            raise RuntimeError("a source that travelled is not served from there")
+            raise RuntimeError("a copy of a source cannot serve workers")
         with self._spool.open():
             feed = Feed(
                 self._spool,
@@ -236,11 +236,11 @@ class FedSource(ChunkedSource):
 
 @final
 class _Passes:
-    """What epochs are read from; batches looked at before are given again.
+    """The batches of epochs; batches that were peeked at are returned again.
 
     Args:
-        make_pass: Begins a pass, or gives what goes on.
-        packing: For messages.
+        make_pass: Begins a pass, or returns the running one.
+        packing: Settings with names for messages.
         first: The first epoch.
         is_renewed: Whether every epoch begins a pass.
     """
@@ -260,7 +260,7 @@ class _Passes:
         self.is_closed = False
 
     def peek(self, chunk: int) -> Any:
-        """Returns a batch of the first epoch, which it will have again."""
+        """Returns a batch of the first epoch, which that epoch returns again."""
         if self._current is None:
             self._current = self._make_pass()
         while len(self._peeked) <= chunk:
@@ -268,26 +268,26 @@ class _Passes:
         return self._peeked[chunk]
 
     def of(self, epoch: int) -> Iterator[Any]:
-        """Returns what the batches of an epoch are taken from; in order, once each."""
+        """Returns the iterator of an epoch's batches; in order, once each."""
         if self._current is None or (self._is_renewed and epoch != self._first):
             self._current = self._make_pass()
         peeked, self._peeked = self._peeked, []
-        # A generator of ours would close the user's when it is dropped.
+        # A generator of this file would close the user's when it is dropped.
         return itertools.chain(peeked, self._current)
 
     def repeat(self) -> None:
-        """From now on, passes follow one another and epochs do not begin any."""
+        """Makes passes follow one another from now on, across epochs."""
         first = self._current
         rest = _repeated(self._make_pass)
         self._is_renewed = False
         self._current = rest if first is None else itertools.chain(first, rest)
 
     def close(self) -> None:
-        """Lets go of what is open: a loader's processes end with its iterator."""
+        """Releases open iterators: a loader's processes end with its iterator."""
         self._current, self._peeked, self.is_closed = None, [], True
 
     def _next(self, current: Iterator[Any], chunk: int) -> Any:
-        """The next batch; the user's own code may fail here."""
+        """Returns the next batch; the user's own code may fail here."""
         packing = self._packing
         try:
             return next(current)
@@ -300,7 +300,7 @@ class _Passes:
 
 
 def _repeated(make_pass: MakePass) -> Iterator[Any]:
-    """Passes one after another, without an end; ends if one is empty."""
+    """Yields passes one after another without an end; ends if one is empty."""
     while True:
         is_empty = True
         for batch in make_pass():

@@ -1,7 +1,7 @@
 """Data sets of grain: by number where they have numbers, else as streams.
 
 This file decides which of them workers read by themselves. Elements are batches, as
-Keras has it. Grain itself is not imported: the objects bring what is needed.
+in Keras. Grain itself is not imported: the objects have all that is needed.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from shoal.data.travelling import check_travels
 from shoal.errors import ConfigError, DataError
 
 _ENDLESS = 1 << 62
-"""Grain says that much of a data set that is repeated without an end."""
+"""Length from which a data set of grain counts as repeated without an end."""
 
 
 def grain_source(dataset: Any, packing: Packing, reading: Reading) -> ChunkedSource:
     """Makes a source of a grain `MapDataset`, `IterDataset` or `DataLoader`.
 
-    A `MapDataset` is read by workers, batch by batch, in its own order. What has no
-    numbers, or gaps in them because of a filter, is read in the driver; or, where
-    `reading.shards` is given, by workers, each shard being every so many-th batch,
-    for which a worker goes through all of them.
+    A `MapDataset` is read by workers, batch by batch, in its own order. A data set
+    without numbers, or with gaps in them because of a filter, is read in the driver;
+    or, with `reading.shards`, by workers: shard i of n has every n-th batch, for which
+    a worker reads through all of them.
 
     Args:
-        dataset: Batched, with `.batch(...)`.
+        dataset: Data set of batches, made with `.batch(...)`.
         packing: How batches are made into chunks.
-        reading: What `fit` was told.
+        reading: Options of `fit`.
 
     Raises:
         ConfigError: It has no end and there are no `steps_per_epoch`.
@@ -103,7 +103,7 @@ def _check(dataset: Any, packing: Packing) -> None:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Numbers:
-    """Batches by number; an epoch begins `stride` batches after the one before."""
+    """Batches by number; an epoch begins `stride` batches after the previous one."""
 
     dataset: Any
     stride: int
@@ -115,7 +115,7 @@ class _Numbers:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _EveryNth:
-    """A shard of batches that have no numbers."""
+    """A shard of batches without numbers: every n-th one."""
 
     dataset: Any
 

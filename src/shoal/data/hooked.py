@@ -1,7 +1,7 @@
-"""Data sets that a user's own methods change around an epoch.
+"""Data sets with methods of the user's that change them around an epoch.
 
-This file decides when these methods are called, as Keras calls them, and finds out
-whether they do the same to every copy of a data set.
+This file calls these methods when Keras would call them, and finds out
+whether they have the same effect on every copy of a data set.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shoal.data.draws import SEED, seeded
 BEGIN, END = "on_epoch_begin", "on_epoch_end"
 HOOKS = (BEGIN, END)
 REHEARSED = 2
-"""Epochs that are gone through to see what a data set's methods do."""
+"""Number of epochs rehearsed to find the effects of a data set's methods."""
 
 
 def changing_hooks(dataset: Any) -> list[str]:
-    """Names the methods around an epoch that are the user's own.
+    """Names the methods around an epoch that the user has overridden.
 
     Example:
         >>> import keras
@@ -36,19 +36,19 @@ def changing_hooks(dataset: Any) -> list[str]:
 
 @final
 class Hooked:
-    """A data set in an epoch, and in the one after that.
+    """A data set in an epoch, which can go on to the next epoch.
 
-    Keras' `fit` calls `on_epoch_end` once before the first epoch, too: it reads a
+    Keras' `fit` also calls `on_epoch_end` once before the first epoch: it reads a
     batch to build the model, and begins again.
 
     Args:
-        dataset: A copy; it is changed.
+        dataset: A copy of the data set; it is changed.
         epoch: The first one.
         is_training: Whether `fit` reads it.
 
     Attributes:
         state: Digests of all attributes after the last calls, by name.
-        changed: Those of them that the last calls changed.
+        changed: Names of attributes that the last calls changed.
     """
 
     def __init__(self, dataset: Any, epoch: int, *, is_training: bool) -> None:
@@ -76,10 +76,10 @@ class Hooked:
 
 
 def begun(dataset: Any, epoch: int, *, is_training: bool) -> Hooked:
-    """A copy of a data set at the beginning of an epoch.
+    """Returns a copy of a data set at the beginning of an epoch.
 
     Args:
-        dataset: As the user gave it; stays so.
+        dataset: The user's data set; it is not changed.
         epoch: The first one.
         is_training: Whether `fit` reads it.
     """
@@ -87,18 +87,18 @@ def begun(dataset: Any, epoch: int, *, is_training: bool) -> Hooked:
     hooked = Hooked(copy.deepcopy(dataset), epoch, is_training=is_training)
     if had_torch or "torch" not in sys.modules:
         return hooked
-    # The first call has imported it, and drew before there was anything to seed.
+    # The first call imported a library, and drew before that could be seeded.
     return Hooked(copy.deepcopy(dataset), epoch, is_training=is_training)
 
 
 def differing(dataset: Any, epoch: int, *, is_training: bool) -> list[str]:
-    """Names the attributes that come out differently when an epoch begins again.
+    """Names the attributes that differ when an epoch begins again on another copy.
 
-    Two copies go through the first epochs; a batch of one is read in between, because
-    what reading draws may be what a method draws from.
+    Two copies run through the first epochs; a batch of one is read in between, because
+    reading may draw from the same generator as a method.
 
     Args:
-        dataset: As the user gave it; stays so.
+        dataset: The user's data set; it is not changed.
         epoch: The first one.
         is_training: Whether `fit` reads it.
 
@@ -126,7 +126,7 @@ def differing(dataset: Any, epoch: int, *, is_training: bool) -> list[str]:
 def _rehearse(
     dataset: Any, epoch: int, *, is_training: bool, is_read: bool
 ) -> list[tuple[dict[str, str], set[str]]]:
-    """States of a copy in its first epochs, and the names of what changed."""
+    """Returns the states of a copy in its first epochs, and the names that changed."""
     hooked = begun(dataset, epoch, is_training=is_training)
     found = [(hooked.state, set(hooked.changed))]
     for _ in range(REHEARSED):

@@ -1,6 +1,6 @@
-"""Items by number, as a `Dataset` of torch has them: read when they are asked for.
+"""Items by number, as a `Dataset` of torch has them: read when requested.
 
-This file decides how single items become rows, and that none is read in vain.
+This file decides how single items become rows, so that no item is read needlessly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.data.travelling import check_travels
 from shoal.errors import DataError
 
 CHUNK_ITEMS = 256
-"""Of a data set that is read item by item."""
+"""Rows of a chunk of a data set that is read item by item."""
 
 ADVICE = "Open files and locks in __getitem__ rather than in __init__."
 
@@ -28,7 +28,7 @@ class Fetch:
 
     Args:
         dataset: Items by number.
-        collate: From a list of items to a batch.
+        collate: Maps a list of items to a batch.
 
     Example:
         >>> Fetch(dataset="abc", collate="".join)([2, 0])
@@ -47,14 +47,14 @@ class Fetch:
 
 @final
 class Items(ChunkedSource):
-    """Items of a data set by number; those that are asked for are read, no others.
+    """Items of a data set by number; only the requested ones are read.
 
     Args:
         fetch: Reads items.
         packing: How batches are made into chunks.
-        rows: How many; default None means all.
+        rows: Number of items; default None means all.
         mixing: What a shuffle may do.
-        batch_size: Of the loader, if there is one.
+        batch_size: Batch size of the loader, if there is one.
 
     Raises:
         DataError: There are no items, or they cannot be pickled or collated.
@@ -101,7 +101,7 @@ class Items(ChunkedSource):
 
     @property
     def size_bytes(self) -> int:
-        """Of all items, judged by the first."""
+        """Returns the bytes of all items, estimated from the first."""
         return int(len(self) * self._bytes_per_row)
 
     def read(self, chunk: int, epoch: int) -> _ItemChunk:
@@ -125,7 +125,7 @@ class _ItemChunk:
 
     @property
     def size_bytes(self) -> int:
-        """Nothing is held."""
+        """Returns 0: nothing is in memory."""
         return 0
 
     def take(self, offsets: Offsets) -> Batch:

@@ -1,7 +1,7 @@
-"""Data that is named by where it lies: what `fit` was told about files.
+"""Data that is given by a path or URL, with the arguments of `fit` about files.
 
-This file decides what counts as such a name, and whose `preprocessing.py` reads the
-files when nothing was said about their columns.
+This file decides what counts as such a location, and which `preprocessing.py` reads
+the files if no columns are named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FileArguments:
     Args:
         features: Columns that are x.
         label: Columns that are y.
-        preprocess: What reads the files instead.
+        preprocess: Code that reads the files instead.
         on_bad_file: "raise" or "skip".
     """
 
@@ -40,13 +40,13 @@ class FileArguments:
     on_bad_file: str = "raise"
 
     def without_targets(self, x: Any) -> FileArguments:
-        """Asks for no label where features of files are named, and nobody learns."""
+        """Asks for no label if features of files are named, as in `predict`."""
         if is_location(x) and self.features is not None and self.label is None:
             return replace(self, label=())
         return self
 
     def refuse(self, where: str) -> None:
-        """Refuses what was said about files where there are none.
+        """Refuses arguments about files if x is not a file.
 
         Raises:
             ConfigError: An argument is not at its default.
@@ -55,7 +55,7 @@ class FileArguments:
             value = getattr(self, field.name)
             if value != field.default:
                 raise ConfigError(
-                    f"{field.name}={value!r} was passed, but x is no path or URL "
+                    f"{field.name}={value!r} was passed, but x is not a path or URL "
                     f"({where}). Expected it for files alone. Leave it out, or pass "
                     'x="s3://bucket/prefix/".'
                 )
@@ -80,14 +80,14 @@ def open_located(
     arguments: FileArguments,
     reading: Reading,
 ) -> FileSource:
-    """Opens the files that `fit` was pointed to.
+    """Opens the files that x names.
 
     Args:
         x: A path or URL, or a list of them.
         y: Must be None: the files hold the targets.
         sample_weight: Must be None as well.
-        arguments: What was said about the files.
-        reading: What x was given to, and the dtype floats are read in.
+        arguments: The arguments about files.
+        reading: The origin of x, and the dtype in which floats are read.
 
     Raises:
         DataError: Targets are given beside x, or the files cannot be used.
@@ -113,7 +113,9 @@ def open_located(
         on_bad_file=arguments.on_bad_file,  # pyright: ignore - it checks
         floatx=reading.floatx,
     )
-    if source.left_out and reading.where != FIT:  # the plan says it of what fit reads
+    if (
+        source.left_out and reading.where != FIT
+    ):  # the plan reports it for the data of fit
         text = f"{reading.where}: {source.left_out}"
         warnings.warn(text, ShoalWarning, stacklevel=2)
     return source

@@ -1,4 +1,4 @@
-"""Count, mean and spread of numbers that are seen part by part.
+"""Count, mean and variance of numbers that come part by part.
 
 This file decides the arithmetic of `shoal.data.adapt`: parts are summed in float64 and
 merged so that neither their order nor their sizes matter beyond rounding.
@@ -20,9 +20,9 @@ Floats = npt.NDArray[np.float64]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """How many numbers there were, their mean, and how far they lay from it.
+    """Count of numbers, their mean, and their squared distances from it.
 
-    A plain sum of squares would lose all digits where the mean is large against the
+    A plain sum of squares would lose all digits if the mean is large compared with the
     spread, as with times in seconds since 1970. Two parts with counts a and b, means
     A and B and sums of squared distances P and Q become
 
@@ -30,9 +30,9 @@ class Moments:
         squares = P + Q + (B - A)^2 * a * b / (a + b)
 
     Args:
-        count: Numbers that went into each mean.
-        mean: Their means, one for each place along the kept axes.
-        squares: Sums of their squared distances from the mean.
+        count: Number of values in each mean.
+        mean: Means, one for each position along the kept axes.
+        squares: Sums of squared distances from the mean.
 
     Example:
         >>> one = Moments.of(np.array([[1.0], [2.0]]), keep=(1,))
@@ -51,16 +51,16 @@ class Moments:
 
     @classmethod
     def of(cls, values: npt.NDArray[Any], keep: tuple[int, ...]) -> Moments:
-        """Looks at one part.
+        """Computes the moments of one part.
 
         Args:
             values: At least one row, rows first.
-            keep: Axes that have a mean for each of their places, ascending, from 1.
+            keep: Axes with a mean for each position, ascending, from 1.
         """
         axes = tuple(axis for axis in range(values.ndim) if axis not in keep)
         shape = tuple(values.shape[axis] for axis in keep)
         exact = values.astype(np.float64)
-        # What is not finite ends up in `squares`, where the caller looks.
+        # Values that are not finite end up in `squares`, which the caller checks.
         with np.errstate(invalid="ignore", over="ignore"):
             mean = exact.mean(axis=axes, keepdims=True)
             exact -= mean

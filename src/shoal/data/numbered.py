@@ -1,7 +1,7 @@
-"""Batches that are read by number: PyDataset and what is like it.
+"""Batches that are read by number: PyDataset and similar data.
 
-This file decides how batches somebody else made become chunks: one each, of sizes
-that are settled by reading the first and the last of them.
+This file decides how ready batches become chunks: one each, with sizes
+that are decided by reading the first and the last of them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from shoal.data.batches import Packing, bytes_per_row
 from shoal.data.chunks import ArrayChunk, ChunkedSource, Mixing
 
 ReadBatch: TypeAlias = Callable[[int, int], Any]
-"""From the number of a batch and the epoch to the batch."""
+"""Maps the number of a batch and the epoch to the batch."""
 
 
 @final
 class NumberedBatches(ChunkedSource):
     """Batches by number, each a chunk; every process reads its own.
 
-    All but the last one are taken to have as many rows as the first; a worker that
-    finds another size says so.
+    All but the last one are assumed to have as many rows as the first; a worker that
+    finds another size raises an error.
 
     Args:
-        read_batch: Gives a batch; is pickled for workers.
-        count: How many there are.
-        packing: How they are made into chunks.
+        read_batch: Returns a batch; is pickled for workers.
+        count: Number of batches.
+        packing: How batches are made into chunks.
         mixing: What a shuffle may do.
 
     Raises:
@@ -70,19 +70,19 @@ class NumberedBatches(ChunkedSource):
 
     @property
     def size_bytes(self) -> int:
-        """Of all batches, judged by the first."""
+        """Returns the bytes of all batches, estimated from the first."""
         return int(len(self) * self._bytes_per_row)
 
     def read(self, chunk: int, epoch: int) -> ArrayChunk:
         """Reads a batch.
 
         Raises:
-            DataError: It has another number of rows than it should, or no rows.
+            DataError: It has the wrong number of rows, or none.
         """
         return self._packed(chunk, epoch, self._chunk_rows[chunk])
 
     def state_of(self, epoch: int) -> Mapping[str, str]:
-        """What `read_batch` says of itself, if it says anything."""
+        """Returns the state of `read_batch`, if it has any."""
         ask: Any = getattr(self._read_batch, "state_of", None)
         return {} if ask is None else ask(epoch)
 

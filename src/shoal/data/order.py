@@ -1,8 +1,8 @@
-"""Which sample comes when. Pure index arithmetic: no data, no clock.
+"""The order of samples. Pure index arithmetic: no data, no clock.
 
 This file decides the order of an epoch's samples from a seed, how a pass over
-the data is cut into epochs and batches, and how a batch of a gang is shared.
-All processes compute the same answers, so that nobody sends indices.
+the data is cut into epochs and batches, and how a batch of all workers is shared.
+All processes compute the same answers, so that no indices are sent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shoal.facts import Chunking
 Indices: TypeAlias = npt.NDArray[np.int64]
 Shuffle: TypeAlias = Literal[True, False, "batch"]
 
-# One more than the epoch at work: e + 1 may be leased while e drains.
+# One more than the current epoch: e + 1 may be leased while e drains.
 _KEPT_PERMUTATIONS = 2
 
 
 class Span(NamedTuple):
-    """Where an epoch lies: rows `start` to `start + rows` of pass number `turn`."""
+    """Position of an epoch: rows `start` to `start + rows` of pass number `turn`."""
 
     turn: int
     start: int
@@ -55,7 +55,7 @@ def short_batch(rows: int, batch_size: int) -> int:
 
 
 def shares(batch: int, workers: int) -> list[int]:
-    """Splits a gang's batch into one size for each rank, at most one row apart.
+    """Splits a common batch into one size for each rank, at most one row apart.
 
     Example:
         >>> shares(100, 8)
@@ -66,7 +66,7 @@ def shares(batch: int, workers: int) -> list[int]:
 
 
 def share(batch: int, workers: int, rank: int) -> tuple[int, int]:
-    """Returns (start, stop) of one rank's rows within a gang's batch.
+    """Returns (start, stop) of one rank's rows within a common batch.
 
     Example:
         >>> [share(5, 3, rank) for rank in range(3)]
@@ -82,8 +82,8 @@ class Order:
     """The order of samples in every epoch, known to all processes from a seed.
 
     An epoch is one pass over the data. With `steps_per_epoch` it is that many
-    batches, and the next epoch goes on where the last one stopped, as in Keras;
-    where a pass runs out within an epoch, that epoch is shorter, also as in Keras.
+    batches, and the next epoch continues where the last one stopped, as in Keras;
+    if a pass ends within an epoch, that epoch is shorter, also as in Keras.
     The first epoch of a run begins a new pass, whatever its number.
 
     Args:
@@ -94,7 +94,7 @@ class Order:
         batch_size: Samples of one step, used by "batch" and `steps_per_epoch`.
         steps_per_epoch: Steps of an epoch, None for a whole pass.
         first_epoch: The epoch the run starts with.
-        chunking: How the rows lie in chunks; a shuffle then mixes what it allows,
+        chunking: How the rows lie in chunks; a shuffle then mixes as far as it allows,
             and "batch" means True.
 
     Raises:
@@ -128,7 +128,7 @@ class Order:
             raise ConfigError(
                 f"no order for rows={rows}, batch_size={batch_size}, "
                 f"steps_per_epoch={steps_per_epoch}. "
-                "Each has to be a positive number. Correct the one that is not."
+                "Expected positive numbers. Correct the one that is not."
             )
         self.rows = rows
         self.seed = seed
@@ -164,7 +164,7 @@ class Order:
 
     @property
     def epochs_per_pass(self) -> int:
-        """Epochs after which their sizes repeat; many where they never do."""
+        """Returns the number of epochs after which sizes repeat; large if never."""
         if self.steps_per_epoch is None and self.later_rows is not None:
             return sys.maxsize
         if self.steps_per_epoch is None:
@@ -197,7 +197,7 @@ class Order:
         return self._permutation(span.turn)[first:last]
 
     def borders(self, epoch: int) -> tuple[int, ...]:
-        """Returns the positions of an epoch where chunks begin that are read together.
+        """Returns the positions of an epoch at which groups of chunks begin.
 
         Args:
             epoch: Number of the epoch.
@@ -211,7 +211,7 @@ class Order:
     def batch_starts(self, epoch: int) -> tuple[int, ...] | None:
         """Returns the positions of an epoch where the data's own batches begin.
 
-        None where batches are cut from the samples, all of one size but the last.
+        None if batches are cut from the samples, all of one size but the last.
 
         Args:
             epoch: Number of the epoch.
@@ -241,7 +241,7 @@ class Order:
         return {stop - start for start, stop in pairwise((*starts, rows))}
 
     def steps_within(self, epoch: int, rows: int) -> int:
-        """Counts the steps that so many samples of an epoch make, its first ones.
+        """Counts the steps of the first `rows` samples of an epoch.
 
         Example:
             >>> own = Chunking(rows=(4, 2, 4, 1), mixing="nothing", are_batches=True)
@@ -256,15 +256,15 @@ class Order:
 
     @property
     def sample_rows(self) -> int:
-        """First rows of the data that are of one shape, as far as is known."""
+        """Returns how many first rows of the data are known to have one shape."""
         return self._first_rows
 
     @property
     def can_be_spread(self) -> bool:
-        """Whether workers may read in several places of an epoch at once.
+        """Whether workers may read at several positions of an epoch at once.
 
-        Not where every row is as near as another, nor where the data has an order of
-        its own, which is kept as well as several workers can.
+        False for arrays, where every row is equally near, and for data with an order of
+        its own, which several workers keep as well as they can.
         """
         return self._chunks is not None and self._chunks.is_mixed
 
@@ -279,9 +279,9 @@ class Order:
 
         Args:
             epoch: Number of the epoch.
-            start: Positions that are read now begin here.
-            stop: And end here.
-            gang: Where the batch that they are a share of begins, and its rows; rows 0
+            start: First position that is being read.
+            stop: One past the last position that is being read.
+            gang: Start and rows of the batch of which this is a share; rows 0
                 for no share.
         """
         if self._chunks is None:
@@ -291,17 +291,17 @@ class Order:
         return self._chunks.upcoming(span.turn, span.start + stop - 1, part)
 
     def _permutation(self, turn: int) -> Indices:
-        """The whole pass; the last two are kept."""
+        """Returns the order of a whole pass; the last two are kept."""
         found = self._kept.get(turn)
         if found is None:
             found = self._shuffled(turn)
-            # Built before it is stored and never changed: threads may share it.
+            # Complete before it is stored, and never changed: threads may share it.
             found.flags.writeable = False
             self._kept = {**self._newest(), turn: found}
         return found
 
     def _newest(self) -> dict[int, Indices]:
-        """What stays beside a new permutation."""
+        """Returns the permutations that stay beside a new one."""
         kept = list(self._kept.items())
         return dict(kept[len(kept) - _KEPT_PERMUTATIONS + 1 :]) if kept else {}
 

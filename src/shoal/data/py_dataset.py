@@ -1,8 +1,8 @@
 """`keras.utils.PyDataset`: batches that a user's class gives by number.
 
-This file decides who reads such a data set. Workers do, each from a copy of its own,
-where the methods that Keras calls around an epoch do the same to every copy. Where
-they do not, one process calls them and reads: the driver.
+This file decides which process reads such a data set. Workers do, each from its own
+copy, if the methods that Keras calls around an epoch have the same effect on every
+copy. Otherwise one process calls them and reads: the driver.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def py_dataset_source(
     Shuffling changes the order of batches, as in Keras. `on_epoch_begin` and
     `on_epoch_end` run in every worker, on its own copy, when Keras would call them;
     the random numbers of Python, NumPy and torch are seeded for them, so that all
-    copies draw alike. Methods that draw from a generator which they make anew, or that
-    look at the clock, leave copies that differ: then this process alone calls them,
-    on one copy, and hands the batches to the workers. The data set of the caller is
-    read and not changed. Its `workers` and `use_multiprocessing` mean nothing here.
+    copies draw alike. Methods that create a new generator each time, or that
+    read the clock, leave copies that differ: then this process alone calls them,
+    on one copy, and hands the batches to the workers. The caller's data set is
+    read and not changed. Its `workers` and `use_multiprocessing` are ignored.
 
     Args:
-        dataset: The data set. It has to be one that cloudpickle takes.
+        dataset: The data set; cloudpickle must be able to pickle it.
         packing: How batches are made into chunks.
-        reading: What `fit` was told. `steps_per_epoch` is needed where `num_batches`
-            is None, that is infinite; the second epoch then goes on where the first
+        reading: Options of `fit`. `steps_per_epoch` is needed if `num_batches`
+            is None, that is infinite; the second epoch then continues where the first
             ended.
 
     Raises:
@@ -102,7 +102,7 @@ def py_dataset_source(
 
 
 def _note(kind: str, hooks: list[str], names: list[str]) -> str:
-    """Why workers do not read such a data set by themselves."""
+    """Returns the reason why workers do not read such a data set by themselves."""
     return (
         f"{' and '.join(hooks)} of the {kind} would leave another "
         f"{', '.join(f'self.{name}' for name in names[:3])} in each worker's copy, so "
@@ -114,12 +114,12 @@ def _note(kind: str, hooks: list[str], names: list[str]) -> str:
 
 @final
 class _Copies:
-    """A data set as it was given, and as it is in the epoch that is read.
+    """A data set as it was given, and its state in the epoch that is read.
 
     Args:
-        dataset: As the user gave it; stays so where epochs change it.
-        stride: Batches that an epoch goes on by; 0 where all epochs have the same.
-        first: The first epoch; None where nothing is called around one.
+        dataset: The user's data set; it is not changed.
+        stride: Batches between the starts of epochs; 0 if all epochs have the same.
+        first: The first epoch; None if no method is called around epochs.
         is_training: Whether `fit` reads it.
     """
 
@@ -137,7 +137,7 @@ class _Copies:
         return dataset[index + epoch * self._stride]
 
     def state_of(self, epoch: int) -> dict[str, str]:
-        """Digests of what was changed for an epoch; all copies must have the same."""
+        """Returns digests of the changes for an epoch, the same for all copies."""
         if self._first is None:
             return {}
         found = self._in(max(epoch, self._first), self._first).changed
@@ -147,18 +147,18 @@ class _Copies:
         return {**vars(self), "_current": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # In the folders of older runs there is no word of the first epoch.
+        # Folders of older runs do not contain the first epoch.
         vars(self).update({"_is_training": False, **state})
         if "_first" not in state:
             self._first = 0 if changing_hooks(self._dataset) else None
 
     def _in(self, epoch: int, first: int) -> Hooked:
-        """The data set in an epoch; epochs in between are gone through."""
+        """Returns the data set in an epoch; runs through the epochs in between."""
         if self._current is None or self._current.epoch > epoch:
             self._current = begun(self._dataset, first, is_training=self._is_training)
         current, self._current = self._current, None
         while current.epoch < epoch:
-            current.go_on()  # if it raises, all begins again
+            current.go_on()  # if it raises, everything starts again
         self._current = current
         return current
 
@@ -168,10 +168,10 @@ class _Driven:
     """A copy of a data set that the driver reads for all workers, pass after pass.
 
     Args:
-        dataset: As the user gave it.
+        dataset: The user's data set.
         count: Batches of a pass.
-        stride: Batches that an epoch goes on by; 0 where all epochs have the same.
-        reading: What `fit` was told.
+        stride: Batches between the starts of epochs; 0 if all epochs have the same.
+        reading: Options of `fit`.
     """
 
     def __init__(self, dataset: Any, count: int, stride: int, reading: Reading) -> None:
@@ -201,13 +201,13 @@ class _Driven:
         )
 
     def _last_batch(self) -> Any:
-        """The last one of the first pass, which has begun."""
+        """Returns the last batch of the first pass, which has begun."""
         if self._hooked is None:
             raise RuntimeError("the rows of a pass are asked for after its first batch")
         return self._hooked.dataset[self._count - 1 + self._hooked.epoch * self._stride]
 
     def _begin_pass(self) -> Iterator[Any]:
-        """Calls what Keras would call, and gives the batches of a pass."""
+        """Calls the methods as Keras would, and yields the batches of a pass."""
         if self._hooked is None:
             reading = self._reading
             self._hooked = begun(
@@ -218,7 +218,8 @@ class _Driven:
         epoch, dataset = self._hooked.epoch, self._hooked.dataset
         order = np.arange(self._count) + epoch * self._stride
         if self._reading.shuffle and not self._stride:
-            # The last one may be short, and stays where its size is expected.
+            # The last batch may be short, and stays at the position where that is
+            # expected.
             words = np.random.SeedSequence([self._reading.seed, epoch])
             np.random.default_rng(words).shuffle(order[:-1])
         for index in order.tolist():

@@ -1,4 +1,4 @@
-"""A source in chunks as one worker reads it: few in memory, the next on their way."""
+"""A worker's reader of chunks: few in memory, the next one being read."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from shoal.data.sources import Batch, Source
 from shoal.errors import DataError
 
 AHEAD = 2
-"""Chunks that are read before they are needed. More would push out what is in use."""
+"""Chunks that are read before they are needed. More would displace chunks in use."""
 
 
 LARGE_BYTES = 1 << 20
 BEAT_S = 1.0
-"""Between two signs of life of whoever waits for data, or works on and on."""
+"""Seconds between two signs of life of a worker that waits for data or reads long."""
 MOST_S = 600.0
-"""That one read may take. A storage that answers nothing must not hold a run for ever,
+"""Limit of one read. A storage that does not answer must not block a run forever,
 and one that is only slow should not end it."""
 
 T = TypeVar("T")
 
 
 class TooSlow(DataError):
-    """A read did not end; to ask again is of no use."""
+    """A read did not end; repeating it is useless."""
 
 
 def in_own_pages(array: Array) -> Array:
-    """Copies a large array to pages that go back to the system when it is dropped.
+    """Copies a large array to pages that return to the system when it is dropped.
 
-    The heap of a worker keeps what it has; chunks of unlike sizes would leave holes in
+    A worker's heap keeps its memory; chunks of unequal sizes would leave holes in
     it, and take a third more memory than they need.
 
     Example:
@@ -58,9 +58,9 @@ class ReadAhead(Source):
     """Reads chunks in a thread of its own, one at a time.
 
     Args:
-        source: Of the chunks. It is read from that thread only.
-        memory_bytes: Of chunks in memory, those that were read ahead among them.
-        on_wait: Called every second while data that is needed has not come.
+        source: Source of the chunks. Only that thread reads it.
+        memory_bytes: Limit of chunks in memory, including those read ahead.
+        on_wait: Called every second while needed data has not come.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class ReadAhead(Source):
         return self._source.size_bytes
 
     def expect(self, epoch: int, upcoming: npt.NDArray[np.int64]) -> None:
-        """Begins to read what will be asked for after the next `take`.
+        """Begins to read the data of the `take` after the next one.
 
         Args:
-            epoch: Of the next `take`, too.
-            upcoming: Numbers of rows, one for each chunk.
+            epoch: Epoch, also of the next `take`.
+            upcoming: Row numbers, one for each chunk.
         """
         self._epoch = epoch
         for key, coming in list(self._coming.items()):
@@ -100,12 +100,12 @@ class ReadAhead(Source):
             self._begin(chunk)
 
     def state_of(self, epoch: int) -> Mapping[str, str]:
-        """What a copy's own code made of it for an epoch, see `ChunkedSource`."""
+        """Returns digests of a copy's own code for an epoch, see `ChunkedSource`."""
         self._beat = time.monotonic() + BEAT_S
         return self._awaited(self._thread.submit(self._source.state_of, epoch))
 
     def starts_from(self, row: int) -> npt.NDArray[np.int64]:
-        """Returns the first row of each chunk that begins at a row or behind it."""
+        """Returns the first row of each chunk that begins at or after a row."""
         return self._shelf.starts_from(row)
 
     def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Batch:
@@ -113,7 +113,7 @@ class ReadAhead(Source):
 
         Raises:
             DataError: A chunk cannot be read.
-            TooSlow: It takes longer than anybody can wait.
+            TooSlow: It takes longer than the limit.
         """
         if isinstance(indices, slice):
             indices = np.arange(*indices.indices(len(self)))
@@ -123,7 +123,7 @@ class ReadAhead(Source):
         for chunk in chunks:
             self._begin(chunk)
         for chunk in chunks:
-            # Asked for again when it failed: it may have been a moment's trouble.
+            # Repeated after a failure: the fault may have been temporary.
             key = self._shelf.key(chunk, self._epoch)
             coming = self._coming.pop(key, None)
             if coming is not None:
@@ -131,22 +131,22 @@ class ReadAhead(Source):
         return self._on_thread(rows)
 
     def _on_thread(self, rows: npt.NDArray[np.int64]) -> Batch:
-        """Takes rows where chunks are read: a stream goes on in one thread."""
+        """Takes rows on the thread that reads chunks: a stream stays in one thread."""
         return self._awaited(self._thread.submit(self._shelf.take, rows, self._epoch))
 
     def _awaited(self, coming: Future[T]) -> T:
-        """Waits for a read, and shows now and then that it waits."""
+        """Waits for a read, and reports regularly that it waits."""
         until = time.monotonic() + MOST_S
         while not wait([coming], max(0.0, self._beat - time.monotonic())).done:
             if time.monotonic() > until:
                 raise TooSlow(
                     f"a read of {self._source.kind} has not ended after {MOST_S:.0f} "
                     "s. Expected a storage, or a data set, that gives rows or an "
-                    "error in time. See that it can be reached from the machine of "
+                    "error in time. Check that it can be reached from the machine of "
                     "this worker, or make smaller chunks of it."
                 )
             self._show()
-        if time.monotonic() > self._beat:  # many reads, each a short one
+        if time.monotonic() > self._beat:  # many short reads
             self._show()
         return coming.result()
 
@@ -166,5 +166,5 @@ class ReadAhead(Source):
         return ArrayChunk(trees.map_leaves(in_own_pages, found.rows))
 
     def close(self) -> None:
-        """Ends the thread; what it reads is waited for, what waits is dropped."""
+        """Ends the thread; the present read is awaited, waiting ones are dropped."""
         self._thread.shutdown(cancel_futures=True)

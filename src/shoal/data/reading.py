@@ -1,4 +1,4 @@
-"""What `fit` was told about reading, as far as foreign data needs to know it."""
+"""The options of `fit` about reading, for data of other libraries."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from shoal.errors import ConfigError
 @final
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How data is going to be read: for how long, by how many.
+    """How data will be read: for how long, and by how many workers.
 
     Args:
-        steps_per_epoch: Batches of an epoch; default None means all there are.
+        steps_per_epoch: Batches of an epoch; default None means all batches.
         epochs: The first one, and one past the last.
         shards: Parts a stream is cut into for workers to open; default None leaves
             streams to the driver, and gives a `dataset_fn` four for each worker.
-        workers: Training processes, at most.
-        seed: For what is drawn at random.
-        floatx: Dtype floats are read in; default None means Keras' floatx.
+        workers: Largest number of training processes.
+        seed: Seed of all random draws.
+        floatx: Dtype in which floats are read; default None means Keras' floatx.
         is_training: Whether `fit` reads it.
-        is_plan: Whether only a plan is made of it.
+        is_plan: Whether the data is only used for a plan.
         shuffle: Whether batches may come in another order.
-        where: What the data was given to, for messages.
-        steps_name: What the number of batches is called there.
+        where: Origin of the data, for messages.
+        steps_name: Name of the argument with the number of batches.
 
     Raises:
         ConfigError: A number is not positive.
@@ -52,7 +52,7 @@ class Reading:
 
     @classmethod
     def of_steps(cls, steps: object, where: str, name: str = "steps") -> Reading:
-        """One pass, of so many batches; a number that is none is refused elsewhere."""
+        """Returns one pass of so many batches; other values are refused elsewhere."""
         given = steps if isinstance(steps, int) and steps > 0 else None
         return cls(steps_per_epoch=given, where=where, steps_name=name)
 

@@ -1,8 +1,8 @@
 """Keras' `Normalization.adapt` over data that does not fit in memory.
 
-This file decides which rows are read by whom and what the layer is left with; the
-arithmetic is in `moments`. Readers are threads: what they save is waiting for storage,
-and decoding files lets go of Python's lock. Processes were measured and lose.
+This file decides who reads which rows, and the final state of the layer; the
+arithmetic is in `moments`. Readers are threads: they save waiting for storage,
+and decoding files releases Python's lock. Processes were measured and are slower.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from shoal.errors import ConfigError, DataError
 
 WHERE = "data of adapt"
 PIECE_BYTES = 8 << 20
-"""Of inputs that are made float64 at a time."""
+"""Bytes of inputs that are made float64 at a time."""
 FILE_READERS = 4
-"""One file is decoded by all cores already; several are waited for at a time."""
+"""Files that are read at a time: all cores decode one, several are waited for."""
 _AHEAD = 2
 
 
@@ -52,7 +52,7 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
     r"""Sets mean and variance of a `Normalization` layer from all rows of a source.
 
     Leaves the layer as `layer.adapt` would with all rows in one array, and takes data
-    that does not fit in memory: chunks are read, looked at and let go. Choose
+    that does not fit in memory: chunks are read one after another. Choose
     `layer.adapt` for arrays; it is the same. Call it before the model is trained,
     as with Keras: the layer's numbers travel to workers with the model.
 
@@ -61,22 +61,22 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
 
     Args:
         layer: A `keras.layers.Normalization`, built or not, with any `axis`.
-        source: What `fit` takes as x: arrays, path or URL of files, `PyDataset`,
+        source: Data as for x of `fit`: arrays, path or URL of files, `PyDataset`,
             `tf.data.Dataset`, torch `DataLoader`, a generator, a source of Shoal.
             Generators are used up by it, as by Keras.
-        input: Which of several inputs: a key of a dict, a place in a list.
-        features: Of files, as for `fit`; targets are not read where this is given.
-        label: Of files, as for `fit`.
-        preprocess: Of files, as for `fit`.
-        on_bad_file: As for `fit`.
-        steps_per_epoch: Batches to look at, for data in batches; default None means
+        input: Which of several inputs: a key of a dict, an index of a list.
+        features: Columns of files, as for `fit`; targets are then not read.
+        label: Label of files, as for `fit`.
+        preprocess: Reader of files, as for `fit`.
+        on_bad_file: Treatment of bad files, as for `fit`.
+        steps_per_epoch: Batches to read, for data in batches; default None means
             all. Needed for generators.
         workers: Threads that read, at least 1; each holds a chunk. Default None means
-            4 for files and 1 for all else. More help where reading waits.
+            4 for files and 1 otherwise. More threads help if reading waits.
 
     Raises:
         ConfigError: The layer is another one, has numbers already, or would keep
-            apart the rows; or an argument is wrong.
+            the rows apart; or an argument is wrong.
         DataError: The data cannot be read, or has numbers that are not finite. The
             layer is then as it was.
 
@@ -92,7 +92,7 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
     files = FileArguments(
         features=features, label=label, preprocess=preprocess, on_bad_file=on_bad_file
     ).without_targets(source)
-    # In float64: what came as such keeps its digits.
+    # In float64: values that came as float64 keep their digits.
     reading = Reading(steps_per_epoch=steps_per_epoch, floatx="float64", where=WHERE)
     found = source
     if isinstance(source, Source):
@@ -109,7 +109,7 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
         raise DataError(
             f"{scan.name} has numbers that are not finite ({WHERE}), first at place "
             f"{places[0].tolist()} of {moments.mean.shape}. Expected finite numbers: "
-            "one NaN makes all that the layer gives NaN. "
+            "one NaN makes every output of the layer NaN. "
             "Fill or leave out what is missing before the data is read."
         )
     if not layer.built:
@@ -120,7 +120,7 @@ def adapt(  # noqa: PLR0913 - what fit takes about files and streams
 
 
 def _check(layer: Any, workers: int | None) -> None:
-    """Refuses what is no layer for this."""
+    """Refuses layers that cannot be adapted here."""
     import keras
 
     normalization: Any = keras.layers.Normalization
@@ -145,14 +145,14 @@ def _check(layer: Any, workers: int | None) -> None:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Scan:
-    """What is looked at in every batch.
+    """The part of every batch that is read.
 
     Args:
-        place: Of the input among all inputs of a row.
-        name: Of the input, for messages.
-        row_shape: Of the input.
-        keep: Axes with a mean for each of their places, counted with the rows.
-        piece_rows: That are made float64 at a time.
+        place: Index of the input among all inputs of a row.
+        name: Name of the input, for messages.
+        row_shape: Shape of a row of the input.
+        keep: Axes with a mean for each position, counted with the rows.
+        piece_rows: Rows that are made float64 at a time.
     """
 
     place: int
@@ -198,7 +198,7 @@ class _Scan:
         yield from _in_threads(source, readers, self.chunk)
 
     def chunk(self, source: ChunkedSource, number: int) -> Moments:
-        """Reads one chunk and looks at all of it."""
+        """Computes the moments of one chunk."""
         chunk, count = source.read(number, 0), source.chunk_rows[number]
         if isinstance(chunk, ArrayChunk):  # others cannot be cut without a copy
             inputs = self._of(chunk.rows)
@@ -219,7 +219,7 @@ class _Scan:
 
 
 def _input(x: Any, chosen: str | int | None) -> tuple[int, str, npt.NDArray[Any]]:
-    """The place, name and rows of the input that is meant."""
+    """Returns index, name and rows of the chosen input."""
     named = list(trees.named_leaves(x, "x"))
     wanted = "x" if chosen is None else f"x[{chosen!r}]"
     for place, (name, rows) in enumerate(named):
@@ -234,7 +234,7 @@ def _input(x: Any, chosen: str | int | None) -> tuple[int, str, npt.NDArray[Any]
 
 
 def _kept_axes(layer: Any, shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """The axes with a mean for each place, from 1."""
+    """Returns the axes with a mean for each position, from 1."""
     axes = cast("tuple[int, ...]", layer.axis)
     rank = len(shape)
     keep = tuple(sorted({axis + rank if axis < 0 else axis for axis in axes}))
@@ -249,7 +249,7 @@ def _kept_axes(layer: Any, shape: tuple[int, ...], name: str) -> tuple[int, ...]
 
 
 def _readers(source: ChunkedSource, workers: int | None) -> int:
-    """How many threads read: as many as the memory for chunks allows."""
+    """Returns the number of reading threads that the memory for chunks allows."""
     if workers is None:
         workers = FILE_READERS if isinstance(source, FileSource) else 1
     rows = source.chunk_rows
@@ -264,8 +264,8 @@ def _in_threads(
     readers: int,
     look: Callable[[ChunkedSource, int], Moments],
 ) -> Iterator[Moments]:
-    """Yields what `look` finds in each chunk, in order; few are done ahead."""
-    # A source is read from one thread at a time: each has its own, as a worker has.
+    """Yields the results of `look` for each chunk, in order; a few are read ahead."""
+    # A source is read by one thread at a time: each has its own, as a worker has.
     free: SimpleQueue[ChunkedSource] = SimpleQueue()
     free.put(source)
     packed = cloudpickle.dumps(source) if readers > 1 else b""

@@ -1,8 +1,8 @@
-"""Streams in shards: parts of the data that are read from their start, forwards.
+"""Streams in shards: parts of the data that are read forwards from their start.
 
-This file decides what `dataset_fn(shard)` receives, how rows are found in a stream
-that gives batches, and how many rows a shard has. A shard is a chunk: a worker that
-has rows of it opens its stream and goes forward to them.
+This file decides the argument of `dataset_fn(shard)`, how rows are found in a stream
+of batches, and how many rows a shard has. A shard is a chunk: a worker that
+has rows of it opens its stream and reads forward to them.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from shoal.data.unended import Unended
 from shoal.errors import ConfigError, DataError
 
 SHARDS_PER_WORKER = 4
-"""Enough that fast workers take over from slow ones, few enough to open."""
+"""Enough shards that fast workers take over from slow ones, few enough to open."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One part of a stream: what a user's `dataset_fn` is called with.
+    """One part of a stream: the argument of a user's `dataset_fn`.
 
     Every sample must be in exactly one shard. With `tf.data` that is
     `dataset.shard(shard.count, shard.index)`, before anything is shuffled.
 
     Args:
-        index: Which part, from 0 to `count` - 1.
-        count: How many parts there are; the same for the whole run.
-        seed: For shuffling; the same for the whole run and all shards.
-        epoch: Counted from 0, for data that differs from epoch to epoch.
+        index: Number of the part, from 0 to `count` - 1.
+        count: Number of parts; the same for the whole run.
+        seed: Seed for shuffling; the same for the whole run and all shards.
+        epoch: Epoch from 0, for data that differs between epochs.
 
     Example:
         >>> shard = Shard(index=1, count=3, seed=0, epoch=0)
@@ -61,7 +61,7 @@ class Shard:
 _END = object()
 
 DatasetFn: TypeAlias = Callable[[Shard], Any]
-"""Makes the stream of a shard: anything that gives batches one after another."""
+"""Makes the stream of a shard: any iterable of batches."""
 
 
 @final
@@ -69,19 +69,19 @@ class ShardedSource(ChunkedSource):
     """A stream in shards, which workers open by themselves.
 
     Choose it for pipelines, such as `tf.data`, that give no row by its number. When
-    a worker dies in a shard, another one opens the shard again and goes forward to
-    the rows that are left. A stream that gives its samples in another order then
-    gives some twice and others never: it is read at least once, not exactly once.
+    a worker dies in a shard, another one opens the shard again and reads forward to the
+    rows that are left. A stream with another order in each reading then yields some
+    samples twice and others never: it is read at least once, not exactly once.
 
     Args:
         dataset_fn: Makes the stream of a shard, in a worker; pickled for it.
-        shards: How many there are.
+        shards: Number of shards.
         packing: How batches are made into chunks.
-        rows: Of all shards together, or of each; default None means that each one
-            is read once, before training, to count them.
-        steps_per_epoch: In place of `rows`: batches of an epoch, of all shards
+        rows: Rows of all shards together, or of each; default None means that each
+            shard is read once, before training, to count them.
+        steps_per_epoch: Replaces `rows`: batches of an epoch, of all shards
             together, for streams without an end or longer than an epoch.
-        seed: Handed on to `dataset_fn`.
+        seed: Seed, passed on to `dataset_fn`.
 
     Raises:
         ConfigError: `rows` does not fit `shards`.
@@ -143,14 +143,14 @@ class ShardedSource(ChunkedSource):
 
     @property
     def size_bytes(self) -> int:
-        """Of all shards, judged by the first batch."""
+        """Returns the bytes of all shards, estimated from the first batch."""
         return int(len(self) * self._bytes_per_row)
 
     def read(self, chunk: int, epoch: int) -> Chunk:
         """Opens a shard.
 
         Raises:
-            DataError: The user's function failed, or gave no stream.
+            DataError: The user's function failed, or returned no stream.
         """
         name = f"shard {chunk} of {self._count}"
         return _StreamChunk(
@@ -166,7 +166,7 @@ class ShardedSource(ChunkedSource):
         self._check_call(shard)
         made = self._dataset_fn(shard)
         try:
-            # A bare Dataset of torch gives samples, which look like small batches.
+            # A plain Dataset of torch yields samples, which look like small batches.
             if is_a(made, "torch", "Dataset"):
                 raise TypeError
             return iter(made)
@@ -188,7 +188,7 @@ class ShardedSource(ChunkedSource):
                 "argument, dataset_fn(shard); shard.index and shard.count say which "
                 "part to read. Give it that argument."
             ) from None
-        except ValueError:  # nobody knows what it takes
+        except ValueError:  # its signature is unknown
             return
 
     def _first_batch(self) -> ArrayChunk:
@@ -197,7 +197,7 @@ class ShardedSource(ChunkedSource):
         raise self._empty(0)
 
     def _counted(self, index: int) -> int:
-        """Rows of a shard, by reading all of it."""
+        """Counts the rows of a shard by reading all of it."""
         name = f"batch of shard {index}"
         unended = Unended(self._packing, f"shard {index} of {self._count}: ")
         batches = unended.of(self._open(index, 0))
@@ -210,20 +210,20 @@ class ShardedSource(ChunkedSource):
         return DataError(
             f"Shard {index} of {self._count} of the {self.kind} is empty "
             f"({self._packing.where}). Expected at least one batch in each. "
-            "Pass fewer shards, or see what the function gives for this one."
+            "Pass fewer shards, or check what the function gives for this one."
         )
 
 
 @final
 class _StreamChunk:
-    """The rows of a shard; goes forward, and from the start again when it must.
+    """The rows of a shard; reads forward, and from the start again when it must.
 
     Args:
-        open_stream: Begins it.
+        open_stream: Opens the stream.
         packing: How batches are made into arrays.
-        name: Which shard, for messages.
-        rows: It has, as was promised.
-        size_bytes: Of a batch, which is what it holds.
+        name: Name of the shard, for messages.
+        rows: Number of rows that were counted.
+        size_bytes: Bytes of a batch, which is held in memory.
     """
 
     def __init__(
@@ -240,18 +240,18 @@ class _StreamChunk:
         self._name, self._rows = name, rows
         self._stream: Iterator[Any] | None = None
         self._held: Batch = None
-        self._start = self._stop = 0  # rows that are held
+        self._start = self._stop = 0  # rows in memory
 
     @property
     def size_bytes(self) -> int:
-        """What it holds beside its stream: one batch."""
+        """Returns the bytes held in memory: one batch."""
         return self._size_bytes
 
     def take(self, offsets: Offsets) -> Batch:
-        """Returns rows by their places; reads on to the last of them.
+        """Returns rows by their offsets; reads on to the last of them.
 
         Raises:
-            DataError: The stream ended before.
+            DataError: The stream ended before that row.
         """
         order = np.argsort(offsets, kind="stable")
         wanted = offsets[order]
@@ -270,7 +270,7 @@ class _StreamChunk:
         return trees.map_leaves(lambda _: next(whole), parts[0])
 
     def _seek(self, place: int) -> None:
-        """Holds the batch that has a row."""
+        """Reads on to the batch with a row, and holds it."""
         if self._stream is None or place < self._start:
             self._stream, self._start, self._stop = self._open_stream(), 0, 0
         while place >= self._stop:
@@ -279,8 +279,8 @@ class _StreamChunk:
                 raise DataError(
                     f"The {self._name} of the {self._packing.kind} ended after "
                     f"{self._stop:,} rows ({self._packing.where}). "
-                    f"Expected {self._rows:,} rows, as promised before training. "
-                    f"Pass fewer {self._packing.steps_name} or rows, or see that a "
+                    f"Expected {self._rows:,} rows, as counted before training. "
+                    f"Pass fewer {self._packing.steps_name} or rows, or check that a "
                     "shard has as many rows whenever it is read."
                 )
             self._start = self._stop

@@ -1,4 +1,4 @@
-"""Sources of samples: by which numbers they are asked for, and what they give.
+"""Sources of samples: rows are requested by number.
 
 This file decides the contract between data and workers, and its first
 implementation: arrays in memory, or mapped from another process's blob.
@@ -19,14 +19,14 @@ from shoal.data.blob import Buffer, blob_size, read_blob, write_blob
 from shoal.errors import DataError
 
 Batch: TypeAlias = Any
-"""What Keras' `train_step` takes: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+"""Data as Keras' `train_step` takes it: x, `(x,)`, `(x, y)`, `(x, y, weight)`."""
 
 
 class Source(ABC):
     """Samples by number. Subclass it for a new kind of indexed data.
 
-    Sources are read by one thread at a time and know nothing of order: who wants
-    row 7 says so.
+    Sources are read by one thread at a time and know nothing of order: callers ask
+    for row numbers.
     """
 
     @abstractmethod
@@ -43,17 +43,17 @@ class Source(ABC):
         """Bytes of all samples."""
 
     def serving(self) -> AbstractContextManager[None]:
-        """What goes on in the driver's process while workers read; nothing, mostly."""
+        """Context in the driver's process while workers read; mostly empty."""
         return nullcontext()
 
     def close(self) -> None:
-        """Lets go of threads and files; nothing, mostly."""
+        """Releases threads and files; mostly nothing to do."""
         return
 
 
 @final
 class ArraySource(Source):
-    """Arrays in memory, in any nesting Keras takes.
+    """Arrays in memory, in any nesting that Keras takes.
 
     Choose it for data that fits one machine's memory; workers on that machine
     map one blob of it and hold no copy.
@@ -62,8 +62,8 @@ class ArraySource(Source):
         x: Array, or dict, list or tuple of arrays; rows first.
         y: Targets, in any nesting, or None.
         sample_weight: Weights, one array or nested as `y`, or None.
-        floatx: Dtype floats are read in; default None means Keras' floatx.
-        where: What the arrays were given to, for messages.
+        floatx: Dtype in which floats are read; default None means Keras' floatx.
+        where: Origin of the arrays, for messages.
 
     Raises:
         DataError: An array is missing, ragged, not numeric, or of another length.
@@ -104,7 +104,7 @@ class ArraySource(Source):
         The arrays keep `blob` alive; close a mapping only after the source is gone.
 
         Raises:
-            DataError: The blob is cut short, or is something else.
+            DataError: The blob is truncated, or has another format.
         """
         source = cls.__new__(cls)
         source._tree = read_blob(blob)
@@ -129,8 +129,8 @@ class ArraySource(Source):
 
         Args:
             indices: Row numbers, or a slice, which costs no copy where dtypes allow.
-            out: What an earlier `take` of as many row numbers returned, written
-                over and returned; saves an allocation for each array.
+            out: Result of an earlier `take` of as many rows, which is overwritten
+                and returned; saves an allocation for each array.
 
         Raises:
             IndexError: A row is outside the data.
@@ -150,7 +150,7 @@ class ArraySource(Source):
     def write_blob(self, out: Buffer) -> None:
         """Writes everything into a writable buffer of `blob_size` bytes or more.
 
-        Casts and strides are resolved on the way, piece by piece: nothing is held
+        Casts and strides are resolved piece by piece: nothing is in memory
         twice. The buffer may be a mapped file.
         """
         write_blob(self._tree, out)
@@ -163,14 +163,14 @@ class ArraySource(Source):
 
 
 def _pack(x: trees.Tree, y: trees.Tree, sample_weight: trees.Tree) -> trees.Tree:
-    """As `keras.utils.pack_x_y_sample_weight`."""
+    """Packs like `keras.utils.pack_x_y_sample_weight`."""
     if y is None:
         return (x,) if isinstance(x, (list, tuple)) else x
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
 def default_floatx() -> str:
-    """Keras' float type; asked late, so that mapping a blob needs no Keras."""
+    """Returns Keras' float type; read late, so that mapping a blob needs no Keras."""
     import keras
 
     return keras.config.floatx()

@@ -1,8 +1,8 @@
 """Batches on their way from the driver to workers: files in a private folder.
 
-This file decides the names in the folder, who writes and deletes what, and how a
-worker waits. The driver writes batches ahead of the workers; a worker leaves a mark
-for each batch it wants, which is how the driver knows how far they are.
+This file decides the names in the folder, who writes and deletes which files, and how
+a worker waits. The driver writes batches ahead of the workers; a worker leaves a mark
+for each batch it needs, which tells the driver its progress.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shoal.host.scratch import LOCK, Scratch, planned_scratch
 from shoal.interruption import undisturbed
 
 WAIT_S = 600.0
-"""How long a worker waits for one batch."""
+"""Seconds a worker waits for one batch."""
 
 ROOM_S = 5.0
-"""How long a worker waits for a batch where the disk has no room."""
+"""Seconds a worker waits for a batch while the disk has no room."""
 
 _MARKS, _FAILED = "marks", "failed"
-_FAILED_BYTES = 4096  # kept for what `fail` says
+_FAILED_BYTES = 4096  # reserved for the message of `fail`
 _READ, _DELETED = ".read", ".deleted"
 _LOOK_S, _MARK_S = (0.002, 0.05), 1.0
 
@@ -39,19 +39,19 @@ class NoRoom(DataError):
 
 
 class BatchKey(NamedTuple):
-    """Of a batch: its epoch and its number there."""
+    """Position of a batch: its epoch and its number there."""
 
     epoch: int
     chunk: int
 
     @property
     def file(self) -> str:
-        """Its name in the folder."""
+        """Returns its name in the folder."""
         return f"{self.epoch}-{self.chunk}"
 
     @classmethod
     def of(cls, file: str) -> BatchKey:
-        """From its name in the folder."""
+        """Returns the position from a name in the folder."""
         epoch, _, chunk = file.partition("-")
         return cls(int(epoch), int(chunk))
 
@@ -59,13 +59,13 @@ class BatchKey(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Spool:
-    """A folder of batches, as all processes of a run know it.
+    """A folder of batches, as all processes of a run see it.
 
     Args:
-        folder: Where; made by `open`, not before.
-        kind: What the user calls the data, for messages.
+        folder: Path of the folder; made by `open`, not before.
+        kind: The user's name for the data, for messages.
         driver: The process that writes the batches.
-        wait_s: How long a worker waits for one batch.
+        wait_s: Seconds a worker waits for one batch.
 
     Example:
         >>> import numpy as np
@@ -83,7 +83,7 @@ class Spool:
 
     @classmethod
     def planned(cls, kind: str, wait_s: float = WAIT_S) -> Spool:
-        """Chooses a folder for a run and makes nothing yet."""
+        """Chooses a folder for a run without making it."""
         return cls(folder=planned_scratch("spool"), kind=kind, wait_s=wait_s)
 
     def open(self) -> _OpenSpool:
@@ -122,12 +122,12 @@ class Spool:
         (self.folder / place.file).unlink(missing_ok=True)
 
     def fail(self, message: str) -> None:
-        """Lets all who wait know why no more batches come.
+        """Tells all waiting workers why no more batches come.
 
-        That the disk is full may be the reason: there is a file of blanks for it.
+        The reason may be a full disk: a file of blanks reserves room for the message.
         """
         said = message.encode(errors="replace")
-        with suppress(FileNotFoundError):  # who waits sees that the folder is gone
+        with suppress(FileNotFoundError):  # waiting workers see that the folder is gone
             part = self.folder / f".{_FAILED}"
             with part.open("r+b") as file:
                 file.write(said[:_FAILED_BYTES])
@@ -136,15 +136,15 @@ class Spool:
             part.replace(self.folder / _FAILED)
 
     def refuse(self, place: BatchKey) -> None:
-        """Lets who wants a batch know that it was deleted."""
+        """Tells a worker that wants a batch that it was deleted."""
         with within_limits(f"refuse a batch of the {self.kind}", NoRoom):
             (self.folder / f"{place.file}{_DELETED}").touch()
 
     def marks(self) -> tuple[list[BatchKey], list[BatchKey]]:
-        """Takes the marks that workers left: for batches they want, and have read."""
-        # A mark is an empty file, removed before it is acted upon. One that is lost in
-        # between is left again by its worker after `_MARK_S`: a mark may be seen twice
-        # or late, never half.
+        """Reads and removes the marks of workers: batches they want, and have read."""
+        # A mark is an empty file, removed before it is acted upon. A mark that is lost
+        # in between is left again by its worker after `_MARK_S`: a mark may be seen
+        # twice or late, never in part.
         wanted: list[BatchKey] = []
         read: list[BatchKey] = []
         try:
@@ -168,11 +168,11 @@ class Spool:
         marked = -_MARK_S
         while True:
             if time.monotonic() - marked >= _MARK_S:
-                # Again and again: it may be deleted after the driver saw a mark.
+                # Repeatedly: it may be deleted after the driver saw a mark.
                 marked = time.monotonic()
                 try:
                     self._mark(place)
-                except NoRoom:  # it may come all the same, and make room
+                except NoRoom:  # the batch may come all the same, and make room
                     if marked - began > ROOM_S:
                         raise
             chunk = self._found(place)
@@ -200,7 +200,7 @@ class Spool:
             raise self._removed() from error
 
     def _check(self, place: BatchKey, *, is_late: bool) -> None:
-        """Raises if waiting is of no use."""
+        """Raises if waiting is useless."""
         failed = self.folder / _FAILED
         if failed.exists():
             raise DataError(failed.read_text(errors="replace").strip())
@@ -233,7 +233,7 @@ class Spool:
 
 @final
 class _OpenSpool:
-    """A folder that exists while this is entered, unless its process ends before."""
+    """A folder that exists while its context is entered, and ends with its process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,7 +1,7 @@
 """Batches that only the driver can read, kept on disk to be read more than once.
 
-What validates a model is read again after each epoch, and a generator gives its batches
-once. Memory holds one of them at a time; the folder goes with the source.
+Validation data is read again after each epoch, but a generator yields its batches
+once. Memory holds one of them at a time; the folder is deleted with the source.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ PEEKED = 2
 """Batches that Keras reads of a generator before it trains, and keeps."""
 
 LEAST_BYTES = 4096
-"""A file takes on disk; many small ones fill it as well."""
+"""Minimum bytes of a file on disk; many small files fill it as well."""
 
 
 @final
 class SpooledSource(ChunkedSource):
     """The first epoch of a source that the driver reads, in a folder on disk.
 
-    Other processes of this machine can read a copy while this one holds the source.
+    Other processes of this machine can read a copy while this process holds the source.
 
-    Build it with `of_source`, or with `of_iterator` where only reading tells how many
-    batches there are.
+    Build it with `of_source`, or with `of_iterator` if only reading tells the number
+    of batches.
 
     Args:
-        chunks: Written as they come, to the last one.
-        kind: What the user calls the data.
-        notes: What the user might want to know, sentences.
-        most_bytes: They may take on disk; default None means any number.
+        chunks: Batches, which are written one by one.
+        kind: The user's name for the data.
+        notes: Sentences that the user should read.
+        most_bytes: Limit of their bytes on disk; default None means no limit.
 
     Raises:
         DataError: There are none, or they take too much.
@@ -102,11 +102,11 @@ class SpooledSource(ChunkedSource):
     def of_iterator(cls, batches: Iterator[Any], *, packing: Packing) -> SpooledSource:
         """Reads an iterator to its end, which is how its length becomes known.
 
-        An epoch after the first has the first two batches once more: Keras keeps these
-        of a generator, and nothing else of it is there a second time.
+        Epochs after the first have the first two batches once more: Keras keeps two
+        of a generator, and the rest cannot be read a second time.
 
         Args:
-            batches: With an end; of any sizes.
+            batches: An iterator with an end; batches of any sizes.
             packing: How batches are made into chunks.
 
         Raises:
@@ -134,7 +134,7 @@ class SpooledSource(ChunkedSource):
         return found
 
     def note_epochs(self, epochs: range, packing: Packing) -> None:
-        """Says what more than one epoch of an iterator has."""
+        """Adds a note about the epochs of an iterator after the first."""
         self.notes = ()
         count = len(self._chunk_rows)
         if len(epochs) > 1:
@@ -152,19 +152,19 @@ class SpooledSource(ChunkedSource):
 
     @property
     def size_bytes(self) -> int:
-        """Of all batches."""
+        """Returns the bytes of all batches."""
         return self._size_bytes
 
     @contextmanager
     def serving(self) -> Generator[None]:
-        """Keeps the folder; it goes when this ends, and not when memory is tidied."""
+        """Keeps the folder; it is deleted at the end, and not by garbage collection."""
         try:
             yield
         finally:
             self.close()
 
     def close(self) -> None:
-        """Deletes the batches, where this is the process that wrote them."""
+        """Deletes the batches, in the process that wrote them."""
         if self._remove is not None:
             self._remove()
 
@@ -178,7 +178,7 @@ class SpooledSource(ChunkedSource):
 
 
 def _shown(batches: Iterator[Any], packing: Packing) -> Iterator[ArrayChunk]:
-    """Chunks of batches; says now and then how many there are."""
+    """Yields chunks of batches; reports their number regularly."""
     unended = Unended(packing)
     for number, batch in enumerate(batches):
         chunk = packing.chunk(batch, f"batch {number:,}")

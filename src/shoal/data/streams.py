@@ -1,7 +1,7 @@
-"""Data that comes batch by batch where an array should be, and what is said about it.
+"""Data in batches where an array is expected, and the errors about it.
 
 `adapting.py` takes such data as x, with the targets in it. This file finds it in other
-places. It goes by names alone, so that no library is imported for those without it.
+arguments. It goes by names alone, so that no library is imported needlessly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.data import trees
 from shoal.errors import DataError
 
 Sort: TypeAlias = tuple[str, str, str]
-"""What it is called, how one pass of x is read, which function of NumPy joins it."""
+"""Name of the kind, code of one pass over x, and the NumPy function that joins it."""
 
 FROM_START, BY_NUMBER = "{x}", "({x}[i] for i in range(len({x})))"
 UP_TO = "itertools.islice({x}, batches)"  # generators for Keras have no end
@@ -29,15 +29,15 @@ LIBRARIES: dict[tuple[str, str], Sort] = {
 
 
 def refuse_streams(tree: trees.Tree, name: str, where: str) -> None:
-    """Refuses what gives batches one after another, and says how to make it arrays.
+    """Refuses data that comes batch by batch, and tells how to make it arrays.
 
     Args:
-        tree: What a user gave as an array, or as a nesting of arrays.
-        name: What the user calls it, for messages: "x".
-        where: What it was given to, for messages.
+        tree: An array of the user's, or a nesting of arrays.
+        name: The user's name for it, for messages: "x".
+        where: Its origin, for messages.
 
     Raises:
-        DataError: It is such data, or has such data in it.
+        DataError: It is such data, or contains such data.
 
     Example:
         >>> refuse_streams([1.0, 2.0], "x", "data of fit")
@@ -68,7 +68,7 @@ def _sort_of(value: Any) -> Sort | None:
 
 
 def _advice(name: str, sort: Sort) -> str:
-    """How one pass becomes arrays; x usually comes with its targets."""
+    """Returns how one pass becomes arrays; x usually comes with its targets."""
     _, form, join = sort
     whole = form.format(x=name)
     if name != "x":

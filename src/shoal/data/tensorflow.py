@@ -1,8 +1,8 @@
 """`tf.data.Dataset`: read in the driver, or by workers as a graph in shards.
 
-This file decides what is known of a pipeline without reading it, and which one can
-go to another process: one whose graph holds no Python code, no lookup table and
-nothing random.
+This file decides what is known of a pipeline without reading it, and which pipelines
+can be sent to another process: those whose graph holds no Python code, no lookup
+table and no random operation.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def tensorflow_source(
 
     By default the driver reads it, once, in its own order, and hands batches to the
     workers: everything works that works in Keras, and every sample is counted
-    exactly once. With `reading.shards` its graph goes to the workers, and each shard
-    is every so many-th batch: the driver is free then, but every shard runs the whole
-    pipeline. A `dataset_fn(shard)` that cuts a list of files is better than both.
+    exactly once. With `reading.shards` its graph goes to the workers, and shard i of n
+    is every n-th batch: the driver is free then, but every shard runs the whole
+    pipeline. A `dataset_fn(shard)` that divides a list of files is better than both.
 
     Args:
         dataset: Batched, as for Keras.
         packing: How batches are made into chunks.
-        reading: What `fit` was told.
+        reading: Options of `fit`.
 
     Raises:
         DataError: It is empty, or cannot be read in shards.
@@ -84,10 +84,10 @@ def tensorflow_source(
 def _rows_of_batches(
     dataset: Any, rows: int, packing: Packing, reading: Reading
 ) -> list[int] | None:
-    """Rows of every batch, where the pipeline tells; `rows` are those of the first.
+    """Returns the rows of every batch, if the pipeline knows; `rows` are the first's.
 
     Raises:
-        DataError: It has no end.
+        DataError: The pipeline has no end.
     """
     import tensorflow as tf
 
@@ -116,8 +116,8 @@ class GraphShards:
     """Makes a shard of a pipeline, in any process, from its graph.
 
     Args:
-        graph: The pipeline as TensorFlow writes it.
-        spec: What its elements are like.
+        graph: The pipeline, serialized by TensorFlow.
+        spec: Type of its elements.
     """
 
     graph: bytes
@@ -125,11 +125,11 @@ class GraphShards:
 
     @classmethod
     def of(cls, dataset: Any, packing: Packing) -> GraphShards:
-        """Writes the graph of a pipeline.
+        """Serializes the graph of a pipeline.
 
         Raises:
-            DataError: It has a part that another process cannot have, or that would
-                be another one there.
+            DataError: A part of it cannot be sent to another process, or would
+                differ there.
         """
         import tensorflow as tf
 

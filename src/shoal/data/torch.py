@@ -1,6 +1,6 @@
 """Data of torch: data sets by number, loaders over them, and streams.
 
-This file decides which of a `DataLoader`'s parts are used, and where. Workers read
+This file decides which parts of a `DataLoader` are used, and where. Workers read
 items by themselves and collate them; the loader's own processes are not started,
 except for an `IterableDataset`, which the driver reads as Keras would.
 """
@@ -33,7 +33,7 @@ def torch_source(data: Any, packing: Packing, reading: Reading) -> ChunkedSource
     * A `Dataset`, or a `DataLoader` over one: items by number, in any order, each
       exactly once. `RandomSampler` means that rows are shuffled, by `fit`'s
       own order; `SequentialSampler` that they stay in order; any other sampler is
-      drawn from anew for each epoch, with its random numbers seeded.
+      drawn from again for each epoch, with its random numbers seeded.
     * A loader with `batch_size=None`: the items are batches.
     * An `IterableDataset`: read in the driver, with the loader's own processes; or,
       where `reading.shards` is given, by workers, each of which is to the data set as
@@ -42,7 +42,7 @@ def torch_source(data: Any, packing: Packing, reading: Reading) -> ChunkedSource
     Args:
         data: The data set or the loader.
         packing: How batches are made into chunks.
-        reading: What `fit` was told.
+        reading: Options of `fit`.
 
     Raises:
         DataError: It is empty, cannot be pickled, or gives no batches.
@@ -70,7 +70,7 @@ def torch_source(data: Any, packing: Packing, reading: Reading) -> ChunkedSource
 
 
 def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource:
-    """A loader over items that have numbers."""
+    """Makes a source of a loader over items with numbers."""
     from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
     fetch = Fetch(dataset=loader.dataset, collate=loader.collate_fn)
@@ -107,7 +107,7 @@ def _by_number(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource
 def _driven(
     loader: Any, draws: Sequence[Any], packing: Packing, reading: Reading
 ) -> FedSource:
-    """A loader whose sampler draws something else in each process."""
+    """Makes a source of a loader whose sampler draws differently in each process."""
 
     def expect(rows: int) -> Sequence[int] | None:
         return [len(draw) for draw in draws] if loader.batch_sampler else None
@@ -129,7 +129,7 @@ def _driven(
 
 
 def _is_even(fetch: Fetch, rows: int) -> bool:
-    """Whether items collate to one shape alone: rows of several batches can mix."""
+    """Whether items collate to one shape, so that rows of several batches can mix."""
     from torch.utils.data import default_collate
 
     if fetch.collate is default_collate:
@@ -147,7 +147,7 @@ def _is_even(fetch: Fetch, rows: int) -> bool:
 
 
 def _stream(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource:
-    """A loader over items that come one after another."""
+    """Makes a source of a loader over a stream of items."""
     if reading.shards is not None:
         shards = _WorkerShards(loader)
         return ShardedSource(
@@ -175,16 +175,16 @@ def _stream(loader: Any, packing: Packing, reading: Reading) -> ChunkedSource:
 
 @final
 class SeededDraws:
-    """What a sampler gives in each epoch; the same in every process.
+    """The draws of a sampler in each epoch; the same in every process.
 
-    Epochs are drawn one after another from the sampler as it was given: one that draws
-    from a generator of its own gives each epoch's draws in every process that way.
+    Epochs are drawn one after another from the original sampler: a sampler with a
+    generator of its own then gives each epoch's draws in every process.
 
     Args:
-        sampler: Of a loader; iterating over it draws. It is not changed.
-        seed: Of the run.
+        sampler: Sampler of a loader; iterating over it draws. It is not changed.
+        seed: Seed of the run.
         first: The first epoch.
-        shared: What a copy of the sampler need not copy: its data set.
+        shared: Object that copies of the sampler share: its data set.
 
     Example:
         >>> SeededDraws([[0, 1], [2]], seed=0)(0)
@@ -197,11 +197,11 @@ class SeededDraws:
         self._sampler, self._seed, self._first = sampler, seed, first
         self._shared = shared
         self._kept: dict[int, list[Any]] = {}
-        self._current: Any = None  # a copy, which has drawn all epochs that are kept
+        self._current: Any = None  # a copy, which has drawn all kept epochs
 
     def __call__(self, epoch: int) -> list[Any]:
         """Returns the draws of an epoch; the last two epochs are kept."""
-        epoch = max(epoch, self._first)  # what has no epoch asks for 0
+        epoch = max(epoch, self._first)  # callers without an epoch ask for 0
         if epoch not in self._kept:
             last = max(self._kept, default=epoch)
             if self._current is None or last >= epoch:
@@ -214,7 +214,7 @@ class SeededDraws:
         return self._kept[epoch]
 
     def state_of(self, epoch: int) -> dict[str, str]:
-        """A digest of the draws of an epoch, see `ChunkedSource`."""
+        """Returns a digest of the draws of an epoch, see `ChunkedSource`."""
         return {"draws of the sampler": digest(self(epoch))}
 
     def are_alike(self) -> bool:
@@ -229,7 +229,7 @@ class SeededDraws:
         return {**vars(self), "_kept": {}, "_current": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # In the folders of older runs the first epoch is not named.
+        # Folders of older runs do not contain the first epoch.
         vars(self).update({"_first": 0, "_shared": None, "_current": None, **state})
 
     def _draw(self, epoch: int) -> list[Any]:
@@ -244,7 +244,7 @@ class SeededDraws:
 
 @contextmanager
 def _seeded_torch(seed: int, epoch: int, generator: Any) -> Generator[None]:
-    """As `seeded`, for torch too; everything is put back afterwards."""
+    """Seeds like `seeded`, for torch too; everything is restored afterwards."""
     import torch
 
     before = None if generator is None else generator.get_state()
@@ -261,10 +261,10 @@ def _seeded_torch(seed: int, epoch: int, generator: Any) -> Generator[None]:
 
 @final
 class _WorkerShards:
-    """Makes the stream of a shard, as the process of a loader that has its number.
+    """Makes the stream of a shard, like a loader's process with its number.
 
     Args:
-        loader: Over a stream.
+        loader: Loader over a stream.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -292,7 +292,7 @@ class _WorkerShards:
         )
         batches = None
         while True:
-            # There is no other way to be what get_worker_info tells.
+            # Only this makes get_worker_info return the shard.
             before, known._worker_info = known._worker_info, info
             try:
                 batches = iter(stream) if batches is None else batches

@@ -24,7 +24,7 @@ from shoal.errors import ConfigError, DataError
 
 VALIDATION = "validation_data of fit"
 WHOLE_BYTES = GROUP_BYTES
-"""Up to here data in chunks is scored from memory."""
+"""Bytes up to which data in chunks is scored from memory."""
 
 
 def training_data(  # noqa: PLR0913 - the arguments of fit
@@ -50,13 +50,13 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
         validation_split: Share of the rows, in [0, 1), cut from the end before any
             shuffling; not used when there is `validation_data`.
         validation_data: `x`, `(x, y)` or `(x, y, sample_weight)`, or None.
-        floatx: Dtype floats are read in; default None means Keras' floatx.
-        files: How files are read, where x names some.
-        reading: For how long and by how many, where x comes in batches.
+        floatx: Dtype in which floats are read; default None means Keras' floatx.
+        files: Arguments about files, if x names some.
+        reading: Options for data in batches: for how long and for how many workers.
         validation_steps: Batches of a validation.
 
     Returns:
-        What to train on, and what to validate on, None for nothing.
+        The source to train on, and the one to validate on, None for nothing.
 
     Raises:
         DataError: An array is missing, ragged, not numeric, or of another length.
@@ -97,7 +97,7 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
 def _in_chunks(
     data: tuple[Any, Any, Any], files: FileArguments, reading: Reading
 ) -> ChunkedSource | None:
-    """A source of what is read in chunks, None of arrays."""
+    """Returns a source of data that is read in chunks, None for arrays."""
     if is_location(data[0]):
         return open_located(*data, files, reading)
     found = source_of(*data, reading=reading)
@@ -112,8 +112,8 @@ def held_out(
     """Reads `validation_data` of `fit` by itself.
 
     Args:
-        data: As given.
-        files: How files are read, where it names some.
+        data: The argument of `fit`.
+        files: Arguments about files, if it names some.
         steps: Batches of a validation.
     """
     reading = Reading.of_steps(steps, VALIDATION, "validation_steps")
@@ -123,12 +123,12 @@ def held_out(
 def _held_out(
     data: Any, files: FileArguments, reading: Reading
 ) -> ArraySource | ChunkedSource | None:
-    """What to validate on."""
+    """Returns the source to validate on."""
     if data is None:
         return None
     if is_location(data):
         return scored_source((data, None, None), files=files, reading=reading)
-    # What was said about files is about x, then.
+    # The arguments about files are about x, then.
     return scored_source(unpack(data), reading=reading)
 
 
@@ -139,20 +139,20 @@ def scored_source(
     reading: Reading | None = None,
     is_served: bool = False,
 ) -> ArraySource | ChunkedSource:
-    """Rows to score, in their order.
+    """Returns the rows to score, in their order.
 
-    What comes in chunks stays so where it is large: what only this process can read,
-    and nobody serves, is written to disk once. Little data is read here, whole: it is
-    scored faster from memory.
+    Large data in chunks stays in chunks: if only this process can read it,
+    and no caller serves it, it is written to disk once. Small data is read here, whole:
+    it is scored faster from memory.
 
     Args:
         data: x, y and sample_weight, each as for `fit`.
-        files: How files are read, where x names some.
-        reading: How many batches, where x comes in batches.
+        files: Arguments about files, if x names some.
+        reading: Options for data in batches.
         is_served: Whether the caller enters `serving`, and reads it once.
 
     Raises:
-        DataError: Something is missing, bad, or cannot be used.
+        DataError: Data is missing, bad, or cannot be used.
         ConfigError: An argument is wrong.
     """
     reading = reading or Reading()
@@ -191,10 +191,10 @@ def weighted_source(
     """Builds a source from (x, y, sample_weight), weights as Keras forms them.
 
     Args:
-        data: Each as for `fit`.
-        class_weight: As for `fit`.
-        floatx: Dtype floats are read in; default None means Keras' floatx.
-        where: What the data was given to, for messages.
+        data: The parts x, y and sample_weight, each as for `fit`.
+        class_weight: Class weights, as for `fit`.
+        floatx: Dtype in which floats are read; default None means Keras' floatx.
+        where: Origin of the data, for messages.
 
     Example:
         >>> import numpy as np
@@ -203,7 +203,7 @@ def weighted_source(
         array([1., 9.], dtype=float32)
     """
     x, y, weights = map(as_arrays, data)
-    # First, because it may hold the targets that what follows would miss.
+    # First, because x may hold the targets that later checks would miss.
     refuse_streams(x, "x", where)
     kind = floatx or default_floatx()
     if weights is not None:
@@ -245,9 +245,9 @@ def split(
 
     Raises:
         ConfigError: `fraction` is outside (0, 1), or one side would be empty.
-        DataError: The data is no arrays, or their lengths differ.
+        DataError: The data is not arrays, or their lengths differ.
     """
-    is_number: bool = isinstance(fraction, Real)  # it is what a user typed
+    is_number: bool = isinstance(fraction, Real)  # the user's own value
     if not is_number or not 0 < fraction < 1:
         raise ConfigError(
             f"validation_split={fraction!r} is not a share of the data. "
@@ -281,7 +281,7 @@ def split(
 
 
 def _cut(columns: tuple[Any, ...], rows: slice) -> tuple[Any, Any, Any]:
-    """The same rows of every column: views where the dtype allows none to be cast."""
+    """Returns the same rows of every column: views if no dtype needs a cast."""
 
     def of(column: Column) -> Any:
         return column.values[rows]

@@ -1,7 +1,7 @@
-"""Whether a user's data can go to another process, and which part of it cannot.
+"""Checks that a user's data can be pickled, and names the part that cannot.
 
-Workers read data by themselves, so what holds it is pickled. This file finds what is
-wrong before anything is started, and names it as the user knows it.
+Workers read data by themselves, so the object that holds it is pickled. This file
+finds faults before anything is started, and names them as the user knows them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.errors import DataError
 
 
 class _Nowhere(io.RawIOBase):
-    """Takes bytes and keeps none."""
+    """Accepts bytes and keeps none."""
 
     def writable(self) -> bool:
         return True
@@ -25,18 +25,18 @@ class _Nowhere(io.RawIOBase):
 
 
 def check_travels(value: Any, kind: str, where: str, advice: str) -> None:
-    """Refuses what cannot be pickled for a worker.
+    """Refuses objects that cannot be pickled for a worker.
 
-    Arrays are not copied for it, so that it costs little for large data.
+    Arrays are not copied, so that the check costs little for large data.
 
     Args:
-        value: What is to travel.
-        kind: What the user calls it, for messages: "keras PyDataset".
-        where: What it was given to, for messages.
-        advice: What to do, a sentence.
+        value: Object to be sent.
+        kind: The user's name for it, for messages: "keras PyDataset".
+        where: Its origin, for messages.
+        advice: The remedy, a sentence.
 
     Raises:
-        DataError: It cannot travel; names the attributes that cannot.
+        DataError: It cannot be pickled; names the attributes that cannot.
 
     Example:
         >>> check_travels([1, 2], "list", "data of fit", "Do something else.")
@@ -58,7 +58,7 @@ def check_travels(value: Any, kind: str, where: str, advice: str) -> None:
 
 
 def _obstacle(value: Any) -> BaseException | None:
-    """What stops a value from being pickled."""
+    """Returns the error that pickling a value raises, if any."""
     pickler = cloudpickle.Pickler(
         io.BufferedWriter(_Nowhere()), protocol=5, buffer_callback=lambda _: False
     )

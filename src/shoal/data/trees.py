@@ -1,7 +1,7 @@
-"""Nested structures of arrays: what counts as one, and how it is walked.
+"""Nested structures of arrays: their definition, and how they are walked.
 
-A tree is a leaf, or a dict, list or tuple of trees; None is kept where it stands.
-Own code instead of `keras.tree`, because workers read data before Keras is loaded
+A tree is a leaf, or a dict, list or tuple of trees; None stays in its place.
+This replaces `keras.tree`, because workers read data before Keras is loaded
 and because a tree has to become JSON.
 """
 
@@ -38,7 +38,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
         return [map_leaves(function, value) for value in cast("list[Tree]", tree)]
     if isinstance(tree, tuple):
         values = [map_leaves(function, v) for v in cast("tuple[Tree, ...]", tree)]
-        # A named tuple takes its fields one by one.
+        # A named tuple takes its fields as single arguments.
         return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
     return None if tree is None else function(tree)
 
@@ -71,7 +71,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def have_same_structure(one: Tree, other: Tree) -> bool:
-    """Whether two trees nest alike; a leaf equals any leaf, and None.
+    """Whether two trees have the same nesting; a leaf equals any leaf, and None.
 
     Example:
         >>> have_same_structure([1, {"a": 2}], [3, {"a": None}])
@@ -105,7 +105,7 @@ def to_json(tree: Tree) -> Any:
         items = cast("dict[Any, Tree]", tree)
         odd = [key for key in items if not isinstance(key, (str, int))]
         if odd:
-            # JSON would take some of them and give back others.
+            # JSON would accept some of them and return others.
             raise TypeError(f"{odd[0]!r} of type {type(odd[0]).__name__}")
         return ["dict", list(items), [to_json(value) for value in items.values()]]
     if is_nested(tree):

@@ -1,7 +1,7 @@
-"""Data that is read to its end to learn how long it is: the user is told meanwhile.
+"""Data that is read to its end to find its length: the user sees the progress.
 
-An end may never come, and nobody can know that. So what was read so far is said, and
-what to pass where there is no end.
+Such data may have no end, which cannot be known. So the amount read so far is shown,
+and the argument to pass for data without an end.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from shoal.data.batches import Packing
 from shoal.terminal import say
 
 TOLD_S = 10.0
-"""Between two words of how far reading has come."""
+"""Seconds between two progress messages."""
 TOLD_BYTES = 256 << 20
-"""After so many the first word comes at once."""
+"""Number of batches after which the first message comes at once."""
 
 
 @final
 class Unended:
-    """Says how far reading has come.
+    """Reports the progress of reading.
 
     Args:
-        packing: Of the data, for messages.
-        name: Of the part that is read, "" for all of it.
+        packing: Settings of the data, for messages.
+        name: Name of the part that is read, "" for all of it.
     """
 
     def __init__(self, packing: Packing, name: str = "") -> None:
@@ -35,10 +35,10 @@ class Unended:
         self._has_told = False
 
     def note(self, size_bytes: int = 0) -> None:
-        """A batch was read.
+        """Notes that a batch was read.
 
         Args:
-            size_bytes: Of what is kept of it; 0 where nothing is.
+            size_bytes: Bytes of it that are kept; 0 for none.
         """
         self._batches += 1
         self._bytes += size_bytes
@@ -53,12 +53,12 @@ class Unended:
             f"{self._name}the {self._packing.kind} is read to its end, as {steps} is "
             f"not given: it has given {self._batches:,} batches{size} in "
             f"{now - self._began:,.0f} s and has not ended. "
-            f"Where it has no end, stop this and pass {steps}.",
+            f"If it has no end, stop this and pass {steps}.",
             err=True,
         )
 
     def of(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Gives batches on, of which nothing is kept."""
+        """Passes batches on, and counts them."""
         for batch in batches:
             yield batch
             self.note()

@@ -17,7 +17,7 @@ from shoal.data.weights import check_class_weight, class_weights
 
 @final
 class ClassWeighted(ChunkedSource):
-    """Another source, whose rows weigh what their classes do.
+    """Another source, whose rows have the weights of their classes.
 
     Args:
         source: Gives (x, y), y being one array of labels.
@@ -64,12 +64,12 @@ class ClassWeighted(ChunkedSource):
 
     @property
     def chunk_rows(self) -> Sequence[int]:
-        """Those of the other source."""
+        """Returns the chunk sizes of the other source."""
         return self._source.chunk_rows
 
     @property
     def size_bytes(self) -> int:
-        """Those of the other source, and the weights."""
+        """Returns the bytes of the other source, and of the weights."""
         return self._source.size_bytes + len(self) * np.dtype(np.float32).itemsize
 
     def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Batch:
@@ -78,11 +78,11 @@ class ClassWeighted(ChunkedSource):
         return x, y, class_weights(y, self._weights, self._floatx)
 
     def serving(self) -> AbstractContextManager[None]:
-        """What the other source needs."""
+        """Returns the context of the other source."""
         return self._source.serving()
 
     def state_of(self, epoch: int) -> Mapping[str, str]:
-        """That of the other source."""
+        """Returns the state of the other source."""
         return self._source.state_of(epoch)
 
     def read(self, chunk: int, epoch: int) -> Chunk:
@@ -94,7 +94,7 @@ class ClassWeighted(ChunkedSource):
 @final
 @dataclass(frozen=True)
 class _WeightedChunk:
-    """A chunk whose rows get weights as they are taken."""
+    """A chunk whose rows get weights when they are taken."""
 
     chunk: Chunk
     class_weight: Mapping[int, float]
@@ -102,7 +102,7 @@ class _WeightedChunk:
 
     @property
     def size_bytes(self) -> int:
-        """Of the chunk; weights are made as rows are taken."""
+        """Returns the bytes of the chunk; weights are made when rows are taken."""
         return self.chunk.size_bytes
 
     def take(self, offsets: Offsets) -> Batch:

@@ -1,4 +1,4 @@
-"""Weights of samples: one for each, per output, or from the class of each.
+"""Weights of samples: one for each, per output, or by class.
 
 This file decides what `sample_weight` and `class_weight` mean, exactly as Keras'
 own array adapter does.
@@ -80,7 +80,7 @@ def weights_per_output(
 def check_class_weight(
     class_weight: object, y: trees.Tree, *, has_sample_weight: bool
 ) -> None:
-    """Refuses what Keras refuses about `class_weight`.
+    """Refuses a `class_weight` that Keras would refuse.
 
     Raises:
         ConfigError: It does not map classes to weights, there are sample weights too,

@@ -1,7 +1,7 @@
-"""The contenders of the demo: who trains, on what, and how it is timed.
+"""The contestants of the demo: their data, their training, and their times.
 
-This file decides that all of them see the same samples in the same number of
-steps of the same size, and that plain Keras gets the better of its own settings.
+This file decides that all of them train the same samples in the same number of
+steps of the same size, and that plain Keras has the better of its own settings.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from shoal.plan import environment
 from shoal.runs.events import read_events, unpack_exchanges
 from shoal.runs.store import StoredRun, create
 
-# Divides the steps of an epoch: Keras takes whole executions, even past the end.
+# Divides the steps of an epoch: Keras runs whole executions, even past the end.
 LONG_EXECUTION = 32
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How much the demo trains.
+    """The amount of training of the demo.
 
     Args:
         units: Width of the two hidden layers.
-        learning_rate: Of Adagrad, the same for all.
-        batch_size: Samples of a step, as each strategy means it.
+        learning_rate: Learning rate of Adagrad, the same for all.
+        batch_size: Samples of a step, as each strategy counts them.
         steps_per_epoch: Steps between two points of a curve, a multiple of 32.
         epochs_per_pass: Such epochs in one pass over the data.
-        epochs: Such epochs in all.
+        epochs: Total number of such epochs.
         kill_at: Share of all samples that is committed when the worker is killed.
     """
 
@@ -64,18 +64,18 @@ class Settings:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one contender did.
+    """The result of one contestant.
 
     Args:
-        who: Its name in the table.
+        who: Name in the table.
         workers: Training processes.
-        accuracy: On rows nobody trained on.
-        seconds: From the call of fit to its return.
-        seconds_after: From the first step (or exchange) to the last.
+        accuracy: Accuracy on test rows.
+        seconds: Seconds from the call of fit to its return.
+        seconds_after: Seconds from the first step (or exchange) to the last.
         samples_after: Samples trained on in that time.
         curve: (seconds since the call of fit, training loss) of each epoch.
-        committed: Samples that count.
-        expected: Samples that should count.
+        committed: Committed samples.
+        expected: Expected number of committed samples.
         run: Path or URL of the run folder, "" for none.
         killed_at: Seconds since the call of fit when a worker was killed.
         replaced_s: Seconds until it was replaced; None when the run was over first.
@@ -96,13 +96,13 @@ class Result:
 
     @property
     def speed(self) -> float:
-        """Samples per second, start-up left out."""
+        """Returns samples per second, without the start-up."""
         return self.samples_after / max(self.seconds_after, 1e-9)
 
 
 @dataclass
 class _Watch:
-    """Notes when epochs end and when the first step is done."""
+    """Records the ends of epochs and of the first step."""
 
     began: float = field(default_factory=time.perf_counter)
     began_at: float = field(default_factory=time.time)
@@ -115,13 +115,13 @@ class _Watch:
         self.curve.append((self.elapsed(), float(logs["loss"])))
 
     def batch_end(self, batch: int, logs: object) -> None:
-        """Notes the first step and ignores the others."""
+        """Records the first step and ignores the others."""
         del batch, logs
         if self.first is None:
             self.first = self.elapsed()
 
     def elapsed(self) -> float:
-        """Seconds since the call of fit."""
+        """Returns the seconds since the call of fit."""
         return time.perf_counter() - self.began
 
 
@@ -134,7 +134,7 @@ def train_plainly(
     callback = import_module("keras").callbacks.LambdaCallback(
         on_epoch_end=watch.epoch_end, on_train_batch_end=watch.batch_end
     )
-    # Keras goes on computing while this callback runs, as it would without it.
+    # Keras computes on while this callback runs, as it would without it.
     callback.async_safe = True
     model.fit(*rows(flights, settings), callbacks=[callback], **request(settings))
     seconds = watch.elapsed()
@@ -161,7 +161,7 @@ def train_with_shoal(
     is_killed: bool = False,
     root: str | None = None,
 ) -> Result:
-    """Trains with `shoal.fit`; kills one of its workers on the way where asked."""
+    """Trains with `shoal.fit`; kills one of its workers during the run if asked to."""
     model = make_model(flights, settings)
     name = f"demo-{strategy}{'-killed' if is_killed else ''}"
     run = create(root or environment().runs, name)
@@ -226,19 +226,20 @@ def first_exchange(run: StoredRun) -> tuple[float, int]:
     for event in read_events(run.folder):
         if event["kind"] == "exchanges":
             records = list(unpack_exchanges(event))
-            # Written when the last of them was known; they carry the server's clock.
+            # Written when the last exchange was known; the records have the server's
+            # clock.
             behind = float(records[-1]["t"]) - float(records[0]["t"])
             return float(event["time"]) - behind, int(records[0]["samples"])
     return time.time(), 0
 
 
 def rows(flights: Flights, settings: Settings) -> tuple[Any, Any]:
-    """Returns what all contenders learn from."""
+    """Returns the training data of all contestants."""
     return flights.x[: settings.rows], flights.y[: settings.rows]
 
 
 def request(settings: Settings) -> dict[str, Any]:
-    """What `fit` is given, by Keras' names for both."""
+    """Returns the arguments of `fit`, the same for Keras and Shoal."""
     return {
         "batch_size": settings.batch_size,
         "epochs": settings.epochs,
@@ -248,7 +249,7 @@ def request(settings: Settings) -> dict[str, Any]:
 
 
 def accuracy(model: Any, flights: Flights) -> float:
-    """Returns the share of flights that a model tells right."""
+    """Returns the share of test flights that a model predicts correctly."""
     found = model.evaluate(
         flights.x_test, flights.y_test, batch_size=1024, verbose=0, return_dict=True
     )
@@ -260,9 +261,9 @@ class Killer:
     """Kills one worker of a run with SIGKILL, once enough samples are committed.
 
     Args:
-        run: Its events say how far it is, and which processes are workers.
+        run: Run whose events show its progress and the processes of its workers.
         goal: Committed samples to wait for; infinity never kills.
-        elapsed: The clock that `killed_at` is read from.
+        elapsed: Clock that gives `killed_at`.
     """
 
     POLL_S = 0.02
@@ -297,7 +298,7 @@ class Killer:
                 return
 
     def _kill(self) -> None:
-        """Ends the worker of the highest rank the way a machine would."""
+        """Kills the worker of the highest rank with SIGKILL."""
         pids = {
             int(event["rank"]): int(event["pid"])
             for event in read_events(self._run.folder)

@@ -1,6 +1,6 @@
 """Real data for the demo: will a flight that left New York arrive late?
 
-This file decides the features: what is known when an aircraft leaves the gate,
+This file decides the features: facts that are known when an aircraft leaves the gate,
 as about twenty numbers of mean 0 and deviation 1.
 """
 
@@ -18,14 +18,14 @@ Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
 
 TEST_SHARE = 0.2
-# A group of few flights says little: its rate is drawn to the rate of all, as if
-# it had this many more flights of that rate.
+# A rate from few flights is uncertain: it is shrunk towards the common rate, as if
+# the group had this many more flights of that rate.
 PRIOR_FLIGHTS = 50
 WEATHER = ("temp", "wind_speed", "precip", "visib", "pressure")
 
 
 class Flights(NamedTuple):
-    """Features and labels (1: arrived late), to train on and to test with."""
+    """Features and labels (1: arrived late), for training and for the test."""
 
     x: Floats
     y: Labels
@@ -53,7 +53,7 @@ def load_flights() -> Flights:
     x = np.stack(list(columns.values()), axis=1)
     mean, deviation = x[is_train].mean(axis=0), x[is_train].std(axis=0)
     x = (x - mean) / np.where(deviation > 0, deviation, 1.0)
-    # An hour of heavy rain is 40 deviations away, and would be all a step learns of.
+    # An hour of heavy rain is 40 deviations away, and would dominate a step.
     x = np.clip(x, -5, 5).astype(np.float32)
     y = late.astype(np.int32)
     train, test = order[:cut], order[cut:]
@@ -77,13 +77,13 @@ def _features(
     late: npt.NDArray[np.bool_],
     is_train: npt.NDArray[np.bool_],
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """One column of numbers for each feature."""
+    """Returns one column of numbers for each feature."""
     delay = table["dep_delay"].to_numpy(float)
     clock = table["hour"].to_numpy(float) + table["minute"].to_numpy(float) / 60
     day = 30.4 * (table["month"].to_numpy(float) - 1) + table["day"].to_numpy(float)
     minutes, distance = _scheduled_minutes(table, source), table["distance"].to_numpy()
     found = {
-        # Delays reach from -43 to 1301 minutes: near 0 is where it is decided.
+        # Delays range from -43 to 1301 minutes: values near 0 decide.
         "delay": np.clip(delay, -20, 60),
         "long_delay": np.log1p(np.clip(delay, 0, None)),
         "hour": clock,
@@ -102,13 +102,13 @@ def _features(
 
 
 def _circle(name: str, turn: npt.NDArray[Any]) -> dict[str, npt.NDArray[np.float64]]:
-    """A time that comes again, so that its end is near its beginning."""
+    """Returns a periodic time as a point on a circle."""
     angle = 2 * np.pi * turn
     return {f"{name}_sin": np.sin(angle), f"{name}_cos": np.cos(angle)}
 
 
 def _weekday(table: Any) -> npt.NDArray[np.float64]:
-    """1 from Friday to Sunday."""
+    """Returns 1 from Friday to Sunday, else 0."""
     january_1st = np.datetime64("2013-01-01")
     months = np.datetime64("2013-01", "M") + (table["month"].to_numpy() - 1)
     days = months.astype("datetime64[D]") + (table["day"].to_numpy() - 1)
@@ -118,7 +118,7 @@ def _weekday(table: Any) -> npt.NDArray[np.float64]:
 
 
 def _scheduled_minutes(table: Any, source: Any) -> npt.NDArray[np.float64]:
-    """Minutes from gate to gate by schedule, time zones taken out."""
+    """Returns the scheduled minutes from gate to gate, without time zones."""
     zones = source.airports.set_index("faa")["tz"].to_dict()
     hours = np.array([zones.get(airport, -5) + 5 for airport in table["dest"]], float)
 
@@ -133,7 +133,7 @@ def _scheduled_minutes(table: Any, source: Any) -> npt.NDArray[np.float64]:
 def _rates(
     groups: Any, late: npt.NDArray[np.bool_], is_train: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float64]:
-    """Share of late flights of each group, from the training rows alone."""
+    """Returns the share of late flights of each group, from the training rows alone."""
     _, places = np.unique(groups.to_numpy(str), return_inverse=True)
     number = np.bincount(places[is_train], minlength=places.max() + 1)
     were_late = np.bincount(places[is_train & late], minlength=places.max() + 1)
@@ -142,7 +142,7 @@ def _rates(
 
 
 def _weather(table: Any, source: Any) -> dict[str, npt.NDArray[np.float64]]:
-    """The weather of that hour at that airport; the mean where none was recorded."""
+    """Returns the weather of that hour at that airport; the mean if unknown."""
     keys = ["origin", "month", "day", "hour"]
     weather = source.weather.drop_duplicates(keys)[[*keys, *WEATHER]]
     joined = table[keys].merge(weather, how="left", on=keys)
@@ -151,7 +151,7 @@ def _weather(table: Any, source: Any) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def _aircraft(table: Any, source: Any) -> npt.NDArray[np.float64]:
-    """Year of manufacture; the mean where it is not known."""
+    """Returns the year of manufacture; the mean if unknown."""
     years = source.planes.set_index("tailnum")["year"]
     found = table["tailnum"].map(years)
     return found.fillna(years.mean()).to_numpy(float)

@@ -1,7 +1,7 @@
-"""The demo: who is fastest on the same samples, and what a killed process costs.
+"""The demo: speeds on the same samples, and the cost of a killed process.
 
-This file decides the acts, the table, and what is said about them. What is
-said follows from what was measured: on some machines plain Keras wins.
+This file decides the acts, the table and the sentences. The sentences follow from the
+measurements: on some machines plain Keras wins.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def run_demo(
     Args:
         out: Path of the PNG.
         workers: Training processes of Shoal.
-        settings: How much is trained; default None takes two to three minutes.
+        settings: Amount of training; default None takes two to three minutes.
         root: Folder of the runs; default None means the usual one.
-        console: Where it is told; default None means standard output.
+        console: Console for the output; default None means standard output.
 
     Returns:
-        One result a contender: plain Keras, the strategies, the killed run.
+        One result a contestant: plain Keras, the strategies, the killed run.
 
     Raises:
         ConfigError: The packages of the extra "demo" are not installed.
@@ -72,7 +72,7 @@ def run_demo(
     draw(contest, again, killed, resumed, out)
     results = [*contest, killed]
     console.print(f"Picture: {Path(out).resolve()}", soft_wrap=True, markup=False)
-    console.print(f"Run that went on: {resumed.run}", soft_wrap=True, markup=False)
+    console.print(f"Run that was resumed: {resumed.run}", soft_wrap=True, markup=False)
     for result in results:
         if result.run:
             text = f"Run of {result.who}: {result.run}"
@@ -85,7 +85,7 @@ def _introduction(flights: Flights, settings: Settings) -> str:
     return (
         f"Will a flight from New York arrive late? {flights.x.shape[1]} features, "
         f"{settings.rows:,} flights to learn from, {len(flights.x_test):,} to test "
-        f"with ({majority:.1%} by always guessing 'on time'); everybody trains on "
+        f"with ({majority:.1%} by always guessing 'on time'); all train on "
         f"{settings.samples:,} samples.\n"
     )
 
@@ -97,7 +97,7 @@ def _first_act(
     root: str | None,
     console: Console,
 ) -> list[Result]:
-    """Plain Keras at its best, then each strategy."""
+    """Trains plain Keras with its best settings, then each strategy."""
     plain: dict[int, Result] = {}
     for steps in (1, LONG_EXECUTION):
         with console.status(f"keras.Model.fit, steps_per_execution={steps}"):
@@ -120,7 +120,7 @@ def _first_act(
 
 
 def table(contest: Sequence[Result]) -> Table:
-    """Returns the table of act 1; plain Keras comes first and is the measure."""
+    """Returns the table of act 1; plain Keras comes first, and ratios refer to it."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     found.add_column("who")
     for name in (
@@ -142,7 +142,7 @@ def table(contest: Sequence[Result]) -> Table:
 
 
 def verdict(contest: Sequence[Result]) -> str:
-    """Says in one sentence who wins and who loses, by samples/s.
+    """Returns a sentence about the fastest and the slowest, by samples/s.
 
     Example:
         >>> times = {"plain Keras": 3.0, "shoal aeasgd": 2.0, "shoal all_reduce": 6.0}
@@ -181,7 +181,7 @@ def _points(result: Result, plain: Result) -> str:
 
 
 def describe_kill(killed: Result, undisturbed: Result) -> str:
-    """Says what the killed worker cost.
+    """Returns a sentence about the cost of the killed worker.
 
     Example:
         >>> run = Result(who="shoal aeasgd", workers=2, accuracy=0.8, seconds=9.0,

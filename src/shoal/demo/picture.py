@@ -10,7 +10,7 @@ from typing import Any
 from shoal.demo.contest import Result
 from shoal.demo.resumed import Resumed
 
-# Told apart by the colour-blind as well (Okabe and Ito, 2008).
+# Colours that colour-blind readers can tell apart (Okabe and Ito, 2008).
 COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7")
 KILL_COLOUR = "#D55E00"
 
@@ -22,13 +22,13 @@ def draw(
     resumed: Resumed,
     out: str | PathLike[str],
 ) -> None:
-    """Writes the picture: the contest, a killed worker, a run that went on.
+    """Writes the picture: the contest, a killed worker, a resumed run.
 
     Args:
-        contest: The contenders of act 1, plain Keras first.
+        contest: The results of act 1, plain Keras first.
         undisturbed: The run of act 1 that act 2 repeats.
         killed: The run in which a worker was killed.
-        resumed: The run of which everything was killed.
+        resumed: The run whose processes were all killed.
         out: Path of the PNG.
     """
     # A Figure of its own: pyplot would keep it, and look for a display.
@@ -47,7 +47,7 @@ def draw(
     left.set_ylabel("training loss of the epoch")
     if resumed.curve:
         _resumed(last, resumed)
-    last.set_title("Everything killed, and gone on with")
+    last.set_title("Everything killed, and resumed")
     for axes in (left, right, last):
         since = "start of the run" if axes is last else "call of fit"
         axes.set_xlabel(f"seconds since the {since}")
@@ -74,7 +74,7 @@ def _resumed(axes: Any, resumed: Resumed) -> None:
 
 
 def _mark(axes: Any, killed: Result, at: float) -> None:
-    """A line at the kill, and a band until the replacement works."""
+    """Draws a line at the kill, and a band until the replacement works."""
     axes.axvline(at, color=KILL_COLOUR, linewidth=1.5, label="worker killed")
     if killed.replaced_s is not None:
         axes.axvspan(

@@ -1,4 +1,4 @@
-"""Act 3 of the demo: everything is killed, and the run goes on in another process."""
+"""Act 3 of the demo: everything is killed, and another process resumes the run."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ POLL_S = 0.05
 @final
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """What became of a run whose process was killed.
+    """Result of a run whose process was killed.
 
     Args:
-        strategy: Of the run.
+        strategy: Strategy of the run.
         killed_at: Seconds since its start when the process was killed, None when the
             run was over first.
         saved: Samples that the last checkpoint held.
-        seconds: Of the call of `resume`, to the end of the run.
-        accuracy: On rows nobody trained on.
+        seconds: Seconds from the call of `resume` to the end of the run.
+        accuracy: Accuracy on test rows.
         curve: (seconds since the start, training loss) of each epoch.
-        committed: Samples that count.
-        expected: Samples that should count.
+        committed: Committed samples.
+        expected: Expected number of committed samples.
         run: Path or URL of the run folder.
     """
 
@@ -50,7 +50,7 @@ class Resumed:
 def kill_and_resume(
     flights: Flights, settings: Settings, *, strategy: str, workers: int, root: str
 ) -> Resumed:
-    """Trains in another process, kills that, and goes on with its run in this one."""
+    """Trains in another process, kills that, and resumes its run in this one."""
     command = [
         sys.executable, "-m", "shoal.demo.victim", json.dumps(asdict(settings)),
         strategy, str(workers), root,
@@ -90,7 +90,7 @@ def kill_and_resume(
 
 
 def _wait(victim: subprocess.Popen[str], url: str, goal: float) -> bool:
-    """Until the run has come so far; False when it ended before."""
+    """Waits until the run has reached the goal; returns False when it ended before."""
     while victim.poll() is None:
         run: StoredRun = open_run(url)
         if run.summary().samples_committed >= goal:
@@ -100,7 +100,7 @@ def _wait(victim: subprocess.Popen[str], url: str, goal: float) -> bool:
 
 
 def _saved(events: list[dict[str, object]]) -> int:
-    """Samples that the new process began with, as its server said."""
+    """Returns the samples with which the new process began, from its server's event."""
     is_resumed = False
     for event in events:
         is_resumed |= event["kind"] == "run_resumed"
@@ -111,7 +111,7 @@ def _saved(events: list[dict[str, object]]) -> int:
 
 
 def describe_resume(resumed: Resumed) -> str:
-    """Says what the killed process cost.
+    """Returns a sentence about the cost of the killed process.
 
     Example:
         >>> print(describe_resume(Resumed(

@@ -1,4 +1,4 @@
-"""Trains until it is killed: the process that act 3 of the demo loses.
+"""Trains until it is killed: the process that act 3 of the demo kills.
 
 Run: `python -m shoal.demo.victim SETTINGS STRATEGY WORKERS ROOT`, settings as JSON.
 """
@@ -15,7 +15,7 @@ from shoal.runs.store import create
 
 
 def main(settings: str, strategy: str, workers: str, root: str) -> None:
-    """Says where its run is, and trains."""
+    """Prints the folder of its run, and trains."""
     given = Settings(**json.loads(settings))
     flights = load_flights()
     run = create(root, f"demo-{strategy}-controller-killed")

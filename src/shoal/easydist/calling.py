@@ -1,4 +1,4 @@
-"""Which module calls, and which model of it is meant."""
+"""Finds the calling module, and the model in it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PACKAGE = __name__.rpartition(".")[0]
 @final
 @dataclass(frozen=True, kw_only=True)
 class CallSite:
-    """The place a call came from.
+    """The origin of a call.
 
     Args:
         module: Name of its module.
-        names: What is defined there: the module's globals, and the variables of the
-            function that calls, if it is one.
-        file: Of the module, None in a notebook or a shell.
+        names: Names defined there: the module's globals, and the variables of the
+            calling function, if there is one.
+        file: File of the module, None in a notebook or a shell.
     """
 
     module: str
@@ -37,7 +37,7 @@ class CallSite:
 
 
 def caller() -> CallSite:
-    """Finds who calls this package, from inside of it.
+    """Finds the caller of this package, from inside of it.
 
     Example:
         >>> caller().module == __name__
@@ -58,10 +58,10 @@ def the_model(places: list[CallSite]) -> Any:
     """Returns the one compiled Keras model of the first place that has any.
 
     Args:
-        places: Where to look, in this order.
+        places: Modules to search, in this order.
 
     Raises:
-        ConfigError: There is none, or there are several; they are named.
+        ConfigError: There is none, or there are several; the message names them.
     """
     kind = import_module("keras").Model
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""`ExecutionEnvironment`, as scripts for EasyDist know it, on `shoal.fit`."""
+"""`ExecutionEnvironment` with EasyDist's interface, on `shoal.fit`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shoal.strategies import Strategy
 from shoal.training.progress import Display
 
 OURS = ("model", "x", "y", "run", "strategy", "workers", "epochs", "batch_size")
-"""Arguments of `shoal.fit` that are the environment's."""
+"""Arguments of `shoal.fit` that belong to the environment."""
 
 
 @final
@@ -40,13 +40,14 @@ OURS = ("model", "x", "y", "run", "strategy", "workers", "epochs", "batch_size")
 class ExecutionEnvironment:
     """Trains the compiled model of the calling script on files of an S3 bucket.
 
-    For scripts written for EasyDist: a model definition, a `preprocessing.py` beside
-    it, and this. New scripts may as well call `shoal.fit(model, "s3://...")`.
+    It is meant for scripts written for EasyDist: a model definition, a
+    `preprocessing.py` beside it, and this. New scripts may as well call
+    `shoal.fit(model, "s3://...")`.
 
-    It leaves three things in the working directory: `experiments/NNN`, one console
+    It creates three things in the working directory: `experiments/NNN`, one console
     for each worker, to be read while they train; `models/NNN`, the model with the best
     loss and the last one; and the run itself, for `shoal runs`. Each run takes the
-    next number, and nothing of another run is touched.
+    next number, and files of other runs stay untouched.
 
     The default strategy is "aeasgd". EasyDist trained asynchronously around a
     parameter server, and so does this: no worker waits for another. The plain
@@ -64,8 +65,8 @@ class ExecutionEnvironment:
         bucket_name: The same as `bucket`.
         model: The model to train; default None: the one compiled model among the
             names of the module (and function) that calls.
-        preprocess: What reads the files; default None: the class `Preprocessing` of
-            `preprocessing.py` beside the script.
+        preprocess: Code that reads the files; default None: the class `Preprocessing`
+            of `preprocessing.py` beside the script.
         strategy: As for `shoal.fit`.
         workers: As for `shoal.fit`.
 
@@ -95,11 +96,11 @@ class ExecutionEnvironment:
 
     @property
     def url(self) -> str:
-        """Where the data lie."""
+        """Returns the URL of the data."""
         return url_of(bucket_of(self.bucket, self.bucket_name), self.prefix)
 
     def fit(self, **arguments: Any) -> Any:
-        """Trains, and prints what it cost.
+        """Trains, and prints a report.
 
         Args:
             **arguments: Others of `shoal.fit`, such as `validation_data`, `callbacks`,
@@ -118,8 +119,8 @@ class ExecutionEnvironment:
         taken = sorted(name for name in arguments if name in OURS)
         if taken:
             raise ConfigError(
-                f"fit() was given {taken[0]}=. Expected it where the environment is "
-                "made, if it can be chosen at all. Pass it to ExecutionEnvironment."
+                f"fit() was given {taken[0]}=. Expected it when the environment is "
+                "made, if it can be chosen. Pass it to ExecutionEnvironment."
             )
         places = [caller(), self._maker]
         model = the_model(places) if self.model is None else _checked(self.model)
@@ -148,7 +149,7 @@ class ExecutionEnvironment:
         began: float,
         arguments: Mapping[str, Any],
     ) -> Any:
-        """Trains and saves, or leaves nothing when nothing has begun."""
+        """Trains and saves; removes the folders if nothing has begun."""
         settings: dict[str, Any] = {"verbose": 2, **arguments}
         callbacks = settings.pop("callbacks", None) or []
         if settings["verbose"] != 0:
@@ -177,7 +178,7 @@ class ExecutionEnvironment:
 
 
 def _begin(model: Any) -> Experiment:
-    """A new run, and its number."""
+    """Creates a new run, and its number."""
     root = environment().runs
     if not Folder.at(root).is_local:
         raise ConfigError(
@@ -195,7 +196,7 @@ def _begin(model: Any) -> Experiment:
 
 
 def _checked(model: Any) -> Any:
-    """Refuses what cannot be trained, before files are read."""
+    """Refuses models that cannot be trained, before files are read."""
     is_model = isinstance(model, import_module("keras").Model)
     if not (is_model and model.compiled):
         what = "is not compiled" if is_model else f"is a {type(model).__name__}"
@@ -207,7 +208,7 @@ def _checked(model: Any) -> Any:
 
 
 def _find_preprocess(places: Sequence[CallSite]) -> Any:
-    """What `preprocessing.py` beside the script defines."""
+    """Returns the definition in `preprocessing.py` beside the script."""
     for place in places:
         found = beside_script(place.beside)
         if found is not None:

@@ -1,8 +1,8 @@
-"""The numbered folders of a run: `experiments/NNN` while it trains, `models/NNN` after.
+"""The numbered folders of a run: `experiments/NNN` and `models/NNN`.
 
-This file decides what lies in them. The run itself is where runs are, so that `shoal
-runs` knows it; `experiments/NNN` is a link to the consoles of its workers, which can be
-read while they write, and `models/NNN` holds copies that outlive the run's folder.
+This file decides their contents. The run itself is in the folder of runs, so that
+`shoal runs` finds it; `experiments/NNN` is a link to the consoles of its workers, which
+can be read during the run, and `models/NNN` holds copies that outlive the run's folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONSOLES = "experiments"
 TRIES = 64
 BEST = "best"
 ARCHIVED = {"config.json": "network.json", "model.weights.h5": "best.weights.h5"}
-"""What an archive of Keras is made of, and what it is called beside it."""
+"""Parts of a Keras archive, with their names beside it."""
 
 
 @final
@@ -32,7 +32,7 @@ class Experiment:
     """The folders of one run in the working directory.
 
     Args:
-        number: From 1, in the order they were begun.
+        number: Number from 1, in the order of their start.
         home: The working directory.
         run: Its run.
     """
@@ -43,21 +43,21 @@ class Experiment:
 
     @property
     def consoles(self) -> Path:
-        """Link to what the workers print."""
+        """Returns the link to the output of the workers."""
         return self.home / CONSOLES / f"{self.number:03}"
 
     @property
     def models(self) -> Path:
-        """Where the trained model goes."""
+        """Returns the folder of the trained model."""
         return self.home / MODELS / f"{self.number:03}"
 
     @property
     def records(self) -> Path:
-        """The real folder of the consoles."""
+        """Returns the real folder of the consoles."""
         return Path(self.run.folder.path, LOGS)
 
     def save_models(self) -> None:
-        """Copies what the run saved; storage that fails costs the copies alone."""
+        """Copies the saved models; failing storage costs only the copies."""
         folder = Path(self.run.folder.path, MODELS)
         saved = sorted(
             path for end in (ARCHIVE, WEIGHTS) for path in folder.glob(f"[!.]*{end}")
@@ -85,7 +85,7 @@ class Experiment:
                         (self.models / name).write_bytes(parts.read(part))
 
     def undo(self) -> None:
-        """Removes all of it: nothing has begun."""
+        """Removes the folders, because nothing has begun."""
         self.run.close()
         self.consoles.unlink(missing_ok=True)
         self.run.folder.remove()
@@ -95,7 +95,7 @@ def begin_experiment(run: StoredRun, home: Path) -> Experiment:
     """Takes the next number for a run, and links to its consoles.
 
     Args:
-        run: New, in a folder of this machine.
+        run: A new run, in a folder of this machine.
         home: The working directory.
 
     Raises:
@@ -111,7 +111,8 @@ def begin_experiment(run: StoredRun, home: Path) -> Experiment:
             make_private(experiment.records)
             make_private(link.parent)
             target = folder / LOGS
-            # A link that fails where anything is: two that begin together get two.
+            # Making a link fails if the name exists: runs that begin together get two
+            # numbers.
             link.symlink_to(os.path.relpath(target, link.parent) if inside else target)
         except FileExistsError:
             continue
@@ -122,7 +123,7 @@ def begin_experiment(run: StoredRun, home: Path) -> Experiment:
 
 
 def _next_number(home: Path) -> int:
-    """One more than the highest there is, of experiments and of models."""
+    """Returns one more than the highest number of experiments and models."""
     places = (home / CONSOLES, home / MODELS)
     names = [p.name for place in places if place.is_dir() for p in place.iterdir()]
     return max((int(name) for name in names if name.isdecimal()), default=0) + 1

@@ -1,4 +1,4 @@
-"""Progress as lines: step, loss and elapsed time, every few seconds."""
+"""Progress lines: step, loss and elapsed time, every few seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StepLines(keras.callbacks.Callback):
     """Prints a line with the first exchange of each epoch, and then every few seconds.
 
     Args:
-        began: Monotonic seconds of the beginning, from which time is counted.
+        began: Monotonic seconds of the start.
 
     Example:
         >>> lines = StepLines(began=time.monotonic())
@@ -36,14 +36,14 @@ class StepLines(keras.callbacks.Callback):
         self._said: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begins to count steps again."""
+        """Resets the count of steps."""
         del logs
         self._epoch, self._said = epoch, None
 
     def on_train_batch_end(
         self, batch: int, logs: Mapping[str, Any] | None = None
     ) -> None:
-        """Prints how far it is, when it is time."""
+        """Prints the progress when a line is due."""
         now = time.monotonic()
         if self._said is not None and now - self._said < PACE_S:
             return
@@ -61,7 +61,7 @@ class StepLines(keras.callbacks.Callback):
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds.
+    """Returns minutes and seconds.
 
     Example:
         >>> clock(75.2)

@@ -1,4 +1,4 @@
-"""The optimizer an `ExecutionEnvironment` is given, in place of the compiled one."""
+"""The optimizer of an `ExecutionEnvironment`, in place of the compiled one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from shoal.errors import ConfigError
 
 
 def set_optimizer(model: Any, opt: Any) -> None:
-    """Compiles a model again with another optimizer, and all else as it was.
+    """Compiles a model again with another optimizer; other settings stay.
 
     Args:
-        model: Compiled.
+        model: A compiled model.
         opt: A name, a configuration, or an optimizer of Keras.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: `opt` is none of these.
 
     Example:
         >>> import keras
@@ -31,7 +31,7 @@ def set_optimizer(model: Any, opt: Any) -> None:
         found = keras.optimizers.get(opt)
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"opt={opt!r} is no optimizer of Keras. Expected a name such as 'adam', or "
+            f"opt={opt!r} is not an optimizer of Keras. Expected a name as 'adam', or "
             "an object such as keras.optimizers.Adam(1e-3). Correct it, or leave it "
             "out to keep the one the model was compiled with."
         ) from error

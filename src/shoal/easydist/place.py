@@ -1,4 +1,4 @@
-"""Where the data of a script lie: what bucket and prefix mean."""
+"""The location of a script's data: bucket and prefix."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from shoal.errors import ConfigError
 
 
 def bucket_of(bucket: str | None, bucket_name: str | None) -> str:
-    """Returns the bucket that was meant by either of its two names.
+    """Returns the bucket, given under either of its two names.
 
     Args:
-        bucket: Its name, without "s3://".
+        bucket: Name of the bucket, without "s3://".
         bucket_name: The same, under the other name scripts use.
 
     Raises:
-        ConfigError: None was given, two that differ, or what is no name.
+        ConfigError: No name was given, two that differ, or an invalid one.
 
     Example:
         >>> bucket_of(None, "texts")
@@ -35,7 +35,7 @@ def bucket_of(bucket: str | None, bucket_name: str | None) -> str:
         )
     if "/" in name or ":" in name:
         raise ConfigError(
-            f"bucket={name!r} is no name of a bucket. Expected it without 's3://' and "
+            f"bucket={name!r} is not a bucket's name. Expected it without 's3://' and "
             "without a path. Put the path into prefix=."
         )
     return name
@@ -45,7 +45,7 @@ def url_of(bucket: str, prefix: str) -> str:
     """Returns the URL of all files under a prefix.
 
     Args:
-        bucket: Its name.
+        bucket: Name of the bucket.
         prefix: A folder in it, "" for all of it, or a glob such as "data/part-*".
 
     Example:

@@ -1,4 +1,4 @@
-"""What a run cost and what came of it, in a few lines at its end."""
+"""A short report at the end of a run: times, best loss, GPUs, models."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shoal.easydist.timing import Spent
 @final
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The end of an experiment.
+    """The report of an experiment.
 
     Args:
-        number: Of the experiment.
-        total_s: From the call of `fit` to the saved model.
-        opening_s: Of it, before training: listing, fetching and preprocessing all
+        number: Number of the experiment.
+        total_s: Seconds from the call of `fit` to the saved model.
+        opening_s: Part of it before training: listing, fetching and preprocessing all
             files once, to count their rows.
         spent: Preprocessing after that: time in the user's code alone.
-        epochs_s: Of each epoch, from the beginning of its first step to its last
+        epochs_s: Seconds of each epoch, from the start of its first step to its last
             exchange.
         best: (metric, value, epoch from 0) of the best model, None for none.
-        gpus: What was seen of GPUs; see `shoal.runs.use`.
-        models: Names of the files in the folder of models.
+        gpus: Load of the GPUs; see `shoal.runs.use`.
+        models: Names of the files in the models folder.
         run: Id of the run.
 
     Example:
@@ -87,15 +87,15 @@ class Report:
             f"{gpu['mean_percent']:.0f} % of the time, at most "
             f"{gpu['most_memory_mib']:,.0f} of {gpu['total_mib']:,.0f} MiB in use"
             for gpu in self.gpus
-            if "mean_percent" in gpu  # not every GPU tells
+            if "mean_percent" in gpu  # not every GPU reports it
         ] or ["none"]
 
 
 def epoch_seconds(records: Iterable[Mapping[str, Any]]) -> tuple[float, ...]:
-    """Returns how long each epoch took, by the clock of the server.
+    """Returns the duration of each epoch, by the clock of the server.
 
     Args:
-        records: Exchanges; see `runs.events.EXCHANGE_FIELDS`.
+        records: Records of exchanges; see `runs.events.EXCHANGE_FIELDS`.
 
     Example:
         >>> row = {"epoch": 0, "compute_s": 1.0, "data_s": 0.0}

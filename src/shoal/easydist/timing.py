@@ -1,7 +1,7 @@
-"""How long preprocessing takes: measured where it runs, which is in the workers.
+"""Times of preprocessing, measured in the workers.
 
-This file decides what counts: the time inside the user's code, chunk by chunk. Workers
-write one line a call into a file of the experiment; fetching files is not counted.
+This file decides what is counted: the time inside the user's code, chunk by chunk.
+Workers write one line a call into a file of the experiment; fetching is not counted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ HEADER = "process,seconds,files,rows\n"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """A user's preprocessing that notes how long each call took.
+    """A user's preprocessing that records the time of each call.
 
     Args:
         user: Class, object or function that reads files.
-        path: Of the file that gets a line a call.
+        path: File that gets a line a call.
         driver: Id of the process that called `fit`; others are workers.
 
     Example:
@@ -51,23 +51,23 @@ class Timed:
         found = entry_point(self.user)(keys, objects)
         seconds = time.perf_counter() - began
         rows = cast("tuple[Any, ...]", found)[-1] if isinstance(found, tuple) else 0
-        # A file that is gone costs a number, not the run.
+        # A missing file costs a number, not the run.
         with suppress(OSError), self.path.open("a") as file:
             file.write(f"{os.getpid()},{seconds:.6f},{len(keys)},{rows}\n")
-        if os.getpid() != self.driver:  # into the console of the worker
+        if os.getpid() != self.driver:  # in the console of the worker
             files = f"{len(keys)} file{'s'[: len(keys) != 1]}"
             say(f"preprocessing: {files}, {rows} rows, {seconds:.3f} s")
         return found
 
 
 class Spent(NamedTuple):
-    """What preprocessing cost once it was timed.
+    """Total cost of timed preprocessing.
 
     Args:
-        seconds: In the user's code, of all workers together.
+        seconds: Seconds in the user's code, of all workers together.
         calls: Chunks of files.
         workers: Processes that preprocessed.
-        before_s: In the process that called `fit`, for a look at the first samples.
+        before_s: Seconds in the process that called `fit`, for the first samples.
     """
 
     seconds: float
@@ -77,11 +77,11 @@ class Spent(NamedTuple):
 
 
 def timed(source: FileSource, path: Path) -> FileSource:
-    """Returns the same source, whose preprocessing is timed from here on.
+    """Returns the same source with timed preprocessing.
 
     Args:
-        source: Opened with `preprocess=`.
-        path: Of the file that gets a line a call; begun here.
+        source: Source that was opened with `preprocess=`.
+        path: File that gets a line a call; it is created here.
     """
     path.write_text(HEADER)
     reader = cast(PreprocessReader, source.reader)
@@ -90,17 +90,17 @@ def timed(source: FileSource, path: Path) -> FileSource:
 
 
 def spent(path: Path, driver: int) -> Spent:
-    """Adds up what was noted; nothing where there is no such file.
+    """Adds up the recorded times; zero if there is no such file.
 
     Args:
-        path: Of the file.
+        path: File of the times.
         driver: Id of the process that called `fit`.
     """
     before_s, times, workers = 0.0, list[float](), set[str]()
     text = path.read_text() if path.is_file() else ""
     for line in text.splitlines():
         process, _, rest = line.partition(",")
-        with suppress(ValueError):  # the header; a torn line: the worker was killed
+        with suppress(ValueError):  # the header, or a partial line of a killed worker
             seconds = float(rest.split(",")[0])
             if int(process) == driver:
                 before_s += seconds

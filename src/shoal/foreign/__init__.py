@@ -1,1 +1,1 @@
-"""Programs of other frameworks on every node: each process is told its part."""
+"""Programs of other frameworks on every node, with each process's role."""

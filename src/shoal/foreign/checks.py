@@ -1,4 +1,4 @@
-"""What would keep a job from running: found before it is started."""
+"""Checks of a job before it is started."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LOOK = (
 
 
 def check(job: ProcessGroup, ssh: Sequence[str] = SSH) -> list[str]:
-    """Returns what is wrong with a job and its nodes, a line each; none if nothing is.
+    """Returns the faults of a job and its nodes, a line each.
 
     Args:
-        job: All processes.
+        job: All processes of the job.
         ssh: The command that reaches hosts.
     """
     with ThreadPoolExecutor(len(job.nodes)) as threads:
@@ -39,7 +39,7 @@ def check(job: ProcessGroup, ssh: Sequence[str] = SSH) -> list[str]:
 
 
 def duplicates(job: ProcessGroup) -> list[str]:
-    """Names, addresses and indexes that two of a job have in common."""
+    """Returns names, addresses and indexes that occur twice in a job."""
     found: list[str] = []
     for what, names in (
         ("host", [node.name for node in job.nodes]),
@@ -48,12 +48,12 @@ def duplicates(job: ProcessGroup) -> list[str]:
         ("place", [process.address for process in job.processes]),
     ):
         twice = [name for name, count in Counter(names).items() if count > 1]
-        found += [f"the {what} {name} is there twice" for name in twice]
+        found += [f"the {what} {name} is listed twice" for name in twice]
     return found
 
 
 def ports_of(job: ProcessGroup, node_rank: int) -> list[int]:
-    """The ports that a job uses on a node."""
+    """Returns the ports that a job uses on a node."""
     own = [each.port for each in job.processes if each.node_rank == node_rank]
     common = [job.meeting_port, job.coordinator_port, job.root_port]
     return [*own, *(common if node_rank == 0 else [])]
@@ -68,7 +68,7 @@ def _look_at(job: ProcessGroup, node_rank: int, ssh: Sequence[str]) -> list[str]
 
 
 def _ask(node: Node, ports: Sequence[int], ssh: Sequence[str]) -> list[str]:
-    """Looks at a host's ports from there."""
+    """Checks a host's ports on that host."""
     words = reached(node, ["python3", "-c", LOOK, *map(str, ports)], ssh)
     try:
         done = subprocess.run(
@@ -78,17 +78,17 @@ def _ask(node: Node, ports: Sequence[int], ssh: Sequence[str]) -> list[str]:
     except subprocess.TimeoutExpired:
         return [f"the host {node.name} does not answer within {LIMIT_S:g} s"]
     except OSError as error:
-        return [f"the host {node.name} is not reached: {error}"]
+        return [f"the host {node.name} cannot be reached: {error}"]
     if done.returncode == 127:
         return [f"the host {node.name} has no python3 on its PATH"]
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        return [f"the host {node.name} is not reached: {said[-1]}"]
+        return [f"the host {node.name} cannot be reached: {said[-1]}"]
     return [f"port {port} of {node.name} is taken" for port in done.stdout.split()]
 
 
 def is_taken(port: int) -> bool:
-    """Whether somebody listens at a port of this machine."""
+    """Whether a program listens at a port of this machine."""
     with suppress(OSError), socket.create_server(("", port)):
         return False
     return True

@@ -1,4 +1,4 @@
-"""How a job goes on when one of its processes has ended. Pure."""
+"""Decides how a job continues when one of its processes has ended. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shoal.foreign.job import JobProcess, ProcessGroup
 @final
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """What is to be done now.
+    """The next step of a job.
 
     Args:
         failed: The process whose status ends the job, None for none.
-        is_over: Those that the job is over with have ended well.
-        unneeded: Running processes that would run for ever: they serve the others.
+        is_over: Whether the deciding processes have ended well.
+        unneeded: Running processes that would never end: they serve the others.
     """
 
     failed: JobProcess | None = None
@@ -30,13 +30,13 @@ def course(
 ) -> Course:
     """Decides from the processes that have ended.
 
-    A job is over when all that train have ended. Where there are a chief and parameter
-    servers, the chief alone decides: its workers are servers too, which never end.
+    A job is over when all training processes have ended. With a chief and parameter
+    servers the chief alone decides: its workers are servers too, which never end.
 
     Args:
-        job: All processes.
-        codes: Exit status of those that have ended, by name.
-        stopped: Names of those that were told to end: their status says nothing.
+        job: All processes of the job.
+        codes: Exit status of ended processes, by name.
+        stopped: Names of processes that were told to end: their status is ignored.
     """
     for process in job.processes:
         if codes.get(process.name, 0) and process.name not in stopped:
@@ -49,7 +49,7 @@ def course(
 
 
 def deciding(job: ProcessGroup) -> list[JobProcess]:
-    """Those whose end is the end of the job."""
+    """Returns the processes whose end is the end of the job."""
     chief = job.doing("chief") if job.doing("ps") else []
     return chief or job.trainers
 
@@ -57,12 +57,12 @@ def deciding(job: ProcessGroup) -> list[JobProcess]:
 def farewell(
     job: ProcessGroup, ended: Sequence[JobProcess], silent: Collection[str]
 ) -> str:
-    """What is said when processes are ended because the job is over; "" for none.
+    """Returns the message about processes ended with the job; "" for none.
 
     Args:
-        job: All processes.
-        ended: Those that ran, and are ended.
-        silent: Names of processes that have written nothing: they may not have begun.
+        job: All processes of the job.
+        ended: Processes that were running, and are ended.
+        silent: Names of processes without output: they may not have begun.
 
     Example:
         >>> from shoal.foreign.hosts import HERE

@@ -1,9 +1,9 @@
-"""How what a process has started is ended: words of plain `sh`, for any host. Pure.
+"""Shell functions that end all descendants of a process, on any host. Pure.
 
-All that a process starts inherits its environment, and with it a mark that nobody else
-has. By that it is found wherever it went: a session of its own leaves the group of
-processes, but not the mark. Systems without /proc show nobody's environment; there a
-group is all that is found.
+All descendants of a process inherit its environment, and with it a unique
+mark. The mark finds them anywhere: a session of its own leaves the process group,
+but keeps the mark. Systems without /proc show no environment of other processes; there
+only a process group is found.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ finish() {
     return 1
 }
 """
-"""`finish` ends all that have the mark `$mark`, with SIGKILL after `$grace` seconds,
-and also waits for the process `$child`, if there is one. It says 1 where the time was
-not enough. Shells show the environment that they were started with: whoever makes a
-mark does not carry it."""
+"""`finish` ends all processes with the mark `$mark`, with SIGKILL after `$grace`
+seconds, and also waits for the process `$child`, if there is one. It returns 1 if the
+time was not enough. Shells show the environment they were started with: the shell that
+makes a mark does not carry it."""
 
 MARK = "mark=SHOAL_LAUNCH_$$_${told##*.}"
-"""From the name of a folder that `mktemp` made, so that no two are alike."""
+"""Makes the mark from the name of a folder of `mktemp`, so that marks are unique."""

@@ -1,4 +1,4 @@
-"""Which nodes there are: this machine, hosts by name, or a file of them."""
+"""The nodes of a job: this machine, hosts by name, or a file of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LINE = re.compile(r"(?P<name>\w[\w.:@%-]*)(?P<rest>(\s+\w+=[\w.:,-]+)*)$")
 
 
 def this_machine(shape: Shape) -> Node:
-    """This machine, for a job of that shape.
+    """Returns this machine as a node for a job of that shape.
 
     Raises:
-        ConfigError: It is to have more processes than a machine has room for.
+        ConfigError: The job has more processes than a machine has room for.
     """
     gpus = tuple(gpu.name for gpu in usable_gpus())
     count = (shape.per_node or len(gpus) or HERE.slots) + shape.ps
@@ -35,10 +35,10 @@ def this_machine(shape: Shape) -> Node:
 
 
 def cluster_nodes(state: ClusterState) -> list[Node]:
-    """The nodes of a cluster, the head first; programs find its python on their PATH.
+    """Returns the nodes of a cluster, head first, with its Python first on their PATH.
 
     Args:
-        state: Of the cluster.
+        state: State of the cluster.
 
     Raises:
         ClusterError: It has no nodes.
@@ -60,7 +60,7 @@ def cluster_nodes(state: ClusterState) -> list[Node]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened at a moment ago."""
+    """Returns ports on which no program listened just now."""
     with ExitStack() as stack:
         sockets = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -70,17 +70,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def read_nodes(text: str) -> list[Node]:
-    """Reads hosts: a file, or names with commas between.
+    """Reads hosts: a file, or names separated by commas.
 
-    A line of a file is a host and what is to be known of it: `slots=2`, `gpus=4`,
-    `address=10.0.0.5` where the others know it by another one. Lines with an address
-    alone are what deeplearning-cfn and mpirun have in theirs.
+    A line of a file is a host and its properties: `slots=2`, `gpus=4`,
+    `address=10.0.0.5` if the others know it by another address. Files of
+    deeplearning-cfn and mpirun, with only an address a line, are accepted.
 
     Args:
         text: Path of the file, or the names.
 
     Raises:
-        ConfigError: There is no such file, or a line is something else.
+        ConfigError: The file does not exist, or a line is invalid.
     """
     path = Path(text)
     if path.is_file():
@@ -88,7 +88,7 @@ def read_nodes(text: str) -> list[Node]:
     elif "/" in text:
         raise ConfigError(
             f"there is no file {text!r}. Expected a file with one host a line, or "
-            "names of hosts with commas between. Give one of both."
+            "names of hosts with commas between. Pass one of the two."
         )
     else:
         lines = text.split(",")
@@ -96,10 +96,10 @@ def read_nodes(text: str) -> list[Node]:
 
 
 def parse_nodes(lines: Sequence[str]) -> list[Node]:
-    """Reads one host a line; empty lines and what follows a # are left out.
+    """Reads one host a line; empty lines and text after a # are ignored.
 
     Raises:
-        ConfigError: A line is no host.
+        ConfigError: A line is not a host.
 
     Example:
         >>> lines = ["ann@10.0.0.2 slots=2  # the old one"]

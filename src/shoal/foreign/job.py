@@ -1,7 +1,7 @@
-"""Which processes a job of a foreign program has, and where each of them runs.
+"""The processes of a foreign program's job, and the node of each.
 
 This file decides ranks, indexes, ports and devices. It is pure: nodes and a shape go
-in, processes come out, the same ones everywhere.
+in, the processes come out, the same ones everywhere.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from shoal.errors import ConfigError, PlanError
 
 Part: TypeAlias = Literal["chief", "worker", "ps", "scheduler", "evaluator"]
 LAST_PORT = 65535
-COMMON_PORTS = 3  # on the first node, see `ProcessGroup`
+COMMON_PORTS = 3  # number of ports on the first node, see `ProcessGroup`
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A machine that processes are started on.
+    """A machine on which processes are started.
 
     Args:
-        name: How it is reached: of a host, or "localhost" for this machine.
-        address: That the other nodes know it by.
-        slots: Processes that train on it, where nobody says how many.
-        gpus: Those it has, by the names that CUDA_VISIBLE_DEVICES takes.
-        ports: Free ones, in the order they are used; at least as many as it needs.
-        ssh_options: Of ssh, to reach it.
-        variables: That its processes get beside those of their part.
+        name: Name of the host for ssh, or "localhost" for this machine.
+        address: Its address for the other nodes.
+        slots: Default number of training processes on it.
+        gpus: Its GPUs, by their names in CUDA_VISIBLE_DEVICES.
+        ports: Free ports, in the order of use; at least as many as it needs.
+        ssh_options: Options of ssh, to reach it.
+        variables: Variables of its processes besides those of their role.
     """
 
     name: str
@@ -42,22 +42,22 @@ class Node:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine."""
+        """Whether this is the local machine."""
         return self.name == "localhost"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a job is made of.
+    """The composition of a job.
 
     Args:
-        per_node: Processes that train on each node; None for one a GPU, or one a slot
-            where there are none.
+        per_node: Training processes on each node; None for one a GPU, or one a slot
+            without GPUs.
         ps: Parameter servers, spread over the nodes.
-        has_chief: The first process that trains is called chief, not worker 0.
-        has_evaluator: One process evaluates, beside those that train.
-        has_scheduler: One process only brings the others together, as DMLC wants it.
+        has_chief: Whether the first training process is called chief, not worker 0.
+        has_evaluator: Whether one more process evaluates.
+        has_scheduler: Whether one more process connects the others, for DMLC.
     """
 
     per_node: int | None = None
@@ -73,14 +73,14 @@ class JobProcess:
     """One process of a job.
 
     Args:
-        part: What it does.
-        index: From 0, among those that do the same.
-        node: Where it runs.
-        node_rank: Of that node, from 0.
-        port: Of its own.
-        rank: Among those that train, from 0; None for the others.
-        local_rank: Among those that train on its node; None for the others.
-        gpus: It sees no other ones; None where its node has none.
+        part: Role of the process.
+        index: Index from 0, among the processes of that role.
+        node: Node of the process.
+        node_rank: Rank of that node, from 0.
+        port: Port of its own.
+        rank: Rank among training processes, from 0; None for others.
+        local_rank: Rank among training processes of its node; None for others.
+        gpus: The only GPUs it sees; None if its node has none.
     """
 
     part: Part
@@ -94,13 +94,13 @@ class JobProcess:
 
     @property
     def name(self) -> str:
-        """Of it and its log, such as "worker-0"."""
+        """Returns the name of the process and its log, such as "worker-0"."""
         alone = self.part in ("chief", "scheduler", "evaluator")
         return self.part if alone else f"{self.part}-{self.index}"
 
     @property
     def address(self) -> str:
-        """Where the others reach it."""
+        """Returns its address for the other processes."""
         return f"{self.node.address}:{self.port}"
 
     @property
@@ -112,14 +112,14 @@ class JobProcess:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroup:
-    """All processes, and where they find each other.
+    """All processes of a job, and the ports where they meet.
 
     Args:
-        nodes: The first is where they meet.
-        processes: Those that train first, by rank.
-        meeting_port: On the first node, for torch.
-        coordinator_port: For JAX.
-        root_port: For DMLC.
+        nodes: Nodes; the processes meet on the first.
+        processes: Training processes first, by rank.
+        meeting_port: Port on the first node, for torch.
+        coordinator_port: Port on the first node, for JAX.
+        root_port: Port on the first node, for DMLC.
     """
 
     nodes: tuple[Node, ...]
@@ -130,10 +130,10 @@ class ProcessGroup:
 
     @classmethod
     def of(cls, nodes: Sequence[Node], shape: Shape) -> ProcessGroup:
-        """Gives every process its place.
+        """Places every process.
 
         Raises:
-            ConfigError: A number is not what it can be.
+            ConfigError: A number is outside its range.
             PlanError: No process would train, or a node has too few ports.
         """
         _check(nodes, shape)
@@ -177,16 +177,16 @@ class ProcessGroup:
         )  # fmt: skip
 
     def doing(self, *parts: Part) -> list[JobProcess]:
-        """The processes of these parts, in order."""
+        """Returns the processes of these roles, in order."""
         return [each for each in self.processes if each.part in parts]
 
     @property
     def trainers(self) -> list[JobProcess]:
-        """Those that train, by rank."""
+        """Returns the training processes, by rank."""
         return [each for each in self.processes if each.trains]
 
     def trainers_on(self, node_rank: int) -> list[JobProcess]:
-        """Those of one node."""
+        """Returns the training processes of one node."""
         return [each for each in self.trainers if each.node_rank == node_rank]
 
 
@@ -207,7 +207,7 @@ def _check(nodes: Sequence[Node], shape: Shape) -> None:
 def _trainers(
     nodes: Sequence[Node], shape: Shape, port: Callable[[int], int]
 ) -> list[JobProcess]:
-    """Those that train: node after node, each with GPUs of its own."""
+    """Returns the training processes: node after node, each with GPUs of its own."""
     found: list[JobProcess] = []
     for node_rank, node in enumerate(nodes):
         count = shape.per_node or len(node.gpus) or node.slots
@@ -230,7 +230,7 @@ def _trainers(
 
 
 def _share(gpus: Sequence[str], place: int, count: int) -> tuple[str, ...] | None:
-    """The GPUs of one of `count` processes of a node; some share one if need be."""
+    """Returns the GPUs of one of `count` processes of a node; some may share one."""
     if not gpus:
         return None
     if count >= len(gpus):
@@ -239,5 +239,5 @@ def _share(gpus: Sequence[str], place: int, count: int) -> tuple[str, ...] | Non
 
 
 def _none_of(node: Node) -> tuple[str, ...] | None:
-    """What only serves sees no GPU: TensorFlow would take all of its memory."""
+    """Hides GPUs from serving processes: TensorFlow would take all of their memory."""
     return () if node.gpus else None

@@ -1,4 +1,4 @@
-"""Which ports a job takes: the same at every call, others where some are taken here."""
+"""The ports of a job: the same at every call, others if some are taken here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.foreign.checks import is_taken, ports_of
 from shoal.foreign.job import LAST_PORT, Node, ProcessGroup, Shape
 
 FIRST_PORTS = range(20000, 29000, 100)
-"""Where a job's ports may begin: below those that systems give away."""
+"""First ports to choose from: below those that systems assign."""
 MOST = 1000
 
 
@@ -22,19 +22,19 @@ MOST = 1000
 def placed(
     nodes: Sequence[Node], shape: Shape, first_port: int | None = None
 ) -> Generator[ProcessGroup]:
-    """A job whose ports are free on this machine, and kept from other jobs.
+    """Context with a job whose ports are free here, and reserved against other jobs.
 
-    Where they begin is a digest of who asks, the hosts and the shape: `--print` and
-    `--check` speak of the job that a launch will run. Programs take minutes until they
-    listen; as long as the context lasts, another job of this machine begins elsewhere.
+    The first port is a digest of the user, the hosts and the shape: `--print` and
+    `--check` show the job that a launch will run. Programs take minutes until they
+    listen; while the context lasts, another job of this machine uses other ports.
 
     Args:
-        nodes: Where it runs; their own ports do not count.
-        shape: What it is made of.
-        first_port: Where its ports begin, None for the digest.
+        nodes: Nodes of the job; their own ports are ignored.
+        shape: Composition of the job.
+        first_port: First port of the job, None for the digest.
 
     Raises:
-        ConfigError: A number is not what it can be.
+        ConfigError: A number is outside its range.
         PlanError: A port is taken on this machine, or there are too few.
     """
     if first_port is not None:
@@ -61,7 +61,7 @@ def placed(
 
 
 def candidates(nodes: Sequence[Node], shape: Shape) -> list[int]:
-    """Where the ports of a job may begin, the best first."""
+    """Returns possible first ports of a job, the best first."""
     asks = f"{os.getuid()}@{socket.gethostname()}"
     hosts = [(node.name, node.address, node.slots, node.gpus) for node in nodes]
     digest = hashlib.sha256(repr((asks, hosts, shape)).encode()).digest()
@@ -70,7 +70,7 @@ def candidates(nodes: Sequence[Node], shape: Shape) -> list[int]:
 
 
 def taken_here(job: ProcessGroup) -> list[int]:
-    """Those ports of a job that somebody listens at on this machine."""
+    """Returns the ports of a job that are taken on this machine."""
     return [
         port
         for rank, node in enumerate(job.nodes)

@@ -24,27 +24,27 @@ from shoal.host.private import alike, make_private
 from shoal.interruption import check, undisturbed
 from shoal.terminal import LONGEST_BYTES, LinePiece, Lines
 
-LOOK_S = 0.1  # between looks whether Ctrl-C was pressed
+LOOK_S = 0.1  # between checks for Ctrl-C
 TAIL, TAIL_WIDTH = 20, 2000  # lines that an error shows, and characters of each
 SSH_FAILED = 255
-LAST_SIGNAL = 128 + 64  # as a status of a shell
+LAST_SIGNAL = 128 + 64  # the largest status by which a shell reports a signal
 LATE_S = 5.0
 """Seconds beyond the grace until a guard that does not answer is killed, and for all
-readers together when somebody else still holds a pipe."""
+readers together if another process still holds a pipe open."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """How a job is run.
+    """Options of a job's run.
 
     Args:
-        folder: Where processes run, on every node.
-        logs: One file a process goes there.
-        grace_s: Seconds that a process has to end when it is told to.
-        evaluation_s: Seconds that the evaluator has when all others are done.
+        folder: Working folder of processes, on every node.
+        logs: Folder of logs, one file a process.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+        evaluation_s: Seconds the evaluator has when all others are done.
         ssh: The command that reaches hosts.
-        files: What the file of hosts with slots says, and that of addresses.
+        files: Contents of the file of hosts with slots, and of that of addresses.
     """
 
     folder: str
@@ -57,7 +57,7 @@ class RunSettings:
 
 @dataclass(eq=False)
 class _Running:
-    """A process that has been started."""
+    """A started process."""
 
     process: JobProcess
     popen: subprocess.Popen[bytes]
@@ -65,21 +65,21 @@ class _Running:
     tail: deque[str] = field(default_factory=lambda: deque[str](maxlen=TAIL))
 
     def beat(self) -> None:
-        """Tells its guard that somebody is there."""
+        """Sends a sign of life to its guard."""
         stdin = self.popen.stdin
         if stdin is not None and not self.process.node.is_here and not stdin.closed:
             with suppress(OSError):
                 os.write(stdin.fileno(), b".")
 
     def tell_to_end(self) -> None:
-        """Lets its guard end it."""
+        """Makes its guard end it."""
         if self.popen.stdin is not None:
             with suppress(OSError):
                 self.popen.stdin.close()
 
 
 def _unheard(_: str) -> None:
-    """Nobody wants to know."""
+    """Ignores a line."""
 
 
 @final
@@ -87,12 +87,12 @@ class Runner:
     """The processes of one job, from start to end.
 
     Args:
-        job: What to start.
-        command: The user's, the same for all.
-        variables: Of each process.
-        settings: How.
-        echo: Is told the name of a process and a line it wrote, in threads.
-        note: Is told which processes are ended while they run, and why.
+        job: Job to run.
+        command: The user's command, the same for all.
+        variables: Variables of each process.
+        settings: Options of the run.
+        echo: Called with the name of a process and a line it wrote, in threads.
+        note: Called with the message about processes that are ended with the job.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Runner:
         self._stopped: set[str] = set()
 
     def run(self) -> None:
-        """Runs the job until those that train have ended; ends the others.
+        """Runs the job until its training processes have ended; ends the others.
 
         Raises:
             WorkerFailed: A process ended with a status that is not zero.
-            ClusterError: A node could not be reached.
+            ClusterError: A node cannot be reached.
         """
-        with undisturbed():  # a process that is lost sight of would not be ended
+        with undisturbed():  # an interruption here would leave processes running
             try:
                 for process in self._job.processes:
                     self._start(process)
@@ -145,7 +145,7 @@ class Runner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in a terminal is ours to pass on
+            start_new_session=True,  # this process passes Ctrl-C on
         )
         running = _Running(process=process, popen=popen, log=log)
         self._running[process.name] = running
@@ -154,7 +154,7 @@ class Runner:
         reader.start()
 
     def _read(self, running: _Running) -> None:
-        """Keeps and shows what a process writes, until it has ended."""
+        """Shows and logs the output of a process, until it has ended."""
         name, pipe = running.process.name, running.popen.stdout
         if pipe is None:
             raise RuntimeError("a process without a pipe")
@@ -181,7 +181,7 @@ class Runner:
             try:
                 name = self._ended.get(timeout=min(LOOK_S, left_s))
             except queue.Empty:
-                if left_s <= 0:  # the evaluator had its time
+                if left_s <= 0:  # the evaluator's time is over
                     self._note(
                         "all others have ended, and the evaluator was ended: it had "
                         f"{self._settings.evaluation_s:g} s more"
@@ -223,8 +223,8 @@ class Runner:
             )
         return WorkerFailed(
             f"{process.name} on {node.name} {_ended(code)}; {others}. "
-            "Expected every process to end with status 0. Mend what its last lines "
-            f"say; all of them are in {running.log}.\n{said}",
+            "Expected every process to end with status 0. Correct what its last "
+            f"lines report; the full log is {running.log}.\n{said}",
             rank=process.rank,
             node=node.name,
         )
@@ -235,7 +235,7 @@ class Runner:
             self._running[name].tell_to_end()
 
     def _end_all(self) -> None:
-        """Ends whatever still runs; returns when nothing does."""
+        """Ends all running processes; returns when none is left."""
         for name in self._running:
             self._stop(name)
         until = time.monotonic() + self._settings.grace_s + LATE_S
@@ -251,9 +251,9 @@ class Runner:
 
 
 def _ended(code: int) -> str:
-    """How a process ended, in words.
+    """Returns how a process ended, in words.
 
-    Shells say 128 and the number for a signal, and so do programs for other reasons.
+    Shells report a signal as 128 plus its number; programs use such numbers, too.
 
     Example:
         >>> _ended(3), _ended(-9)

@@ -1,4 +1,4 @@
-"""One script a host, for those who start their programs by other means. Pure."""
+"""One script a host, for starting programs by other means. Pure."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ start() {
     started="$started $!"
 }
 """
-"""A waiter for each process tells its status through a pipe: the first comes first. A
-shell can only wait for its own, in an order that it must know before."""
+"""A waiter for each process reports its status through a pipe, in the order of ends. A
+shell alone can only wait for its children in an order fixed beforehand."""
 
 FILES = """
 cat >"$told/hostfile" <<'END'
@@ -101,15 +101,15 @@ def script_of(
     logs: str,
     grace_s: float = 10.0,
 ) -> str:
-    """A shell script that starts all processes of a node, each with a log.
+    """Returns a shell script that starts all processes of a node, each with a log.
 
     Args:
-        job: All processes.
-        node_rank: Of the node.
-        command: The user's, the same for all.
-        variables: Of a process.
-        folder: Where it runs.
-        logs: Folder of logs, there.
+        job: All processes of the job.
+        node_rank: Rank of the node.
+        command: The user's command, the same for all.
+        variables: Returns the variables of a process.
+        folder: Working folder.
+        logs: Folder of logs on the node.
         grace_s: Seconds between SIGTERM and SIGKILL.
     """
     ours = [each for each in job.processes if each.node_rank == node_rank]

@@ -1,4 +1,4 @@
-"""What each process of a job is told, in the words of each framework. Pure.
+"""The environment variables of each process, for each framework. Pure.
 
 One function a framework; `variables_of` joins them. Formats are those of the
 frameworks' own documents: `TF_CONFIG` of tf.distribute, the variables that torchrun
@@ -23,22 +23,23 @@ HOST_FILES = (
     "PRTE_MCA_prte_default_hostfile", "HYDRA_HOST_FILE",
 )  # fmt: skip
 WORKERS_FILE = "DEEPLEARNING_WORKERS_PATH"
-"""Variables that each node sets by itself, to the paths of files that it writes."""
+"""Variables that each node sets by itself, to the paths of files it writes."""
 
 
 def variables_of(
     job: ProcessGroup, process: JobProcess, *, shared: str = "", for_jax: bool = False
 ) -> dict[str, str]:  # fmt: skip
-    """All that one process is told by its environment, but for the files of hosts.
+    """Returns all variables of a process, except for the files of hosts.
 
-    These its node gets when the process starts; `files_of` has what they say.
+    The node sets those when the process starts; `files_of` has their contents.
 
     Args:
-        job: All processes.
+        job: All processes of the job.
         process: One of them.
         shared: Folder that all nodes share, empty for none.
-        for_jax: Also the variables of Slurm, by which `jax.distributed.initialize()`
-            without arguments finds number and rank; other programs read them, too.
+        for_jax: Whether to add variables of Slurm, by which
+            `jax.distributed.initialize()` without arguments finds number and rank;
+            other programs read them, too.
     """
     return {
         "SHOAL_PART": process.part,
@@ -56,9 +57,9 @@ def variables_of(
 
 
 def tensorflow(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
-    """`TF_CONFIG`: the same map everywhere, and who this one is.
+    """Returns `TF_CONFIG`: the same map everywhere, with this process's role.
 
-    The evaluator is no part of the map: nobody talks with it.
+    The evaluator is not part of the map: no process connects to it.
     """
     if process.part == "scheduler":
         return {}
@@ -72,7 +73,7 @@ def tensorflow(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
 
 
 def torch(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
-    """What torchrun would set."""
+    """Returns the variables that torchrun would set."""
     if process.rank is None:
         return {}
     here = len(job.trainers_on(process.node_rank))
@@ -89,7 +90,7 @@ def torch(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
 
 
 def keras(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
-    """What `keras.distribution.initialize()` reads; the coordinator comes first."""
+    """Returns the variables of `keras.distribution.initialize()`, coordinator first."""
     if process.rank is None:
         return {}
     first, *others = job.trainers
@@ -104,7 +105,7 @@ def keras(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
 
 
 def jax(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
-    """Where JAX's coordinator is; number and rank for scripts that pass them on."""
+    """Returns JAX's coordinator, with number and rank for scripts that pass them on."""
     if process.rank is None:
         return {}
     return {
@@ -115,7 +116,7 @@ def jax(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
 
 
 def slurm(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
-    """What JAX takes for a step of Slurm, which it asks for number and rank."""
+    """Returns Slurm's variables, from which JAX reads number and rank."""
     if process.rank is None:
         return {}
     return {
@@ -128,7 +129,7 @@ def slurm(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
 
 
 def dmlc(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
-    """Roles of MXNet, and of whatever else is built on DMLC's parameter server."""
+    """Returns the roles of MXNet, and of other programs on DMLC's parameter server."""
     role = DMLC_ROLES.get(process.part)
     if role is None:
         return {}
@@ -150,7 +151,7 @@ def dmlc(job: ProcessGroup, process: JobProcess) -> dict[str, str]:
 
 
 def deeplearning(job: ProcessGroup, process: JobProcess, shared: str) -> dict[str, str]:
-    """The names that were on every node of a deeplearning-cfn cluster."""
+    """Returns the variables of a deeplearning-cfn cluster."""
     found = {
         "DEEPLEARNING_WORKERS_COUNT": str(len(job.nodes)),
         "DEEPLEARNING_WORKER_GPU_COUNT": str(len(process.node.gpus)),
@@ -163,14 +164,14 @@ def deeplearning(job: ProcessGroup, process: JobProcess, shared: str) -> dict[st
 def once(
     job: ProcessGroup, process: JobProcess, shared: str, ssh: Sequence[str]
 ) -> dict[str, str]:
-    """What a program is told that starts all others by itself, as `mpirun` does.
+    """Returns the variables of a program that starts all others, as `mpirun` does.
 
-    Open MPI starts what the first node's `PATH` finds: it hands on that variable, and
+    Open MPI starts the program on the first node's `PATH`: it passes that variable, and
     those of the node, to all hosts.
 
     Args:
-        job: All processes.
-        process: The first.
+        job: All processes of the job.
+        process: The first process.
         shared: Folder that all nodes share, empty for none.
         ssh: The command that reaches hosts.
     """
@@ -186,7 +187,7 @@ def once(
 
 
 def devices(process: JobProcess) -> dict[str, str]:
-    """The GPUs that it may see; nothing is said on nodes without."""
+    """Returns the GPUs that a process may see; nothing on nodes without GPUs."""
     if process.gpus is None:
         return {}
     return {
@@ -196,18 +197,18 @@ def devices(process: JobProcess) -> dict[str, str]:
 
 
 def workers_file(job: ProcessGroup) -> str:
-    """One address a line, the first node's first, as `DEEPLEARNING_WORKERS_PATH`."""
+    """Returns one address a line, the first node's first, for deeplearning-cfn."""
     return "".join(f"{node.address}\n" for node in job.nodes)
 
 
 def files_of(job: ProcessGroup) -> dict[str, str]:
-    """What the files say that a process finds by variables, by their names."""
+    """Returns the contents of the files that variables refer to, by their names."""
     files = dict.fromkeys(HOST_FILES, hostfile(job))
     return {**files, WORKERS_FILE: workers_file(job)}
 
 
 def hostfile(job: ProcessGroup) -> str:
-    """One node a line with its slots, as `mpirun --hostfile` reads it."""
+    """Returns one node a line with its slots, as `mpirun --hostfile` reads it."""
     return "".join(
         f"{node.address} slots={len(job.trainers_on(rank))}\n"
         for rank, node in enumerate(job.nodes)
@@ -215,5 +216,5 @@ def hostfile(job: ProcessGroup) -> str:
 
 
 def assignments(variables: Mapping[str, str]) -> list[str]:
-    """`NAME=value` of each, sorted, for `env`."""
+    """Returns `NAME=value` of each variable, sorted, for `env`."""
     return [f"{name}={value}" for name, value in sorted(variables.items())]

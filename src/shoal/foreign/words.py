@@ -1,9 +1,9 @@
-"""The command of a process, as the shell of its node gets it. Pure.
+"""The command of a process for the shell of its node. Pure.
 
-Every process runs under a small guard in `sh`, on this machine and on others: it
-lives as long as somebody holds its standard input open. When that ends, because the
-job is stopped, or the connection or `shoal launch` itself is gone, the guard ends the
-process and all it has started, and nothing else of its user.
+Every process runs under a small guard in `sh`, on this machine and on others, which
+runs as long as its standard input stays open. When that closes, because the
+job is stopped, or the connection or `shoal launch` itself has ended, the guard ends the
+process and all its descendants, and no other process of its user.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ fi
 rm -rf "$told"
 exit $ended
 """
-"""Leads a group of processes of its own, which `kill` means by 0; who has left it is
-found by the mark, see `ending`. What a process leaves behind ends with it. On other
-hosts it wants a byte now and then: a cable that is cut closes nothing. The files of
-hosts it writes itself: nodes need not share a folder."""
+"""The guard leads a process group of its own, which `kill` means by 0; processes that
+left it are found by the mark, see `ending`. Descendants that outlive a process are
+ended with it. On other hosts the guard expects a byte regularly: a broken network link
+closes nothing. It writes the files of hosts itself: nodes need not share a folder."""
 
 BEAT_S = 2.0
 QUIET_S = 9
@@ -84,15 +84,15 @@ def guarded(
     quiet_s: int = 0,
     files: tuple[str, str] = ("", ""),
 ) -> list[str]:
-    """Words that run a command under its guard.
+    """Returns words that run a command under its guard.
 
     Args:
-        command: The user's.
-        variables: Beside those of the node.
-        folder: Where it runs.
+        command: The user's command.
+        variables: Variables besides those of the node.
+        folder: Working folder.
         grace_s: Seconds between SIGTERM and SIGKILL.
-        quiet_s: Seconds without a byte after which nobody is there; 0 for any.
-        files: What the file of hosts with slots says, and that of addresses.
+        quiet_s: Seconds without a byte until the guard ends the process; 0 for any.
+        files: Contents of the file of hosts with slots, and of that of addresses.
 
     Example:
         >>> guarded(["date"], {"A": "1"}, "/tmp", 5)[3:]
@@ -103,11 +103,11 @@ def guarded(
 
 
 def reached(node: Node, words: Sequence[str], ssh: Sequence[str] = SSH) -> list[str]:
-    """Words that run words on a node.
+    """Returns words that run other words on a node.
 
     Args:
         node: This machine, or a host of OpenSSH.
-        words: To run there.
+        words: Words to run there.
         ssh: The command that reaches hosts.
 
     Example:

@@ -1,7 +1,7 @@
 """Limits of this machine and this process: disk, memory, open files, sizes, processes.
 
-A call of the system that meets one says a word or two about it. This file decides what
-is a limit, and says in three sentences which one it was and how it is raised.
+The system's error for a limit has only a word or two. This file decides which errors
+are limits, and reports in three sentences which limit it was and how to raise it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.errors import ClusterError, ShoalError
 
 
 class _Limit(NamedTuple):
-    """What was expected, and what to do."""
+    """Expectation and remedy for a limit."""
 
     expected: str
     advice: str
@@ -23,8 +23,7 @@ class _Limit(NamedTuple):
 
 _ROOM = _Limit(
     "free space, and a free entry for a file (`df -h`, `df -i`)",
-    "Free some, or set TMPDIR to a folder on a larger disk where it is a temporary "
-    "file",
+    "Free some, or set TMPDIR to a folder on a larger disk if it is a temporary file",
 )
 _FILES = _Limit(
     "to open some files and sockets for each process of a run (`ulimit -n`)",
@@ -52,7 +51,7 @@ _LIMITS = {
 
 
 def is_limit(error: OSError) -> bool:
-    """Whether a limit of the machine or the process was met.
+    """Whether an error means a limit of the machine or the process.
 
     Example:
         >>> is_limit(OSError(errno.ENOSPC, "")), is_limit(OSError(errno.ENOENT, ""))
@@ -63,14 +62,14 @@ def is_limit(error: OSError) -> bool:
 
 @contextmanager
 def within_limits(what: str, kind: type[ShoalError] = ClusterError) -> Generator[None]:
-    """Says which limit was met, where one is; other errors stay as they are.
+    """Turns errors about limits into reports of the limit; others stay as they are.
 
     Args:
-        what: Is done in here, such as "start worker-1".
-        kind: Of the error.
+        what: Action inside the context, such as "start worker-1".
+        kind: Class of the error.
 
     Raises:
-        ShoalError: Of that kind, in three sentences.
+        ShoalError: The error of that class, in three sentences.
 
     Example:
         >>> with within_limits("start worker-1"):

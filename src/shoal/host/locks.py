@@ -1,6 +1,6 @@
-"""Locks on files that end with the process that holds them, however that ended.
+"""Locks on files that end with the process that holds them, in any way it ends.
 
-A lock is seen by every process of the machine that sees the file, whatever its process
+A lock is visible to every process of the machine that sees the file, in any process
 namespace; on network storage with locks also from other machines. A forked child has
 none of its parent's locks.
 """
@@ -24,11 +24,11 @@ class HeldLock:
     """A lock that this process holds, until `close` or its end. `take` makes it.
 
     Args:
-        path: Of its file.
-        descriptor: The file, open and locked.
+        path: Path of the file.
+        descriptor: Descriptor of the open, locked file.
 
     Attributes:
-        mark: Tells the file from others under this name, before and after it.
+        mark: Distinguishes the file from earlier and later ones of this name.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -39,13 +39,13 @@ class HeldLock:
 
     @classmethod
     def take(cls, path: Path) -> HeldLock | None:
-        """Makes a locked file under a name; replaces one that stands there.
+        """Makes a locked file under a name; replaces an existing one.
 
-        The file has its name only when it is locked, so that a file without a lock
-        never belongs to a process that lives.
+        The file gets its name only when it is locked, so that a file without a lock
+        never belongs to a live process.
 
         Returns:
-            None where the file system has no locks; no file stands there then.
+            None if the file system has no locks; no file exists then.
 
         Raises:
             OSError: The file cannot be made.
@@ -70,13 +70,13 @@ class HeldLock:
         return cls(path, descriptor)
 
     def close(self) -> None:
-        """Lets go of the lock; its file stays. Safe to repeat."""
+        """Releases the lock; its file stays. Safe to repeat."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def remove(self) -> None:
-        """Removes the file, unless another has its name by now, and lets go of it."""
+        """Removes the file, unless the name has a new file by now, and releases it."""
         with contextlib.suppress(OSError):
             found = self.path.lstat()
             if self._descriptor is not None and _text(found) == self.mark:
@@ -89,14 +89,14 @@ class HeldLock:
 
 
 def is_held(path: Path, mark: str = "") -> bool | None:
-    """Tells whether a living process holds the lock of a file.
+    """Returns whether a live process holds the lock of a file.
 
     Args:
-        path: Of the file.
-        mark: Which file it has to be; default "" means any.
+        path: Path of the file.
+        mark: Mark of the expected file; default "" means any.
 
     Returns:
-        None where that cannot be told: there is no such file, or no locks.
+        None if that is unknown: there is no such file, or no locks.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -125,7 +125,7 @@ def _text(found: os.stat_result) -> str:
 
 
 def _watch_forks() -> None:
-    """A lock belongs to an open file, which a forked child has open as well."""
+    """Handles forks: a lock belongs to an open file, which a child has open as well."""
     if not _IS_WATCHING_FORKS:
         _IS_WATCHING_FORKS.append(True)
         os.register_at_fork(after_in_child=_let_go)

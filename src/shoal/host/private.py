@@ -1,8 +1,8 @@
-"""Who may read the folders and files that Shoal makes: their owner, unless told more.
+"""Permissions of the folders and files that Shoal makes: private by default.
 
-A run folder takes the group's permissions of the root it is made in, if somebody has
-given it any: permissions that all users have alike are what `mkdir` gives by itself.
-Inside a run folder all is as the folder around it. A default ACL goes before both.
+A run folder takes the group's permissions of its root, if they were set on
+purpose: permissions that all users share are just what `mkdir` gives.
+Inside a run folder everything is like the folder around it. A default ACL goes first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def shared_mode(mode: int) -> int:
     """Returns the mode of a run folder.
 
     Args:
-        mode: Of the root, as `stat` tells.
+        mode: Mode of the root, from `stat`.
 
     Example:
         >>> [oct(shared_mode(mode)) for mode in (0o755, 0o1777, 0o750, 0o2775)]
@@ -35,9 +35,9 @@ def shared_mode(mode: int) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Makes a folder, and missing ones around it, for their owner only.
+    """Makes a folder, and missing parents, for their owner only.
 
-    Those that stand stay as they are.
+    Existing folders stay unchanged.
 
     Raises:
         OSError: It cannot be made.
@@ -46,7 +46,7 @@ def make_private(path: Path) -> None:
 
 
 def make_alike(path: Path) -> None:
-    """Makes a folder, and missing ones around it, with the mode of the one around all.
+    """Makes a folder, and missing parents, with the mode of the existing parent.
 
     Raises:
         OSError: It cannot be made.
@@ -55,20 +55,20 @@ def make_alike(path: Path) -> None:
 
 
 def make_inside(path: Path) -> None:
-    """Makes a new folder that the group may use as the one around it, see above.
+    """Makes a new folder with the group's permissions of the parent, see above.
 
     Args:
-        path: Where nothing may be yet, not even a link.
+        path: Path where nothing may exist yet, not even a link.
 
     Raises:
-        FileExistsError: Something is there.
+        FileExistsError: The path exists.
     """
     _make_new(path, OWN)
     share(path)
 
 
 def share(path: Path) -> None:
-    """Lets the group use a new folder of this user as the one around it."""
+    """Gives a new folder of this user the group's permissions of its parent."""
     around, found = path.parent.stat(), path.stat()
     mode = shared_mode(around.st_mode)
     if mode == OWN or _has_acl(path.parent):
@@ -76,9 +76,9 @@ def share(path: Path) -> None:
     if found.st_gid != around.st_gid:
         try:
             os.chown(path, -1, around.st_gid)
-        except OSError:  # not a member of that group; another one is not meant
+        except OSError:  # not a member of that group; no other group is used
             return
-        mode |= stat.S_ISGID  # so that all in it is of that group
+        mode |= stat.S_ISGID  # new entries get that group
     _set_mode(path, mode | found.st_mode & stat.S_ISGID)
 
 
@@ -90,27 +90,27 @@ def _make(path: Path, mode_in: Callable[[os.stat_result], int]) -> None:
         _make_new(path, mode_in(path.parent.stat()))
     except FileExistsError:  # another process was faster, or it is a file
         if not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "is no folder", path) from None
+            raise NotADirectoryError(errno.ENOTDIR, "is not a folder", path) from None
 
 
 def _make_new(path: Path, mode: int) -> None:
-    """Makes a folder of a mode, whatever the mask of the process is."""
+    """Makes a folder of a mode, regardless of the process's mask."""
     if _has_acl(path.parent):
         path.mkdir(0o777)
         return
     path.mkdir(OWN)
     if mode != OWN:
-        # The bit by which new files take the folder's group stays.
+        # The bit that gives new files the folder's group stays set.
         _set_mode(path, mode | path.stat().st_mode & stat.S_ISGID)
 
 
 def _set_mode(path: Path | int, mode: int) -> None:
-    with suppress(OSError):  # a file system without modes: it stays as it was made
+    with suppress(OSError):  # a file system without modes: unchanged
         os.chmod(path, mode)
 
 
 def alike(path: str, flags: int) -> int:
-    """An `opener` of `open`: a file that it makes is shared as its folder is.
+    """An `opener` of `open`: new files are shared like their folder.
 
     Example:
         >>> with open("notes", "ab", opener=alike) as file:
@@ -132,24 +132,24 @@ def alike(path: str, flags: int) -> int:
 
 
 def protect(file: Path | int, folder: Path) -> None:
-    """Shares a file that another call made as the folder is that it belongs to.
+    """Shares a file of another call like the folder that it belongs to.
 
     Args:
-        file: Path, or the descriptor of an open one.
-        folder: Where it is, or will be.
+        file: Path, or descriptor of an open file.
+        folder: Folder of the file, now or later.
     """
     if not _has_acl(folder):
         _set_mode(file, _file_mode(folder))
 
 
 def is_own(path: Path) -> bool:
-    """Tells whether a folder is one that only this user can put something into.
+    """Returns whether only this user can create entries in a folder.
 
     Args:
-        path: Of a folder; a link to one is none.
+        path: Path of a folder; a link to one does not count.
 
     Raises:
-        FileNotFoundError: Nothing is there.
+        FileNotFoundError: The path does not exist.
     """
     found = path.lstat()
     is_mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
@@ -161,7 +161,7 @@ def _file_mode(folder: Path) -> int:
 
 
 def _has_acl(folder: Path) -> bool:
-    """Whether new files of a folder get an access list, which a mode would cut."""
+    """Whether new files of a folder get an access list, which a mode would restrict."""
     if not hasattr(os, "getxattr"):
         return False
     with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Which process wrote a record, and whether it may still live. No clock is asked.
+"""Identity of the process that wrote a record, and whether it may be alive.
 
-The number of a process says nothing in another process namespace, and another process
-may get it later. A record therefore holds the kernel's boot, the namespace, and when
-the process started, in ticks of that boot. A lock answers where the number cannot.
+No clock is used. The number of a process means nothing in another process namespace,
+and may be reused. A record therefore holds the kernel's boot, the namespace, and the
+start of the process, in ticks of that boot. A lock decides where the number cannot.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ UNKNOWN = "?"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process among all of all machines, at all times.
+    """One process, unique over machines and time.
 
     Args:
         host: Name of its machine.
-        pid: Its number there, in its namespace.
-        start: When it started, as its kernel tells; "" in records of older versions.
-        boot: Of its kernel, random for each; "" where the system does not tell.
-        namespace: Its process and time namespaces; "" where there are none.
+        pid: Process number, in its namespace.
+        start: Start time from its kernel; "" in records of older versions.
+        boot: Random id of its kernel's boot; "" if the system has none.
+        namespace: Its process and time namespaces; "" without namespaces.
         machine: Digest of the machine's id; "" where it has none.
-        lock: Mark of a lock that it holds as long as it lives, "" for none.
-        seen_time: Unix time of the record; only used where `start` is "".
+        lock: Mark of a lock that it holds while it runs, "" for none.
+        seen_time: Unix time of the record; used only if `start` is "".
 
     Example:
         >>> may_live(Process.here())
@@ -57,7 +57,7 @@ class Process:
 
     @classmethod
     def here(cls, lock: str = "") -> Process:
-        """This process.
+        """Returns this process.
 
         Args:
             lock: Mark of a lock that it holds.
@@ -67,10 +67,10 @@ class Process:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Process | None:
-        """Reads what `fields` gave; None where no process is named.
+        """Reads the result of `fields`; None if no process is named.
 
         Args:
-            record: Fields of an event or a file; others are passed over.
+            record: Fields of an event or a file; other fields are ignored.
         """
         host, pid, seen = (record.get(name) for name in ("host", "pid", "time"))
         if not isinstance(host, str) or not isinstance(pid, int) or pid <= 0:
@@ -85,19 +85,19 @@ class Process:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As JSON values, without those that are not known."""
+        """Returns JSON values, without unknown ones."""
         known = asdict(self)
         del known["seen_time"]
         return {name: value for name, value in known.items() if value != ""}
 
 
 def may_live(process: Process, lock: Path | None = None) -> bool:
-    """Tells whether a process may still live; one that does is never called dead.
+    """Returns whether a process may be alive; a live one is never called dead.
 
     Args:
-        process: Of a record.
-        lock: The file of a lock that it holds if it lives; only the file that the
-            record names counts, where it names one.
+        process: Process of a record.
+        lock: File of a lock that it holds while alive; if the record names a
+            file, only that one counts.
     """
     return judge(
         process,
@@ -116,58 +116,58 @@ def judge(
     holds: Callable[[], bool | None],
     by_clock: Callable[[Process], bool],
 ) -> bool:
-    """Decides from what can be seen. Pure, but for what it is given to ask.
+    """Decides from observations. Pure, except for the functions it is given.
 
     Args:
-        process: Of a record.
-        here: Who asks; only its machine, boot and namespace count.
-        runs: Whether a process of this boot and namespace runs.
-        holds: Whether its lock is held, None where that cannot be told.
-        by_clock: What older records are judged by, where the host is this one.
+        process: Process of a record.
+        here: The asking process; only its machine, boot and namespace count.
+        runs: Returns whether a process of this boot and namespace runs.
+        holds: Returns whether its lock is held, None if unknown.
+        by_clock: Decides for older records, if the host is this one.
     """
     if not process.start:
         return process.host != here.host or by_clock(process)
     if _is_same_boot(process, here):
-        # Where Linux tells no namespace, two of them would look like one.
+        # On a Linux that shows no namespace, two of them would look like one.
         is_told = bool(here.namespace) or not here.boot
         if is_told and process.namespace == here.namespace:
             return runs(process)
-        # A lock of this kernel is seen wherever its file is.
+        # A lock of this kernel is visible wherever its file is.
         return holds() is not False
     is_this_machine = (
         process.host == here.host
         and "" not in (process.machine, process.boot, here.boot)
         and process.machine == here.machine
     )
-    # This machine has been started again since; another one cannot be looked into.
+    # This machine has rebooted since; another machine cannot be checked.
     return not is_this_machine or holds() is True
 
 
 def _is_same_boot(process: Process, here: Process) -> bool:
     if process.boot or here.boot:
         return process.boot == here.boot
-    # Of macOS; a Linux that tells no boot does not tell containers apart either.
+    # macOS; a Linux that shows no boot does not distinguish containers either.
     is_plain = not process.namespace and not here.namespace
     return is_plain and process.host == here.host
 
 
 def _runs(process: Process) -> bool:
-    """Looks up a number of this namespace, and when its process started."""
+    """Looks up a number of this namespace, and the start of its process."""
     try:
         os.kill(process.pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # of another user, who may hide it in /proc
+    except (OSError, OverflowError):  # another user's, hidden in /proc
         pass
     start = _start(process.pid)
-    # Hidden from this user, or /proc is that of another namespace: it may live.
+    # Hidden from this user, or /proc of another namespace: it may be alive.
     return start is None or process.start in (start, UNKNOWN if start else start)
 
 
 def _runs_by_clock(process: Process) -> bool:
     try:
         found = psutil.Process(process.pid)
-        # A process younger than the record got its number second-hand.
+        # A process younger than the record has a reused number.
         return (
             found.status() != psutil.STATUS_ZOMBIE
             and found.create_time() <= process.seen_time + CLOCK_SLACK_S
@@ -181,12 +181,12 @@ def _runs_by_clock(process: Process) -> bool:
 def _start_of_self() -> str:
     if not PROC.is_dir():
         return _start_by_psutil(os.getpid()) or UNKNOWN
-    # Not by its number: /proc may be that of another namespace.
+    # Not by its number: /proc may belong to another namespace.
     return _ticks(PROC / "self" / "stat") or UNKNOWN
 
 
 def _start(pid: int) -> str | None:
-    """When a process started; "" for one that has ended, None where unseen."""
+    """Returns the start of a process; "" if it has ended, None if unknown."""
     if not PROC.is_dir():
         return _start_by_psutil(pid)
     return _ticks(PROC / str(pid) / "stat") if _sees_own_namespace() else None
@@ -201,7 +201,7 @@ def _ticks(stat: Path) -> str | None:
 
 
 def _start_by_psutil(pid: int) -> str | None:
-    """Where there is no /proc: what the kernel noted when the process started."""
+    """Returns the kernel's start time of a process, on systems without /proc."""
     try:
         found = psutil.Process(pid)
         is_over = found.status() == psutil.STATUS_ZOMBIE
@@ -220,7 +220,7 @@ def _sees_own_namespace() -> bool:
 
 
 def _machine() -> Process:
-    """This machine, and how it is seen from this process."""
+    """Returns this machine, and the namespaces of this process."""
     return Process(
         host=socket.gethostname(),
         pid=0,
@@ -250,7 +250,7 @@ def _boot() -> str:
 
 @cache
 def _machine_id() -> str:
-    """Of the machine; its digest, as the id itself is not to be shown to others."""
+    """Returns a digest of the machine's id, because the id itself is confidential."""
     for path in MACHINE_FILES:
         try:
             text = path.read_text().strip()

@@ -1,8 +1,8 @@
-"""Folders of a process that its children meet in, and what killed processes left.
+"""Folders where a process's children meet, and removal of those of killed processes.
 
-A folder is locked as long as its owner lives. The lock goes with the process, however
-that ended, and holds across containers that share a temporary directory: a folder
-without one belongs to nobody, and the next owner removes it.
+A folder is locked as long as its owner runs. The lock ends with the process, in any
+way it ends, and works across containers that share a temporary directory: a folder
+without a lock has no owner, and the next owner of a folder removes it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ KINDS = ("run", "spool")
 
 
 def _prefix(kind: str) -> str:
-    """Begins the names of this machine's: elsewhere locks of it may not be seen."""
+    """Returns this machine's name prefix: locks of others may be invisible."""
     letters = [c if c.isalnum() else "-" for c in socket.gethostname()]
     return f"shoal-{kind}-{''.join(letters)[:40]}."
 
 
 def planned_scratch(kind: str = "run") -> Path:
-    """Chooses where a scratch folder will be, and makes nothing yet.
+    """Chooses the path of a scratch folder without making it.
 
     Args:
         kind: One of `KINDS`.
@@ -51,10 +51,10 @@ class Scratch:
     """A folder in the temporary directory, until `close` or the end of the process.
 
     Args:
-        path: A place that `planned_scratch` chose; default None: a new one.
+        path: Path chosen by `planned_scratch`; default None: a new one.
 
     Attributes:
-        path: Of the folder. Another one from `make_folder` on, if it was removed.
+        path: Path of the folder. `make_folder` changes it if it was removed.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -68,12 +68,12 @@ class Scratch:
         with within_limits("make a temporary folder of the run"):
             self.path.mkdir(mode=0o700)
             try:
-                # systemd-tmpfiles leaves folders alone that somebody has locked.
+                # systemd-tmpfiles skips folders that a process has locked.
                 folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 self._folder = folder
                 with contextlib.suppress(OSError):
                     fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                try:  # None: such a one is not swept
+                try:  # None: a folder without a lock is not swept
                     lock = HeldLock.take(self.path / LOCK)
                 except BaseException:
                     os.close(folder)
@@ -84,7 +84,7 @@ class Scratch:
         return weakref.finalize(self, _remove, self.path, lock, folder, os.getpid())
 
     def make_folder(self) -> Path:
-        """Makes an empty folder in here; anew if this one has been removed."""
+        """Makes an empty folder inside; makes the scratch folder again if removed."""
         if not self.path.is_dir():
             self._remove()
             self.path = planned_scratch()
@@ -98,17 +98,17 @@ class Scratch:
         self._folder = -1
 
     def end_hard(self) -> None:
-        """The same, as all processes end; see `interruption.ends_hard`."""
+        """Removes the folder when all processes end; see `interruption.ends_hard`."""
         self.close()
 
     def give_up(self) -> None:
-        """A fork would hold the lock of the folder; `HeldLock` lets go of the other."""
+        """Releases the folder's lock in a fork; `HeldLock` releases the other."""
         self._remove = lambda: None
         blank(self._folder)
 
 
 def _remove(path: Path, lock: HeldLock | None, folder: int, owner: int) -> None:
-    if os.getpid() != owner:  # a fork, which has it from its parent
+    if os.getpid() != owner:  # a fork, which inherited it
         return
     _empty(path)
     os.close(folder)
@@ -117,7 +117,7 @@ def _remove(path: Path, lock: HeldLock | None, folder: int, owner: int) -> None:
 
 
 def _empty(path: Path) -> None:
-    """Removes a folder, its lock last: should this be killed, the next one goes on."""
+    """Removes a folder, its lock last: if this is killed, the next owner continues."""
     with contextlib.suppress(OSError):
         for inner in path.iterdir():
             if inner.is_dir() and not inner.is_symlink():
@@ -128,7 +128,7 @@ def _empty(path: Path) -> None:
 
 
 def sweep() -> list[Path]:
-    """Removes folders whose owners are gone; returns what they were."""
+    """Removes folders whose owners have ended; returns their paths."""
     return [path for path in _candidates() if _sweep_one(path)]
 
 

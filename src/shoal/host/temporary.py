@@ -1,7 +1,7 @@
-"""The temporary directory of this process, which may be removed while a run goes on.
+"""The temporary directory of this process, which may be removed during a run.
 
-Cleaners, batch systems and people remove it. What is made in it from now on needs it
-all the same, also what libraries make there: Keras writes an archive through it.
+Cleaners, batch systems and people remove it. Later temporary files need it again,
+also those of libraries: Keras writes an archive through it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from shoal.host.private import make_private
 
 SYSTEM = frozenset({"/tmp", "/var/tmp", "/usr/tmp"})
-"""Folders of all users, which are not this process' to make."""
+"""Folders of all users, which this process must not create."""
 
 
 KERAS_SAVING = "keras.src.saving.saving_lib"
@@ -30,9 +30,9 @@ class NoTemporaryFolder(OSError):
 
 
 def temporary_folder() -> Path:
-    """Returns the temporary directory; makes it again where it has been removed.
+    """Returns the temporary directory; makes it again if it was removed.
 
-    Where that is not allowed, Python chooses another one, for the whole process.
+    If that is not allowed, Python chooses another one, for the whole process.
 
     Raises:
         NoTemporaryFolder: There is none, and none can be made.
@@ -63,10 +63,10 @@ def temporary_folder() -> Path:
 
 @contextmanager
 def keras_saving() -> Generator[None]:
-    """Keras saves a model in here, for which it needs the temporary directory.
+    """Context in which Keras saves a model, with a temporary directory.
 
-    Keras removes its folders there after the last write, so not where one fails: each
-    model that a full disk does not take would leave one. They are removed here.
+    Keras removes its folders there after the last write, but not after a failing one:
+    each model that a full disk refuses would leave a folder. They are removed here.
 
     Raises:
         NoTemporaryFolder: See `temporary_folder`.
@@ -74,7 +74,7 @@ def keras_saving() -> Generator[None]:
     temporary_folder()
     config = import_module("keras").config
     is_filtered = config.is_traceback_filtering_enabled()
-    config.disable_traceback_filtering()  # the error tells where they are
+    config.disable_traceback_filtering()  # the traceback has their paths
     try:
         yield
     except Exception as error:
@@ -86,7 +86,7 @@ def keras_saving() -> Generator[None]:
 
 
 def _remove_left(error: BaseException) -> None:
-    """Removes folders that calls of Keras' saving have made and did not come to."""
+    """Removes folders that Keras' saving created and did not remove."""
     if error.__context__ is not None:  # closing the file failed as well
         _remove_left(error.__context__)
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -106,6 +106,6 @@ def _again(folder: Path) -> Path:
             make_private(folder)
             return folder
         except OSError:
-            pass  # its parent is not ours to write to, or gone for good
+            pass  # its parent is not writable, or gone
     tempfile.tempdir = None
     return Path(tempfile.gettempdir())

@@ -1,4 +1,4 @@
-"""Watches which optimizers a training step applies, in whatever place they are kept."""
+"""Records which optimizers a training step applies, wherever they are stored."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 Act = Callable[[Sequence[Any], Sequence[Any]], None]
-"""What is done with (gradients, variables) in place of an update."""
+"""Called with (gradients, variables) in place of an update."""
 
 
 class Application(NamedTuple):
     """One call of `apply` or `stateless_apply`.
 
     Args:
-        optimizer: That was called.
-        variables: It was to update.
-        found: What the call returned, None for `apply`.
-        gradients: It was given by `stateless_apply`.
+        optimizer: Optimizer that was called.
+        variables: Variables to update.
+        found: Result of the call, None for `apply`.
+        gradients: Gradients given to `stateless_apply`.
     """
 
     optimizer: Any
@@ -30,13 +30,13 @@ class Application(NamedTuple):
 
 @contextmanager
 def watched(act: Act | None = None) -> Generator[list[Application]]:
-    """Notes all calls of optimizers by this thread, in their order.
+    """Records all calls of optimizers by this thread, in order.
 
-    An optimizer that calls another one within counts once. One that is not built yet
+    An optimizer that calls another one counts once. One that is not built
     is built first, as Keras would.
 
     Args:
-        act: Takes the place of `apply`; None lets optimizers work.
+        act: Called in place of `apply`; None keeps the update.
 
     Yields:
         A list that grows.
@@ -61,7 +61,7 @@ def watched(act: Act | None = None) -> Generator[list[Application]]:
 
 
 class _Watch:
-    """What stands in place of the methods of optimizers."""
+    """Functions that replace the methods of optimizers."""
 
     def __init__(self, calls: list[Application], act: Act | None) -> None:
         self._calls, self._act = calls, act
@@ -69,7 +69,7 @@ class _Watch:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether a call is not ours to see."""
+        """Whether a call is not to be recorded."""
         return self._depth > 0 or threading.get_ident() != self._thread
 
     @contextmanager
@@ -113,7 +113,7 @@ class _Watch:
 
 
 def _build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """As Keras does before the first update."""
+    """Builds the optimizer as Keras does before the first update."""
     scope = import_module("keras").name_scope
     with scope(optimizer.name, caller=optimizer):
         optimizer.build(list(variables))
@@ -121,7 +121,7 @@ def _build(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def _kinds(base: type) -> list[type]:
-    """A class and all that are made of it, each once."""
+    """Returns a class and all its subclasses, each once."""
     found = {base: None}
     for kind in base.__subclasses__():
         found.update(dict.fromkeys(_kinds(kind)))

@@ -1,10 +1,10 @@
 """A model as a Keras archive: its config, the values of its variables, its code.
 
 This file decides which models travel this way: those made of Keras' own classes,
-and of classes that say by `get_config` how to make them again. The archive is kept
-as Python values, not as a zip with an HDF5 file in it, which costs a worker a
-second at its start; where a layer keeps state that is no variable (vocabularies,
-adapted moments) the real archive goes along.
+and of classes whose `get_config` can make them again. The archive is kept
+as Python values, not as a zip with an HDF5 file, which would take a worker a
+second at its start; if a layer keeps state outside of variables (vocabularies,
+adapted moments) the real archive travels with it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from shoal.optimizers import has_others
 _NOT_GIVEN = (
     "build", "quantize", "loss", "train_function", "test_function", "predict_function"
 )  # fmt: skip
-"""Functions among a layer's attributes that no constructor was given: `Layer.__new__`
-wraps two methods, the loss of a model travels among its compile arguments, and trainers
-keep what they have made."""
+"""Function attributes of layers that are not from constructors: `Layer.__new__`
+wraps two methods, the loss of a model travels with its compile arguments, and trainers
+keep functions that they have compiled."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """What is needed to make a model again, without its compile arguments.
+    """All that makes a model again, without its compile arguments.
 
     Args:
-        config: What `keras.saving.serialize_keras_object` gives.
+        config: Result of `keras.saving.serialize_keras_object`.
         custom_objects: Name in the config -> class or function.
-        zipped: A `.keras` file, or None when variables are all the state there is.
-        state: What the variables hold.
-        is_altered: Layers were given other variables after they were built, which not
-            every layer around them tells in its config.
+        zipped: A `.keras` file, or None if variables are the only state.
+        state: Values of the variables.
+        is_altered: Whether layers got other variables after they were built, which not
+            every layer around them writes into its config.
     """
 
     config: dict[str, Any]
@@ -59,7 +59,7 @@ class Archive:
 
     @classmethod
     def of(cls, model: Any, custom_objects: Mapping[str, Any]) -> Archive | None:
-        """Reads a model, or returns None where an archive would lose something."""
+        """Reads a model, or returns None if an archive would lose something."""
         if not _says_how_to_remake(model) or _holds_functions(model, custom_objects):
             return None
         if any(map(_has_named_tuples, model._flatten_layers())):
@@ -68,7 +68,7 @@ class Archive:
             config = _config_of(model)
             custom = _custom_objects(model, config, custom_objects)
             zipped = _zip(model) if _has_other_state(model) else None
-        except Exception:  # get_config of the user's may raise anything
+        except Exception:  # a user's get_config may raise anything
             return None
         if custom is None:
             return None
@@ -82,12 +82,12 @@ class Archive:
 
     @property
     def is_plain(self) -> bool:
-        """True for Keras' own classes only, with no state but in variables."""
+        """Whether all classes are Keras' own, with no state outside of variables."""
         is_told = self.zipped is None and not self.is_altered
         return not self.custom_objects and is_told
 
     def open(self) -> Any:
-        """Makes the model, not compiled."""
+        """Makes the model, without compiling it."""
         scope: AbstractContextManager[None] = (
             all_zero() if self.is_plain else nullcontext()
         )
@@ -102,7 +102,7 @@ class Archive:
             saving = import_module("keras").saving
             with saving.custom_object_scope(self.custom_objects):
                 load = import_module("keras.src.saving.saving_lib").load_model
-                temporary_folder()  # Keras unpacks there, though it may be removed
+                temporary_folder()  # Keras unpacks there; it may have been removed
                 file = io.BytesIO(self.zipped)
                 return load(file, self.custom_objects, compile=False, safe_mode=False)
         lib = import_module("keras.src.saving.serialization_lib")
@@ -113,10 +113,10 @@ class Archive:
 
 
 def _says_how_to_remake(model: Any) -> bool:
-    """True when each class is Keras' own or has its own `get_config`.
+    """Whether each class is Keras' own or has its own `get_config`.
 
-    `compile` of the user's may set anything on the model, which no archive keeps, nor
-    what optimizers beside the model's own remember.
+    A user's `compile` may set anything on the model, which no archive keeps; neither
+    does it keep the state of optimizers besides the model's own.
     """
     trainer = import_module("keras.src.trainers.trainer").Trainer
     if type(model).compile is not trainer.compile or has_others(model):
@@ -128,7 +128,7 @@ def _says_how_to_remake(model: Any) -> bool:
 
 
 def _has_named_tuples(layer: Any) -> bool:
-    """True for a Functional model whose config makes plain tuples of its outputs."""
+    """Whether a Functional model's config would make plain tuples of its outputs."""
     structs = [
         getattr(layer, f"_{part}_struct", None) for part in ("inputs", "outputs")
     ]
@@ -149,9 +149,9 @@ def _has_own_config(cls: type) -> bool:
 
 
 def _holds_functions(model: Any, given: Mapping[str, Any]) -> bool:
-    """True when a layer was given a function of the user's.
+    """Whether a layer was given a function of the user's.
 
-    A config keeps only its name, which may be the name of one of Keras' own too.
+    A config keeps only its name, which one of Keras' own functions may share.
     """
     known = {id(obj) for obj in given.values()}
     return any(
@@ -165,7 +165,7 @@ def _holds_functions(model: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _is_of_keras(function: types.FunctionType) -> bool:
-    """True for a function that Keras finds under its name; wrappers only bear one."""
+    """Whether Keras finds the function under its name; wrappers only carry a name."""
     if not _is_keras(str(function.__module__)):
         return False
     found: Any = sys.modules.get(function.__module__)
@@ -175,7 +175,7 @@ def _is_of_keras(function: types.FunctionType) -> bool:
 
 
 def _is_altered(layer: Any) -> bool:
-    """True for a layer that was quantized, or given adapters of low rank."""
+    """Whether a layer was quantized, or given adapters of low rank."""
     is_quantized = getattr(layer, "quantization_mode", None) is not None
     return bool(getattr(layer, "lora_enabled", False)) or is_quantized
 
@@ -194,7 +194,7 @@ def _config_of(model: Any) -> dict[str, Any]:
 
 
 def _has_other_state(model: Any) -> bool:
-    """True when a layer keeps state that is not in its variables."""
+    """Whether a layer keeps state outside of its variables."""
     layer_class = import_module("keras").Layer
     for layer in model._flatten_layers():
         cls = type(layer)
@@ -207,7 +207,7 @@ def _has_other_state(model: Any) -> bool:
 
 
 def _zip(model: Any) -> bytes:
-    """Saves a real archive; it holds the optimizer too, which is not read."""
+    """Saves a real archive; its optimizer is not read."""
     file = io.BytesIO()
     with warnings.catch_warnings(), no_tensorflow(), keras_saving():
         warnings.simplefilter("ignore")
@@ -218,16 +218,16 @@ def _zip(model: Any) -> bytes:
 def _custom_objects(
     model: Any, config: dict[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns the code a config refers to by name, None when it cannot be told."""
+    """Returns the code that a config names, None if it is ambiguous."""
     classes: dict[str, Any] = {}
     for layer in model._flatten_layers():
         cls = type(layer)
         if classes.setdefault(cls.__name__, cls) is not cls:
-            return None  # two classes of one name, of a cell run twice say
+            return None  # two classes of one name, as of a cell run twice
     found: dict[str, Any] = dict(given)
     for entry in _entries(config):
         if entry["class_name"] == "__lambda__":
-            return None  # its code goes without the globals it names
+            return None  # its code would travel without the globals it names
         module = entry.get("module") or "__main__"
         if "module" not in entry or _is_keras(module) or module == "builtins":
             continue
@@ -254,7 +254,7 @@ def _entries(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _find(module: str, name: str, key: str, known: Mapping[str, Any]) -> Any:
-    """Returns the object of a config entry, None when nobody knows it."""
+    """Returns the object of a config entry, None if it is unknown."""
     for candidate in (key, name):
         if candidate in known:
             return known[candidate]

@@ -1,7 +1,7 @@
-"""Plain attributes of a model's parts: what a callback may set without a variable.
+"""Plain attributes of a model's parts, which a callback may set without a variable.
 
-This file decides which attributes count: numbers, truth values, texts and None, of the
-model, its layers, its losses and its optimizer, but what Keras keeps for itself.
+This file decides which attributes count: numbers, booleans, strings and None, of the
+model, its layers, its losses and its optimizer, except for Keras' private ones.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shoal.optimizers import counted, optimizers_of
 Plain: TypeAlias = bool | int | float | str | None
 PLAIN = (bool, int, float, str, type(None))
 OF_KERAS = frozenset({"stop_training", "built", "compiled", "steps_per_execution"})
-"""What Keras sets while a model trains."""
+"""Attributes that Keras sets while a model trains."""
 
 TRAINABLE = "_trainable"
 
 
 def plain_attributes(model: Any) -> dict[str, Plain]:
-    """The plain attributes of a model's parts, by path.
+    """Returns the plain attributes of a model's parts, by path.
 
     Example:
         >>> import keras
@@ -41,12 +41,12 @@ def plain_attributes(model: Any) -> dict[str, Plain]:
 
 
 def packed(value: Plain) -> npt.NDArray[np.uint8]:
-    """An attribute's value as bytes."""
+    """Returns an attribute's value as bytes."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def write_attributes(model: Any, values: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Sets attributes to values that `packed` made; what is not there is left out."""
+    """Sets attributes to values that `packed` made; missing ones are ignored."""
     parts = dict(_parts(model))
     for path, value in values.items():
         place, _, name = path.rpartition("/")
@@ -55,7 +55,7 @@ def write_attributes(model: Any, values: Mapping[str, npt.NDArray[Any]]) -> None
 
 
 def called(model: Any, path: str) -> str:
-    """An attribute as its owner would write it."""
+    """Returns an attribute in the user's notation."""
     place, _, name = path.rpartition("/")
     part = dict(_parts(model)).get(place)
     owner = place

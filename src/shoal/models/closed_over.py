@@ -1,4 +1,4 @@
-"""Variables of Keras that code of a model reads, and that no part of the model holds.
+"""Variables of Keras that a model's code reads, and that the model does not hold.
 
 A loss, a metric, a `train_step` or a layer's `call` may close over a variable, or name
 one of its module. Such a variable travels with the code, as a copy: this file finds it
@@ -20,14 +20,14 @@ from shoal.optimizers import optimizers_of, variables_of
 
 DEPTH = 8
 FOREIGN = ("keras", "tensorflow", "torch", "jax", "numpy", "shoal")
-"""Libraries whose functions and classes close over nothing of the user's."""
+"""Libraries whose functions and classes never close over the user's objects."""
 
 
 def closed_over(model: Any) -> dict[str, Any]:
-    """The variables that code of a model reads and the model does not hold, by path.
+    """Returns the variables that a model's code reads and it does not hold, by path.
 
     Args:
-        model: Built and compiled.
+        model: A built and compiled model.
 
     Example:
         >>> import keras
@@ -61,7 +61,7 @@ def closed_over(model: Any) -> dict[str, Any]:
 def write_closed_over(
     model: Any, values: Mapping[str, npt.NDArray[Any]]
 ) -> Sequence[str]:
-    """Gives such variables other values; returns the paths that are not there."""
+    """Sets such variables to other values; returns the paths that do not exist."""
     variables = closed_over(model)
     for path, value in values.items():
         if path in variables:
@@ -70,7 +70,7 @@ def write_closed_over(
 
 
 def _roots(model: Any) -> Iterator[tuple[str, Any]]:
-    """Where code of the user's may be: first what `compile` was given."""
+    """Yields objects with the user's code: first the arguments of `compile`."""
     loss = getattr(model, "_compile_loss", None)
     yield "loss", getattr(loss, "_user_loss", None)
     yield "loss_weights", getattr(loss, "_user_loss_weights", None)
@@ -88,7 +88,7 @@ def _roots(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(part: Any) -> Iterator[tuple[str, Any]]:
-    """What may hold a variable, with its step in the path."""
+    """Yields objects that may hold a variable, with their step in the path."""
     if isinstance(part, Mapping):
         mapping = cast("Mapping[Any, Any]", part)
         yield from ((str(key), value) for key, value in mapping.items())
@@ -116,9 +116,9 @@ def _parts(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The closure, the defaults, and the globals that its code names."""
+    """Yields the closure, the defaults, and the globals that its code names."""
     if _is_foreign(function):
-        # But a wrapper of a library's may close over a function of the user's.
+        # But a library's wrapper may close over a function of the user's.
         for cell in function.__closure__ or ():
             yield "wrapped", _content(cell)
         return
@@ -139,7 +139,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _parts_of_object(part: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes of a loss, a metric, or an object of the user's."""
+    """Yields attributes of a loss, a metric, or an object of the user's."""
     keras = import_module("keras")
     if isinstance(part, (keras.Layer, keras.optimizers.Optimizer)):
         return
@@ -157,7 +157,7 @@ def _parts_of_object(part: Any) -> Iterator[tuple[str, Any]]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is still empty
+    except ValueError:  # an empty cell
         return None
 
 

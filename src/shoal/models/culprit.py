@@ -1,6 +1,6 @@
 """Finds which attribute of an object cannot be pickled, so that an error can name it.
 
-This file decides nothing about what may travel; it runs only after pickling failed,
+It does not decide what may travel; it runs only after pickling failed,
 tries the parts of the object one by one, and follows the first part that fails.
 """
 
@@ -20,11 +20,11 @@ _READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
 def describe_culprit(owner: Any, label: str) -> str:
-    """Returns the path and type of the deepest part of `owner` that cannot travel.
+    """Returns the path and type of the deepest part of `owner` that cannot be pickled.
 
     Args:
         owner: The object that failed to pickle.
-        label: What to call it.
+        label: Its name in the message.
 
     Example:
         >>> import threading
@@ -40,11 +40,11 @@ def _find(owner: Any, path: str, seen: set[int], depth: int) -> tuple[str, Any] 
     """Returns path and object of the first part that fails by itself.
 
     Args:
-        owner: Fails.
-        path: How it was reached.
+        owner: Object that fails.
+        path: Path by which it was reached.
         seen: Failing objects that were followed; a part that fails only because it
-            leads back to one of them is no culprit.
-        depth: Steps that are left.
+            leads back to one of them is not a culprit.
+        depth: Remaining steps.
     """
     is_innocent = False
     for step, child in _parts(owner) if depth else ():
@@ -66,17 +66,17 @@ def _type_name(obj: Any) -> str:
 
 
 def _fails(obj: Any) -> bool:
-    """True when it cannot be pickled, Keras objects inside left out."""
+    """Whether an object cannot be pickled, Keras objects inside left out."""
     try:
         pickler = TravelPickler(io.BytesIO())
         pickler.dump(obj)
-    except Exception:  # whatever the object's own code raises
+    except Exception:  # the object's own code may raise anything
         return True
     return False
 
 
 def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what an object is made of, each with its step in the path."""
+    """Yields the parts of an object, each with its step in the path."""
     if isinstance(obj, Mapping):
         mapping = cast("Mapping[Any, Any]", obj)
         yield from ((f"[{key!r}]", value) for key, value in mapping.items())
@@ -97,8 +97,8 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts_of_class(obj)
     elif hasattr(obj, "__dict__"):
         state = state_of(obj)
-        # What the user set comes before the code of the class, and that before what
-        # Keras keeps to itself, which holds the rest of the model once more.
+        # The user's attributes come before the code of the class, and that before
+        # Keras' private attributes, which contain the rest of the model again.
         for name in (n for n in state if not n.startswith("_")):
             yield f".{name}", state[name]
         yield f" (class {type(obj).__name__})", type(obj)
@@ -126,14 +126,14 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
                 f" -> captured variable {_named(name, cell.cell_contents)}",
                 (cell.cell_contents),
             )
-        except ValueError:  # a cell that is still empty
+        except ValueError:  # an empty cell
             continue
     for value in function.__defaults__ or ():
         yield " -> a default argument", value
     codes = [function.__code__]
     for code in codes:
         codes.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
-        # Names of attributes stand in `co_names` as well: only these are globals.
+        # `co_names` contains names of attributes as well: only these are globals.
         read = {i.argval for i in dis.get_instructions(code) if i.opname in _READS}
         for name in (n for n in code.co_names if n in read):
             if name in function.__globals__:
@@ -142,7 +142,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _named(name: str, value: Any) -> str:
-    """A variable, and of an object of a class of the user's its class as well."""
+    """Returns a variable's name; for an object of a user's class with its class."""
     is_plain = type(value).__module__ == "builtins" or not hasattr(value, "__dict__")
     is_code = isinstance(value, (type, types.FunctionType, types.ModuleType))
     return repr(name) if is_plain or is_code else f"'{name}' ({_type_name(value)})"

@@ -1,4 +1,4 @@
-"""Which way each metric of a model gets better: read from the metrics, not guessed."""
+"""The direction in which each metric improves, read from the metrics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from shoal.models.metrics import MetricStates
 
 
 def metric_directions(model: Any) -> dict[str, str]:
-    """Names the metrics of a model as a history does, each with its direction.
+    """Returns the metrics of a model by their names in a history, with directions.
 
-    Keras' metrics know their own, and its callbacks go by that too.
+    Keras' metrics know their own, and its callbacks use it too.
 
     Args:
-        model: Compiled, its metrics built.
+        model: A compiled model whose metrics are built.
 
     Returns:
-        Name -> "up", "down", or "" where the metric does not say.
+        Name -> "up", "down", or "" if the metric does not say.
 
     Example:
         >>> import keras
@@ -39,7 +39,7 @@ def metric_directions(model: Any) -> dict[str, str]:
 
 
 def _owners(model: Any) -> dict[str, Any]:
-    """Metrics by the names they have in a history, with prefixes of outputs."""
+    """Returns metrics by their names in a history, with prefixes of outputs."""
     owners = {str(metric.name): metric for metric in model.metrics}
     compiled = getattr(model, "_compile_metrics", None)
     if compiled is not None and compiled.built:

@@ -1,6 +1,6 @@
-"""What a model is made of: equal for two models that the same programs can train.
+"""Fingerprints of models: equal if the same programs can train both.
 
-Values of variables are left out, as are the names that Keras gave the layers: `dense_3`
+Values of variables are left out, and so are names that Keras gave the layers: `dense_3`
 of one model is `dense_7` of the next one, made by the same code.
 """
 
@@ -18,16 +18,16 @@ from shoal.optimizers import optimizer_variables
 def fingerprint(
     model: Any, archive: Archive, arguments: Any, anchors: Sequence[Any]
 ) -> str:
-    """Tells models apart that differ in more than values and names.
+    """Returns a digest that differs for models with other structure.
 
     Args:
-        model: Built.
-        archive: Of it.
-        arguments: Of its compile, None for none.
+        model: A built model.
+        archive: Archive of the model.
+        arguments: Its compile arguments, None for none.
         anchors: Parts of the model that the arguments may refer to.
 
     Returns:
-        A digest, or nothing where it cannot be told.
+        A digest, or an empty string if it is unknown.
     """
     if archive.zipped is not None:
         return ""
@@ -37,8 +37,8 @@ def fingerprint(
         if is_named_by_keras(layer)
     }
     state = archive.state
-    # What a run begins with in any case. Another variable, of a loss or a schedule say,
-    # nobody would give its value to.
+    # The variables that a run sets in any case. Another variable, of a loss or a
+    # schedule say, would keep its old value.
     begun = [*model.variables, *model.metrics_variables, *optimizer_variables(model)]
     try:
         made = dumps(
@@ -59,7 +59,7 @@ def fingerprint(
 
 
 def _renamed(config: Any, names: Mapping[str, str]) -> Any:
-    """A config with other names of layers."""
+    """Returns a config with other names of layers."""
     if isinstance(config, dict):
         entries = cast("dict[Any, Any]", config).items()
         return {key: _renamed(value, names) for key, value in entries}

@@ -1,7 +1,7 @@
-"""Models that take batches of one size only: which size it is, and who would break it.
+"""Models that take batches of one size only: their size, and checks against it.
 
-Inputs say so (`keras.Input(batch_shape=...)`), and stateful recurrent layers, whose
-states have a row for each row of a batch.
+Inputs declare it (`keras.Input(batch_shape=...)`), and so do stateful recurrent
+layers, whose states have a row for each row of a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.facts import SAMPLE_ROWS
 
 
 def fixed_batch(model: Any) -> int:
-    """The rows that every batch of a model must have; 0 where it takes any number.
+    """Returns the rows that every batch of a model must have; 0 for any number.
 
     Example:
         >>> import keras
@@ -40,10 +40,10 @@ def fixed_batch(model: Any) -> int:
 
 
 def _takes_others(functional: Any, size: int) -> bool:
-    """Whether layers take batches of another size than inputs were declared with.
+    """Whether layers take batches of another size than the inputs declare.
 
-    Keras puts the first batch it sees into the inputs of a Sequential, and holds no
-    batch to them.
+    Keras writes the first batch it sees into the inputs of a Sequential, and
+    enforces nothing.
     """
     keras = import_module("keras")
     inputs = getattr(functional, "_inputs_struct", None)
@@ -55,13 +55,13 @@ def _takes_others(functional: Any, size: int) -> bool:
     try:
         spec_of = import_module("keras.src.backend").compute_output_spec
         spec_of(functional, others, training=False)
-    except Exception:  # layers say it in their own ways
+    except Exception:  # layers refuse in different ways
         return False
     return True
 
 
 def sample_rows(model: Any) -> int:
-    """How many rows are read to see what a model makes of data."""
+    """Returns how many rows are read to try a model."""
     return fixed_batch(model) or SAMPLE_ROWS
 
 
@@ -74,17 +74,17 @@ def check_steps(
     size: str,
     count: str,
 ) -> None:
-    """Refuses steps of other rows than a model takes, as Keras would in the midst.
+    """Refuses steps of other rows than a model takes, before Keras would.
 
-    A model with a step of its own may take any rows: it is believed.
+    A model with a step of its own may take any rows, and is not checked.
 
     Args:
-        model: Built.
-        edges: Where steps begin, and the end of the last one.
-        step: The model's method that takes them.
+        model: A built model.
+        edges: Starts of the steps, and the end of the last one.
+        step: Method of the model that takes them.
         data: Name of the argument with the rows, for the message.
-        size: The same of their number in a step.
-        count: The same of the number of steps.
+        size: Name of the argument with the rows of a step.
+        count: Name of the argument with the number of steps.
 
     Raises:
         PlanError: A step has other rows.

@@ -1,4 +1,4 @@
-"""What new variables begin with, made without a program of the backend's.
+"""Initial values of new variables, made without a program of the backend.
 
 On JAX each shape and value compiles a program of its own: a second for a small model
 and its optimizer.
@@ -18,9 +18,9 @@ Constant = Callable[[Any], float | None]
 
 @contextmanager
 def all_zero() -> Generator[None]:
-    """Starts variables at zero: their values follow.
+    """Initializes variables with zero, because their values follow.
 
-    Only for models of Keras' own classes, which read no fresh weight.
+    It is for models of Keras' own classes only, which read no initial weight.
     """
     with _constants(_zero_for_keras):
         yield
@@ -28,14 +28,14 @@ def all_zero() -> Generator[None]:
 
 @contextmanager
 def plain_constants() -> Generator[None]:
-    """Starts variables that begin with a constant, as those of optimizers do."""
+    """Initializes variables with their constants, as those of optimizers are."""
     with _constants(_constant_of):
         yield
 
 
 @contextmanager
 def _constants(constant: Constant) -> Generator[None]:
-    """Replaces initializers for which `constant` gives a value."""
+    """Replaces initializers for which `constant` returns a value."""
     kinds = import_module("keras.src.backend").Variable.__mro__
     base = next((k for k in kinds if "_initialize_with_initializer" in vars(k)), None)
     if base is None:
@@ -49,7 +49,7 @@ def _constants(constant: Constant) -> Generator[None]:
             original(self, initializer)
         else:
             filled = np.full(self._shape, value, np.dtype(self._dtype))
-            # Told the dtype, JAX copies the array and compiles nothing.
+            # With a dtype, JAX copies the array and compiles nothing.
             self._initialize(self._convert_to_tensor(filled, dtype=self._dtype))
 
     base._initialize_with_initializer = initialize

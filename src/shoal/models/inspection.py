@@ -1,4 +1,4 @@
-"""Reads from a Keras model what a plan needs to know."""
+"""Reads from a Keras model the facts that a plan needs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from shoal.vectors import (
 
 
 def find_model(model: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """Returns the Keras model meant, and what made it where that is a callable.
+    """Returns the Keras model, and its maker if the argument is a callable.
 
     Args:
         model: A Keras model, or a callable without arguments that returns one.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: `model` is neither.
     """
     kind = import_module("keras").Model
     if isinstance(model, kind):
@@ -43,7 +43,7 @@ def find_model(model: Any) -> tuple[Any, Callable[[], Any] | None]:
     trainer = import_module("keras.src.trainers.trainer").Trainer
     if isinstance(model, trainer):
         raise ConfigError(
-            f"model is a {type(model).__name__}, a Keras trainer that is no "
+            f"model is a {type(model).__name__}, a Keras trainer that is not a "
             "keras.Model. Expected a keras.Model: it can be sent to workers and saved, "
             "a layer with the trainer mixed in cannot. "
             f"Write class {type(model).__name__}(keras.Model), with the layers inside."
@@ -66,11 +66,11 @@ def prepare(model: Any, sample: Any) -> None:
     """Builds model, metrics and optimizer, as the first step of Keras' fit would.
 
     Args:
-        model: Compiled.
+        model: A compiled model.
         sample: A few rows, as `train_step` gets them.
 
     Raises:
-        ConfigError: The model is not compiled, or with arguments that Keras refuses.
+        ConfigError: The model is not compiled, or Keras refuses its arguments.
         DataError: The model does not take such rows.
     """
     if not getattr(model, "compiled", False) or not _can_be_trained(model):
@@ -110,7 +110,7 @@ def _can_be_trained(model: Any) -> bool:
 
 
 def _no_targets(y: Any) -> str:
-    """What to do where the data has no targets, empty where it has."""
+    """Returns the remedy if the data has no targets, else an empty string."""
     if y is not None:
         return ""
     return (
@@ -120,7 +120,7 @@ def _no_targets(y: Any) -> str:
 
 
 def _is_of_compile(error: Exception) -> bool:
-    """Whether it came while Keras made losses and metrics of what it was told."""
+    """Whether Keras raised it while it made losses and metrics of its arguments."""
     frames = (frame.f_code for frame, _ in walk_tb(error.__traceback__))
     return any(
         code.co_name == "build" and code.co_filename.endswith("compile_utils.py")
@@ -129,14 +129,14 @@ def _is_of_compile(error: Exception) -> bool:
 
 
 def _compiled_with(model: Any) -> str:
-    """What of losses and metrics `compile` was told, as a user wrote it."""
+    """Returns the losses and metrics given to `compile`, as a user writes them."""
     given = getattr(getattr(model, "_compile_config", None), "config", None) or {}
     names = ("loss", "loss_weights", "metrics", "weighted_metrics")
     return ", ".join(f"{n}={given[n]!r}" for n in names if given.get(n) is not None)
 
 
 def _forget_old_metrics(model: Any) -> None:
-    """Compiled again without metrics, a Keras model keeps showing those of before."""
+    """Removes metrics of an earlier `compile`, which Keras would keep showing."""
     given = getattr(getattr(model, "_compile_config", None), "config", None)
     if given is None or getattr(model, "_compile_metrics", None) is None:
         return
@@ -145,7 +145,7 @@ def _forget_old_metrics(model: Any) -> None:
 
 
 def build(model: Any, rows: Any) -> None:
-    """Builds a model that is to predict, by calling it on a few rows.
+    """Builds a model for prediction, by calling it on a few rows.
 
     Raises:
         DataError: The model does not take such rows.
@@ -166,14 +166,14 @@ def build(model: Any, rows: Any) -> None:
 def check_inputs(model: Any, rows: Any) -> None:
     """Refuses inputs that a model cannot predict from; computes nothing.
 
-    A model with a `predict_step` of its own may take them in any form: it is believed.
+    A model with a `predict_step` of its own may take any form, and is not checked.
 
     Args:
-        model: Built.
+        model: A built model.
         rows: A few rows, as `predict_step` gets them.
 
     Raises:
-        DataError: Layers do not take them.
+        DataError: Layers do not take the inputs.
     """
     keras = import_module("keras")
     if type(model).predict_step is not keras.Model.predict_step:
@@ -191,17 +191,17 @@ def check_inputs(model: Any, rows: Any) -> None:
 
 
 def check_rows(model: Any, rows: Any, what: str) -> None:
-    """Refuses rows that a prepared model cannot be evaluated on; computes nothing.
+    """Refuses rows on which a prepared model cannot be evaluated; computes nothing.
 
-    A model with a `test_step` of its own may take them in any form: it is believed.
+    A model with a `test_step` of its own may take any form, and is not checked.
 
     Args:
-        model: Prepared.
+        model: A prepared model.
         rows: A few rows, as `test_step` gets them.
         what: The argument they come from, for the message.
 
     Raises:
-        DataError: Layers, loss or metrics do not take them.
+        DataError: Layers, loss or metrics do not take the rows.
     """
     keras = import_module("keras")
     if type(model).test_step is not keras.Model.test_step:
@@ -231,10 +231,10 @@ def read_model(
     """Reads the facts of a prepared model.
 
     Args:
-        model: Prepared.
+        model: A prepared model.
         sample: A few rows, as `train_step` gets them.
-        weights: Sample weights as `fit` was given them.
-        has_monitor: Whether anybody will ask for the directions of its metrics.
+        weights: Sample weights, as passed to `fit`.
+        has_monitor: Whether the directions of its metrics will be needed.
         exchanges_gradients: Whether its gradients are to be averaged.
     """
     keras = import_module("keras")
@@ -280,23 +280,23 @@ def read_model(
 
 
 def learning_rate_of(model: Any) -> float | None:
-    """The learning rate of a model's first optimizer; None where there is no one."""
+    """Returns the learning rate of a model's first optimizer; None without one."""
     return rate_of(optimizers_of(model)[0])
 
 
 def step_variable(model: Any) -> Any:
-    """The first optimizer's count of steps; `iterations` may be computed from it."""
+    """Returns the first optimizer's step count, the basis of `iterations`."""
     return step_of(optimizers_of(model)[0])
 
 
 def _told(error: Exception) -> str:
-    """An error's kind and text as one sentence, without a terminal's colours."""
+    """Returns an error's kind and text as one sentence, without colour codes."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip(". \n")
     return f"{type(error).__name__}: {text}."
 
 
 def _shapes(tree: Any) -> str:
-    """Shapes of arrays of which only a few rows are at hand."""
+    """Returns the shapes of arrays without their number of rows."""
     keras = import_module("keras")
     leaves = [leaf for leaf in keras.tree.flatten(tree) if leaf is not None]
     shapes = [("rows", *np.shape(leaf)[1:]) for leaf in leaves]

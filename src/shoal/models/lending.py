@@ -1,9 +1,9 @@
-"""What a model refers to and no bytes can hold: shared, where nothing leaves a process.
+"""Objects of a model that cannot be pickled, shared within one process.
 
 Under `cluster="inline"` workers are in the user's process. A lock, a mock or a test
 case that the code of a model refers to is then the same object for all of them, as it
 is in plain Keras. This file decides what may be shared: no part of Keras, no code, no
-collection, and nothing that leads to variables, which each worker must have of its own.
+collection, and no object that leads to variables, of which each worker needs its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["is_lending", "lend", "lending", "lent", "may_be_lent"]
 
 _LENT: ContextVar[list[Any] | None] = ContextVar("shoal_lent", default=None)
 _DEPTH = 4
-# Asked of types, not of objects: a mock says that it is of any class.
+# Checks types, not objects: a mock claims to be of any class.
 _TAKEN_APART = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
     types.MethodType, types.CodeType, types.CellType, str, bytes, int, float,
@@ -29,7 +29,7 @@ _TAKEN_APART = (
 
 @contextmanager
 def lending() -> Generator[None]:
-    """Lets models that are packed and opened in here share what cannot be copied.
+    """Context in which packed models share the objects that cannot be copied.
 
     Example:
         >>> import threading
@@ -47,12 +47,12 @@ def lending() -> Generator[None]:
 
 
 def lent(number: int) -> Any:
-    """Returns an object that is shared; in the same `lending` only."""
+    """Returns a shared object; only within the same `lending`."""
     return _held_now()[number]
 
 
 def lend(obj: Any) -> tuple[Callable[[int], Any], tuple[int]]:
-    """Shares an object; returns how it is found again, as `__reduce__` does."""
+    """Shares an object; returns the value of its `__reduce__`."""
     held = _held_now()
     numbers = [number for number, other in enumerate(held) if other is obj]
     if not numbers:
@@ -64,7 +64,7 @@ def lend(obj: Any) -> tuple[Callable[[int], Any], tuple[int]]:
 def _held_now() -> list[Any]:
     held = _LENT.get()
     if held is None:
-        raise RuntimeError("what was shared is found within `lending` only")
+        raise RuntimeError("shared objects are found within `lending` only")
     return held
 
 
@@ -95,7 +95,7 @@ def may_be_lent(obj: Any) -> bool:
 
 
 def _has_variables(part: Any) -> bool:
-    """True for parts of a model."""
+    """Whether an object is a part of a model."""
     keras = import_module("keras")
     kinds = (
         keras.Variable, keras.Layer, keras.Metric, keras.Loss,
@@ -105,7 +105,7 @@ def _has_variables(part: Any) -> bool:
 
 
 def _held(part: Any) -> Iterator[Any]:
-    """What an object of the user's, or a collection, holds."""
+    """Yields the objects that a user's object, or a collection, holds."""
     kind = type(part)
     if issubclass(kind, Mapping):
         yield from cast("Mapping[Any, Any]", part).values()

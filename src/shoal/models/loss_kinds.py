@@ -1,9 +1,9 @@
-"""Finds how losses count samples, by trying them: what a mean over workers must know.
+"""Finds how losses count samples, by trying them, for the mean over workers.
 
-A loss that gives a number for each sample is reduced by Keras, as it was told. One that
-gives a number for the whole batch is a sum over it, a mean, or neither, such as a Dice
-score. So are the losses that layers add. This file decides which, from a few rows,
-parted in more than one way: a sum is the sum over the parts, a mean their mean by rows.
+Keras reduces a loss that gives a number for each sample, as it is configured. A loss
+that gives a number for the whole batch is a sum over it, a mean, or neither, such as a
+Dice score. So are the losses that layers add. This file decides which, from a few rows,
+split in more than one way: a sum is the sum over the parts, a mean their mean by rows.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from shoal.vectors import all_variables
 Kind: TypeAlias = Literal["sum", "mean", "neither"]
 Call: TypeAlias = Callable[[Any, Any, Any], Any]
 
-CLOSE = 1e-4  # relative, in float32
+CLOSE = 1e-4  # relative tolerance, in float32
 SPREAD = 0.1  # predictions of each row are made smaller by this times its number
 
 
 class LossKinds(NamedTuple):
-    """How a model's losses count samples.
+    """The kinds of a model's losses.
 
     Args:
-        reductions: One for each loss of `compile`, each way once.
-        summed: Places among `model.losses` of those that are sums over the batch.
+        reductions: Reductions of the losses of `compile`, each kind once.
+        summed: Indices in `model.losses` of those that are sums over the batch.
         odd: Names of losses that are neither sums nor means.
-        masks: Different masks that the losses see, of which none at all is one; 0
-            where no output has a mask.
+        masks: Number of different masks of the losses, where no mask counts as one; 0
+            if no output has a mask.
     """
 
     reductions: tuple[str, ...]
@@ -43,14 +43,14 @@ class LossKinds(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one loss of `compile` was called with.
+    """The arguments of one loss of `compile`.
 
     Args:
-        name: Of its output.
+        name: Name of its output.
         loss: The loss.
-        given: Targets, predictions and weights, of its output.
-        mask: Of the predictions, None for none.
-        is_scalar: It gives one number for the batch.
+        given: Targets, predictions and weights of its output.
+        mask: Mask of the predictions, None for none.
+        is_scalar: Whether it gives one number for the batch.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Seen(NamedTuple):
 
 
 def read_losses(model: Any, sample: Any) -> LossKinds:
-    """Looks at the losses of a prepared model, which stays as it was.
+    """Finds the kinds of a prepared model's losses; the model is not changed.
 
     Most models are only traced, and nothing is computed. Those with a loss of one
     number for the batch predict a few rows, a few times.
 
     Args:
-        model: Prepared.
+        model: A prepared model.
         sample: At least two rows, as `train_step` gets them.
     """
     if is_plain(model):
@@ -79,7 +79,7 @@ def read_losses(model: Any, sample: Any) -> LossKinds:
 
     def look(rows: Any) -> Any:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(rows)
-        if backend.in_stateless_scope():  # where Keras forgets what layers add
+        if backend.in_stateless_scope():  # Keras forgets losses of layers there
             backend.get_stateless_scope().collect_losses = True
         found = model(x, training=True)
         added.append(_added(model))
@@ -89,7 +89,7 @@ def read_losses(model: Any, sample: Any) -> LossKinds:
 
     try:
         backend.compute_output_spec(look, symbols(sample))
-    except Exception:  # code of the user's; a worker would show what it raises
+    except Exception:  # the user's code; a worker would report its error
         return LossKinds(_usual(model))
     kinds = ["mean" if s.is_scalar else "" for s in seen]
     extras: list[Kind] = []
@@ -97,7 +97,7 @@ def read_losses(model: Any, sample: Any) -> LossKinds:
     if any(kinds) or any(added) or own == "compute_loss":
         try:
             kinds, extras = _tried(model, sample, kinds, added[0], own)
-        except Exception:  # it does not take other numbers of rows, for example
+        except Exception:  # for example, it does not take other numbers of rows
             kinds = ["neither" if kind else "" for kind in kinds]
             extras = ["neither"] * added[0]
     pairs = zip(seen, kinds, strict=False)
@@ -115,10 +115,10 @@ def read_losses(model: Any, sample: Any) -> LossKinds:
 
 
 def kind_of(values: Sequence[tuple[float, Sequence[tuple[int, float]]]]) -> Kind:
-    """What a loss is that gave these values.
+    """Returns the kind of a loss that gave these values.
 
     Args:
-        values: Of the same rows: the loss of all, and rows and losses of the parts.
+        values: For the same rows: the loss of all, and rows and losses of the parts.
 
     Example:
         >>> parts = [(1, 1.0), (3, 5.0)]
@@ -136,14 +136,14 @@ def kind_of(values: Sequence[tuple[float, Sequence[tuple[int, float]]]]) -> Kind
         rows = sum(count for count, _ in parts)
         return sum(count * value for count, value in parts) / rows
 
-    # Zeros are both; to weigh them as a mean changes nothing.
+    # Zeros match both; weighing them as a mean changes nothing.
     if is_all(mean):
         return "mean"
     return "sum" if is_all(lambda parts: sum(v for _, v in parts)) else "neither"
 
 
 def _usual(model: Any) -> tuple[str, ...]:
-    """Reductions as the losses say themselves."""
+    """Returns the reductions that the losses declare."""
     compiled: Any = model._compile_loss
     losses = getattr(compiled, "_flat_losses", None) or []
     return _names(getattr(entry.loss, "reduction", USUAL) for entry in losses)
@@ -165,12 +165,12 @@ def _names(found: Any) -> tuple[str, ...]:
 
 
 def _added(model: Any) -> int:
-    """How many losses layers have added; those of weights follow them."""
+    """Returns how many losses layers have added; weight losses follow them."""
     return len(model.losses) - len(model._get_regularization_losses())
 
 
 def _seen(compiled: Any, y: Any, found: Any, weights: Any) -> list[Seen]:
-    """What each loss of `compile` is called with."""
+    """Returns the arguments of each loss of `compile`."""
     backend = import_module("keras.src.backend")
     seen: list[Seen] = []
 
@@ -194,11 +194,11 @@ def _seen(compiled: Any, y: Any, found: Any, weights: Any) -> list[Seen]:
 
 @contextmanager
 def calling(compiled: Any, make: Callable[[Any], Call]) -> Generator[None]:
-    """Within this, something else is called in place of each loss of `compile`.
+    """Context in which another function replaces each loss of `compile`.
 
     Args:
         compiled: `model._compile_loss`, built.
-        make: An entry of it -> what is called, with targets, predictions and weights.
+        make: Maps an entry to a function of targets, predictions and weights.
     """
     before = compiled._flat_losses
     if before is None:
@@ -212,7 +212,7 @@ def calling(compiled: Any, make: Callable[[Any], Call]) -> Generator[None]:
 
 
 def _masks(seen: Sequence[Seen]) -> int:
-    """Different masks; that of one layer's output is one object, wherever it goes."""
+    """Counts different masks; the mask of one layer's output is one object."""
     masks = {None if s.mask is None else id(s.mask) for s in seen}
     return 0 if masks <= {None} else len(masks)
 
@@ -223,7 +223,7 @@ def _masks(seen: Sequence[Seen]) -> int:
 def _tried(
     model: Any, sample: Any, kinds: Sequence[str], added: int, own: str
 ) -> tuple[list[str], list[Kind]]:
-    """Kinds of losses of one number, and of what layers add."""
+    """Returns the kinds of scalar losses, and of the losses that layers add."""
     keras = import_module("keras")
     count = len(keras.tree.flatten(sample)[0])
     half = max(1, count // 2)
@@ -257,7 +257,7 @@ def _kind(value: Callable[[Rows], float], ways: Ways) -> Kind:
 
 
 def _kind_of_loss(seen: Seen, ways: Ways) -> str:
-    """Tries it on what the model predicts, and on what is a little off."""
+    """Tries a loss on the model's predictions, and on slightly changed ones."""
     y_true, y_pred, weight = map(_arrays, seen.given)
     factors = 1 - SPREAD * np.arange(len(y_pred)).reshape(-1, *[1] * (y_pred.ndim - 1))
     found: set[str] = set()
@@ -274,7 +274,7 @@ def _kind_of_loss(seen: Seen, ways: Ways) -> str:
 
 
 def _own_loss(model: Any, given: Any, rows: Rows) -> float:
-    """What a `compute_loss` of the user's gives, without what layers add."""
+    """Returns the loss of a user's `compute_loss`, without losses of layers."""
     keras = import_module("keras")
 
     def cut(array: Any) -> Any:
@@ -288,7 +288,7 @@ def _own_loss(model: Any, given: Any, rows: Rows) -> float:
 
 
 def _tried_extras(model: Any, sample: Any, ways: Ways, added: int) -> list[Kind]:
-    """Kinds of what layers add, from calls of the model on the parts."""
+    """Returns the kinds of layers' losses, from calls of the model on the parts."""
     keras = import_module("keras")
     x = keras.utils.unpack_x_y_sample_weight(sample)[0]
     known: dict[tuple[Any, Any], list[float]] = {}
@@ -311,7 +311,7 @@ def _tried_extras(model: Any, sample: Any, ways: Ways, added: int) -> list[Kind]
 
 @contextmanager
 def _kept(model: Any) -> Generator[None]:
-    """Calls within it leave no trace in the model's variables."""
+    """Context in which calls leave no trace in the model's variables."""
     held = [*all_variables(model), *model.metrics_variables]
     before = [_arrays(v.value).copy() for v in held]
     try:

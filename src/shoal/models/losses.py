@@ -1,4 +1,4 @@
-"""Reads how a model's losses count samples: what a mean over workers must know."""
+"""Reads how a model's losses count samples, for the mean over workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ USUAL = "sum_over_batch_size"
 
 
 def own_loss_of(model: Any) -> str:
-    """Which code of the user's stands between the losses and the gradient, or ""."""
+    """Returns the user's code between the losses and the gradient, or ""."""
     kind = import_module("keras").Model
     names = ("train_step", "compute_loss")
     own = [n for n in names if getattr(type(model), n) is not getattr(kind, n)]
@@ -17,10 +17,10 @@ def own_loss_of(model: Any) -> str:
 
 
 def is_plain(model: Any) -> bool:
-    """Whether all that adds to a model's loss is Keras' own and weighs as it says.
+    """Whether all parts of a model's loss are Keras' own, with declared weights.
 
-    Then there is nothing to find out: no mask, no loss of one number for the batch, and
-    none that a layer adds.
+    Then nothing has to be found out: there is no mask, no loss of one number for the
+    batch, and none that a layer adds.
     """
     if own_loss_of(model) or not _is_of_keras(type(model)):
         return False
@@ -52,11 +52,11 @@ def _adds_losses(layer: Any) -> bool:
 def has_masks(model: Any, x: Any) -> bool:
     """Whether outputs carry masks, by which losses leave entries out.
 
-    Nothing is computed, and models without a layer that makes masks are not looked
-    at any further.
+    Nothing is computed, and models without a layer that makes masks are not examined
+    further.
 
     Args:
-        model: Built.
+        model: A built model.
         x: A few rows of input.
     """
     if not any(makes_masks(layer) for layer in model._flatten_layers()):
@@ -73,13 +73,13 @@ def has_masks(model: Any, x: Any) -> bool:
 
     try:
         backend.compute_output_spec(look, symbols(x))
-    except Exception:  # code of the user's; a worker would show what it raises
+    except Exception:  # the user's code; a worker would report its error
         return False
     return any(found)
 
 
 def makes_masks(layer: Any) -> bool:
-    """Whether a layer makes masks, or might: others of Keras' only hand them on."""
+    """Whether a layer makes masks, or might: Keras' other layers only pass them on."""
     keras = import_module("keras")
     is_own = type(layer).__module__.partition(".")[0] == "keras"
     if isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
@@ -89,7 +89,7 @@ def makes_masks(layer: Any) -> bool:
 
 
 def weight_arrays(sample_weight: Any) -> int:
-    """Counts different arrays among what `fit` was given as weights.
+    """Counts the different arrays among the weights given to `fit`.
 
     Example:
         >>> import numpy as np
@@ -104,7 +104,7 @@ def weight_arrays(sample_weight: Any) -> int:
 
 
 def symbols(rows: Any) -> Any:
-    """Arrays as the symbols that Keras traces a model with."""
+    """Returns arrays as the symbols with which Keras traces a model."""
     keras = import_module("keras")
 
     def symbol(array: Any) -> Any:

@@ -1,14 +1,14 @@
 """Metrics of many processes as one: states are summed, then asked for their result.
 
-This file decides how the state variables of a model's metrics lie in a vector, how
-the vectors of several workers become one set of results, and which metrics cannot
-be treated like this. Means of results would be wrong for shards of unequal size
-and for every metric that is no mean (AUC, precision, F1); sums of states are right
-for all of Keras' own, as each of their variables is a sum over samples. What
-cannot be merged is left out. A state that `reset_state` leaves as it is goes on from
-epoch to epoch: the user's model carries it, and workers add to it. Behind the states
-come the sums of what a `train_step` of the user's logs besides, with the samples they
-cover: a log is the number of one step, and what is shown is the mean over samples.
+This file decides how the state variables of a model's metrics lie in a vector, how the
+vectors of several workers become one set of results, and which metrics cannot be merged
+like this. Means of results would be wrong for shards of unequal size and for every
+metric that is not a mean (AUC, precision, F1); sums of states are right for all of
+Keras' own, because each of their variables is a sum over samples. Metrics that cannot
+be merged are left out. A state that `reset_state` does not reset continues from epoch
+to epoch: the user's model carries it, and workers add to it. After the states come the
+sums of a user's `train_step` logs, with the samples they cover: a log is the number of
+one step, and the result is the mean over samples.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class MetricEntry:
     """One state variable of a metric.
 
     Args:
-        name: Of the metric, and of the variable.
-        shape: Of the variable.
-        dtype: Of the variable.
-        initial: What a reset gives; zeros where it gives nothing.
-        is_kept: A reset leaves it as it is.
+        name: Names of the metric and of the variable.
+        shape: Shape of the variable.
+        dtype: Dtype of the variable.
+        initial: Value after a reset; zeros if it is unknown.
+        is_kept: Whether a reset leaves it unchanged.
     """
 
     name: str
@@ -58,8 +58,8 @@ class MetricStates:
 
     Args:
         entries: One for each of `model.metrics_variables`.
-        logs: What `train_step` logs beyond metrics, see `read_step_logs`.
-        unmergeable: Metrics that results leave out, by their names in a history.
+        logs: Logs of `train_step` besides metrics, see `read_step_logs`.
+        unmergeable: Metrics left out of results, by their names in a history.
 
     Example:
         >>> import keras
@@ -105,13 +105,13 @@ class MetricStates:
 
     @cached_property
     def size(self) -> int:
-        """Length of the vector."""
+        """Returns the length of the vector."""
         states = sum(entry.initial.size for entry in self.entries)
         return states + (len(self.logs) + 1 if self.logs else 0)
 
     @cached_property
     def loss_at(self) -> tuple[int, ...]:
-        """Places in the vector that are not finite when the loss is not."""
+        """Returns the indices that are not finite when the loss is not."""
         found: list[int] = []
         start = 0
         for entry in self.entries:
@@ -121,7 +121,7 @@ class MetricStates:
         return (*found, *(start + i for i, n in enumerate(self.logs) if n == "loss"))
 
     def to_vector(self, values: Sequence[Any]) -> StateVector:
-        """Flattens the values of the metric variables and takes off the initial ones.
+        """Flattens the values of the metric variables, less the initial ones.
 
         Args:
             values: Arrays or Keras variables, in the order of the entries.
@@ -137,7 +137,7 @@ class MetricStates:
         return vector
 
     def from_vector(self, vector: StateVector) -> list[npt.NDArray[Any]]:
-        """Returns the values of the variables, shaped and typed: the way back."""
+        """The inverse of `to_vector`: values in the variables' shapes and dtypes."""
         values: list[npt.NDArray[Any]] = []
         start = 0
         for entry in self.entries:
@@ -150,18 +150,18 @@ class MetricStates:
         return values
 
     def read(self, model: Any) -> StateVector:
-        """Returns what a model's metrics have seen since they were last reset."""
+        """Returns the states of a model's metrics since the last reset."""
         return self.to_vector(model.metrics_variables)
 
     @cached_property
     def has_kept(self) -> bool:
-        """Whether a metric has states that go on from epoch to epoch."""
+        """Whether a metric has states that continue from epoch to epoch."""
         return any(entry.is_kept for entry in self.entries)
 
     def read_kept(self, model: Any) -> StateVector:
         """Returns the states that no reset changes, with zeros for all others.
 
-        An epoch adds what workers count to them, see `results`.
+        An epoch adds the counts of workers to them, see `results`.
         """
         vector = np.zeros(self.size, np.float64)
         if not self.has_kept:
@@ -175,7 +175,7 @@ class MetricStates:
         return vector
 
     def write_kept(self, model: Any, vector: StateVector) -> None:
-        """Gives the metrics of a model the states that no reset changes."""
+        """Sets the states that no reset changes in a model's metrics."""
         if not self.has_kept:
             return
         values = self.from_vector(vector)
@@ -197,19 +197,19 @@ class MetricStates:
         return total
 
     def results(self, model: Any, vector: StateVector) -> dict[str, float]:
-        """Returns what the model's metrics say about a merged state.
+        """Returns the results of the model's metrics for a merged state.
 
-        The model keeps the state its metrics had.
+        The metrics keep their own state.
 
         Args:
-            model: Has the metrics this layout was read from, built.
-            vector: Sum of what workers sent.
+            model: Model from which this layout was read; its metrics are built.
+            vector: Sum of the workers' vectors.
 
         Returns:
             Floats under the keys, and in the order, of a Keras history.
 
         Raises:
-            PlanError: The model was compiled with other metrics meanwhile.
+            PlanError: The model was compiled with other metrics since then.
         """
         keras = import_module("keras")
         variables = list(model.metrics_variables)
@@ -230,7 +230,7 @@ class MetricStates:
             return pythonify({**found, **self._logged(vector)})
 
     def _left_out(self, model: Any) -> set[str]:
-        """Keys of metrics that cannot be merged; one metric may have several."""
+        """Returns keys of metrics that cannot be merged; a metric may have several."""
         names = set(self.unmergeable)
         for metric in model.metrics if names else ():
             if metric.name in names and isinstance(found := metric.result(), dict):
@@ -238,7 +238,7 @@ class MetricStates:
         return names
 
     def _logged(self, vector: StateVector) -> dict[str, float]:
-        """The means of what `train_step` logged; 0 before the first step."""
+        """Returns the means of logs of `train_step`; 0 before the first step."""
         if not self.logs:
             return {}
         *sums, rows = vector[-len(self.logs) - 1 :]
@@ -247,12 +247,12 @@ class MetricStates:
 
 
 def loss_totals(model: Any) -> tuple[int, ...]:
-    """Places among the sums of metrics of losses that were multiplied by rows.
+    """Returns indices, among the sums, of losses that were multiplied by rows.
 
-    Those are of Keras' own trackers, of the loss and of the loss of each output.
+    They are those of Keras' trackers of the loss and of each output's loss.
 
     Args:
-        model: Its metrics are built.
+        model: A model whose metrics are built.
     """
     compiled: Any = model._compile_loss
     trackers = [model._loss_tracker, *(compiled.metrics if compiled else ())]
@@ -270,11 +270,11 @@ def loss_totals(model: Any) -> tuple[int, ...]:
 def build_metrics(model: Any, *, x: Any, y: Any, sample_weight: Any = None) -> None:
     """Creates the state variables of loss and metrics, which Keras delays to `fit`.
 
-    Nothing is computed. Metrics that are built keep their state.
+    Nothing is computed. Metrics that are already built keep their state.
 
     Args:
-        model: Compiled and built.
-        x: A few rows of input, in the structure `fit` gets.
+        model: A compiled, built model.
+        x: A few rows of input, in the structure of `fit`.
         y: Their targets.
         sample_weight: Their weights, when training uses weights.
 
@@ -303,13 +303,13 @@ def pythonify(logs: dict[str, Any]) -> dict[str, float]:
             continue
         try:
             flat[key] = float(value)
-        except (TypeError, ValueError):  # an array for each class, say
+        except (TypeError, ValueError):  # for example an array by class
             flat[key] = value
     return flat
 
 
 def _names(model: Any) -> list[str]:
-    """Names every variable by its metric, as far as that can be told."""
+    """Names every variable by its metric, if that is known."""
     return [
         f"{getattr(metric, 'name', 'metric')}/{variable.name}"
         for metric in model.metrics
@@ -318,7 +318,7 @@ def _names(model: Any) -> list[str]:
 
 
 def _initial_values(model: Any) -> list[Any]:
-    """Returns what a reset would give, without resetting; None for what it leaves."""
+    """Returns the values after a reset, without a reset; None for kept ones."""
     keras = import_module("keras")
     variables = list(model.metrics_variables)
     with keras.StatelessScope() as scope:

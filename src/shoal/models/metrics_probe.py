@@ -2,10 +2,10 @@
 
 This file decides which metrics `plan` names as not mergeable. Keras' own add up:
 each state variable is a sum over samples. A metric of the user's is given two
-lots of rows, apart and one after the other; its states must add up, and the sums
+sets of rows, separately and one after the other; its states must add up, and the sums
 must give the same result. A maximum, a last value or a moving average fails. States
-that `reset_state` leaves as they are count on from epoch to epoch; what two lots of
-rows add to them must add up, whatever they hold when an epoch begins.
+that `reset_state` does not reset continue from epoch to epoch; the increments of two
+sets of rows must add up, for any state at the beginning of an epoch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def unmergeable(
 ) -> tuple[str, ...]:
     """Names the metrics of a model whose states cannot be summed over workers.
 
-    The metrics of the model are left as they are: copies are tried. A metric whose
-    arguments are unknown (updated inside a layer or `train_step`) is named too,
+    The model's metrics are not changed: copies are tried. A metric with
+    unknown arguments (updated inside a layer or `train_step`) is named too,
     unless it accepts targets and predictions, or plain values.
 
     Args:
-        model: Compiled.
-        y_sample: A few rows of targets, at least 2, in the structure `fit` gets.
-        y_pred: What the model predicts for them; made up when left out.
-        x: Their inputs, which a model is called on whose outputs are not known
+        model: A compiled model.
+        y_sample: A few rows of targets, at least 2, in the structure of `fit`.
+        y_pred: The model's predictions for them; default None means made-up ones.
+        x: Their inputs, for models whose outputs are known only by a call
             (not Functional, not Sequential).
 
     Returns:
@@ -72,10 +72,10 @@ def unmergeable(
 
 
 def is_additive(metric: Any, *arguments: Any) -> bool:
-    """Tells whether states of two lots of rows add up to the state of both.
+    """Returns whether the states of two sets of rows add up to the state of both.
 
     Args:
-        metric: Is changed.
+        metric: The metric, which is changed.
         *arguments: Arrays for `update_state`, the same number of rows each.
 
     Example:
@@ -88,12 +88,12 @@ def is_additive(metric: Any, *arguments: Any) -> bool:
     second = tuple(argument[cut:] for argument in arguments)
     try:
         return _adds_up(metric, first, second)
-    except Exception:  # code of the user's on rows it may not expect
+    except Exception:  # the user's code on rows it may not expect
         return False
 
 
 def kept_places(metric: Any) -> list[int]:
-    """Places of the variables that `reset_state` leaves as they are.
+    """Returns indices of variables that `reset_state` leaves unchanged.
 
     Example:
         >>> import keras
@@ -111,15 +111,16 @@ def kept_places(metric: Any) -> list[int]:
 
 
 def _adds_up(metric: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    """Compares states and result of sums with those of one lot after the other."""
+    """Compares states and result of sums with those of consecutive updates."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        metric.update_state(*first)  # creates variables that wait for a shape
+        metric.update_state(*first)  # creates variables of unknown shape
         if not metric.variables:
             return False
         kept = kept_places(metric)
         now = _values(metric)
-        # A maximum adds nothing to what it has seen, so nothing is tried as well.
+        # A maximum does not change with smaller rows, so an empty update is tried as
+        # well.
         starts: list[dict[int, Any]] = [{place: now[place] for place in kept}]
         if kept:
             starts.append({place: np.zeros_like(now[place]) for place in kept})
@@ -129,7 +130,7 @@ def _adds_up(metric: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> bo
 def _adds_up_from(
     metric: Any, start: dict[int, Any], first: tuple[Any, ...], second: tuple[Any, ...]
 ) -> bool:
-    """The same, where states that are kept begin with some values."""
+    """Compares likewise, with initial values in the kept states."""
     initial = _after(metric, start)
     parts = [
         state - value
@@ -146,7 +147,7 @@ def _adds_up_from(
 
 
 def _is_foreign(metric: Any) -> bool:
-    """True for metric objects of classes that are not Keras' own."""
+    """Whether a metric object is of a class that is not Keras' own."""
     keras = import_module("keras")
     module = type(metric).__module__
     is_own = module == "keras" or module.startswith("keras.")
@@ -156,7 +157,7 @@ def _is_foreign(metric: Any) -> bool:
 def _not_additive_of(
     compiled: Any, given: list[Any], y_sample: Any, y_pred: Any
 ) -> list[str]:
-    """Tries the metrics of `compile`, each with the output it belongs to."""
+    """Tries the metrics of `compile`, each with its output."""
     try:
         copy = _copy(compiled)
         if not copy.built:
@@ -165,7 +166,7 @@ def _not_additive_of(
             zip(copy._flatten_y(y_sample), copy._flatten_y(y_pred), strict=False)
         )
         names = list(copy.result())
-    except Exception:  # rows that do not fit; training would say so itself
+    except Exception:  # rows that do not fit; training would report it
         return [str(metric.name) for metric in given]
     # Keras names and numbers them in this order; see CompileMetrics.result.
     found = [
@@ -184,7 +185,7 @@ def _not_additive_of(
 
 
 def _copy(metric: Any) -> Any:
-    """Copies a metric with its state; one that cannot be copied is lent itself."""
+    """Copies a metric with its state; one that cannot be copied is used itself."""
     try:
         return loads(dumps(metric))
     except CannotPickle:
@@ -195,8 +196,8 @@ def _after(metric: Any, start: dict[int, Any], *lots: tuple[Any, ...]) -> list[A
     """Returns the state after a reset and some updates.
 
     Args:
-        metric: Is changed.
-        start: Place of a variable -> what it holds after the reset.
+        metric: The metric, which is changed.
+        start: Index of a variable -> its value after the reset.
         *lots: Arguments of the updates.
     """
     metric.reset_state()
@@ -213,7 +214,7 @@ def _values(metric: Any) -> list[Any]:
 
 
 def _close(one: Any, other: Any) -> bool:
-    """Compares nested numbers; equal where both are undefined."""
+    """Compares nested numbers; equal if both are NaN."""
     flatten = import_module("keras").tree.flatten
     return all(
         np.allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6, equal_nan=True)
@@ -233,12 +234,12 @@ def _rows(values: Any) -> Any:
 
 
 def _predicted(model: Any, x: Any) -> Any:
-    """What a model says about a few rows, None where it does not take them."""
+    """Returns a model's predictions for a few rows, None if it does not take them."""
     keras = import_module("keras")
     try:
         predicted = model(x, training=False)
         return keras.tree.map_structure(keras.ops.convert_to_numpy, predicted)
-    except Exception:  # the model's own code; training would say so itself
+    except Exception:  # the model's own code; training would report it
         return None
 
 

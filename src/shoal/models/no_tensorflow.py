@@ -1,7 +1,7 @@
-"""Keeps Keras from importing TensorFlow where nobody asked for it.
+"""Prevents Keras from importing TensorFlow when it is not needed.
 
-To serialize anything Keras asks whether it is TensorFlow's, and imports it for that:
-three seconds on a machine that has both it and another backend.
+To serialize any object Keras asks whether it is TensorFlow's, and imports TensorFlow
+for that: three seconds on a machine that has both it and another backend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @contextmanager
 def no_tensorflow() -> Generator[None]:
-    """Within this, a TensorFlow that is not loaded counts as not installed.
+    """Context in which a TensorFlow that is not loaded counts as not installed.
 
     Example:
         >>> with no_tensorflow():

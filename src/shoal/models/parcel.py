@@ -1,6 +1,6 @@
-"""What travels: a model as an archive, whole, or as the callable that makes it.
+"""A model to be sent: as an archive, whole, or as the callable that makes it.
 
-This file decides what each of the three holds and how it becomes a model again.
+This file decides the content of each form, and how it becomes a model again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from shoal.optimizers import optimizer_variables, optimizers_of, own_variables
 
 
 class Values(NamedTuple):
-    """Of all variables that a run begins with, in their order.
+    """Initial values of all variables, in their order.
 
     Args:
-        model: Of it.
-        optimizer: Of its optimizers.
+        model: Values of the model's variables.
+        optimizer: Values of its optimizers' variables.
     """
 
     model: list[Array]
@@ -42,7 +42,7 @@ class Values(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """A model pickled with all it holds, compile arguments included."""
+    """A model pickled with all its objects, compile arguments included."""
 
     pickled: bytes
 
@@ -54,12 +54,12 @@ class Whole:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """An archive and, pickled, what `compile` was given and the live optimizer.
+    """An archive with, pickled, the arguments of `compile` and the live optimizer.
 
     Args:
-        archive: Of the model.
-        arguments: Of its compile.
-        make: Its `fingerprint`; empty for one like no other.
+        archive: Archive of the model.
+        arguments: Arguments of `compile`.
+        make: `fingerprint` of the model; empty if it is unique.
     """
 
     archive: Archive
@@ -91,10 +91,10 @@ class Compiled:
         return model
 
     def values(self, model: Any) -> Values:
-        """What the variables of a model of the same make are to hold.
+        """Returns the values for the variables of a model with the same fingerprint.
 
         Args:
-            model: It, which the optimizer that travelled refers to.
+            model: That model, to which the sent optimizer refers.
         """
         arguments = loads(self.arguments or b"", anchors=_anchors(model))
         return Values(
@@ -106,13 +106,13 @@ class Compiled:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The user's callable and the state its model had in the driver.
+    """The user's callable and the state of its model in the driver.
 
     Args:
-        make: Returns the model; one without an input layer it may leave unbuilt.
-        state: Of the model once it was built.
+        make: Returns the model, which may be unbuilt if it has no input layer.
+        state: State of the built model.
         optimizer: Values of the variables of its optimizers.
-        trained: Of each optimizer, places of the variables it was built for; None where
+        trained: For each optimizer, indices of the variables it was built for; None if
             it was not built.
         sample: Rows to build it with, as `train_step` gets them; None for none.
     """
@@ -135,7 +135,7 @@ class Made:
         )
 
     def open(self) -> Any:
-        """Makes the model and gives it the state."""
+        """Makes the model and sets its state."""
         model = self.make()
         if self.sample is not None:
             build(model, self.sample)
@@ -158,7 +158,7 @@ Body: TypeAlias = Compiled | Whole | Made
 @final
 @dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """A model on its way, with the digest its layout must have on arrival."""
+    """A model to be sent, with the digest that its layout must have on arrival."""
 
     digest: str
     variables: int
@@ -167,22 +167,22 @@ class Parcel:
 
     @property
     def make(self) -> str:
-        """Equal for models that the same programs train; empty for none."""
+        """Equal for models that the same programs train; empty if unique."""
         body = self.body
         own = body.make if isinstance(body, Compiled) else ""
         return f"{own} {self.settings}" if own else ""
 
     def values(self, model: Any) -> Values:
-        """What the variables of a model of the same make are to hold."""
+        """Returns the values for the variables of a model with the same fingerprint."""
         if not isinstance(self.body, Compiled):
-            raise TypeError("only what has a make")
+            raise TypeError("only a parcel with a make has values")
         return self.body.values(model)
 
     def open(self) -> Any:
-        """Returns the model, made under the settings of where it came from.
+        """Returns the model, made under the Keras settings of its origin.
 
         Raises:
-            PlanError: It has another layout than the one that was packed.
+            PlanError: Its layout differs from that of the packed model.
         """
         self.settings.apply()
         model = self.body.open()
@@ -192,7 +192,7 @@ class Parcel:
 
 
 def _trained(model: Any) -> Iterator[tuple[int, ...] | None]:
-    """Of each optimizer, places of the variables that it was built for."""
+    """Yields, for each optimizer, indices of the variables that it was built for."""
     places = {id(v): place for place, v in enumerate(model.variables)}
     for optimizer in optimizers_of(model):
         variables = optimizer._trainable_variables
@@ -201,19 +201,19 @@ def _trained(model: Any) -> Iterator[tuple[int, ...] | None]:
 
 
 def _zeros(sample: Any) -> tuple[Any]:
-    """Rows of such inputs without their values: shapes are enough to build with."""
+    """Returns rows of zeros: shapes are enough to build with."""
     keras = import_module("keras")
     x, _, _ = keras.utils.unpack_x_y_sample_weight(sample)
     return (keras.tree.map_structure(np.zeros_like, x),)
 
 
 def _anchors(model: Any) -> list[Any]:
-    """Returns what loss, metrics and optimizer may refer to: the model's own parts."""
+    """Returns the model's parts, to which loss, metrics and optimizer may refer."""
     return [*model._flatten_layers(), *model.variables]
 
 
 def _reset_metrics(metrics: Sequence[Any]) -> None:
-    """Zeroes metric objects: what the driver counted stays with the driver."""
+    """Zeroes metric objects: counts of the driver stay with the driver."""
     keras = import_module("keras")
     for metric in keras.tree.flatten(metrics):
         if isinstance(metric, keras.Metric):

@@ -1,10 +1,10 @@
-"""Pickles live Keras objects whole, state by state, for a process of the same run.
+"""Pickles live Keras objects completely, for a process of the same run.
 
-This file decides how a layer, model, metric, loss or optimizer becomes bytes when
-no Keras archive can carry it. Keras' own `__reduce__` saves an archive, which drops
-what `get_config` does not tell and cannot pickle metrics or optimizers at all.
-Here an object is its class and its attributes. Code that is not installed (the
-user's folder, tests, notebooks) travels by value, so that nobody needs to import it.
+This file decides how a layer, model, metric, loss or optimizer becomes bytes when no
+Keras archive can hold it. Keras' own `__reduce__` saves an archive, which drops
+everything that `get_config` omits and cannot pickle metrics or optimizers at all. Here
+an object is its class and its attributes. Code that is not installed (the user's
+folder, tests, notebooks) is pickled by value, so that workers need not import it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import cloudpickle
 from shoal.models.lending import is_lending, lend, may_be_lent
 
 # The registry belongs to the whole process, and members of an ensemble pack in
-# threads. Reentrant: what is pickled may run code that pickles.
+# threads. Reentrant: pickled objects may run code that pickles.
 _REGISTRY = threading.RLock()
 
 _WRAPPERS = "tensorflow.python.trackable.data_structures"
 _FUNCTIONS = ("train_function", "test_function", "predict_function")
 _TRANSIENT: dict[str, Callable[[], Any]] = {
-    "_losses": list,  # of the last call: traced values on JAX
+    "_losses": list,  # losses of the last call: traced values on JAX
     "_losses_override": list,
     "_loss_ids": set,
     "_jax_state": lambda: None,
@@ -57,7 +57,7 @@ class CannotPickle(Exception):
 @final
 @dataclass(frozen=True, kw_only=True)
 class _ByVariable:
-    """A set or dict keyed by variable identity, which is another one elsewhere."""
+    """A set or dict keyed by variable identity, which differs in another process."""
 
     is_dict: bool
     items: list[tuple[Any, Any]]
@@ -68,15 +68,15 @@ class TravelPickler(cloudpickle.Pickler):
     """A cloudpickle pickler that takes Keras objects apart itself.
 
     A Keras object is written as an empty shell and queued; its attributes follow
-    later. So recursion stays shallow however deep the graph of a model is.
+    later. So recursion stays shallow, however deep a model's graph is.
 
     Args:
-        file: Where the bytes go.
-        anchors: Objects the reader already has, in the same order: sent as an index.
+        file: File for the bytes.
+        anchors: Objects that the reader has in the same order: sent as an index.
         variables: Variables that optimizers may hold by identity.
-        has_values: False for bytes that are only compared: one of `variables` is its
-            shape, any other cannot be told, and names that Keras gave are left out.
-        lends: Share what cannot be copied, see `lending`.
+        has_values: False for bytes that are only compared: one of `variables` becomes
+            its shape, any other raises, and names that Keras gave are left out.
+        lends: Whether objects that cannot be copied are shared, see `lending`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TravelPickler(cloudpickle.Pickler):
         return self._anchors.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        """Returns how `obj` is taken apart; see `object.__reduce__`."""
+        """Returns the parts of `obj`; see `object.__reduce__`."""
         if isinstance(obj, self._hollow):
             return str, (self._make_of(obj),)
         if isinstance(obj, self._tracked):
@@ -123,15 +123,15 @@ class TravelPickler(cloudpickle.Pickler):
             self.queue.append(obj)
             return _shell, (type(obj), _is_functional(obj))
         if isinstance(obj, self._callback) and "_model" in vars(obj):
-            # the model travels by itself; a callback gets the one it finds there
+            # the model is sent separately; a callback gets the one of its process
             return _shell, (type(obj),), {**vars(obj), "_model": None}
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
-            # cloudpickle knows plain modules only, and torch.ops is none
+            # cloudpickle accepts plain modules only; torch.ops is another class
             if sys.modules.get(obj.__name__) is obj:
                 return import_module, (obj.__name__,)
             return NotImplemented
         if _is_distribution(type(obj)):
-            # TensorFlow's optimizers hold the process's own, which is no state
+            # TensorFlow's optimizers hold the process's strategy, which is not state
             return _called, ("tensorflow", "distribute.get_strategy")
         if type(obj).__module__ == _WRAPPERS and isinstance(obj, (list, dict, tuple)):
             plain = list(obj.items()) if isinstance(obj, dict) else list(obj)
@@ -139,9 +139,9 @@ class TravelPickler(cloudpickle.Pickler):
         return self._shared_or_copied(obj)
 
     def _shared_or_copied(self, obj: Any) -> Any:
-        """How anything is taken apart that has no way of its own."""
+        """Returns the parts of an object without a rule of its own."""
         if type(obj).__module__.startswith("jaxlib"):
-            place = _place_in_jax(obj)  # of a cache around a function, say
+            place = _place_in_jax(obj)  # for example of a cache around a function
             if place is not None:
                 return _at, place
         if self._lends and self._must_be_lent(obj):
@@ -160,15 +160,15 @@ class TravelPickler(cloudpickle.Pickler):
         return False
 
     def _make_of(self, variable: Any) -> str:
-        """What is compared of a variable whose value does not count."""
+        """Returns the compared form of a variable whose value does not count."""
         if id(variable) not in self._known:
-            raise TypeError("a variable whose value may be another one next time")
+            raise TypeError("a variable whose value may differ next time")
         return f"{tuple(variable.shape)} {variable.dtype} {variable.trainable}"
 
 
 @final
 class _TravelUnpickler(pickle.Unpickler):
-    """Reads what `TravelPickler` wrote, given the same anchors."""
+    """Reads the output of `TravelPickler`, with the same anchors."""
 
     def __init__(self, file: io.BytesIO, anchors: Sequence[Any]) -> None:
         super().__init__(file)
@@ -188,15 +188,15 @@ def dumps(
 ) -> bytes:
     """Turns an object into bytes for `loads` in another process.
 
-    Code outside the installed packages goes by value; where that fails (a module
-    with a lock in its globals, say), it goes by name instead. Within `lending` the
-    object is for this process, and what cannot be copied is shared.
+    Code outside the installed packages is pickled by value; if that fails (a module
+    with a lock in its globals, say), by name. Within `lending` the
+    object stays in this process, and objects that cannot be copied are shared.
 
     Args:
-        obj: Anything.
-        anchors: See `TravelPickler`; so are the others.
-        variables: Of optimizers.
-        has_values: False for bytes that nobody reads.
+        obj: Any object.
+        anchors: See `TravelPickler`, also for the other arguments.
+        variables: Variables of optimizers.
+        has_values: False for bytes that are only compared.
 
     Raises:
         CannotPickle: Neither way works.
@@ -219,7 +219,7 @@ def dumps(
 
 
 def loads(blob: bytes, *, anchors: Sequence[Any] = ()) -> Any:
-    """Reads what `dumps` wrote. Runs code: only for bytes of one's own run."""
+    """Reads the output of `dumps`. Runs code: only for bytes of one's own run."""
     unpickler = _TravelUnpickler(io.BytesIO(blob), anchors)
     root = unpickler.load()
     filled: list[Any] = []
@@ -233,7 +233,7 @@ def loads(blob: bytes, *, anchors: Sequence[Any] = ()) -> Any:
 
 
 def state_of(obj: Any, variables: Iterable[Any] = ()) -> dict[str, Any]:
-    """Returns the attributes of a Keras object that travel."""
+    """Returns the attributes of a Keras object that are sent."""
     state: dict[str, Any] = {}
     for name, value in vars(obj).items():
         if name in _TRANSIENT:
@@ -241,7 +241,7 @@ def state_of(obj: Any, variables: Iterable[Any] = ()) -> dict[str, Any]:
         # Layer.__new__ wraps these methods of every instance; the shell has its own
         elif name in ("build", "quantize") and hasattr(value, "__wrapped__"):
             continue
-        # TensorFlow's book of what to save, which it begins anew where there is none
+        # TensorFlow's record of tracked objects, which it makes again if absent
         elif name != "stored_ids" and not name.startswith("_self_"):
             state[name] = value
     if hasattr(obj, "_var_key"):
@@ -277,7 +277,7 @@ def _dump_all(
 
 
 def is_named_by_keras(obj: Any) -> bool:
-    """Whether a layer, metric or optimizer has the name it would get without one."""
+    """Whether a layer, metric or optimizer has a name that Keras generated."""
     plain = re.escape(_keras("utils.naming").to_snake_case(type(obj).__name__))
     return re.fullmatch(rf"{plain}(_\d+)?", str(getattr(obj, "name", ""))) is not None
 
@@ -296,12 +296,12 @@ def _shell(cls: type, is_functional: bool = False) -> Any:
     make: Any = cls.__new__
     try:
         return make(cls)
-    except TypeError:  # a __new__ of the user's that wants arguments
+    except TypeError:  # a user's __new__ that needs arguments
         return object.__new__(cls)
 
 
 def _place_in_jax(obj: Any) -> tuple[str, str] | None:
-    """Module and name of an object that a module of JAX holds."""
+    """Returns module and name of an object that a module of JAX holds."""
     for module, held in list(sys.modules.items()):
         if module.partition(".")[0] == "jax":
             for name, value in vars(held).items():
@@ -311,28 +311,28 @@ def _place_in_jax(obj: Any) -> tuple[str, str] | None:
 
 
 def _at(module: str, name: str) -> Any:
-    """What a module holds under a name."""
+    """Returns the object that a module holds under a name."""
     return getattr(import_module(module), name)
 
 
 def _kind_of(collection: Any) -> type:
-    """The plain type of what TensorFlow has wrapped."""
+    """Returns the plain type of a collection that TensorFlow has wrapped."""
     return next(kind for kind in (list, dict, tuple) if isinstance(collection, kind))
 
 
 def _is_distribution(cls: type) -> bool:
-    """True for TensorFlow's distribution strategies."""
+    """Whether a class is one of TensorFlow's distribution strategies."""
     home = "tensorflow.python.distribute."
     return cls.__name__.endswith("Strategy") and cls.__module__.startswith(home)
 
 
 def _called(module: str, path: str) -> Any:
-    """What a function of a module returns here."""
+    """Returns the result of a module's function in this process."""
     return attrgetter(path)(import_module(module))()
 
 
 def _refill(collection: Any, state: tuple[list[Any], dict[str, Any]]) -> None:
-    """Fills a tracked collection without telling its tracker."""
+    """Fills a tracked collection without notifying its tracker."""
     items, attributes = state
     if isinstance(collection, dict):
         base: Any = OrderedDict if isinstance(collection, OrderedDict) else dict
@@ -346,7 +346,7 @@ def _refill(collection: Any, state: tuple[list[Any], dict[str, Any]]) -> None:
 
 
 def _uses_keras_reduce(obj: Any) -> bool:
-    """False where the user's class says itself how it is pickled."""
+    """Whether the class of a user's object defines no pickling of its own."""
     kept = _keras("saving.keras_saveable").KerasSaveable.__reduce__
     cls = type(obj)
     return cls.__reduce__ is kept and cls.__reduce_ex__ is object.__reduce_ex__
@@ -371,7 +371,7 @@ def _name_variables(state: dict[str, Any], variables: dict[Any, Any]) -> None:
 
 
 def _rekey(obj: Any) -> None:
-    """Renews what an object keeps by identity of others."""
+    """Updates collections of an object that are keyed by identity."""
     if isinstance(obj, _keras("utils.tracking").Tracker):
         obj.stored_ids = {
             name: {id(item) for item in items}
@@ -407,12 +407,12 @@ def by_value() -> Generator[None]:
         yield
     finally:
         for module in mine:
-            with suppress(ValueError):  # somebody else took it out already
+            with suppress(ValueError):  # another thread has removed it already
                 cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_installed(name: str, module: Any) -> bool:
-    """True for the standard library, site-packages, and what has no source."""
+    """Whether code is of the standard library, site-packages, or without source."""
     if name in ("shoal", "easydist", "keras", "__main__", "__mp_main__"):
         return True  # cloudpickle itself sends __main__ by value
     if name in sys.stdlib_module_names:
@@ -433,7 +433,7 @@ def _is_installed(name: str, module: Any) -> bool:
 
 @functools.cache
 def _roots() -> frozenset[str]:
-    """The folders of the standard library and of what is installed."""
+    """Returns the folders of the standard library and of installed packages."""
     places = sysconfig.get_paths()
     return frozenset(
         places[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")

@@ -1,4 +1,4 @@
-"""Keeps random state as it is around code that only looks at a model."""
+"""Preserves random state around code that only inspects a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 @contextmanager
 def random_state_kept() -> Generator[None]:
-    """Puts back the random state and name counters that code of a model's moves."""
+    """Context that restores the random state and name counters that code changes."""
     state = import_module("keras.src.backend.common.global_state")
     generator = state.get_global_attribute("global_seed_generator")
     seed = None if generator is None else generator.state.numpy()
@@ -41,7 +41,7 @@ def random_state_kept() -> Generator[None]:
 
 
 def _torch_undisturbed() -> Any:
-    """The same of torch's own generators, where a program has loaded torch."""
+    """Does the same for torch's generators, if a program has loaded torch."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "random"):
         return nullcontext()
@@ -50,7 +50,7 @@ def _torch_undisturbed() -> Any:
 
 
 def _eager_generator() -> Any:
-    """What TensorFlow takes the seeds of its operations from, None where it is not."""
+    """Returns TensorFlow's source of operation seeds, None if it is not loaded."""
     context: Any = sys.modules.get("tensorflow.python.eager.context")
     found = None if context is None else getattr(context.context(), "_rng", None)
     return found if isinstance(found, random.Random) else None

@@ -1,4 +1,4 @@
-"""Keras' global settings, which a model was made under and layers keep reading."""
+"""Keras' global settings, under which a model was made and which layers read later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.models.no_tensorflow import no_tensorflow
 @final
 @dataclass(frozen=True, kw_only=True)
 class KerasSettings:
-    """What `keras.config` says, as plain values that travel with a model.
+    """The values of `keras.config`, which are sent with a model.
 
     Example:
         >>> KerasSettings.read().floatx
@@ -26,7 +26,7 @@ class KerasSettings:
 
     @classmethod
     def read(cls) -> KerasSettings:
-        """Reads those of this process."""
+        """Reads the settings of this process."""
         keras = import_module("keras")
         with no_tensorflow():
             policy = keras.dtype_policies.serialize(keras.config.dtype_policy())
@@ -38,7 +38,7 @@ class KerasSettings:
         )
 
     def apply(self) -> None:
-        """Makes them those of this process."""
+        """Applies these settings to this process."""
         if self == KerasSettings.read():
             return
         keras = import_module("keras")

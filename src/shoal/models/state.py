@@ -1,7 +1,7 @@
-"""The state of a model apart from its making: values, flags and paths of variables.
+"""The state of a model besides its config: values, flags and paths of variables.
 
-This file decides what a model that was made again must be given to be the same
-one: a config does not keep values, flags that were set by hand, or random state,
+This file decides which state a model needs to be the same after it was made again:
+a config does not keep values, flags that were set by hand, or random state,
 and Keras gives variables other paths when it makes them from a config.
 """
 
@@ -28,7 +28,7 @@ class ModelState:
 
     Args:
         values: One array a variable.
-        paths: Of each variable; users tell variables apart by them.
+        paths: Path of each variable, by which users identify it.
         flags: `trainable` of each variable.
         layer_flags: `trainable` of each layer.
     """
@@ -50,7 +50,7 @@ class ModelState:
         )
 
     def restore(self, model: Any) -> None:
-        """Gives the state to a model of the same make.
+        """Restores the state in a model of the same structure.
 
         Raises:
             PlanError: The model has other layers or variables.
@@ -77,7 +77,7 @@ def arrays_of(variables: Sequence[Any]) -> list[Array]:
 
 
 def layout_digest(model: Any) -> str:
-    """Returns digests of what is exchanged, of all variables, of optimizers'."""
+    """Returns digests of exchanged variables, all variables, and optimizers'."""
 
     def digest(variables: Sequence[Any]) -> str:
         entries = (
@@ -91,7 +91,7 @@ def layout_digest(model: Any) -> str:
 
 
 def other_layout(model: Any, expected: int) -> PlanError:
-    """Says that a model came out other than it went in."""
+    """Returns the error that a model was made again with other variables."""
     return PlanError(
         f"model '{model.name}' was made again with other variables: "
         f"{len(model.variables)}, for {expected} that were sent. "

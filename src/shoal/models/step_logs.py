@@ -1,9 +1,9 @@
-"""Sorts what a `train_step` of the user's logs beyond the metrics of its model.
+"""Sorts the logs of a user's `train_step` besides the metrics of its model.
 
 Metrics have states, which add up over workers. Any other log is a number of one
 step. Keras shows that of the last step of an epoch; with several workers there is
-no last one, so Shoal shows the mean over the epoch's samples. So it does with a loss
-that a `train_step` computes and logs without telling the metric of that name.
+no last one, so Shoal shows the mean over the epoch's samples. The same holds for a loss
+that a `train_step` computes and logs without updating the metric of that name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 
 class StepLogs(NamedTuple):
-    """Names of what a `train_step` logs, less those of metrics that it updates.
+    """Names of a `train_step`'s logs, without those of metrics that it updates.
 
     Args:
-        numbers: Single numbers.
-        others: All else, such as arrays.
+        numbers: Names of single numbers.
+        others: Names of other values, such as arrays.
     """
 
     numbers: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class StepLogs(NamedTuple):
 
 
 def step_logs(logs: Mapping[str, Any], known: Collection[str]) -> StepLogs:
-    """Sorts the logs of a step, but those that metrics tell of.
+    """Sorts the logs of a step, except for those of metrics.
 
     Args:
         logs: Name -> array, or symbol of one.
@@ -37,7 +37,7 @@ def step_logs(logs: Mapping[str, Any], known: Collection[str]) -> StepLogs:
 
 
 def idle_metrics(model: Any, before: Sequence[Any], after: Sequence[Any]) -> set[str]:
-    """Names of metrics whose states a step hands back as it was given them."""
+    """Returns names of metrics whose states a step returns unchanged."""
     pairs = iter(zip(before, after, strict=True))
     found: set[str] = set()
     for metric in model.metrics:

@@ -1,8 +1,8 @@
-"""How a compiled model gets into another process.
+"""Sends a compiled model to another process.
 
-This file decides the way a model takes: as a Keras archive where one loses nothing,
-else pickled whole, else made by the user's own callable. A model is checked to come
-back with the same layout before anything is started; what cannot travel is named.
+This file decides the form of a model: a Keras archive if one loses nothing, else
+pickled whole, else made by the user's own callable. A model is checked to come back
+with the same layout before anything is started; parts that cannot be sent are named.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def pack(
 ) -> bytes:
     """Turns a model into bytes from which `unpack` makes it in a clean process.
 
-    Weights, random state, the optimizer with all its state, loss and metrics
-    (the right classes, at zero) come along. Models of Keras' own classes are
+    The bytes contain weights, random state, the optimizer with all its state, and loss
+    and metrics (the right classes, at zero). Models of Keras' own classes are
     trusted to survive; any other is opened once here and compared.
 
     Args:
         model: A built model, or a callable without arguments that returns one.
         custom_objects: Name in the config -> class or function, as in Keras.
-        factory: What made `model`; given, it makes the model over there as well.
-        sample: A few rows, as `train_step` gets them: what `factory` leaves unbuilt is
-            built with rows of such shapes; default None builds nothing.
+        factory: Function that made `model`; if given, it makes the model there as well.
+        sample: A few rows, as `train_step` gets them: a model that `factory` leaves
+            unbuilt is built with rows of such shapes; default None builds nothing.
 
     Raises:
-        PlanError: The model has no variables yet, or a part of it cannot travel.
+        PlanError: The model has no variables yet, or a part of it cannot be sent.
 
     Example:
         >>> import keras
@@ -82,7 +82,7 @@ def pack(
 
 @contextmanager
 def _without_history(model: Any) -> Generator[None]:
-    """What an earlier training left on a model, its run among it, stays here."""
+    """Context without the traces of an earlier training, such as the model's run."""
     history = vars(model).get("history")
     if history is None:
         yield
@@ -98,7 +98,7 @@ def unpack(blob: bytes) -> Any:
     """Makes the model that `pack` turned into bytes.
 
     Raises:
-        PlanError: The model cannot be made in this process, or is another one.
+        PlanError: The model cannot be made in this process, or differs.
 
     Example:
         >>> import keras
@@ -110,7 +110,7 @@ def unpack(blob: bytes) -> Any:
 
 
 def read_parcel(blob: bytes) -> Parcel:
-    """Reads what `pack` made, without making the model yet.
+    """Reads the output of `pack`, without making the model yet.
 
     Raises:
         PlanError: As `unpack` does.
@@ -131,7 +131,7 @@ def opened(parcel: Parcel) -> Any:
 
 @contextmanager
 def _importing() -> Generator[None]:
-    """Says what to do where a module of the user's is missing."""
+    """Adds the remedy to errors about missing modules of the user's."""
     try:
         yield
     except ImportError as error:
@@ -173,7 +173,7 @@ def _pickle(model: Any, body: Body) -> bytes:
 
 
 def _comes_back(blob: bytes) -> Exception | None:
-    """Opens a parcel here, leaving no trace; returns what went wrong."""
+    """Opens a parcel here, leaving no trace; returns the error, if any."""
     try:
         with random_state_kept():
             unpack(blob)
@@ -183,7 +183,7 @@ def _comes_back(blob: bytes) -> Exception | None:
 
 
 def _refusal(what: str, error: CannotPickle, root: Any = None) -> PlanError:
-    """Names the part that cannot travel."""
+    """Returns the error that names the part that cannot be sent."""
     owner = error.owner
     label = what
     if owner is not root and hasattr(owner, "name"):

@@ -75,7 +75,7 @@ def try_step(model: Any, sample: Any, *, exchanges_gradients: bool = False) -> T
         with undisturbed():  # what is tried is undone, whatever comes
             logs, idle, calls, beside = look(model, sample)
         known = set(model.get_metrics_result()) - idle
-    except Exception:  # a worker would raise it as well, and show where
+    except Exception:  # a worker would raise it as well, with its place
         return Trial()
     held = optimizers_of(model)
     times = Counter(id(call.optimizer) for call in calls)
@@ -95,7 +95,7 @@ Found = tuple[dict[str, Any], set[str], list[Application], list[str]]
 
 
 def _traced(model: Any, sample: Any) -> Found:
-    """Of a step whose values are symbols."""
+    """Finds the facts from a step whose values are symbols."""
     keras = import_module("keras")
     spec_of = import_module("keras.src.backend").compute_output_spec
     groups = _state(model)
@@ -119,10 +119,10 @@ def _traced(model: Any, sample: Any) -> Found:
 
 
 def _taken(model: Any, sample: Any) -> Found:
-    """Of steps that are taken and undone: optimizers are held back, or do anything.
+    """Finds the facts from real steps, undone; updates are withheld, or arbitrary.
 
-    What differs then follows from updated weights. What differs in two steps that are
-    the same is random, and tells nothing.
+    Variables that differ then follow from updated weights. Variables that differ in two
+    equal steps are random, and are ignored.
     """
     known = {id(v) for v in model.metrics_variables}
     known |= {id(v) for o in optimizers_of(model) for v in variables_of(o)}
@@ -163,16 +163,16 @@ def _taken(model: Any, sample: Any) -> Found:
 
 
 def _sums(model: Any, sample: Any) -> bool:
-    """Whether it takes the gradient of a sum; the model stays as it was."""
+    """Whether a step takes the gradient of a sum; the model is not changed."""
     with undisturbed(), _put_back(model):
         return _is_sum(model, sample)
 
 
 def _is_sum(model: Any, sample: Any) -> bool:
-    """Whether gradients double where each row comes twice.
+    """Whether gradients double when each row comes twice.
 
-    Those of a mean stay. Where rows of a batch are drawn for, or other losses are
-    added, they do neither.
+    Gradients of a mean stay the same. If random numbers are drawn for rows, or other
+    losses are added, neither holds.
     """
     keras = import_module("keras")
     is_jax = keras.backend.backend() == "jax"
@@ -189,7 +189,7 @@ def _is_sum(model: Any, sample: Any) -> bool:
         with random_state_kept():
             doubled = gradients(model, keras.tree.map_structure(twice, sample))
         pairs = list(zip(once, doubled, strict=True))
-    except Exception:  # it takes no other number of rows, for example
+    except Exception:  # for example, it takes no other number of rows
         return False
     size = max((float(np.abs(one).max()) for one in once if one.size), default=0.0)
     return 0.0 < size < np.inf and all(
@@ -198,7 +198,7 @@ def _is_sum(model: Any, sample: Any) -> bool:
 
 
 def _taken_gradients(model: Any, rows: Any) -> list[Array]:
-    """What a step hands to optimizers, which are held back; the model is changed."""
+    """Returns the gradients of a step without its updates; the model is changed."""
     found: list[Array] = []
 
     def keep(gradients: Sequence[Any], _: Sequence[Any]) -> None:
@@ -209,7 +209,7 @@ def _taken_gradients(model: Any, rows: Any) -> list[Array]:
 
 
 def _compiled_gradients(model: Any, rows: Any) -> list[Array]:
-    """The same of a step on JAX, which changes nothing."""
+    """Does the same for a step on JAX, which changes nothing."""
 
     def step(state: Any, rows: Any) -> list[Any]:
         with watched() as calls:
@@ -222,7 +222,7 @@ def _compiled_gradients(model: Any, rows: Any) -> list[Array]:
 
 
 def _state(model: Any) -> tuple[Sequence[Any], ...]:
-    """Variables as `train_step` gets them on JAX."""
+    """Returns the variables as `train_step` gets them on JAX."""
     return (
         model.trainable_variables,
         model.non_trainable_variables,
@@ -257,7 +257,7 @@ def _step(
 
 @contextmanager
 def _put_back(model: Any) -> Generator[Callable[[], None]]:
-    """Gives what puts a model back to what it is now; does so in the end."""
+    """Yields a function that restores the model's state; calls it at the end."""
     optimizers = [v for o in optimizers_of(model) for v in variables_of(o)]
     held = [*all_variables(model), *optimizers, *model.metrics_variables]
     kept = [_numpy_of(v) for v in held]
@@ -273,7 +273,7 @@ def _put_back(model: Any) -> Generator[Callable[[], None]]:
             variable.assign(value)
         for attributes, name, value in counts:
             attributes[name] = value
-        if hasattr(model, "zero_grad"):  # of torch, which keeps gradients
+        if hasattr(model, "zero_grad"):  # torch keeps gradients
             model.zero_grad()
 
     try:
@@ -287,7 +287,7 @@ def _numpy_of(variable: Any) -> Array:
 
 
 def _to_numpy(log: Any) -> Any:
-    """A log as an array; nothing but its shape and kind is looked at."""
+    """Returns a log as an array, of which only shape and kind are used."""
     keras = import_module("keras")
     return keras.ops.convert_to_numpy(log) if keras.ops.is_tensor(log) else log
 

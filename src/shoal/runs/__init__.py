@@ -1,5 +1,5 @@
-"""The run folder: the only contract between training and all that looks at it.
+"""The run folder: the only contract between training and all programs that read it.
 
 `store` writes one run, `events` keeps its event segments, `summary` folds events
-into what a person asks about a run, `catalogue` finds and removes runs.
+into the facts about a run, `catalogue` finds and removes runs.
 """

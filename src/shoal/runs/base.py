@@ -1,4 +1,4 @@
-"""What a run is to those who record it: a few verbs that never stop training."""
+"""The interface of a run's recorder: a few methods that never stop training."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Which: TypeAlias = Literal["best", "last"]
 class Run(ABC):
     """A run and its records. `store` makes them: `start`, `create`, `open_run`.
 
-    Safe to use from several threads. Close it, or use it in a `with` statement.
-    Once made, nothing of it raises: storage that fails costs records, not training.
+    It is safe to use from several threads. Close it, or use it in a `with` statement.
+    After its creation nothing raises: storage that fails costs records, not training.
 
     Args:
         run_id: Date, name and random letters.
-        name: What the user called it, or the model's name.
+        name: Name given by the user, or the model's name.
         url: The run folder, "" for none.
-        complain: Told one line when records of a kind begin to be lost; default
+        complain: Called with one line when records of a kind begin to be lost; default
             None: the logger "shoal".
 
     Example:
@@ -47,7 +47,7 @@ class Run(ABC):
         self.id = run_id
         self.name = name
         self.url = url
-        # Reentrant: a complaint may well be recorded as a warning of this run.
+        # Reentrant: a complaint may be recorded as a warning of this run.
         self._lock = threading.RLock()
         self._fold = Fold(url=url)
         self._began = time.monotonic()
@@ -55,17 +55,17 @@ class Run(ABC):
         self._complain = complain or logging.getLogger("shoal").warning
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Records what happened, with wall time and seconds since the start.
+        """Records an event, with wall time and seconds since the start.
 
         Args:
-            kind: One word for what happened, such as "worker_lost".
+            kind: One word for the event, such as "worker_lost".
             **fields: Values of JSON or NumPy; others are recorded as text.
         """
         if kind in ("run_started", "run_resumed"):
             fields = {**self._writer(), **fields}
         with self._lock:
             line = encode({**fields, **self._stamp(kind)})
-            for event in decode(line):  # as whoever reads the line will see it
+            for event in decode(line):  # as a reader of the line will see it
                 self._fold.add(event)
                 self._keep(line, event)
 
@@ -83,7 +83,7 @@ class Run(ABC):
 
         Args:
             status: "finished", "failed" or "interrupted".
-            report: Added to what the summary finds itself, and put above it.
+            report: Added to the summary's own facts, which it overrides.
         """
         with self._lock:
             if not self._is_finished:
@@ -91,7 +91,7 @@ class Run(ABC):
                 self.event("run_finished", status=status, report=dict(report or {}))
 
     def summary(self) -> RunSummary:
-        """Returns the run at a glance, from what this object has recorded or read."""
+        """Returns the summary of the run, as far as this object recorded or read it."""
         with self._lock:
             found = self._fold.summary(self._may_live)
         return found.model_copy(update={"id": self.id, "name": self.name})
@@ -112,10 +112,10 @@ class Run(ABC):
 
     @abstractmethod
     def save_model(self, model: Any, which: Which) -> str | None:
-        """Saves a Keras model; returns where, None if it could not be saved.
+        """Saves a Keras model; returns its place, None if it could not be saved.
 
-        As `models/WHICH.keras`, or its weights alone as `models/WHICH.weights.h5`
-        where no archive can hold it.
+        It becomes `models/WHICH.keras`, or only its weights `models/WHICH.weights.h5`
+        if no archive can hold the model.
         """
 
     @abstractmethod
@@ -124,26 +124,26 @@ class Run(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Gives everything recorded so far to the storage."""
+        """Passes all records so far to the storage."""
 
     @abstractmethod
     def close(self) -> None:
-        """Flushes and lets go of the storage. Safe to repeat."""
+        """Flushes and releases the storage. Safe to repeat."""
 
     @abstractmethod
     def _keep(self, line: bytes, event: Event) -> None:
         """Stores one event; called with the lock held."""
 
     def _writer(self) -> dict[str, Any]:
-        """Returns what tells this process, the writer of the events, from others."""
+        """Returns the identity of this process, the writer of the events."""
         return Process.here().fields
 
     def _may_live(self, writer: Process) -> bool:
-        """Tells whether the process that wrote an unfinished run may still live."""
+        """Returns whether the process that wrote an unfinished run may be alive."""
         return may_live(writer)
 
     def _stamp(self, kind: str) -> Event:
-        """Returns the fields every event begins with."""
+        """Returns the first fields of every event."""
         since_s = time.monotonic() - self._began
         return {
             "v": VERSION, "kind": kind, "time": time.time(), "t": round(since_s, 6),

@@ -26,7 +26,7 @@ def run_ids(root: str | os.PathLike[str]) -> list[str]:
 
 
 def _is_run(folder: Folder) -> bool:
-    """Whether a folder is a run, or was one: a link to nothing, a closed folder."""
+    """Whether a folder is a run, or was one: a dangling link, an unreadable folder."""
     if folder.exists(FOLDER):
         return True
     if not folder.is_local:
@@ -43,9 +43,9 @@ def _is_run(folder: Folder) -> bool:
 def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
     """Returns the runs under a root, newest first; none when the root is not there.
 
-    Only the ends of each run are read, so that only the fields a list shows
-    (`summary.LIST_FIELDS`) can be relied on; `read_summary` reads one run whole.
-    A run that cannot be read has the status "damaged", and says why.
+    Only the ends of each run are read, so that only the fields of a list
+    (`summary.LIST_FIELDS`) can be relied on; `read_summary` reads one run completely.
+    A run that cannot be read has the status "damaged", with the reason.
 
     Args:
         root: Path or URL of the folder that holds the runs.
@@ -62,7 +62,7 @@ def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
 def _outline(folder: Folder) -> RunSummary:
     try:
         return read_summary(folder, is_outline=True)
-    except ShoalError as error:  # one damaged run hides no others
+    except ShoalError as error:  # a damaged run does not hide the others
         name, url = folder.name, folder.url
         return RunSummary(id=name, status="damaged", url=url, damage=str(error))
 
@@ -86,7 +86,7 @@ def read_summary(folder: Folder, *, is_outline: bool = False) -> RunSummary:
         url=folder.url,
         is_alive=lambda writer: writer_may_live(folder, writer),
     )
-    # A folder that was copied under another name is found by that name.
+    # A folder that was copied under another name is found by its new name.
     return summary.model_copy(update={"id": folder.name})
 
 
@@ -94,8 +94,8 @@ def find_run(reference: str, root: str | os.PathLike[str]) -> Folder:
     """Finds a run by id, by the unique beginning of one, or by path or URL.
 
     Args:
-        reference: What the user typed.
-        root: Where ids are looked up.
+        reference: The user's text.
+        root: Folder in which ids are looked up.
 
     Raises:
         ConfigError: There is none, or there are several.
@@ -133,7 +133,7 @@ def find_run(reference: str, root: str | os.PathLike[str]) -> Folder:
 
 
 def backend_of(folder: Folder) -> str:
-    """The Keras backend a run was planned for, "" where its plan does not say.
+    """Returns the Keras backend a run was planned for, "" if its plan has none.
 
     Raises:
         DataError: The plan is damaged.
@@ -148,8 +148,8 @@ def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> 
     """Removes a run with all its files.
 
     Args:
-        reference: As for `find_run`.
-        root: Where ids are looked up.
+        reference: Reference, as for `find_run`.
+        root: Folder in which ids are looked up.
         force: Remove it although it is running.
 
     Returns:
@@ -170,7 +170,7 @@ def remove_run(reference: str, root: str | os.PathLike[str], *, force: bool) -> 
     except OSError as error:
         raise ConfigError(
             f"run {folder.name!r} cannot be removed: {error}. Expected a folder that "
-            "this user may write to. Look whose it is, and what is left of it."
+            "this user may write to. Check its owner, and what is left of it."
         ) from error
     return folder.name
 
@@ -199,9 +199,9 @@ def prune(
     """
     if keep is None and older_than_s is None:
         raise ConfigError(
-            "prune was told neither how many runs to keep nor how old they may get. "
+            "prune has neither a number of runs to keep nor an age. "
             "Expected at least one of keep and older_than. "
-            "Say for example: shoal runs prune --keep 20."
+            "For example: shoal runs prune --keep 20."
         )
     if (keep or 0) < 0 or (older_than_s or 0.0) < 0:
         raise ConfigError(
@@ -219,7 +219,7 @@ def prune(
 
 
 def read_plan(folder: Folder) -> dict[str, Any]:
-    """Returns what `plan.json` of a run says; empty when it has none.
+    """Returns the content of a run's `plan.json`; empty if it has none.
 
     Raises:
         DataError: It is damaged.

@@ -1,4 +1,4 @@
-"""What a checkpoint is, and how it becomes bytes: JSON, plain numbers and blobs."""
+"""The content of a checkpoint, and its form as bytes: JSON, numbers and blobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.runs.folder import Folder
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Writer: TypeAlias = Callable[[memoryview], Part]
-"""Stores bytes under a name of its choice and says where and what they are."""
+"""Stores bytes under a name of its choice and returns their description."""
 
 
 @final
@@ -31,7 +31,7 @@ class Checkpoint:
     """The state of a run at one moment, as plain values.
 
     Args:
-        number: Grows from one checkpoint of a writer to the next, 0 or more.
+        number: Number that grows with each checkpoint of a writer, 0 or more.
         document: JSON: mappings with text as keys, lists, text, numbers, booleans,
             None. A tuple comes back as a list. NaN and infinity are kept.
         arrays: Booleans, integers, floats, complex numbers of any shape. They must
@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def check(checkpoint: Checkpoint) -> bytes:
-    """Refuses what would not come back as it was; returns the document as bytes.
+    """Refuses values that would not come back unchanged; returns the document's bytes.
 
     Raises:
         CheckpointError: The number is negative, or a value is of another kind.
@@ -75,11 +75,11 @@ def check(checkpoint: Checkpoint) -> bytes:
             )
     odd = _odd_key(checkpoint.document, "document")
     if odd:
-        raise _refused(checkpoint, f"{odd} is no text", "keys that JSON keeps")
+        raise _refused(checkpoint, f"{odd} is not text", "keys that JSON keeps")
     try:
         return json.dumps(checkpoint.document).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        what = f"its document is no JSON ({error})"
+        what = f"its document is not JSON ({error})"
         raise _refused(checkpoint, what, "plain JSON values") from error
 
 
@@ -108,8 +108,8 @@ def unpack(folder: Folder, manifest: Manifest) -> Checkpoint:
     """Reads every part of a checkpoint and checks it.
 
     Raises:
-        Damage: A part is missing or is not what was written.
-        OSError: The storage is away.
+        Damage: A part is missing or has changed.
+        OSError: The storage cannot be reached.
     """
     return Checkpoint(
         number=manifest.place.number,
@@ -131,7 +131,7 @@ def _document(content: Bytes) -> dict[str, Any]:
     try:
         found = json.loads(content.tobytes())
     except (ValueError, RecursionError) as error:
-        raise Damage(f"document: it is no JSON ({error})") from error
+        raise Damage(f"document: it is not JSON ({error})") from error
     if not isinstance(found, dict):
         raise Damage(f"document: a {type(found).__name__} stands where an object does")
     return cast("dict[str, Any]", found)
@@ -148,12 +148,12 @@ def _read(what: str, folder: Folder, part: Part) -> Bytes:
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> Bytes:
-    """Returns an array's bytes in C order, copied only when they lie otherwise."""
+    """Returns an array's bytes in C order, copied only if it has another order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _odd_key(value: object, where: str) -> str:
-    """Returns where a key is that JSON would silently turn into text, "" for none."""
+    """Returns the place of a key that JSON would turn into text, "" for none."""
     if isinstance(value, Mapping):
         for key, inner in cast("Mapping[object, object]", value).items():
             if not isinstance(key, str):

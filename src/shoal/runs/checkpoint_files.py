@@ -1,4 +1,4 @@
-"""Files of a checkpoint: written whole or not at all, and never believed unchecked."""
+"""Files of a checkpoint: written completely or not at all, and always verified."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shoal.host.private import protect
 from shoal.runs.folder import Folder
 
 CHUNK_BYTES = 4 << 20
-"""Large enough for one request to an object store, small enough to copy in passing."""
+"""Large enough for one request to an object store, small enough to copy cheaply."""
 
 PARTIAL = ".partial"
-"""End of a name while its file is written on a local disk; a dot begins it."""
+"""Suffix of a name while its file is written on a local disk, after a dot prefix."""
 
 NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 
 
 class Damage(Exception):
-    """A file is not what was written. Stays in this room: `latest` goes one back."""
+    """A file has changed. Stays in this package: `latest` takes the one before."""
 
 
 @final
@@ -34,7 +34,7 @@ class Part:
     """One file of a checkpoint as its manifest describes it.
 
     Args:
-        name: Relative to the folder of checkpoints.
+        name: Name relative to the folder of checkpoints.
         size_bytes: Length of the file.
         sha256: Its checksum in hexadecimal digits.
     """
@@ -46,7 +46,7 @@ class Part:
 
 @contextmanager
 def storage(folder: Folder) -> Generator[None]:
-    """Makes whatever a storage library raises an OSError, so that callers can retry."""
+    """Turns any error of a storage library into an OSError, for callers to retry."""
     try:
         yield
     except (OSError, ShoalError, Damage):
@@ -58,19 +58,19 @@ def storage(folder: Folder) -> Generator[None]:
 
 
 def write_part(folder: Folder, name: str, content: memoryview) -> Part:
-    """Streams bytes into a file and returns what to check it by.
+    """Streams bytes into a file and returns its description for verification.
 
-    On a local disk the name appears only when all of it is on the platter; elsewhere
-    a file that was cut off is removed where possible, and harmless where not, because
+    On a local disk the name appears only after all of it is on the disk; elsewhere
+    a partial file is removed if possible, and otherwise harmless, because
     no manifest names it.
 
     Args:
         folder: The folder of checkpoints.
-        name: Relative to it, and not in use.
+        name: Relative name that is not in use.
         content: Bytes, one dimension; not copied as a whole.
 
     Raises:
-        OSError: The storage is full or away.
+        OSError: The storage is full or cannot be reached.
     """
     seen = hashlib.sha256()
     with storage(folder):
@@ -85,7 +85,7 @@ def write_part(folder: Folder, name: str, content: memoryview) -> Part:
 
 
 def write_whole(folder: Folder, name: str, content: bytes) -> None:
-    """Writes a small file in one step: a rename on a local disk, else one put."""
+    """Writes a small file in one step: by a rename on a local disk, else by one put."""
     with storage(folder):
         if folder.is_local:
             with _whole_file(folder.local_path(name)) as file:
@@ -95,11 +95,11 @@ def write_whole(folder: Folder, name: str, content: bytes) -> None:
 
 
 def read_part(folder: Folder, part: Part, out: memoryview) -> None:
-    """Fills a buffer of the part's size from its file and checks it.
+    """Fills a buffer of the part's size from its file and verifies it.
 
     Raises:
         Damage: The file is missing, has another length or another checksum.
-        OSError: The storage is away, which says nothing about the file.
+        OSError: The storage cannot be reached, which proves nothing about the file.
     """
     seen = hashlib.sha256()
     with _reading(folder, part.name) as file:
@@ -127,14 +127,14 @@ def read_whole(folder: Folder, name: str) -> bytes:
 
     Raises:
         Damage: It is missing or cannot be read from its disk.
-        OSError: The storage is away.
+        OSError: The storage cannot be reached.
     """
     with _damage(folder, name):
         return folder.read(name)
 
 
 def remove(folder: Folder, name: str) -> None:
-    """Removes a file; one that is gone already is no error."""
+    """Removes a file; one that does not exist is no error."""
     with storage(folder), suppress(FileNotFoundError):
         if folder.is_local:
             Path(folder.where(name)).unlink()
@@ -143,7 +143,7 @@ def remove(folder: Folder, name: str) -> None:
 
 
 def sizes(folder: Folder, name: str) -> dict[str, int]:
-    """Lists the files of a folder with their lengths; empty when it is not there."""
+    """Lists the files of a folder with their lengths; empty if it does not exist."""
     path = folder.where(name).rstrip("/")
     with storage(folder):
         folder.fs.invalidate_cache(path)
@@ -165,7 +165,7 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 
 @contextmanager
 def _whole_file(target: Path) -> Generator[IO[bytes]]:
-    """Opens a file whose name appears when the block ends well, and lasts."""
+    """Opens a file whose name appears, durably, when the context ends well."""
     partial = target.with_name(f".{target.name}{PARTIAL}")
     try:
         with partial.open("wb") as file:
@@ -182,12 +182,12 @@ def _whole_file(target: Path) -> Generator[IO[bytes]]:
 
 
 def _sync_folder(path: Path) -> None:
-    """Makes a rename last through a power cut."""
+    """Makes a rename durable through a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        # Some network file systems cannot, and need not.
+        # Some network file systems cannot do this, and need not.
         if error.errno not in NO_FOLDER_SYNC:
             raise
     finally:
@@ -200,10 +200,10 @@ def _upload(folder: Folder, name: str, content: memoryview, seen: Any) -> None:
         with folder.fs.open(path, "wb") as file:
             for chunk in _chunks(content):
                 seen.update(chunk)
-                # A copy in passing: not every storage library takes a view.
+                # A copy, because not every storage library takes a view.
                 file.write(bytes(chunk))
     except BaseException:
-        # Leaving the block has uploaded what there was of it.
+        # Leaving the context has uploaded the part that was written.
         with suppress(Exception):
             folder.fs.rm_file(path)
         raise
@@ -226,7 +226,7 @@ def _reading(folder: Folder, name: str) -> Generator[Any]:
 
 @contextmanager
 def _damage(folder: Folder, name: str) -> Generator[None]:
-    """Tells a file that is gone or rotten from a storage that is away."""
+    """Distinguishes a missing or damaged file from a storage that cannot be reached."""
     try:
         with storage(folder):
             yield

@@ -19,10 +19,10 @@ FORMAT = 1
 PARTS = "parts"
 
 NUMBERS = "biufc"
-"""NumPy's kinds whose bytes say everything: booleans, integers, floats, complex."""
+"""NumPy's kinds that bytes define completely: booleans, integers, floats, complex."""
 
 MOST = 1 << 62
-MOST_DIMENSIONS = 64  # of an array of NumPy's
+MOST_DIMENSIONS = 64  # limit of a NumPy array
 
 _DTYPE = re.compile(rf"[<>|][{NUMBERS}]\d{{1,2}}")
 _MANIFEST = re.compile(r"(\d{6,})-(\d{12,})\.manifest")
@@ -33,14 +33,14 @@ _LEFTOVER = re.compile(r"\.(\d{6,})-(\d{12,})\.manifest\.partial")
 @final
 @dataclass(frozen=True, kw_only=True, order=True)
 class CheckpointNumber:
-    """Where a checkpoint stands in the order of all of a run.
+    """Position of a checkpoint in the order of all of a run.
 
-    The writer's generation comes first: what a writer that was replaced still
-    writes is older than all that its successor writes, whatever the numbers say.
+    The writer's generation comes first: checkpoints of a replaced writer
+    are older than all of its successor's, whatever their numbers.
 
     Args:
-        generation: The writer's, from 1.
-        number: The checkpoint's, from 0.
+        generation: Generation of the writer, from 1.
+        number: Number of the checkpoint, from 0.
 
     Example:
         >>> later = CheckpointNumber(generation=2, number=7)
@@ -55,11 +55,11 @@ class CheckpointNumber:
 
     @property
     def manifest(self) -> str:
-        """Name of its manifest."""
+        """Returns the name of its manifest."""
         return f"{self.generation:06}-{self.number:012}.manifest"
 
     def part(self, writer: str, attempt: int, index: int) -> str:
-        """Returns a name for a file that no other writer or attempt uses."""
+        """Returns a file name that no other writer or attempt uses."""
         start = f"{self.generation:06}-{self.number:012}"
         return f"{PARTS}/{start}-{writer}-{attempt:04}-{index:04}.part"
 
@@ -67,7 +67,7 @@ class CheckpointNumber:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ArrayPart:
-    """An array's file, and what its bytes mean.
+    """An array's file, and the type of its bytes.
 
     Args:
         part: The file.
@@ -83,10 +83,10 @@ class ArrayPart:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What belongs to a checkpoint.
+    """The files of a checkpoint.
 
     Args:
-        place: Where it stands among the others.
+        place: Position among the other checkpoints.
         document: The file with the JSON document.
         arrays: One for each array, by name.
         blobs: One for each blob, by name.
@@ -99,26 +99,26 @@ class Manifest:
 
     @property
     def parts(self) -> list[Part]:
-        """All its files."""
+        """Returns all its files."""
         arrays = [array.part for array in self.arrays.values()]
         return [self.document, *arrays, *self.blobs.values()]
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Returns two lines of JSON: a checksum, and what it is the checksum of."""
+    """Returns two lines of JSON: a checksum, and the checked content."""
     body = {"format": FORMAT, **asdict(manifest)}
     return _seal(json.dumps(body).encode())
 
 
 def decode(content: bytes, place: CheckpointNumber) -> Manifest:
-    """Reads a manifest and believes nothing that its checksum does not cover.
+    """Reads a manifest; everything in it is covered by its checksum.
 
     Args:
-        content: Of the manifest's file.
-        place: What the file's name says.
+        content: Content of the manifest's file.
+        place: Position in the file's name.
 
     Raises:
-        Damage: It is cut off, changed, or stands under another's name.
+        Damage: It is truncated, changed, or has the name of another.
         CheckpointError: Another version of Shoal wrote it.
     """
     body = content.partition(b"\n")[2].removesuffix(b"\n")
@@ -140,11 +140,13 @@ def decode(content: bytes, place: CheckpointNumber) -> Manifest:
             blobs={name: _part(one) for name, one in _mapping(fields["blobs"]).items()},
         )
     except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise Damage(f"{place.manifest} is no manifest of Shoal's ({error})") from error
+        raise Damage(
+            f"{place.manifest} is not a manifest of Shoal's ({error})"
+        ) from error
 
 
 def places(names: Iterable[str]) -> list[CheckpointNumber]:
-    """Returns the places of the manifests among file names, newest first.
+    """Returns the positions of the manifests among file names, newest first.
 
     Example:
         >>> found = places(["000001-000000000007.manifest", "parts", "owners"])
@@ -156,13 +158,13 @@ def places(names: Iterable[str]) -> list[CheckpointNumber]:
 
 
 def place_of_part(name: str) -> CheckpointNumber | None:
-    """Returns which checkpoint a file in `parts` was written for, if any."""
+    """Returns the checkpoint for which a file in `parts` was written, if any."""
     match = _PART.fullmatch(name)
     return _place(match) if match else None
 
 
 def place_of_leftover(name: str) -> CheckpointNumber | None:
-    """Returns which checkpoint a half-written manifest was for, if it is one."""
+    """Returns the checkpoint of a partial manifest, if it is one."""
     match = _LEFTOVER.fullmatch(name)
     return _place(match) if match else None
 
@@ -193,7 +195,7 @@ def _mapping(found: object) -> dict[str, Any]:
 
 
 def _whole(found: object) -> int:
-    """A number that counts something; JSON has booleans and fractions as well."""
+    """Returns a whole number that counts something; refuses booleans and fractions."""
     if type(found) is not int or not 0 <= found < MOST:
         raise TypeError(f"{found!r:.40} stands where a whole number belongs")
     return found
@@ -212,9 +214,11 @@ def _part(found: object) -> Part:
         size_bytes=_whole(fields["size_bytes"]),
         sha256=_text(fields["sha256"]),
     )
-    # The folder may be anybody's: a manifest must not lead out of it.
+    # The folder may be another user's: a manifest must not lead out of it.
     if place_of_part(part.name.removeprefix(f"{PARTS}/")) is None:
-        raise Damage(f"its manifest names a file that is no part: {part.name!r:.200}")
+        raise Damage(
+            f"its manifest names a file that is not a part: {part.name!r:.200}"
+        )
     return part
 
 
@@ -227,7 +231,7 @@ def _array(found: object) -> ArrayPart:
     array = ArrayPart(
         part=_part(fields["part"]), dtype=_text(fields["dtype"]), shape=sizes
     )
-    # Checked before anything is allocated, and never an array of Python objects.
+    # Verified before anything is allocated, and never an array of Python objects.
     is_number = _DTYPE.fullmatch(array.dtype) is not None
     size = math.prod(sizes) * np.dtype(array.dtype).itemsize if is_number else -1
     if len(sizes) > MOST_DIMENSIONS or size != array.part.size_bytes:

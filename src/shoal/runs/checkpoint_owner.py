@@ -1,4 +1,4 @@
-"""Who may write the checkpoints of a run: the last one that asked, and nobody else."""
+"""The right to write the checkpoints of a run: the last process to claim it has it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _TOKEN = re.compile(r"(\d{6,})\.json")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Ownership:
-    """A writer's claim on a folder, which ends when somebody else makes a later one.
+    """A writer's claim on a folder, which ends with the next claim.
 
     Args:
         folder: The folder of checkpoints.
         generation: Grows with every claim.
-        writer: Random, so that two claims can never be taken for one another.
-        token: What this writer left in the folder.
+        writer: Random id, so that two claims are never confused.
+        token: Content of this writer's file in the folder.
     """
 
     folder: Folder
@@ -39,14 +39,14 @@ class Ownership:
 
     @classmethod
     def claim(cls, folder: Folder, *, above: int = 0) -> Ownership:
-        """Takes a folder over from whoever has it.
+        """Claims a folder from its present owner.
 
         Args:
             folder: The folder of checkpoints.
-            above: A generation that is surely in use.
+            above: A generation that is certainly in use.
 
         Raises:
-            OSError: The storage is away or takes no files.
+            OSError: The storage cannot be reached or takes no files.
             CheckpointError: Others claimed it faster, 64 times in a row.
         """
         writer = secrets.token_hex(8)
@@ -70,11 +70,11 @@ class Ownership:
         )
 
     def check(self) -> None:
-        """Makes sure that the claim still holds.
+        """Checks that the claim still holds.
 
         Raises:
-            CheckpointError: Somebody else has taken over.
-            OSError: The storage is away, or the folder is.
+            CheckpointError: Another process has taken over.
+            OSError: The storage or the folder cannot be reached.
         """
         newest = max(_generations(self.folder), default=0)
         if newest > self.generation:
@@ -85,14 +85,14 @@ class Ownership:
             raise self._lost(newest)
 
     def forget_others(self) -> None:
-        """Removes the tokens of those before."""
+        """Removes the tokens of earlier writers."""
         for generation in _generations(self.folder):
             if generation < self.generation:
                 remove(self.folder, _name(generation))
 
     def _has_token(self) -> bool:
-        # Not every storage can create exclusively: of two that did so at once, the
-        # one whose token stands has won.
+        # Not every storage can create exclusively: of two simultaneous writers, the one
+        # whose token remains has won.
         try:
             return read_whole(self.folder, _name(self.generation)) == self.token
         except Damage:

@@ -1,7 +1,7 @@
-"""Checkpoints: one value that is kept whole, and found again after any crash.
+"""Checkpoints: values that are stored completely, and found again after any crash.
 
 A folder of checkpoints holds `parts/` (files that never change), one manifest for
-each checkpoint, written when all its parts stand, and `owners/` (who may write).
+each checkpoint, written after all its parts, and `owners/` (the present writer).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from shoal.runs.folder import Folder
 
 @final
 class CheckpointStore:
-    """The checkpoints of one run, on a local disk or any storage fsspec knows.
+    """The checkpoints of one run, on a local disk or any storage that fsspec supports.
 
-    Reading needs nothing more. To write, `open` it first: that takes the folder over
+    Reading needs no preparation. To write, `open` it first: that takes the folder over
     from any other writer, whose next `save` is refused. When a run is resumed, open
-    before `latest`, so that nothing can be saved in between and be lost.
+    before `latest`, so that no checkpoint can be saved in between and be lost.
 
-    A crash at any point leaves the checkpoint before readable. The storage holds
-    `keep` checkpoints, and one more while one is being saved.
+    A crash at any point leaves the previous checkpoint readable. The storage holds
+    `keep` checkpoints, and one more during a save.
 
     Args:
-        folder: Of the checkpoints, such as `run.folder.child("checkpoints")`.
-        keep: How many whole checkpoints stay, at least 1, default 2.
-        complain: Told one line when old checkpoints cannot be removed; default
+        folder: Folder of the checkpoints, such as `run.folder.child("checkpoints")`.
+        keep: Number of complete checkpoints that stay, at least 1, default 2.
+        complain: Called with one line when old checkpoints cannot be removed; default
             None: the logger "shoal".
 
     Raises:
@@ -81,10 +81,10 @@ class CheckpointStore:
         self._damaged: set[CheckpointNumber] = set()
 
     def open(self) -> Self:
-        """Takes the folder over for writing. Once is enough; returns itself.
+        """Claims the folder for writing. Once is enough; returns itself.
 
         Raises:
-            OSError: The storage is away or takes no files.
+            OSError: The storage cannot be reached or takes no files.
             CheckpointError: Others claimed it faster, many times in a row.
         """
         with self._lock:
@@ -95,16 +95,17 @@ class CheckpointStore:
         return self
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keeps a checkpoint: it is whole and lasts when this returns.
+        """Saves a checkpoint: it is complete and durable when this returns.
 
-        Takes as long as the storage does, so call it from a thread of its own. The
+        It takes as long as the storage does, so call it from a thread of its own. The
         arrays must not change meanwhile.
 
         Raises:
-            OSError: The storage is full or away. Nothing half is left that `latest`
-                would take; try again later, with this number or a higher one.
+            OSError: The storage is full or cannot be reached. No partial checkpoint is
+                left that `latest` would take; try again later, with this number or a
+                higher one.
             CheckpointError: Another process has taken over, the number does not
-                grow, or a value cannot be kept. Trying again does not help.
+                grow, or a value cannot be saved. Trying again does not help.
         """
         with self._lock:
             document = check(checkpoint)
@@ -113,32 +114,33 @@ class CheckpointStore:
             try:
                 self._write(checkpoint, document, owner)
             except OSError:
-                # A successor removes our files while we write them: say that, then.
+                # A successor removes this writer's files during a write: report that,
+                # then.
                 with suppress(OSError):
                     owner.check()
                 raise
-            # Once more: whoever took over before the manifest stood has not seen it.
-            # Whoever does so from now on will.
+            # Checked again: a writer that claimed before the manifest was written has
+            # not seen it. A writer that claims from now on will see it.
             owner.check()
             self._last = checkpoint.number
             self._clean_up(owner)
 
     def latest(self, complain: Callable[[str], None]) -> Checkpoint | None:
-        """Returns the newest checkpoint of which every byte is as it was written.
+        """Returns the newest checkpoint whose bytes are all unchanged.
 
         Args:
-            complain: Told one line for each damaged one that is passed over.
+            complain: Called with one line for each damaged checkpoint that is skipped.
 
         Returns:
             The checkpoint, its arrays new and writable. None when there is none.
 
         Raises:
             CheckpointError: All are damaged, or of another version of Shoal.
-            OSError: The storage is away.
+            OSError: The storage cannot be reached.
         """
         seen: set[CheckpointNumber] = set()
         reasons: list[str] = []
-        # Listed again each time: a writer may save, and remove, while this reads.
+        # Listed again each time: a writer may save, and remove, during this loop.
         while place := next((p for p in self._places() if p not in seen), None):
             seen.add(place)
             try:
@@ -178,7 +180,7 @@ class CheckpointStore:
         return self._owner
 
     def _write(self, checkpoint: Checkpoint, document: bytes, owner: Ownership) -> None:
-        """Writes the parts, then the manifest; takes all of it back when it fails."""
+        """Writes the parts, then the manifest; removes all of it on failure."""
         place = CheckpointNumber(generation=owner.generation, number=checkpoint.number)
         self._attempts += 1
         names: list[str] = []
@@ -198,23 +200,23 @@ class CheckpointStore:
             raise
 
     def _take_back(self, place: CheckpointNumber, names: list[str]) -> None:
-        """Removes what a failed save has written, as far as the storage allows."""
+        """Removes the files of a failed save, as far as the storage allows."""
         try:
             remove(self.folder, place.manifest)
         except OSError:
-            # A put that failed may yet have arrived. Then the checkpoint is whole,
-            # and must stay so; otherwise the next save removes its parts.
+            # A put that failed may have arrived. Then the checkpoint is complete,
+            # and must stay; otherwise the next save removes its parts.
             return
         for name in names:
             with suppress(OSError):
                 remove(self.folder, name)
 
     def _clean_up(self, owner: Ownership) -> None:
-        """Removes what nobody needs now. A failure costs space, not the checkpoint."""
+        """Removes unneeded files. A failure costs space, not the checkpoint."""
         try:
             kept, old = self._sort_out()
             for place in old:
-                # Before its parts: a manifest must never stand without them.
+                # Before its parts: a manifest must never exist without them.
                 remove(self.folder, place.manifest)
             for name in self._orphans(kept, owner.generation):
                 remove(self.folder, name)
@@ -229,7 +231,7 @@ class CheckpointStore:
     def _sort_out(
         self,
     ) -> tuple[dict[CheckpointNumber, Manifest | None], list[CheckpointNumber]]:
-        """Tells the manifests that stay, None for an unreadable one, from the old."""
+        """Separates manifests that stay, None for an unreadable one, from old ones."""
         lengths = sizes(self.folder, PARTS)
         kept: dict[CheckpointNumber, Manifest | None] = {}
         whole = 0
@@ -253,12 +255,12 @@ class CheckpointStore:
     def _orphans(
         self, kept: dict[CheckpointNumber, Manifest | None], generation: int
     ) -> list[str]:
-        """Lists the parts no manifest needs, and what a crash left half-written."""
+        """Lists parts that no manifest needs, and partial files of a crash."""
         needed = {m.place: {p.name for p in m.parts} for m in kept.values() if m}
         orphans: list[str] = []
         for bare in sizes(self.folder, PARTS):
             place, name = checkpoint_manifest.place_of_part(bare), f"{PARTS}/{bare}"
-            # A later generation's parts are another writer's, on their way.
+            # Parts of a later generation are another writer's, being written.
             if place is None or place.generation > generation:
                 continue
             is_kept = place in kept and name in needed.get(place, {name})

@@ -1,4 +1,4 @@
-"""Names of runs: date, name, random letters; claimed so that none is overwritten."""
+"""Names of runs: date, name, random letters; claimed without overwriting any."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def slug(name: str) -> str:
 
 
 def claim(root: Folder, name: str, *, first: Mapping[str, Any], today: date) -> Folder:
-    """Makes a run folder that is nobody else's.
+    """Makes a run folder that no other run has.
 
-    The claim is the first event, written by an operation that fails when the file
-    is there already, so that two fits that begin together get two folders.
+    The claim is the first event, written by an operation that fails if the file
+    exists, so that two fits that begin together get two folders.
 
     Args:
-        root: Where runs are kept.
-        name: Becomes the middle of the id.
-        first: The event that makes the claim; the id is added to it.
-        today: Becomes the beginning of the id.
+        root: Folder of the runs.
+        name: Middle part of the id.
+        first: Event that makes the claim; the id is added to it.
+        today: Date at the beginning of the id.
 
     Raises:
         ConfigError: The root cannot be written, or 64 ids in a row were taken.
     """
     start = f"{today.isoformat()}-{slug(name)}"
     for attempt in range(TRIES):
-        # Three letters are easy to type; more of them once those run out.
+        # Three letters are easy to type; more are used when those are taken.
         letters = secrets.token_hex(8)[: 3 + attempt // 8]
         try:
             folder = root.claim(f"{start}-{letters}")

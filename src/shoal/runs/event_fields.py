@@ -1,8 +1,8 @@
-"""Types of the fields of events. Decides which lines of a run folder are believed.
+"""Types of the fields of events. Decides which lines of a run folder are accepted.
 
-A run folder may have been damaged, or filled by somebody else. Everything that reads
-events relies on what is checked here, and needs no guards of its own. Fields and kinds
-that are not named here pass as they are: later versions may write them.
+A run folder may be damaged, or written by another program. Readers of
+events rely on these checks, and need none of their own. Fields and kinds
+that are not named here pass unchanged: later versions may write them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
 Event: TypeAlias = dict[str, Any]
 """One line: `v`, `kind`, `time` (Unix seconds), `t` (seconds since start), fields."""
@@ -27,7 +27,7 @@ Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 _open = with_config(ConfigDict(extra="allow"))
 
 DEEPEST = 32
-"""Lists and objects in one another; tables and JSON are made by recursion."""
+"""Maximum depth of nested lists and objects; tables and JSON are made recursively."""
 
 MOST = 2**63
 LIMITS = {"loss": 1e308, "t": 1e11, "rank": 2**31}
@@ -35,12 +35,12 @@ NUMERIC = (
     "rank", "epoch", "samples", "steps", "version", "staleness", "compute_s", "data_s",
     "wait_s", "exchange_s", "t", "loss",
 )  # fmt: skip
-"""Columns of exchanges that are computed with."""
+"""Columns of exchanges that enter computations."""
 
 
 @_open
 class _Open(TypedDict, total=False):
-    """What every event may have; further fields pass."""
+    """Fields of every event; further fields pass."""
 
     time: Seconds
     t: Seconds
@@ -177,13 +177,13 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {}
 
 
 def check(event: Mapping[str, Any]) -> Event:
-    """Returns an event whose fields have their types; null counts as absent.
+    """Returns an event with checked types of its fields; null counts as absent.
 
     Args:
-        event: As JSON has it.
+        event: Event, decoded from JSON.
 
     Raises:
-        ValueError: A field has another type or no possible value; says which.
+        ValueError: A field has a wrong type or an impossible value; names it.
 
     Example:
         >>> check({"kind": "warning", "t": 1, "text": None})
@@ -222,7 +222,7 @@ def check(event: Mapping[str, Any]) -> Event:
 
 
 def _adapter(kind: str) -> TypeAdapter[Any]:
-    """Made when it is first needed: commands that read no runs start sooner."""
+    """Returns an adapter, made on first use: commands without runs start sooner."""
     known = kind if kind in _KINDS else ""
     if known not in _ADAPTERS:
         _ADAPTERS[known] = TypeAdapter(_KINDS.get(known, _Open))
@@ -230,7 +230,7 @@ def _adapter(kind: str) -> TypeAdapter[Any]:
 
 
 def _plain(name: str, value: Any, depth: int = 1) -> Any:
-    """Values that can be shown; what is no number becomes null, as when written."""
+    """Returns a value that can be shown; NaN becomes null, as in writing."""
     if isinstance(value, str):
         return _whole(value)
     if isinstance(value, float):
@@ -248,12 +248,12 @@ def _plain(name: str, value: Any, depth: int = 1) -> Any:
 
 
 def _whole(text: str) -> str:
-    """Text without halves of characters, which JSON can name and nothing can write."""
+    """Returns text without lone surrogates, which JSON allows and encoders refuse."""
     return text.encode(errors="replace").decode()
 
 
 def _check_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Looks at whole columns at once: there may be a million rows."""
+    """Checks whole columns at once: there may be a million rows."""
     if not set(map(type, rows)) <= {list} or len(set(map(len, rows))) > 1:
         raise ValueError("'rows' of 'exchanges' are not rows of one length")
     for name, column in zip(columns, zip(*rows, strict=False), strict=False):

@@ -2,8 +2,8 @@
 
 A segment is `events/NNNNNN.jsonl`. On local disks the last one grows line by
 line and can be read meanwhile; elsewhere lines are buffered and a segment
-appears whole when it is sealed, because object stores cannot append.
-Writing never raises: training goes on without its records.
+appears complete when it is sealed, because object stores cannot append.
+Writing never raises: training continues without its records.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXCHANGE_FIELDS = (
     "t",
     "loss",
 )
-"""What is kept of one exchange, in the order of the columns."""
+"""Recorded fields of an exchange, in the order of the columns."""
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
@@ -50,18 +50,18 @@ def encode(event: Mapping[str, Any]) -> bytes:
     """
     try:
         text = _dump(event)
-    except ValueError:  # not a number: JSON has no word for it
+    except ValueError:  # NaN, which JSON cannot express
         text = _dump(_finite(json.loads(json.dumps(event, default=_plain))))
     return text.encode() + b"\n"
 
 
 def decode(content: bytes) -> Iterator[Event]:
-    """Reads lines; a torn one (the writer was killed, the disk full) is skipped."""
+    """Reads lines; a partial one (the writer was killed, the disk full) is skipped."""
     return (event for _, event in _lines(content))
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, Event]]:
-    """Lines that are JSON objects, behind their numbers."""
+    """Yields lines that are JSON objects, with their numbers."""
     for number, line in enumerate(content.splitlines(), 1):
         try:
             event = json.loads(line, parse_constant=_no_number)
@@ -76,8 +76,8 @@ def pack_exchanges(records: Sequence[Mapping[str, Any]]) -> Event:
 
     Args:
         records: Mappings with the names of `EXCHANGE_FIELDS`; missing ones become
-            null. Further ones are kept behind them, except those that hold more
-            than a number or word, such as a metric's state.
+            null. Further fields are appended, unless they hold more
+            than a number or string, such as a metric's state.
 
     Example:
         >>> pack_exchanges([{"rank": 0, "samples": 640}])["rows"][0][:3]
@@ -95,7 +95,7 @@ def pack_exchanges(records: Sequence[Mapping[str, Any]]) -> Event:
 
 
 def unpack_exchanges(event: Mapping[str, Any]) -> Iterator[Event]:
-    """Returns the records that one `exchanges` event packs."""
+    """Returns the records packed in one `exchanges` event."""
     columns = cast(list[str], event.get("columns", ()))
     for row in cast(list[list[Any]], event.get("rows", ())):
         yield dict(zip(columns, row, strict=False))
@@ -126,14 +126,14 @@ def read_events(
 
     Args:
         folder: The run folder.
-        after: Only those of segments behind this one; see `EventReader` for a run that
-            is still written.
-        is_outline: Only the first two segments and the last one: they tell what a
-            list of runs shows, however long the run was.
+        after: Read only later segments than this one; see `EventReader` for a run that
+            is still being written.
+        is_outline: Read only the first two segments and the last one: they suffice for
+            a list of runs, however long the run was.
 
     Raises:
         DataError: The run is damaged: a segment cannot be read, or a field of an event
-            is not what it can be.
+            is invalid.
     """
     numbers = [number for number in _numbers(folder) if number > after]
     if is_outline and len(numbers) > 3:
@@ -144,13 +144,13 @@ def read_events(
 
 @final
 class EventReader:
-    """Reads the events of a run while they are written, each once.
+    """Reads the events of a run during the run, each once.
 
     Args:
         folder: The run folder.
 
     Attributes:
-        segment: That was read last, -1 for none.
+        segment: Number of the last segment that was read, -1 for none.
         offset: Bytes of it that were read.
     """
 
@@ -159,7 +159,7 @@ class EventReader:
         self.segment, self.offset = -1, 0
 
     def new(self) -> Iterator[Event]:
-        """Reads what was written since the last call; a line without its end waits.
+        """Reads events since the last call; a line without its end waits.
 
         Raises:
             DataError: The run is damaged.
@@ -178,7 +178,7 @@ def _content(folder: Folder, number: int, start: int = 0) -> bytes:
     name = segment_name(number)
     try:
         return folder.read(name, start)
-    except Exception as error:  # whatever a file system of fsspec raises
+    except Exception as error:  # a file system of fsspec may raise anything
         raise damaged(folder, f"{name} cannot be read: {error}") from error
 
 
@@ -193,16 +193,16 @@ def _checked(folder: Folder, name: str, content: bytes) -> Iterator[Event]:
 def _numbers(folder: Folder) -> list[int]:
     try:
         return segment_numbers(folder)
-    except Exception as error:  # whatever a file system of fsspec raises
+    except Exception as error:  # a file system of fsspec may raise anything
         raise damaged(folder, f"{FOLDER}/ cannot be read: {error}") from error
 
 
 def damaged(folder: Folder, what: str) -> DataError:
-    """Returns what is said of a run whose files are not what they were.
+    """Returns the error about a run whose files are damaged.
 
     Args:
-        folder: Of the run.
-        what: The file, and what is wrong with it.
+        folder: Folder of the run.
+        what: The file, and its fault.
     """
     return DataError(
         f"the run {folder.name!r} is damaged: {what}. Expected a folder that this user "
@@ -212,7 +212,7 @@ def damaged(folder: Folder, what: str) -> DataError:
 
 
 def _no_number(_: str) -> None:
-    """NaN and infinity are null, as when written."""
+    """Turns NaN and infinity into null, as in writing."""
 
 
 def _dump(event: Any) -> str:
@@ -222,7 +222,7 @@ def _dump(event: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Turns NumPy scalars and arrays into Python values, all else into text."""
+    """Turns NumPy scalars and arrays into Python values, others into text."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (set, frozenset, tuple)):
@@ -241,7 +241,7 @@ def _finite(value: Any) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """Keeps seven significant digits, a float32's worth, and finite numbers only."""
+    """Rounds to seven significant digits, those of a float32; None if not finite."""
     if not _is_plain(value):
         return None
     if hasattr(value, "item"):
@@ -252,6 +252,6 @@ def _short(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tells a number or word from arrays and collections; None is neither."""
+    """Whether a value is a number or string, not an array, a collection or None."""
     is_scalar = getattr(value, "shape", None) == ()
     return is_scalar or isinstance(value, (bool, int, float, str))

@@ -1,4 +1,4 @@
-"""A folder on any fsspec URL. This file decides how bytes get there and back."""
+"""A folder on any fsspec URL. This file decides how bytes are written and read."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Folder:
 
         Raises:
             ConfigError: The URL's protocol is unknown, its library is missing, or its
-                host is away.
+                host cannot be reached.
         """
         text = os.path.expanduser(os.fspath(url))
         try:
-            # A cached listing would hide segments that a running fit just wrote.
+            # A cached listing would hide new segments of a running fit.
             fs, path = url_to_fs(text, use_listings_cache=False)
         except (ValueError, ImportError, OSError) as error:
             extra = ", pip install 'shoal[aws]'" if text.startswith("s3:") else ""
@@ -60,17 +60,17 @@ class Folder:
 
     @property
     def url(self) -> str:
-        """Where it is: a plain path on this machine, a URL elsewhere."""
+        """Returns a plain path on this machine, a URL elsewhere."""
         return self.path if self.is_local else str(self.fs.unstrip_protocol(self.path))
 
     @property
     def name(self) -> str:
-        """Last part of the path."""
+        """Returns the last part of the path."""
         return self.path.rsplit("/", 1)[-1]
 
     @property
     def is_local(self) -> bool:
-        """True on this machine's own disks, where files can grow in place."""
+        """Whether it is on this machine's own disks, where files can grow in place."""
         protocol = self.fs.protocol
         return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
@@ -88,18 +88,18 @@ class Folder:
             raise DataError(
                 f"the name {name[:200]!r} leads out of {self.path}. "
                 "Expected one that stays in the folder. "
-                "Look who wrote it: Shoal writes no such names."
+                "Check its origin: Shoal writes no such names."
             )
         return f"{self.path}/{name}"
 
     def claim(self, name: str) -> Folder:
-        """Returns a folder inside this one that was not there; on local disks made.
+        """Returns a folder inside this one that did not exist; made on local disks.
 
-        It is its owner's alone, or the group's as well where this folder is. Folders
-        around it that are missing are made for their owner alone.
+        It is private, or shared with the group if this folder is. Missing parent
+        folders are made private.
 
         Raises:
-            FileExistsError: It was there. Only local disks tell.
+            FileExistsError: The folder exists. Only local disks raise it.
         """
         if self.is_local:
             root = Path(self.path)
@@ -108,11 +108,11 @@ class Folder:
         return self.child(name)
 
     def exists(self, name: str = "") -> bool:
-        """Tells whether a file or folder is there."""
+        """Returns whether a file or folder exists."""
         return bool(self.fs.exists(self.where(name).rstrip("/")))
 
     def names(self, name: str = "") -> list[str]:
-        """Lists the direct entries of a folder, sorted; empty when it is not there."""
+        """Lists the direct entries of a folder, sorted; empty if it does not exist."""
         path = self.where(name).rstrip("/")
         self.fs.invalidate_cache(path)
         try:
@@ -126,9 +126,9 @@ class Folder:
         """Reads a file from byte `start` on.
 
         Args:
-            name: Of the file.
-            start: Where reading begins.
-            most: Bytes to read; None for all of them.
+            name: Name of the file.
+            start: First byte to read.
+            most: Most bytes to read; None for all of them.
         """
         if self.is_local:
             with _plain_file(self.where(name)) as file:
@@ -146,7 +146,7 @@ class Folder:
         return int(self.fs.size(self.where(name)))
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a whole file; readers see the old content or the new, never a half."""
+        """Writes a whole file; readers see the old content or the new, never a part."""
         if not self.is_local:
             self.fs.pipe_file(self.where(name), content)
             return
@@ -164,7 +164,7 @@ class Folder:
         """Writes a file that must not exist yet.
 
         Raises:
-            FileExistsError: It does.
+            FileExistsError: The file exists.
         """
         if self.is_local:
             target = self._local_target(name)
@@ -183,7 +183,7 @@ class Folder:
             self.fs.pipe_file(self.where(name), content)
 
     def put(self, source: Path, name: str) -> None:
-        """Moves a local file here under its final name, in one step."""
+        """Moves a local file to its final name here, in one step."""
         if self.is_local:
             target = self._local_target(name)
             private.protect(source, target.parent)
@@ -192,14 +192,14 @@ class Folder:
             self.fs.put_file(str(source), self.where(name))
 
     def remove(self) -> None:
-        """Removes the folder with all that is in it; of a link, the link alone."""
+        """Removes the folder with its contents; for a link, the link alone."""
         if self.is_local and Path(self.path).is_symlink():
             Path(self.path).unlink()
             return
         self.fs.rm(self.path, recursive=True)
 
     def local_path(self, name: str) -> Path:
-        """Returns the path of a file of a local folder, its parents made."""
+        """Returns the path of a file in a local folder; makes its parent folders."""
         return self._local_target(name)
 
     def _local_target(self, name: str) -> Path:
@@ -209,7 +209,7 @@ class Folder:
 
 
 def _plain_file(path: str) -> BinaryIO:
-    """Opens a file of a folder that anybody may have filled: a pipe would block."""
+    """Opens a file of an untrusted folder, unless it is a pipe, which would block."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return os.fdopen(handle, "rb")
@@ -218,7 +218,7 @@ def _plain_file(path: str) -> BinaryIO:
 
 
 def is_place(text: str) -> bool:
-    """Tells a path or URL from a bare word.
+    """Returns whether a text is a path or URL, not a bare word.
 
     Example:
         >>> is_place("s3://bucket/runs"), is_place("./runs"), is_place("higgs")

@@ -15,7 +15,7 @@ def best_epoch(
 
     Args:
         epochs: Metrics by name, one mapping for each epoch, in order.
-        monitor: The metric, and which way it gets better.
+        monitor: The metric, and the direction in which it improves.
 
     Returns:
         Number of the epoch, 0 for the first, and the value; the first of equals.

@@ -11,22 +11,22 @@ from shoal.paths import inside
 from shoal.runs.folder import Folder
 
 ODD = (DataError, FileExistsError, IsADirectoryError, NotADirectoryError)
-"""A name that leads out of the copy; two of which one is a folder of the other."""
+"""A name that leads out of the copy, or that is both a file and a folder."""
 
 
 def _unheard(_: str) -> None:
-    """Nobody wants to know."""
+    """Ignores a line."""
 
 
 @final
 class LocalCopy:
-    """A copy of a folder whose files come and grow, and do not change otherwise.
+    """A copy of a folder whose files appear and grow, but do not change otherwise.
 
     Args:
-        source: What is copied; it need not be there yet.
-        target: A folder of this machine. Storage takes names that no disk does, such as
-            those with "..": files of such names are left out.
-        complain: Is told once of each file that is left out.
+        source: Folder to copy; it need not exist yet.
+        target: A folder of this machine. Storage accepts names that no disk does, such
+            as those with "..": files of such names are left out.
+        complain: Called once for each file that is left out.
 
     Example:
         >>> import tempfile
@@ -44,7 +44,7 @@ class LocalCopy:
         self._left_out: set[str] = set()
 
     def update(self) -> int:
-        """Copies what is new; returns how many bytes that were.
+        """Copies new bytes; returns their number.
 
         Raises:
             OSError: The storage, or the disk, refuses.
@@ -52,7 +52,7 @@ class LocalCopy:
         return sum(self._copy(name, size) for name, size in self._listed().items())
 
     def _listed(self) -> dict[str, int]:
-        """Names of files inside the source, and their sizes."""
+        """Returns names of files inside the source, and their sizes."""
         source = self._source
         source.fs.invalidate_cache(source.path)
         try:
@@ -81,6 +81,6 @@ class LocalCopy:
         if size <= have:
             return 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What reads it may have it open: it grows here as it does there.
+        # A reader may have it open: it grows here as it does in the source.
         with path.open("ab") as file:
             return file.write(self._source.read(name, have))

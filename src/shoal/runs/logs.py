@@ -1,7 +1,7 @@
-"""What the workers of a run wrote: all of it, what is new, or its last lines.
+"""Output of the workers of a run: all of it, new lines, or the last lines.
 
-A log may have lines of any length, and may be no log at all: the folder of a run is
-read as it is found, in pieces, so that little of it is in memory.
+A log may have lines of any length, or may not be a text file: it is
+read in pieces, so that little of it is in memory.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def ranks_with_logs(folder: Folder) -> list[int]:
 
 
 def last_lines(folder: Folder, rank: int, count: int) -> list[str]:
-    """Returns the last lines that a worker wrote, none where it wrote nothing.
+    """Returns the last lines of a worker's output, empty without any.
 
-    Of a line of more than 64 KiB it is the end, and no line before it is looked for.
+    If a line is longer than 64 KiB, only its end is returned, without lines before it.
     """
     try:
         if count == 0 or rank not in ranks_with_logs(folder):
@@ -59,11 +59,11 @@ def last_lines(folder: Folder, rank: int, count: int) -> list[str]:
 
 
 def _end_of(folder: Folder, name: str, count: int) -> bytes:
-    """The last lines of a file, read from its end on."""
+    """Returns the last lines of a file, read backwards from its end."""
     at = folder.size(name)
     parts: list[bytes] = []
     ends = held = 0
-    # One more: the line that begins at the last end but `count` is whole.
+    # One more: the line after that line end is complete.
     while at > 0 and ends <= count and held < LONGEST_BYTES:
         start = max(0, at - LONGEST_BYTES)
         part = folder.read(name, start, at - start)
@@ -78,11 +78,11 @@ def _end_of(folder: Folder, name: str, count: int) -> bytes:
 
 @final
 class LogReader:
-    """Reads logs as they grow, each from where it was.
+    """Reads logs as they grow, each from its last position.
 
     Args:
         folder: The run folder.
-        rank: Only of this worker, which may not have begun yet; None: of all.
+        rank: Rank of one worker, which may not have begun yet; None: all workers.
     """
 
     def __init__(self, folder: Folder, rank: int | None = None) -> None:
@@ -92,14 +92,14 @@ class LogReader:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing was there to be read so far."""
+        """Whether there has been nothing to read so far."""
         return not any(self._offsets.values())
 
     def new(self, *, is_last: bool = False) -> Iterator[tuple[int, LinePiece]]:
-        """Reads what is new; a line that is being written waits for its end.
+        """Reads new lines; a line that is being written waits for its end.
 
         Args:
-            is_last: Nobody writes any more: what is left is a line too.
+            is_last: Whether no process writes any more: the rest is a line too.
 
         Yields:
             The rank, and a line or a piece of a long one.

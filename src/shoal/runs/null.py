@@ -29,7 +29,7 @@ class NullRun(Run):
 
     @property
     def lost_events(self) -> int:
-        """Always 0: nothing was to be kept."""
+        """Returns 0: nothing was to be recorded."""
         return 0
 
     def log_path(self, rank: int) -> Path | None:

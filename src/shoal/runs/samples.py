@@ -1,4 +1,4 @@
-"""Samples of a run by epoch: those that were to be committed, and those that were."""
+"""Samples of a run by epoch: the expected and the committed ones."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Samples:
 
     @property
     def total(self) -> int:
-        """Samples committed in all epochs."""
+        """Returns the samples committed in all epochs."""
         return sum(self._committed.values())
 
     def committed(self, epochs: Collection[int]) -> int:
-        """Samples committed in some epochs."""
+        """Returns the samples committed in some epochs."""
         return sum(self._committed.get(epoch, 0) for epoch in epochs)
 
     def add(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -44,16 +44,16 @@ class Samples:
         return records
 
     def end(self, epoch: int, event: Mapping[str, Any]) -> None:
-        """Takes the end of an epoch, of all models that came so far."""
+        """Notes the end of an epoch, of all models that reached it so far."""
         self._members[epoch] = len(cast("list[Any]", event.get("members") or [None]))
-        if "samples" in event:  # the ledger's word beats the sum of records
+        if "samples" in event:  # the ledger's count overrides the sum of records
             self._settled.add(epoch)
             self._committed[epoch] = int(event["samples"])
 
     def roll_back(self, committed: Mapping[str, Any]) -> None:
-        """Takes back what is lost with the weights that held it.
+        """Subtracts samples that a rollback of the weights lost.
 
-        Of an epoch that had ended, too: its samples will be counted again.
+        It also applies to an ended epoch, whose samples will be counted again.
         """
         before = self._committed
         self._committed = {int(epoch): int(n) for epoch, n in committed.items()}
@@ -64,11 +64,11 @@ class Samples:
         }
 
     def rows_of(self, epoch: int, plan: Mapping[str, Any]) -> int:
-        """Samples that an epoch should have, of all models that came to its end.
+        """Returns the samples an epoch should have, of all models that reached its end.
 
         Args:
-            epoch: Its number.
-            plan: As `run_started` has it: `epoch_rows` of one pass over the data.
+            epoch: Number of the epoch.
+            plan: Fields of `run_started`: `epoch_rows` of one pass over the data.
         """
         rows = cast("list[int]", plan.get("epoch_rows") or [])
         since = epoch - int(plan.get("initial_epoch") or 0)

@@ -1,6 +1,6 @@
-"""Who puts event lines where: appended on local disks, in whole segments elsewhere.
+"""Writers of event lines: appending on local disks, in whole segments elsewhere.
 
-Neither raises when storage fails. Each says so once and counts what it lost.
+Neither raises when storage fails. Each reports it once and counts the lost events.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Complaint: TypeAlias = Callable[[str], None]
 @final
 @dataclass(frozen=True, kw_only=True)
 class SegmentLimits:
-    """When a segment is sealed, and how much may wait for a storage that fails.
+    """Limits at which a segment is sealed, and of the bytes that wait for a storage.
 
     Args:
         size_bytes: Seal at this size, default 1 MiB.
@@ -37,15 +37,15 @@ class SegmentLimits:
 
 
 class Segments(ABC):
-    """Takes event lines and numbers the segments they end up in.
+    """Accepts event lines and numbers their segments.
 
     Callers hold one lock around all methods but `close`.
 
     Args:
-        folder: The run folder; segments that stand in it are never touched again.
-        limits: When to seal.
+        folder: The run folder; existing segments in it are never changed.
+        limits: Limits of a segment.
         header: Returns the first line of segment N.
-        complain: Told once when storage fails.
+        complain: Called once when storage fails.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Segments(ABC):
 
     @abstractmethod
     def append(self, line: bytes, now_s: float) -> None:
-        """Takes one line at a monotonic time; it may stay buffered."""
+        """Accepts one line at a monotonic time; it may stay buffered."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Gives what is buffered to the storage."""
+        """Passes buffered lines to the storage."""
 
     @abstractmethod
     def close(self) -> None:
-        """Flushes, waits for the storage, and lets go of it."""
+        """Flushes, waits for the storage, and releases it."""
 
     def _failed(self, error: Exception, lost: int) -> None:
         self.lost += lost
@@ -103,7 +103,7 @@ class LocalSegments(Segments):
         content = start + (b"" if self._size else self._header(self._number)) + line
         try:
             path = self._folder.local_path(segment_name(self._number))
-            # Opened for each line: a handle kept for hours would go on writing
+            # Opened for each line: a handle kept for hours would continue to write
             # into a folder that was removed, and would have to be guarded.
             with path.open("ab", buffering=0) as file:
                 if not self._size:
@@ -112,7 +112,7 @@ class LocalSegments(Segments):
             if written < len(content):
                 raise OSError(f"only {written} of {len(content)} bytes were taken")
         except OSError as error:
-            # A half line may stand there; the next one must not be glued to it.
+            # A partial line may be there; the next one must not be appended to it.
             self._is_torn = True
             self._failed(error, 1)
             return
@@ -165,7 +165,7 @@ class RemoteSegments(Segments):
         self._lines, self._size = [], 0
 
     def close(self) -> None:
-        """Uploads the rest; what still cannot be stored counts as lost."""
+        """Uploads the rest; segments that still cannot be stored count as lost."""
         self.flush()
         self._uploader.submit(self._upload, None)
         self._uploader.shutdown(wait=True)
@@ -199,6 +199,6 @@ def segments_for(
     header: Callable[[int], bytes],
     complain: Complaint,
 ) -> Segments:
-    """Returns the way of writing that fits where the folder is."""
+    """Returns the writer that fits the folder's storage."""
     kind = LocalSegments if folder.is_local else RemoteSegments
     return kind(folder, limits=limits, header=header, complain=complain)

@@ -1,4 +1,4 @@
-"""How far a run is now: its workers, their last lines, what machines are busy with."""
+"""Live status of a run: its workers, their last lines, the load of the machines."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from shoal.runs.worker_status import (
 @final
 @dataclass(frozen=True, kw_only=True)
 class LiveStatus:
-    """A run at one moment.
+    """The status of a run at one moment.
 
     Args:
-        id: Of the run.
-        status: "running", or how it ended.
-        workers: Of each rank.
-        lines: Rank -> the last lines that its worker wrote.
-        processes: Others of a run that goes on: servers, standbys, spares.
-        use: What machines are busy with, as `RunSummary.use`.
+        id: Id of the run.
+        status: "running", or the way it ended.
+        workers: State of each rank.
+        lines: Rank -> the last lines of its worker's output.
+        processes: Other processes of a running run: servers, standbys, spares.
+        use: Load of the machines, as `RunSummary.use`.
     """
 
     id: str
@@ -41,11 +41,11 @@ class LiveStatus:
 
 
 def read_status(folder: Folder, lines: int = 5) -> LiveStatus:
-    """Reads how far a run is.
+    """Reads the live status of a run.
 
     Args:
         folder: The run folder.
-        lines: Of each worker's output.
+        lines: Number of lines of each worker's output.
 
     Raises:
         DataError: The run is damaged.

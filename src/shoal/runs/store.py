@@ -1,4 +1,4 @@
-"""Runs in folders: what lies where in one, and how `run=` becomes one."""
+"""Runs in folders: the files of a run, and how `run=` becomes a run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PROMPT_KINDS = frozenset(
         "run_finished",
     }
 )
-"""Events that whoever follows the run from elsewhere should see at once."""
+"""Events that are flushed at once, for remote followers of the run."""
 
 
 class _NotTaken(OSError):
@@ -65,13 +65,13 @@ class _NotTaken(OSError):
 
 @final
 class StoredRun(Run):
-    """A run in a folder on this machine or on any storage fsspec knows.
+    """A run in a folder on this machine or on any storage that fsspec supports.
 
     Args:
         folder: The claimed run folder.
-        name: What the user called it, or the model's name.
-        complain: Told one line when records of a kind begin to be lost.
-        limits: When event segments are sealed.
+        name: Name given by the user, or the model's name.
+        complain: Called with one line when records of a kind begin to be lost.
+        limits: Limits at which event segments are sealed.
 
     Example:
         >>> with create("memory://doctest-stored", "higgs") as run:
@@ -95,13 +95,13 @@ class StoredRun(Run):
         self._limits = limits or SegmentLimits()
         self._scalars = ScalarWriter(folder.child(SCALARS))
         self._staging: tempfile.TemporaryDirectory[str] | None = None
-        # Begun with the first event: reading a run must leave no trace in it.
+        # Begun with the first event: reading a run must not change it.
         self._segments: Segments | None = None
         self._lock_file: HeldLock | None = None
         self.model_error: Exception | None = None
-        """Why the last model could not be saved; an OSError is that of a disk."""
+        """Error that kept the last model from being saved; an OSError is a disk's."""
         self.model_place = ""
-        """What did not take it then: the run folder, or the temporary directory."""
+        """Place that refused it then: the run folder, or the temporary directory."""
         self._is_closed = False
         self._lost = 0
         self._said: set[str] = set()
@@ -115,9 +115,9 @@ class StoredRun(Run):
         return self._lost + (self._segments.lost if self._segments else 0)
 
     def log_path(self, rank: int) -> Path | None:
-        """Returns where a worker's output goes: the run folder when it is local.
+        """Returns the file of a worker's output: in the run folder if that is local.
 
-        Elsewhere a temporary file, uploaded by `flush` and `close`.
+        Elsewhere it is a temporary file, uploaded by `flush` and `close`.
         """
         name = f"{LOGS}/worker-{rank}.log"
         try:
@@ -125,7 +125,7 @@ class StoredRun(Run):
                 return self.folder.local_path(name)
             with self._lock:
                 if self._staging and not Path(self._staging.name).is_dir():
-                    self._staging.cleanup()  # somebody removed it
+                    self._staging.cleanup()  # it was removed
                     self._staging = None
                 if self._staging is None:
                     self._staging = tempfile.TemporaryDirectory(
@@ -137,10 +137,10 @@ class StoredRun(Run):
             return None
 
     def save_model(self, model: Any, which: Which) -> str | None:
-        """Saves a Keras model; readers see the whole archive or the one before.
+        """Saves a Keras model; readers see the complete archive or the previous one.
 
         Args:
-            model: Any Keras model; one that does not survive an archive is reported.
+            model: Any Keras model; one that no archive can hold is reported.
             which: "best" or "last".
 
         Returns:
@@ -153,14 +153,14 @@ class StoredRun(Run):
                     prefix="shoal-model-", dir=temporary
                 ) as staging:
                     return self._save(model, which, Path(staging, which))
-            # Beside its final place, because a rename stays on one file system.
+            # Beside its final path, because a rename stays within one file system.
             partial = self.folder.local_path(f"{MODELS}/.{which}-{os.getpid()}")
             try:
                 return self._save(model, which, partial)
             finally:
                 for suffix in (ARCHIVE, WEIGHTS):
                     partial.with_name(partial.name + suffix).unlink(missing_ok=True)
-        except Exception as error:  # whatever code of the user the model runs
+        except Exception as error:  # the model may run the user's code
             self.model_error = error
             self.model_place = self._refusing(error)
             self._say(f"{which} model", error, self.model_place)
@@ -175,19 +175,19 @@ class StoredRun(Run):
             self._say("plan", error)
 
     def flush(self) -> None:
-        """Gives everything recorded so far to the storage, logs too."""
+        """Passes all records so far to the storage, logs too."""
         with self._lock:
             if self._segments:
                 self._segments.flush()
         self._upload_logs()
 
     def close(self) -> None:
-        """Uploads what is left and removes what was temporary. Safe to repeat."""
+        """Uploads the rest and removes temporary files. Safe to repeat."""
         with self._lock:
             segments, self._segments = self._segments, None
             self._is_closed = True
         # Not under the lock: the uploading thread may complain, and a complaint
-        # may want to be recorded.
+        # may be recorded.
         if segments:
             segments.close()
             self._lost += segments.lost
@@ -201,13 +201,13 @@ class StoredRun(Run):
             held.remove()
 
     def end_hard(self) -> None:
-        """Removes what is temporary; see `interruption.ends_hard`."""
+        """Removes temporary files; see `interruption.ends_hard`."""
         if self._staging is not None:
             shutil.rmtree(self._staging.name, ignore_errors=True)
 
     def give_up(self) -> None:
-        """A fork records nothing, and removes nothing."""
-        self._lock = threading.RLock()  # another thread may have had it
+        """Makes a fork record nothing, and remove nothing."""
+        self._lock = threading.RLock()  # another thread may have held it
         self._segments, self._is_closed, self._lock_file = None, True, None
         staging, self._staging = self._staging, None
         if staging is not None:
@@ -240,9 +240,9 @@ class StoredRun(Run):
             self._say("TensorBoard scalars", error)
 
     def _replay(self) -> None:
-        """Takes over what stands in the folder, so that times go on from there.
+        """Reads the events in the folder, so that times continue from there.
 
-        Its clock stands still while no process writes: nobody trains then.
+        The run's clock stands still while no process writes, because none trains then.
         """
         last_s = 0.0
         for place, event in enumerate(read_events(self.folder)):
@@ -258,7 +258,7 @@ class StoredRun(Run):
         try:
             with keras_saving():
                 model.save(found)
-        except Exception as error:  # whatever code of the user the model runs
+        except Exception as error:  # the model may run the user's code
             if is_of_storage(error):
                 raise
             suffix, found = WEIGHTS, partial.with_name(partial.name + WEIGHTS)
@@ -272,13 +272,13 @@ class StoredRun(Run):
         name = f"{MODELS}/{which}{suffix}"
         try:
             self.folder.put(found, name)
-        except Exception as error:  # whatever a file system of fsspec raises
+        except Exception as error:  # a file system of fsspec may raise anything
             raise _NotTaken(f"{type(error).__name__}: {error}") from error
         self.model_error = None
         return self.folder.child(name).url
 
     def _refusing(self, error: Exception) -> str:
-        """Tells what did not take a model: the run folder, or where it was packed."""
+        """Returns what refused a model: the run folder, or the temporary directory."""
         named = Path(str(getattr(error, "filename", None) or self.folder.path))
         is_here = self.folder.is_local and named.is_relative_to(self.folder.path)
         if isinstance(error, _NotTaken):
@@ -290,12 +290,12 @@ class StoredRun(Run):
         return self.url
 
     def _header(self, number: int) -> bytes:
-        """First line of each segment: enough to tell a lost run by its last one."""
+        """Returns the first line of each segment: enough to identify a lost run."""
         head = {"v": VERSION, "kind": "segment", "time": time.time()}
         return encode({**head, "number": number, **self._writer()})
 
     def _writer(self) -> dict[str, Any]:
-        """Names this process, and the lock by which others see that it lives."""
+        """Returns the identity of this process, and the lock that shows it is alive."""
         with self._lock:
             if self._lock_file is None and not self._is_closed:
                 self._lock_file = lock_writer(self.folder)
@@ -322,7 +322,7 @@ class StoredRun(Run):
         )
 
     def _say_once(self, text: str, what: str = "") -> None:
-        """Tells the user, once of each kind, which is the text itself by default."""
+        """Prints a text once for each kind, which is the text itself by default."""
         with self._lock:
             if (what or text) in self._said:
                 return
@@ -331,11 +331,11 @@ class StoredRun(Run):
 
 
 def is_of_storage(error: Exception) -> bool:
-    """Whether it was the storage or the memory that failed, not the model's code."""
+    """Whether the storage or the memory failed, not the model's code."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames and frames[-1].f_globals.get("__name__") == "inspect":
-        return False  # a function was typed in: its source code is nowhere
-    is_full = "errno = 28" in str(error)  # as HDF5 says it, in errors of any kind
+        return False  # an interactive function, whose source code does not exist
+    is_full = "errno = 28" in str(error)  # HDF5's text, in errors of any kind
     return is_full or isinstance(error, (OSError, MemoryError))
 
 
@@ -357,12 +357,11 @@ def start(
     """Turns the `run=` argument of `fit` into a run.
 
     Args:
-        run: None or True: a folder under `root`. False: keep nothing. A word: the
-            same, and the name of the run. A path or URL: used as the root. A run:
-            itself.
-        name: The name when `run` gives none, such as the model's.
-        root: Path or URL, what $SHOAL_RUNS says; default ./shoal-runs.
-        complain: Told one line when records of a kind begin to be lost.
+        run: None or True: a folder under `root`. False: keep nothing. A word: a folder
+            with that name. A path or URL: used as the root. A run: used unchanged.
+        name: Name if `run` has none, such as the model's.
+        root: Path or URL, from $SHOAL_RUNS; default ./shoal-runs.
+        complain: Called with one line when records of a kind begin to be lost.
 
     Raises:
         ConfigError: `run` is something else, or the folder cannot be written.
@@ -401,9 +400,9 @@ def create(
 
     Args:
         root: Path or URL.
-        name: Becomes the middle of the id, in small letters and dashes.
-        complain: Told one line when records of a kind begin to be lost.
-        today: Becomes the beginning of the id; default None: today.
+        name: Middle part of the id, in small letters and dashes.
+        complain: Called with one line when records of a kind begin to be lost.
+        today: Date at the beginning of the id; default None: today.
 
     Raises:
         ConfigError: The folder cannot be written.
@@ -427,12 +426,12 @@ def open_run(
     *,
     complain: Complaint | None = None,
 ) -> StoredRun:
-    """Opens a run that stands, to read it or to go on with it.
+    """Opens an existing run, to read or to resume it.
 
     Args:
         reference: Id, the unique beginning of one, or path or URL of the folder.
-        root: Where ids are looked up, default ./shoal-runs.
-        complain: Told one line when records of a kind begin to be lost.
+        root: Folder in which ids are looked up, default ./shoal-runs.
+        complain: Called with one line when records of a kind begin to be lost.
 
     Raises:
         ConfigError: There is no such run, or there are several.

@@ -1,4 +1,4 @@
-"""What a person asks about a run, folded from its events. Pure but for `is_alive`."""
+"""The summary of a run, folded from its events. Pure except for `is_alive`."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from shoal.runs.use import Use
 Status: TypeAlias = Literal[
     "running", "finished", "failed", "interrupted", "lost", "damaged"
 ]
-"""`lost`: the process that wrote the events is gone without a last word; `damaged`:
-what it wrote cannot be read."""
+"""`lost`: the process that wrote the events ended without a final event; `damaged`:
+its events cannot be read."""
 
 IsAlive: TypeAlias = Callable[[Process], bool]
-"""The process that writes the events -> whether it may still live."""
+"""Maps the process that writes the events to whether it may be alive."""
 
 SPENT = ("compute_s", "data_s", "wait_s", "exchange_s")
-"""What a worker's time goes to."""
+"""Parts of a worker's time."""
 
 WRITER_KINDS = ("run_created", "run_started", "run_resumed", "segment")
-"""Events that name the process which writes them, and not some worker."""
+"""Events that name the process which writes them, not a worker."""
 
 LIST_FIELDS = {"id", "name", "status", "strategy", "workers", "started", "seconds"}
-"""What a list of runs shows."""
+"""Fields of a list of runs."""
 
 
 @final
 class RunSummary(BaseModel):
-    """One run at a glance.
+    """The summary of one run.
 
     Args:
         id: Date, name and random letters.
-        name: What the user called it, or the model's name.
+        name: Name given by the user, or the model's name.
         status: Running, finished, failed, interrupted, lost or damaged.
-        strategy: Its name.
-        workers: Training processes aimed at.
-        started: ISO time with offset; "" when the run wrote nothing.
-        seconds: From the start to the last event, without the time between a process
-            that died and the one that went on with the run.
+        strategy: Name of the strategy.
+        workers: Planned number of training processes.
+        started: ISO time with offset; "" if the run wrote nothing.
+        seconds: Seconds from the start to the last event, without the time between the
+            end of one process and the start of the next.
         url: The run folder.
         epochs: Epochs that ended.
-        epochs_planned: Epochs asked for.
+        epochs_planned: Requested epochs.
         rows: Samples of one epoch.
-        samples_expected: Samples that were to be committed in all.
-        samples_committed: Samples that were.
+        samples_expected: Expected number of committed samples.
+        samples_committed: Committed samples.
         samples_overrun: Samples of epochs that had begun when the run stopped, and
-            that the model does not hold.
+            that the model does not contain.
         exchanges: Pushes that were acknowledged.
         workers_lost: Workers that died or stopped answering.
-        metrics: By name, one mapping for each epoch that ended.
+        metrics: Metrics by name, one mapping for each ended epoch.
         report: total_s, of the call and so a little more than `seconds`; startup_s;
             compute_s, data_s, wait_s and exchange_s summed over workers, with the
             share of each, such as compute_share; and `best`.
         warnings: One line each.
-        use: What machines were busy with, see `Use.rows`.
-        damage: Why the run cannot be read; "" when it can.
+        use: Load of the machines, see `Use.rows`.
+        damage: Reason why the run cannot be read; "" if it can.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -99,10 +99,10 @@ def summarise(
     """Folds the events of a run into its summary.
 
     Args:
-        events: Oldest first; unknown kinds and missing fields are passed over.
-        url: Where the run is, copied into the summary.
-        is_alive: Asked whether the writer of an unfinished run may still live;
-            default None: it does.
+        events: Events, oldest first; unknown kinds and missing fields are ignored.
+        url: Place of the run, copied into the summary.
+        is_alive: Returns whether the writer of an unfinished run may be alive;
+            default None: it is.
 
     Example:
         >>> started = {"kind": "run_started", "strategy": "adag", "workers": 2}
@@ -117,10 +117,10 @@ def summarise(
 
 @final
 class Fold:
-    """Takes events one by one and knows the summary so far, in constant memory.
+    """Adds events one by one and keeps a summary, in constant memory.
 
     Args:
-        url: Where the run is.
+        url: Place of the run.
 
     Example:
         >>> fold = Fold()
@@ -147,7 +147,7 @@ class Fold:
         self._use = Use()
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Takes the next event."""
+        """Adds the next event."""
         if self._first_time is None and "time" in event:
             self._first_time = float(event["time"])
         self._seconds = max(self._seconds, float(event.get("t", 0.0)))
@@ -158,12 +158,12 @@ class Fold:
             step(event)
 
     def _on_interrupted(self, event: Mapping[str, Any]) -> None:
-        # The ledger's word: records of the last moments were never told.
+        # The ledger's count: records of the last moments were never sent.
         if "samples" in event:
             self._held = int(event["samples"])
 
     def summary(self, is_alive: IsAlive | None = None) -> RunSummary:
-        """Returns what the events so far add up to."""
+        """Returns the summary of the events so far."""
         status: Status = self._final[0] if self._final else "running"
         if not self._final and self._writer and is_alive:
             status = "running" if is_alive(self._writer) else "lost"
@@ -199,7 +199,7 @@ class Fold:
         return max(0, int(self._plan.get("epochs") or 0) - first)
 
     def _counts(self) -> tuple[int, int]:
-        """Samples that are committed, and beside them those that overran."""
+        """Returns committed samples, and those that overran."""
         total = self._samples.total
         if not self._is_complete or not self._metrics:
             return total, 0
@@ -212,7 +212,7 @@ class Fold:
 
     def _expected(self) -> int:
         if self._is_complete and 0 < len(self._metrics) < self._epochs_planned:
-            # A callback stopped the training: the epochs that ran were all there was.
+            # A callback stopped the training: no further epochs are expected.
             return sum(self._samples.rows_of(e, self._plan) for e in self._metrics)
         if "samples_expected" in self._plan:
             return int(self._plan["samples_expected"])
@@ -238,7 +238,7 @@ class Fold:
         return {**found, **(self._final[1] if self._final else {})}
 
     def _monitor(self) -> Monitor:
-        """The metric the run was told to go by; only it knew which way is better."""
+        """Returns the run's monitored metric with its direction."""
         is_higher_better = bool(self._plan.get("is_higher_better"))
         name = str(self._plan.get("monitor") or "val_loss")
         return Monitor(name=name, is_higher_better=is_higher_better)

@@ -1,11 +1,11 @@
 """Scalars for TensorBoard, written without TensorBoard. Decides their names and bytes.
 
 The format is small and frozen: a file of TFRecords, each a protobuf message
-`Event`. Writing it here keeps TensorBoard (and gRPC and protobuf behind it) out
-of the core; reading it back with TensorBoard itself is what the tests do.
+`Event`. Writing it here keeps TensorBoard (with gRPC and protobuf) out
+of the core; the tests read it back with TensorBoard itself.
 
 Names and folders are those of Keras' own callback: `train/` and `validation/`,
-tags `epoch_loss`, `epoch_accuracy`. What a machine was busy with in an epoch goes to
+tags `epoch_loss`, `epoch_accuracy`. The load of a machine in an epoch goes to
 `nodes/NODE`: tags `cores_mean_percent`, `GPU_0_most_memory_mib`.
 
 References:
@@ -41,7 +41,7 @@ def scalar_event(time: float, step: int, scalars: Mapping[str, float]) -> bytes:
 
     Args:
         time: Unix seconds.
-        step: Not negative.
+        step: Number of the step, not negative.
         scalars: Values by tag.
     """
     values = b"".join(
@@ -52,7 +52,7 @@ def scalar_event(time: float, step: int, scalars: Mapping[str, float]) -> bytes:
 
 
 def version_event(time: float) -> bytes:
-    """Encodes the `Event` that every file begins with."""
+    """Encodes the first `Event` of every file."""
     return _time(time) + _text(3, "brain.Event:2")
 
 
@@ -64,7 +64,7 @@ class ScalarWriter:
     its own, which TensorBoard reads one after the other.
 
     Args:
-        folder: Where TensorBoard will be pointed at.
+        folder: Folder that TensorBoard reads.
 
     Example:
         >>> folder = Folder.at("memory://doctest-scalars")
@@ -85,8 +85,8 @@ class ScalarWriter:
 
         Args:
             time: Unix seconds.
-            epoch: 0 for the first.
-            metrics: By name; values that are not numbers are left out.
+            epoch: Number of the epoch, 0 for the first.
+            metrics: Metrics by name; values that are not numbers are left out.
 
         Raises:
             OSError: The storage refuses.
@@ -99,15 +99,15 @@ class ScalarWriter:
         for part, scalars in parts.items():
             if scalars:
                 self._write(part, time, record(scalar_event(time, epoch, scalars)))
-        if parts[TRAIN]:  # not a validation that came later
+        if parts[TRAIN]:  # not a validation that finished later
             self._write_use(time, epoch)
 
     def note_use(self, event: Mapping[str, Any]) -> None:
-        """Takes what a machine is busy with; its means go with the next epoch."""
+        """Adds the load of a machine; its means are written with the next epoch."""
         self._use.add(event)
 
     def _write_use(self, time: float, epoch: int) -> None:
-        """Writes what machines were busy with since the last epoch, a part each."""
+        """Writes the load of machines since the last epoch, one entry a part."""
         use, self._use = self._use, Use()
         for node, rows in groupby(use.rows(), lambda row: row["node"]):
             scalars = {

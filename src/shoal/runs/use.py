@@ -1,4 +1,4 @@
-"""What the machines of a run were busy with, folded from its events. Pure."""
+"""The load of the machines of a run, folded from its events. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Values: TypeAlias = Mapping[str, Any]
 
 CORES = "cores"
 MEANS = ("percent", "watts")
-"""Of these the mean is told, of what follows the most."""
+"""Fields whose mean is reported; for the next ones the maximum."""
 PEAKS = ("memory_mib", "celsius")
 LAST = ("name", "percent", "memory_mib", "total_mib")
 
 
 @final
 class Use:
-    """Takes samples one by one and knows last, mean and most, in constant memory.
+    """Adds samples one by one and keeps last, mean and maximum, in constant memory.
 
     Example:
         >>> use = Use()
@@ -32,7 +32,7 @@ class Use:
         self._parts: dict[tuple[str, str], _Part] = {}
 
     def add(self, event: Values) -> None:
-        """Takes an event `node_used`."""
+        """Adds an event `node_used`."""
         node = str(event.get("node", ""))
         gpus = cast("Iterable[Values]", event.get("gpus") or ())
         for what, values in (
@@ -42,12 +42,11 @@ class Use:
             self._parts.setdefault((node, what), _Part()).add(values)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for the cores of each machine and one for each GPU, machine by machine.
+        """Returns a row for the cores of each machine and for each GPU, by machine.
 
-        node; what, "cores" or "GPU 0"; name of the model of a GPU; percent and
+        Columns: node; what, "cores" or "GPU 0"; name of the model of a GPU; percent and
         memory_mib of the last sample; total_mib; mean_percent and mean_watts,
-        most_memory_mib and most_celsius of all
-        samples, where they are known.
+        most_memory_mib and most_celsius of all samples, if they are known.
         """
         return [
             {"node": node, "what": what, **self._parts[node, what].row()}

@@ -1,4 +1,4 @@
-"""What is known of each worker of a run, folded from its events. Pure."""
+"""The state of each worker of a run, folded from its events. Pure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, final
 from shoal.runs.events import unpack_exchanges
 
 BESIDE = "localhost"
-"""As workers call their machine that are beside the process which writes."""
+"""Node name of workers that run beside the process that writes."""
 
 
 @final
 @dataclass(kw_only=True)
 class WorkerStatus:
-    """One worker, as its run knows it.
+    """The state of one worker, from its run's events.
 
     Args:
-        rank: Its place.
-        state: "working", or "left" with the reason, or "done" with the run, or "lost"
-            with the process that looked after it.
-        reason: Why it left, empty where it did not.
-        node: Its machine.
-        pid: Of its process there.
-        processes: That had this rank, one after the other.
-        epoch: That it worked on last, from 1; 0 before it has.
-        steps: That were committed.
-        samples: The same.
-        loss: Of its last exchange, None where there is none.
-        seconds: Of the run, at its last exchange.
+        rank: Rank of the worker.
+        state: "working"; "left" with the reason; "done" with the run; or "lost"
+            with the process that supervised it.
+        reason: Reason why it left, empty if it did not.
+        node: Machine of the worker.
+        pid: Id of its process there.
+        processes: Number of processes that had this rank, one after the other.
+        epoch: Last epoch it worked on, from 1; 0 before the first.
+        steps: Committed steps.
+        samples: Committed samples.
+        loss: Loss of its last exchange, None without one.
+        seconds: Run time at its last exchange.
     """
 
     rank: int
@@ -48,11 +48,11 @@ class WorkerStatus:
 def worker_statuses(
     events: Iterable[Mapping[str, Any]], *, is_lost: bool = False
 ) -> list[WorkerStatus]:
-    """Returns what is known of each worker, by rank.
+    """Returns the state of each worker, by rank.
 
     Args:
-        events: Of a run, oldest first.
-        is_lost: The process that wrote them is gone without a last word.
+        events: Events of a run, oldest first.
+        is_lost: Whether the process that wrote them ended without a final event.
 
     Example:
         >>> [found] = worker_statuses([{"kind": "worker_started", "rank": 0, "pid": 7}])
@@ -92,12 +92,12 @@ def worker_statuses(
 @final
 @dataclass(frozen=True, kw_only=True)
 class ProcessStatus:
-    """A process of a run that is no worker.
+    """A process of a run other than a worker.
 
     Args:
-        name: Of its part, such as "server", "standby", "evaluator" or "spare".
-        pid: Of the process, 0 where it is not known.
-        node: Its machine.
+        name: Name of its role, such as "server", "standby", "evaluator" or "spare".
+        pid: Id of the process, 0 if unknown.
+        node: Machine of the process.
     """
 
     name: str
@@ -106,12 +106,12 @@ class ProcessStatus:
 
 
 def process_statuses(events: Iterable[Mapping[str, Any]]) -> list[ProcessStatus]:
-    """Returns the processes beside the workers, by name, as far as they are known.
+    """Returns the processes besides the workers, by name, as far as known.
 
     Runs of versions that did not record them have none.
 
     Args:
-        events: Of a run, oldest first.
+        events: Events of a run, oldest first.
 
     Example:
         >>> process_statuses([{"kind": "process_started", "name": "server", "pid": 7}])
@@ -129,7 +129,7 @@ def process_statuses(events: Iterable[Mapping[str, Any]]) -> list[ProcessStatus]
                 found[name] = helper
         elif kind == "process_ended":
             found.pop(name, None)
-        elif kind == "worker_started":  # a spare process has taken a place
+        elif kind == "worker_started":  # a spare process has become a worker
             spares.pop(int(event.get("pid") or 0), None)
         elif kind in ("run_started", "run_resumed"):
             found, spares = {}, {}

@@ -1,4 +1,4 @@
-"""The process that writes a run: it locks the folder, so that others see it live."""
+"""The process that writes a run: it locks the folder, to show that it is alive."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LOCK = "writer.lock"
 
 
 def lock_writer(folder: Folder) -> HeldLock | None:
-    """Locks a local run folder for as long as this process writes in it.
+    """Locks a local run folder while this process writes in it.
 
-    Processes of other containers, which cannot see this one, see the lock. The last
+    Processes of other containers, which cannot see this process, see the lock. The last
     one to lock it is the writer.
 
     Returns:
-        None on other storage, and where there are no locks.
+        None on other storage, and on file systems without locks.
     """
     if not folder.is_local:
         return None
@@ -29,11 +29,11 @@ def lock_writer(folder: Folder) -> HeldLock | None:
 
 
 def writer_may_live(folder: Folder, writer: Process) -> bool:
-    """Tells whether the process that writes a run may still live.
+    """Returns whether the process that writes a run may be alive.
 
     Args:
-        folder: Of the run.
-        writer: As its events tell.
+        folder: Folder of the run.
+        writer: Writer, from its events.
     """
     has_lock = folder.is_local and writer.lock
     return may_live(writer, Path(folder.where(LOCK)) if has_lock else None)

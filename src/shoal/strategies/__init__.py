@@ -1,6 +1,6 @@
 """How workers agree: one file and one line here for each strategy.
 
-`get` turns what a user wrote, a name or an object, into a strategy, and `parse`
+`get` turns the user's value, a name or an object, into a strategy, and `parse`
 reads the spelling of the command line, "aeasgd:period=20,beta=0.5".
 """
 
@@ -35,7 +35,7 @@ Value: TypeAlias = bool | int | float | str | None
 
 
 def _builtin() -> dict[str, str]:
-    """The strategies imported above, by the name of each."""
+    """Returns the strategies imported above, by the name of each."""
     return {
         found.name: f"{found.__module__}:{found.__name__}"
         for found in globals().values()
@@ -47,18 +47,18 @@ def _builtin() -> dict[str, str]:
 registry: Registry[Strategy] = Registry(
     kind="strategy", group="shoal.strategies", builtin=_builtin(), base=Strategy
 )
-"""All names, with those of installed plug-ins."""
+"""All names, including those of installed plug-ins."""
 
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 
 
 def get(strategy: str | Strategy | type[Strategy], **parameters: Value) -> Strategy:
-    """Returns the strategy meant by a name, a class or an object.
+    """Returns the strategy for a name, a class or an object.
 
     Args:
-        strategy: A name from `shoal strategies`, with parameters behind a colon or
-            without; a class; or an object.
-        **parameters: Fields to set; they beat those in the name or object.
+        strategy: A name from `shoal strategies`, with or without parameters after a
+            colon; a class; or an object.
+        **parameters: Fields to set; they override those of the name or object.
 
     Raises:
         ConfigError: The name or a parameter is unknown, or a value is not allowed.
@@ -112,7 +112,7 @@ def parse(text: str) -> tuple[str, dict[str, Value]]:
 
 
 def _value(text: str) -> Value:
-    """A number, True, False, None, or the text itself."""
+    """Returns a number, True, False, None, or the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for kind in (int, float):
@@ -124,7 +124,7 @@ def _value(text: str) -> Value:
 
 
 def _make(strategy: type[Strategy], parameters: dict[str, Value]) -> Strategy:
-    """Builds a strategy from parameters that may be misspelled."""
+    """Makes a strategy from parameters that may be misspelled."""
     _refuse_unknown(strategy, parameters)
     for field in fields(strategy):
         is_required = field.default is MISSING and field.default_factory is MISSING
@@ -138,7 +138,7 @@ def _make(strategy: type[Strategy], parameters: dict[str, Value]) -> Strategy:
 
 
 def _refuse_unknown(strategy: type[Strategy], parameters: dict[str, Value]) -> None:
-    """Raises ConfigError about the first parameter the strategy does not have."""
+    """Raises ConfigError about the first parameter that the strategy lacks."""
     known = [field.name for field in fields(strategy)]
     for key in parameters:
         if key not in known:

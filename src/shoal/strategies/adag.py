@@ -12,18 +12,18 @@ from shoal.vectors import Vector
 @final
 @dataclass(frozen=True, kw_only=True)
 class ADAG(ServerStrategy):
-    """Adds every worker's mean step to the center: calm with about `period` workers.
+    """Adds every worker's mean step to the center: stable with about `period` workers.
 
     Dividing a change by the steps it took keeps the sum of many workers as small as
     one step each. Choose it with about `period` workers where `Downpour` overshoots;
     with fewer it needs more epochs, as the center moves by 1 / period of each window,
-    and with more the sum overshoots in its turn.
+    and with more the sum overshoots, too.
 
     Measured at equal samples (docs, "Learning quality"): with 2, 4, 8, 16 workers its
     accuracy is 0.8, 0.8, 0.9, 3.7 points below plain Keras on MNIST with Adam, and
     1.3, 1.0, 0.7, 0.7 on Higgs with Adagrad.
 
-    For local weights x, the anchor a they started from and the steps k really
+    For local weights x, the anchor a they started from and the steps k that were
     taken (fewer than `period` at the end of an epoch), one exchange is
 
         d = (x - a) / k     (worker, `push`)

@@ -1,4 +1,4 @@
-"""Averaged gradients. This file decides how a gang takes one common optimizer step."""
+"""Averaged gradients. This file decides how all workers take one common step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class AllReduce(RoundStrategy):
         g = (sum of g_i) / (sum of s_i)     (server, `merge`)
         x <- optimizer(x, g)                (every worker, the same)
 
-    The center is not touched; it is a snapshot one worker publishes.
+    The center is not changed; it is a snapshot that one worker publishes.
 
     Args:
-        scale_learning_rate: Multiply the learning rate, or what its schedule says,
-            by the number of workers the plan has, for runs whose batch grows with
+        scale_learning_rate: Multiply the learning rate, or its schedule,
+            by the number of workers of the plan, for runs whose batch grows with
             them; default False. Callbacks and logs have the unscaled rate.
         warmup_epochs: Epochs over which the scaled rate grows linearly, step by step,
             from the unscaled one, at least 0, default 0. The paper uses 5.
@@ -85,7 +85,7 @@ class AllReduce(RoundStrategy):
         return float(workers), self.warmup_epochs
 
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
-        """Returns the sum of gradients, as it came."""
+        """Returns the sum of gradients unchanged."""
         return local
 
     def merge(

@@ -1,4 +1,4 @@
-"""Averaged weights, once an epoch. This file decides the oldest rule of all."""
+"""Averaged weights, once an epoch. This file decides Averaging."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ class Averaging(RoundStrategy):
         return 2.0 / curvature
 
     def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
-        """Returns nothing: one exchange an epoch is what was asked for."""
+        """Returns nothing: one exchange an epoch is intended."""
         return []

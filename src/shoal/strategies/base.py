@@ -1,7 +1,7 @@
-"""What a strategy is: a frozen value and pure functions on segments of flat vectors.
+"""The strategy interface: a frozen value and pure functions on segments of vectors.
 
 This file decides the contract between the mathematics of an algorithm and the
-engine that carries its messages. Nothing here knows a socket, a clock, a
+engine that carries its messages. Nothing here uses a socket, a clock, a
 layer or a backend.
 """
 
@@ -24,7 +24,7 @@ _KINDS: tuple[tuple[type, type, str], ...] = (
     (float, Real, "a number"),
     (str, str, "text"),
 )
-"""What a field may be, by the type of its default; others are not checked here."""
+"""Allowed types of a field, by the type of its default; others are not checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class Facts:
         samples: Weight of the message in a mean: its samples, or their summed
             sample weights where the loss divides by those.
         updates: Messages (asynchronous) or rounds applied before this one.
-        rows: Samples that the message was learnt from, by which the statistics beside
-            it weigh; None where that is `samples`.
+        rows: Samples from which the message was computed, the weight of its
+            statistics; None if that is `samples`.
     """
 
     workers: int = 1
@@ -52,15 +52,15 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
-    """How workers agree. Subclass `ServerStrategy` or `RoundStrategy`, not this.
+    """The rule by which workers agree. Subclass `ServerStrategy` or `RoundStrategy`.
 
     All verbs work element by element on segments of contiguous float32 vectors:
     the engine may call them on the whole vector or on each of its slices, `merge` on
     two of them at once from two threads, and the result is the same. Scalars come
     only from `Facts` and from the fields. Arguments named `message`, `local`,
     `anchor`, `pushed` and `reply` are never changed in place; `center` and the
-    vectors of `state` are, and are never replaced. What a verb returns may be one of
-    its arguments, `center` included: the caller copies it out. It is never memory
+    vectors of `state` are, and are never replaced. The result of a verb may be one of
+    its arguments, `center` included: the caller copies it. It is never memory
     that another call writes to.
 
     Args:
@@ -69,35 +69,35 @@ class Strategy(ABC):
 
     Raises:
         ConfigError: `period` is not a whole number of at least 0, or another
-            field is not of the kind of its default.
+            field has another type than its default.
     """
 
     name: ClassVar[str]
-    """The word a user types, equal to the module's name."""
+    """The strategy's name for users, equal to the module's name."""
     exchanges: ClassVar[Literal["weights", "gradients"]] = "weights"
-    """What `push` is given as `local`: weights, or the sum of a step's gradients."""
+    """The `local` argument of `push`: weights, or the sum of a step's gradients."""
     max_workers: ClassVar[int | None] = None
     """Upper limit on workers, None for no limit."""
     is_asynchronous: ClassVar[bool]
     """Messages are applied when they arrive; False: merged in rounds."""
     is_independent: ClassVar[bool] = False
-    """Every worker trains a model of its own; nothing is exchanged between them."""
+    """Whether every worker trains a model of its own, without exchange between them."""
     is_elastic: ClassVar[bool] = False
     """Whether a worker keeps weights of its own after an exchange, where others adopt
-    the center. One that comes too late, or comes back, then keeps them too."""
+    the center. A worker that is late or comes back then keeps them too."""
     needs_anchor: ClassVar[bool] = True
-    """False where the anchor is, bit by bit, where the worker's steps began, or where
-    no verb looks at it: workers then keep one vector less, and `pull_into` is not to
-    change it. A law holds those to it that say so."""
+    """False if the anchor is, bit by bit, the start of the worker's steps, or if
+    no verb reads it: workers then keep one vector less, and `pull_into` must not
+    change it. A law checks the strategies that declare this."""
     message_is_change: ClassVar[bool] = False
-    """Whether a message of zeros says that nothing moved, as gradients and deltas do;
-    False: it says where something is. So codecs know what may be added up."""
+    """Whether a message of zeros means no change, as for gradients and deltas;
+    False: it is a position. Codecs need to know which messages may be added up."""
     reply_is_change: ClassVar[bool] = False
-    """The same of replies."""
+    """Whether a reply of zeros means no change."""
     promises: ClassVar[frozenset[str]] = frozenset()
-    """Laws `shoal.testing` holds it to beyond those for all: "plain" (one worker,
-    period 1 equals plain training), "conserves" (the sum of local vectors and
-    center is kept by an exchange), "mean" (a round weighs workers as equals)."""
+    """Laws of `shoal.testing` for this strategy besides those for all: "plain" (one
+    worker, period 1 equals plain training), "conserves" (an exchange keeps the sum of
+    local vectors and center), "mean" (a round weighs workers equally)."""
 
     period: int = 1
     """Local optimizer steps between two exchanges (tau); 0 means a whole epoch."""
@@ -107,7 +107,7 @@ class Strategy(ABC):
             for default, kind, words in _KINDS:
                 if isinstance(field.default, default):
                     value = getattr(self, field.name)
-                    # True is an int to Python, but never a period.
+                    # True is an int in Python, but never a period.
                     is_flag = isinstance(value, bool) and kind is not bool
                     is_valid = isinstance(value, kind) and not is_flag
                     self._require(is_valid, field.name, f"is {words}")
@@ -125,7 +125,7 @@ class Strategy(ABC):
 
     @property
     def local_momentum(self) -> float:
-        """Look-ahead Nesterov momentum the worker wraps around its optimizer."""
+        """Returns the look-ahead Nesterov momentum around the worker's optimizer."""
         return 0.0
 
     def init(self, size: int) -> State:
@@ -135,7 +135,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def push(self, local: Vector, anchor: Vector, steps: int) -> Vector:
-        """Returns the message a worker sends after `steps` local steps."""
+        """Returns the message of a worker after `steps` local steps."""
 
     @abstractmethod
     def pull(
@@ -143,8 +143,8 @@ class Strategy(ABC):
     ) -> tuple[Vector, Vector]:
         """Returns the worker's new (local, anchor) after a reply.
 
-        `pushed` is the local vector that was sent: steps taken while the exchange
-        was under way are `local - pushed`, and stay.
+        `pushed` is the local vector that was sent: steps taken during the exchange
+        are `local - pushed`, and stay.
         """
 
     def pull_into(
@@ -152,14 +152,14 @@ class Strategy(ABC):
     ) -> None:
         """Does what `pull` does after a wait: writes to `out`, and to `anchor`.
 
-        Override it where the result can be made in `out` at once; a law asks that it
+        Override it if the result can be made in `out` directly; a law checks that it
         is the same, bit by bit.
 
         Args:
-            out: The new local vector; no memory of the others.
-            local: What was sent.
+            out: The new local vector; it shares no memory with the others.
+            local: The vector that was sent.
             anchor: Changed in place, by strategies that need one.
-            reply: Of the server.
+            reply: Reply of the server.
         """
         out[:], after = self.pull(local, local, anchor, reply)
         if self.needs_anchor and after is not anchor:
@@ -174,7 +174,8 @@ class Strategy(ABC):
 
         Plain gradient descent is stable below 2 / L. A sum of deltas of `period`
         steps that arrive `staleness` updates late is a delayed gradient step, and
-        is stable below 1 / (period * staleness * L). Strategies that bear more say so.
+        is stable below 1 / (period * staleness * L). Strategies that tolerate more
+        override it.
 
         Args:
             curvature: Largest eigenvalue L of a mini-batch's Hessian.
@@ -188,13 +189,13 @@ class Strategy(ABC):
         The rate grows linearly from the unscaled one, step by step.
 
         Args:
-            workers: That train.
+            workers: Number of workers that train.
         """
         del workers
         return 1.0, 0
 
     def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
-        """Returns what `plan` should warn about; raises PlanError to refuse."""
+        """Returns warnings for `plan`; raises PlanError to refuse."""
         del workers
         if 0 < exchanges_per_epoch < 5 and self.period > 1:
             return [
@@ -218,7 +219,7 @@ class ServerStrategy(Strategy):
         """Changes `center` and `state` in place and returns the reply.
 
         A server calls it for one segment of the vectors after the other, or for two at
-        once from two threads: what it keeps lies in `center` and `state`.
+        once from two threads: all that it keeps is in `center` and `state`.
         """
 
     def apply_into(
@@ -226,8 +227,8 @@ class ServerStrategy(Strategy):
     ) -> None:
         """Does what `apply` does, and writes the reply to `reply`.
 
-        Override it where the reply can be made there at once; a law asks that it is
-        the same, bit by bit. `reply` is no memory of the others.
+        Override it if the reply can be made there directly; a law checks that it is
+        the same, bit by bit. `reply` shares no memory with the others.
         """
         reply[:] = self.apply(center, state, message, facts)
 
@@ -253,7 +254,7 @@ class RoundStrategy(Strategy):
         """Changes `center` and `state` in place and returns a reply per rank.
 
         A server calls it for one segment of the vectors after the other, or for two at
-        once from two threads: what it keeps lies in `center` and `state`.
+        once from two threads: all that it keeps is in `center` and `state`.
         """
 
 

@@ -12,7 +12,7 @@ from shoal.vectors import Vector
 @final
 @dataclass(frozen=True, kw_only=True)
 class DynSGD(ServerStrategy):
-    """Adds every worker's change to the center, the later the smaller.
+    """Adds every worker's change to the center, divided by its staleness.
 
     A change computed from an old center is divided by its age. Choose it where
     workers differ in speed, or where `Downpour` overshoots; with equal workers each

@@ -1,4 +1,4 @@
-"""What the elastic family shares: the moving rate, and the verbs.
+"""The common part of elastic strategies: the moving rate, and the verbs.
 
 This file decides how strongly workers and center pull each other, from one of
 three spellings, and which spellings are refused.
@@ -65,10 +65,10 @@ class ElasticStrategy(Strategy):
             )
 
     def moving_rate_for(self, workers: int) -> float:
-        """Returns alpha, the share of its distance to the center a worker gives up.
+        """Returns alpha, the share of its distance to the center that a worker moves.
 
         Args:
-            workers: Among whom `beta` is divided, at least 1.
+            workers: Number of workers that share `beta`, at least 1.
         """
         if self.moving_rate is not None:
             return float(self.moving_rate)
@@ -89,15 +89,15 @@ class ElasticStrategy(Strategy):
     def pull_into(
         self, out: Vector, local: Vector, anchor: Vector, reply: Vector
     ) -> None:
-        """Moves the worker, with no vector in between."""
+        """Moves the worker, without a temporary vector."""
         np.subtract(local, reply, out=out)
 
     def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:
-        """Returns 2 / L: an exchange takes means, which never lead away."""
+        """Returns 2 / L: an exchange takes means, which never increase the distance."""
         return 2.0 / curvature
 
     def warnings(self, *, workers: int, exchanges_per_epoch: float) -> list[str]:
-        """Adds what the stability condition n * alpha <= 1 asks for.
+        """Adds a warning if the stability condition n * alpha <= 1 does not hold.
 
         Raises:
             PlanError: `moving_rate` was given and is too large for the workers.
@@ -106,7 +106,7 @@ class ElasticStrategy(Strategy):
             workers=workers, exchanges_per_epoch=exchanges_per_epoch
         )
         rate = self.moving_rate_for(workers)
-        # beta = 1 divided by n and multiplied again may come out above 1.
+        # beta = 1 divided by n and multiplied again may be above 1.
         if workers * rate <= 1 + 1e-9:
             return found
         if self.moving_rate is not None:
@@ -126,7 +126,7 @@ class ElasticStrategy(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticServer(ElasticStrategy, ServerStrategy):
-    """What the two that exchange on arrival share: the server's verb."""
+    """The common part of elastic strategies that exchange on arrival."""
 
     def apply(
         self, center: Vector, state: State, message: Vector, facts: Facts
@@ -139,9 +139,9 @@ class ElasticServer(ElasticStrategy, ServerStrategy):
     def apply_into(
         self, reply: Vector, center: Vector, state: State, message: Vector, facts: Facts
     ) -> None:
-        """Moves the center, and writes the displacement where it is sent from.
+        """Moves the center, and writes the displacement into the send buffer.
 
-        The worker's part, x <- x - e, must use this very e: a difference taken
+        The worker's part, x <- x - e, must use this very e: a difference computed
         elsewhere would be from a center that has moved since.
         """
         np.subtract(message, center, out=reply)

@@ -1,4 +1,4 @@
-"""Independent models. This file decides what members of an ensemble share: nothing."""
+"""Independent models. This file decides that members of an ensemble share nothing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Ensemble(ServerStrategy):
     when a better prediction is worth several models; every other strategy gives one
     model sooner instead.
 
-    For a member's weights x and its own center c, there is no exchange but
+    For a member's weights x and its own center c, one exchange is only
 
         c <- x              (server, `apply`; one center per member)
 
-    so that a member's progress is committed as that of `Single` is.
+    so that a member's progress is committed like that of `Single`.
 
     Args:
         members: Models to train, at least 1; default None means one per worker.

@@ -16,7 +16,7 @@ from shoal.vectors import Vector
 class LocalSGD(RoundStrategy):
     """Averages weights every few steps: the curve of `AllReduce`, or near it, for less.
 
-    Choose it when an exchange a step is too dear and workers are equally fast.
+    Choose it when an exchange a step is too expensive and workers are equally fast.
     Choose `AEASGD` when they are not (a round waits for the slowest), `DiLoCo` when
     `period` is in the tens or more.
 

@@ -1,7 +1,7 @@
-"""Sums and means over a round. This file decides that arrival order changes nothing.
+"""Sums and means over a round, independent of the order of arrival.
 
-Messages are summed in rank order. Two float32 vectors are added as they are,
-because their sum does not depend on the order either, at a quarter of the time;
+Messages are summed in rank order. Two float32 vectors are added in float32,
+because their sum does not depend on the order either, in a quarter of the time;
 three and more are summed in float64.
 """
 
@@ -49,8 +49,8 @@ def share_of_sum(messages: Mapping[int, Vector], divisor: float) -> Vector:
 def mean_of(messages: Mapping[int, Vector], facts: Mapping[int, Facts]) -> Vector:
     """Returns the mean of a round weighted by samples, as a new float32 vector.
 
-    Messages that weigh nothing at all together (sample weights of zero) count
-    equally, so that a round without weight moves nothing to infinity.
+    If all messages together have weight zero (sample weights of zero), they count
+    equally, so that such a round causes no division by zero.
     """
     weights = {rank: float(facts[rank].samples) for rank in messages}
     whole = sum(weights.values())

@@ -68,7 +68,7 @@ class Single(ServerStrategy):
     def pull(
         self, local: Vector, pushed: Vector, anchor: Vector, reply: Vector
     ) -> tuple[Vector, Vector]:
-        """Returns the worker's own weights; what it pushed is the center now."""
+        """Returns the worker's own weights; the pushed weights are the center now."""
         return local, pushed
 
     def learning_rate_bound(self, *, curvature: float, staleness: int = 1) -> float:

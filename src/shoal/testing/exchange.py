@@ -1,4 +1,4 @@
-"""A stage for one exchange: this file decides how verbs are called and compared."""
+"""A test bench for one exchange: calls the verbs and compares their results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Vectors = dict[int, Vector]
 @final
 @dataclass(kw_only=True, eq=False)
 class Stage:
-    """A center and its workers in the middle of a run, with every input sealed.
+    """A center and its workers in the middle of a run, with read-only inputs.
 
-    Whatever the contract says is never changed in place is made read-only, so that
-    a strategy that does change it fails where it does.
+    Vectors that the contract forbids to change are made read-only, so that
+    a strategy that changes one fails at that place.
 
     Args:
-        strategy: Whose verbs are called.
-        seed: Of all vectors.
-        workers: How many.
+        strategy: Strategy under test.
+        seed: Seed of all vectors.
+        workers: Number of workers.
         size: Length of the vectors.
     """
 
@@ -50,7 +50,7 @@ class Stage:
         self._random = random
 
     def wander(self) -> None:
-        """Moves every worker as if it had trained."""
+        """Moves every worker as training would."""
         for rank, local in self.local.items():
             step = self._random.standard_normal(self.size).astype(np.float32)
             self.local[rank] = sealed(local + step)

@@ -1,7 +1,7 @@
-"""Laws of a single exchange: what is kept, what may be reordered, cut or repeated.
+"""Laws of a single exchange: invariants under reordering, cutting and repetition.
 
 This file decides laws 2 to 8 and 10. Each is a function of a strategy that raises
-AssertionError; `laws.py` says which strategies each concerns.
+AssertionError; `laws.py` decides which strategies each concerns.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def equals_local_sgd(strategy: DiLoCo) -> None:
 
 
 def ones_stay_ones(strategy: Strategy) -> None:
-    """Where no worker moves, nothing moves: three epochs of ones give ones."""
+    """If no worker moves, nothing moves: three epochs of ones give ones."""
     stage = Stage(strategy=strategy)
     stage.center[:] = 1
     ones = sealed(np.ones(SIZE, np.float32))
@@ -181,7 +181,7 @@ def changes_only_center_and_state(strategy: Strategy) -> None:
 
 
 def keeps_steps_taken_meanwhile(strategy: Strategy) -> None:
-    """Steps taken while an exchange was under way are kept by the pull (to 1e-5)."""
+    """Steps taken during an exchange are kept by the pull (to 1e-5)."""
     stage = Stage(strategy=strategy)
     stage.wander()
     pushed, anchor = stage.local[0], stage.anchor[0]
@@ -213,7 +213,7 @@ def divides_by_steps_taken(strategy: Strategy) -> None:
 
 
 def writes_in_place_the_same(strategy: Strategy) -> None:
-    """The verbs that write where the engine wants it equal those that return it."""
+    """Verbs that write in place equal those that return their result."""
     returned, written = Stage(strategy=strategy), Stage(strategy=strategy)
     for _ in range(4):
         returned.wander()
@@ -258,7 +258,7 @@ def needs_no_anchor(strategy: Strategy) -> None:
 
 
 def changes_of_zero_change_nothing(strategy: Strategy) -> None:
-    """Where a message or a reply is a change, one of zeros says that nothing moved."""
+    """If a message or a reply is a change, one of zeros changes nothing."""
     stage = Stage(strategy=strategy)
     stage.wander()
     none = sealed(np.zeros(SIZE, np.float32))
@@ -304,7 +304,7 @@ def works_on_segments(strategy: Strategy) -> None:
 
 
 def _shares_no_memory(strategy: Strategy) -> None:
-    """Two segments may be worked on at once: no result lies where another is made."""
+    """Two segments may be processed at once: results share no memory."""
     stage, half = Stage(strategy=strategy), SIZE // 2
     stage.wander()
     messages, facts = stage.push(), stage.facts()

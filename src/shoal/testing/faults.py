@@ -1,14 +1,14 @@
-"""Failures on purpose, at a rank and a step: what a test of recovery begins with.
+"""Injected failures, at a rank and a step, for tests of recovery.
 
     from shoal.testing import faults
 
     with faults.kill(rank=1, step=40).kill(rank=0, step=90):
         shoal.fit(model, x, y, workers=2)
 
-A worker looks when it has taken its steps and told nobody: the worst moment to die,
-as its samples are worked on and not committed. Under "ensemble" a rank is the number of
-a member; `cluster="inline"` has no processes that could fail, and refuses. This file
-decides what happens then.
+A fault happens after the worker's steps and before its push: the worst moment to die,
+because its samples are trained and not committed. Under "ensemble" a rank is the number
+of a member; `cluster="inline"` has no processes that could fail, and refuses. This file
+decides the effect of each fault.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Fault:
     Args:
         action: "kill" by SIGKILL, "stop" by SIGSTOP (it hangs), "leave" by losing
             the connection, "fail" by an error as of user code.
-        rank: Of the worker.
-        step: Its own steps, from which on it fails before it tells of them.
-        incarnation: 1 for the first process of the rank, 2 for its replacement.
+        rank: Rank of the worker.
+        step: Number of the worker's own steps at which it fails, before it pushes them.
+        incarnation: Process of the rank: 1 for the first, 2 for its replacement.
     """
 
     action: Action
@@ -43,12 +43,12 @@ class Fault:
     incarnation: int = 1
 
     def is_due(self, moment: Moment) -> bool:
-        """Whether a worker has come to where it fails."""
+        """Whether a worker has reached the fault."""
         is_here = (moment.rank, moment.incarnation) == (self.rank, self.incarnation)
         return is_here and moment.step >= self.step
 
     def happen(self) -> None:
-        """Lets it happen to this process, or to this thread's worker."""
+        """Executes the fault in this process, or in this thread's worker."""
         if self.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.action == "stop":
@@ -62,7 +62,7 @@ class Fault:
 @final
 @dataclass(frozen=True)
 class Faults:
-    """Failures that workers started within its `with` block meet. Chain, do not nest.
+    """Faults for workers that are started within its `with` block. Chain, do not nest.
 
     Example:
         >>> both = kill(rank=1, step=40).leave(rank=0, step=90)
@@ -85,7 +85,7 @@ class Faults:
         return self._and("leave", rank, step, incarnation)
 
     def fail(self, *, rank: int, step: int, incarnation: int = 1) -> Faults:
-        """Adds: code of the user raises."""
+        """Adds: the user's code raises."""
         return self._and("fail", rank, step, incarnation)
 
     def _and(self, action: Action, rank: int, step: int, incarnation: int) -> Faults:
@@ -93,7 +93,7 @@ class Faults:
         return replace(self, faults=(*self.faults, fault))
 
     def __call__(self, moment: Moment) -> None:
-        """What a worker calls with where it is."""
+        """Executes due faults; workers call it with their position."""
         for fault in self.faults:
             if fault.is_due(moment):
                 fault.happen()
@@ -117,7 +117,7 @@ def kill(*, rank: int, step: int, incarnation: int = 1) -> Faults:
 
 
 def stop(*, rank: int, step: int, incarnation: int = 1) -> Faults:
-    """Lets a worker hang, by SIGSTOP."""
+    """Makes a worker hang, by SIGSTOP."""
     return Faults().stop(rank=rank, step=step, incarnation=incarnation)
 
 
@@ -127,5 +127,5 @@ def leave(*, rank: int, step: int, incarnation: int = 1) -> Faults:
 
 
 def fail(*, rank: int, step: int, incarnation: int = 1) -> Faults:
-    """Raises on a worker, as code of the user would."""
+    """Raises on a worker, as the user's code would."""
     return Faults().fail(rank=rank, step=step, incarnation=incarnation)

@@ -1,7 +1,7 @@
 """The laws every strategy is tested against: one table, open to plug-in authors.
 
-This file decides which strategies a law concerns. Three things decide it: whether
-the strategy exchanges anything, what kind it is, and what its `promises` say.
+This file decides which strategies a law concerns. Three facts decide it: whether
+the strategy exchanges anything, its kind, and its `promises`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shoal.testing import exchange_laws, training_laws
 @final
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """One thing that must be true of a strategy.
+    """A property that must hold for a strategy.
 
     Args:
-        number: Of the law in the documentation, 1 to 11.
-        check: Raises AssertionError where the law is broken.
-        concerns: Whether the law is about a strategy.
+        number: Number of the law in the documentation, 1 to 11.
+        check: Raises AssertionError if the law is broken.
+        concerns: Returns whether the law applies to a strategy.
     """
 
     number: int
@@ -31,12 +31,12 @@ class Law:
 
     @property
     def name(self) -> str:
-        """A word for test ids: "law09_reaches_the_optimum"."""
+        """Returns a name for test ids: "law09_reaches_the_optimum"."""
         return f"law{self.number:02d}_{self.check.__name__}"
 
     @property
     def sentence(self) -> str:
-        """What the law says."""
+        """Returns the statement of the law."""
         return (self.check.__doc__ or self.name).splitlines()[0]
 
 
@@ -111,7 +111,7 @@ def strategy_laws(strategy: str | Strategy | type[Strategy]) -> tuple[Law, ...]:
 
 
 def check_strategy(strategy: str | Strategy | type[Strategy]) -> list[str]:
-    """Holds a strategy to all laws that concern it; the whole test of a plug-in.
+    """Checks all laws that concern a strategy; the whole test of a plug-in.
 
     Args:
         strategy: A name, a class whose fields all have defaults, or an object.
@@ -120,7 +120,7 @@ def check_strategy(strategy: str | Strategy | type[Strategy]) -> list[str]:
         The names of the laws that were checked.
 
     Raises:
-        AssertionError: It breaks laws; the message names each, with what was found.
+        AssertionError: It breaks laws; the message names each, with the values found.
 
     Example:
         >>> from shoal.strategies import Downpour
@@ -134,7 +134,7 @@ def check_strategy(strategy: str | Strategy | type[Strategy]) -> list[str]:
         try:
             law.check(found)
         except Exception as error:
-            # Writing into a sealed vector is a ValueError, and breaks a law as well.
+            # Writing into a read-only vector is a ValueError, and breaks a law as well.
             broken.append(
                 f"{law.name}: {law.sentence}\n{type(error).__name__}: {error}"
             )

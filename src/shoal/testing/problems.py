@@ -1,4 +1,4 @@
-"""Tiny problems with known answers. This file decides what a strategy must solve."""
+"""Tiny problems with known answers, which a strategy must solve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.vectors import Vector
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LeastSquares:
-    """Linear regression that some weights fit exactly, so that all noise ends there.
+    """Linear regression that some weights fit exactly, so that noise vanishes there.
 
     At the optimum every sample's gradient is zero. A strategy that is correct
     therefore reaches it at a constant learning rate, whatever the order of messages.
@@ -72,7 +72,7 @@ class LeastSquares:
         return float(np.mean(error**2) / 2)
 
     def distance(self, weights: Vector) -> float:
-        """Returns how far weights are from the optimum, 1.0 at the origin."""
+        """Returns the distance of weights from the optimum, 1.0 at the origin."""
         return float(
             np.linalg.norm(weights - self.optimum) / np.linalg.norm(self.optimum)
         )

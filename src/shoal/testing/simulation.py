@@ -1,8 +1,8 @@
 """A cluster in one process: seeded, single-threaded, with workers of unequal speed.
 
-This file decides when messages of imagined workers arrive. Everything else is the
+This file decides when messages of simulated workers arrive. Everything else is the
 strategy's own verbs, called as the engine calls them, so that a strategy can be
-tried before any process is started. Time is a number in here, never a clock.
+tried before any process is started. Time is a number here, never a clock.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Schedule: TypeAlias = Callable[[float], float]
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What a simulated run left behind.
+    """Result of a simulated run.
 
     Args:
-        center: The result, float32.
-        losses: Of the center, at the end of each epoch.
+        center: The final center, float32.
+        losses: Loss of the center, at the end of each epoch.
         committed: Samples covered by messages that were applied.
         steps: Optimizer steps taken by all workers together.
         exchanges: Messages applied.
-        largest_staleness: Of any message.
-        learning_rate: At the run clock's last value, committed / batch_size.
+        largest_staleness: Largest staleness of a message.
+        learning_rate: Learning rate at the final run clock, committed / batch_size.
     """
 
     center: Vector
@@ -51,7 +51,7 @@ class Outcome:
 @final
 @dataclass(kw_only=True, eq=False)
 class _Worker:
-    """One imagined worker: its vectors, and the window it is busy with."""
+    """One simulated worker: its vectors, and its present window."""
 
     local: Vector
     anchor: Vector
@@ -68,8 +68,8 @@ def lookahead_step(
 
     Args:
         local: Weights x.
-        velocity: v.
-        momentum: mu; 0 for a plain step.
+        velocity: Velocity v.
+        momentum: Factor mu; 0 for a plain step.
         step: Weights -> the inner optimizer's step s there, -learning_rate * gradient.
 
     Returns:
@@ -92,18 +92,19 @@ def simulate(
     batch_size: int = 4,
     seed: int = 0,
 ) -> Outcome:
-    """Trains on a problem with SGD and imagined workers of unequal speed.
+    """Trains on a problem with SGD and simulated workers of unequal speed.
 
     Args:
-        strategy: Its period 0 becomes the steps of one worker in an epoch.
-        problem: What to solve, from weights of zero.
-        workers: At least 1. The slowest takes about three times as long as the fastest.
+        strategy: Strategy; a period of 0 becomes the steps of one worker in an epoch.
+        problem: Problem to solve, from weights of zero.
+        workers: Number of workers. The slowest takes about three times as long as the
+            fastest.
         epochs: Passes over the rows.
         learning_rate: A number, or a function of the run clock (committed samples /
             batch_size).
-        batch_size: Rows of one optimizer step: of the gang when the strategy
-            exchanges gradients, of each worker otherwise.
-        seed: Of orders and speeds; the same seed gives the same outcome.
+        batch_size: Rows of one optimizer step: of all workers if the strategy
+            exchanges gradients, else of each worker.
+        seed: Seed of orders and speeds; the same seed gives the same outcome.
 
     Example:
         >>> from shoal.strategies import AEASGD
@@ -160,7 +161,7 @@ class _Cluster:
         self._largest_staleness = 0
 
     def outcome(self) -> Outcome:
-        """What is left behind."""
+        """Returns the outcome."""
         return Outcome(
             center=self._center.copy(),
             losses=tuple(self._losses),
@@ -284,7 +285,7 @@ class _Cluster:
         )
 
     def _apply(self, rank: int) -> None:
-        """One message of one worker, as the server of an asynchronous run does it."""
+        """Applies one message of one worker, like the server of an asynchronous run."""
         strategy = cast(ServerStrategy, self._strategy)
         worker = self._workers[rank]
         samples, steps = self._train_window(worker)
@@ -298,7 +299,7 @@ class _Cluster:
         worker.version = self._updates
 
     def _merge(self, ranks: list[int]) -> None:
-        """One round, as the server of a synchronous run does it."""
+        """Merges one round, like the server of a synchronous run."""
         strategy = cast(RoundStrategy, self._strategy)
         messages: dict[int, Vector] = {}
         facts: dict[int, Facts] = {}

@@ -18,7 +18,7 @@ SPREAD = 4
 """No simulated worker falls behind by more updates than this times the workers."""
 EPOCHS = 1200
 REMAINING = 1e-3
-"""Share of the first distance to the optimum that may be left after EPOCHS."""
+"""Largest remaining share of the initial distance to the optimum after EPOCHS."""
 
 
 def equals_plain_training(strategy: Strategy) -> None:
@@ -40,7 +40,7 @@ def equals_plain_training(strategy: Strategy) -> None:
 
 
 def commits_every_sample(strategy: Strategy) -> None:
-    """Every sample of an epoch is exchanged, in a last short window if need be."""
+    """Every sample of an epoch is exchanged, with a short last window if needed."""
     problem = LeastSquares.seeded(rows=50, size=3)
     short = strategy
     if strategy.period != 1:
@@ -59,8 +59,8 @@ def reaches_the_optimum(strategy: Strategy) -> None:
     """Below its learning-rate bound it solves least squares that has no residual.
 
     Workers differ in speed by a factor of three; periods are cut to 4 at most, to
-    keep the law quick. The bound is for a staleness that is checked
-    to be at least what was seen.
+    keep the law fast. The bound uses a staleness that is checked
+    to be at least the observed one.
     """
     problem = LeastSquares.seeded(rows=64, size=4)
     quick = replace(strategy, period=min(strategy.period or 4, 4))
@@ -76,7 +76,7 @@ def reaches_the_optimum(strategy: Strategy) -> None:
 
 
 def schedules_end_where_plain_training_ends(strategy: Strategy) -> None:
-    """A cosine schedule at the run clock ends at its end, for 1, 2 and 4 workers."""
+    """A cosine schedule at the run clock reaches its end, for 1, 2 and 4 workers."""
     problem = LeastSquares.seeded(rows=48, size=3)
     length = 2 * problem.rows / 4
 

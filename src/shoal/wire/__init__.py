@@ -1,4 +1,4 @@
-"""Frames between processes, how two ends prove who they are, and encryption.
+"""Frames between processes, mutual proof of the secret, and encryption.
 
-Launchers and the engine speak them. No import of launchers or of the engine.
+Launchers and the engine use them. This package imports neither.
 """

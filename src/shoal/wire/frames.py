@@ -1,8 +1,8 @@
 """Frames between processes: a fixed header, a JSON head, raw bytes.
 
-Both ends prove the run's secret before anything is parsed; nothing that comes
-from a peer is ever unpickled. A frame that breaks a limit closes its connection.
-The side that called is here, the side that was called in `server_connection.py`.
+Both ends prove the run's secret before anything is parsed; nothing from a peer
+is ever unpickled. A frame that breaks a limit closes its connection.
+This file has the caller's side; `server_connection.py` has the server's.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once, not each 
 
 
 class BadFrame(ShoalError):
-    """A peer sent what no peer of ours sends."""
+    """A peer sent bytes that no peer of this run sends."""
 
 
 def memory_for(size: int) -> memoryview:
-    """Bytes that take room only when they come: a peer may announce what it likes.
+    """Reserves bytes that take memory only as they arrive: peers may announce any size.
 
     Raises:
-        BadFrame: There cannot be so many.
+        BadFrame: There is not enough memory.
     """
     if size <= SMALL_BYTES:
         return memoryview(bytearray(size))
@@ -57,7 +57,7 @@ def memory_for(size: int) -> memoryview:
 
 
 def pack_head(head: Head, body_bytes: int) -> bytes:
-    """Header and head of a frame, as bytes."""
+    """Returns header and head of a frame, as bytes."""
     text = _encode(head).encode()
     return HEADER.pack(MAGIC, len(text), body_bytes) + text
 
@@ -65,10 +65,10 @@ def pack_head(head: Head, body_bytes: int) -> bytes:
 def unpack_header(
     data: Octets, max_body_bytes: int, max_head_bytes: int = MAX_HEAD_BYTES
 ) -> tuple[int, int]:
-    """Sizes of head and body.
+    """Returns the sizes of head and body.
 
     Raises:
-        BadFrame: Wrong magic, or larger than a peer of ours sends.
+        BadFrame: The magic is wrong, or a size is beyond the limit.
     """
     magic, head_bytes, body_bytes = HEADER.unpack(data)
     if magic != MAGIC:
@@ -79,7 +79,7 @@ def unpack_header(
 
 
 def unpack_head(data: Octets) -> Head:
-    """The JSON head of a frame.
+    """Returns the JSON head of a frame.
 
     Raises:
         BadFrame: It is not a JSON object.
@@ -94,29 +94,29 @@ def unpack_head(data: Octets) -> Head:
 
 
 def configure(connection: socket.socket) -> None:
-    """Small frames leave at once, and a dead peer is found."""
+    """Makes small frames leave at once, and a dead peer be noticed."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 @final
 class Link:
-    """The side that called: blocking, one frame at a time.
+    """The caller's side of a connection: blocking, one frame at a time.
 
     Args:
         address: (host, port) of the server.
-        secret: The run's secret, or what workers are given of it.
-        certificate: Of the run's server, None where it does not use TLS.
-        timeout_s: For the connection and the greeting; frames wait for ever
+        secret: The run's secret, or the workers' key made from it.
+        certificate: Certificate of the run's server, None without TLS.
+        timeout_s: Limit for the connection and the handshake; frames wait forever
             unless `receive` is given a limit.
-        max_body_bytes: Larger frames are refused.
-        meanwhile: Called now and then until the server greets; it may raise.
+        max_body_bytes: Limit of a body; larger frames are refused.
+        meanwhile: Called regularly until the server's answer; it may raise.
 
     Raises:
-        ExchangeTimeout: Nobody answered in time.
-        ConnectionResetError: The server hung up: it does not know the secret, or one
-            end uses TLS and the other does not.
-        BadFrame: Whoever listens there is not the server of this run.
+        ExchangeTimeout: No server answered in time.
+        ConnectionResetError: The server closed the connection: it has another secret,
+            or only one end uses TLS.
+        BadFrame: The listener is not the server of this run.
     """
 
     def __init__(
@@ -133,29 +133,29 @@ class Link:
         self._room, self._ahead = memoryview(bytearray(AHEAD_BYTES)), memoryview(b"")
         self._place = f"{address[0]}:{address[1]}"
         self.is_closing = False
-        """Whether Ctrl-C is not raised any more where a frame is waited for."""
+        """Whether Ctrl-C is no longer raised during waits for frames."""
         self._until = time.monotonic() + timeout_s
         try:
             self.socket = socket.create_connection(address, timeout=timeout_s)
         except OSError as error:
             raise ExchangeTimeout(
                 f"no server at {self._place}: {error}. "
-                f"One was expected within {timeout_s:g} s. "
-                "See the run's log for why it is not there."
+                f"Expected the run's server within {timeout_s:g} s. "
+                "Check the run's log for the reason."
             ) from None
         gives_up(self)
         try:
             configure(self.socket)
             if certificate is not None:
                 self._encrypt(certificate)
-            self._greet(secret)
+            self._prove(secret)
             self.socket.settimeout(None)
         except TimeoutError:
             self.socket.close()
             raise ExchangeTimeout(
-                f"whoever listens at {self._place} does not greet. "
-                f"The run's server was expected to within {timeout_s:g} s. "
-                "See the run's log for why it does not."
+                f"the listener at {self._place} does not answer the handshake. "
+                f"Expected the run's server to answer within {timeout_s:g} s. "
+                "Check the run's log for the reason."
             ) from None
         except BaseException:
             self.socket.close()
@@ -176,15 +176,15 @@ class Link:
         gives_up(link)
         return link
 
-    # --------------------------------------------------------------- greeting
+    # --------------------------------------------------------------- handshake
 
     def _encrypt(self, certificate: bytes) -> None:
-        """Shakes hands; the server may take its time to start."""
+        """Runs the TLS handshake; the server may start late."""
         self.socket.setblocking(False)
         try:
             wrapped = self.socket = tls.wrap_caller(self.socket, certificate)
         except OSError as error:
-            raise self._hung_up(f"before TLS began ({error})") from None
+            raise self._closed(f"before TLS began ({error})") from None
         while True:
             try:
                 wrapped.do_handshake()
@@ -193,26 +193,26 @@ class Link:
                 self._wait()
             except ssl.SSLCertVerificationError:
                 raise self._wrong_certificate() from None
-            except OSError as error:  # that it is not connected is no ConnectionError
-                raise self._hung_up(f"in the handshake of TLS ({error})") from None
+            except OSError as error:  # not being connected is not a ConnectionError
+                raise self._closed(f"in the TLS handshake ({error})") from None
         if not tls.is_pinned(wrapped, certificate):
             raise self._wrong_certificate()
 
     def _wrong_certificate(self) -> BadFrame:
         return BadFrame(
             f"the server at {self._place} shows another certificate. "
-            "The one that was made for this run was expected, and no other is taken. "
-            "Another run may use that address, or somebody is in between."
+            "Expected the one that was made for this run. Check whether another run "
+            "uses that address, or a host in between intercepts the connection."
         )
 
-    def _hung_up(self, when: str) -> ConnectionResetError:
+    def _closed(self, when: str) -> ConnectionResetError:
         return ConnectionResetError(
-            f"the server at {self._place} hung up {when}. "
-            "It was expected to know this run's secret, with TLS where TLS is used "
-            "here. See whether it is the server of another run."
+            f"the server at {self._place} closed the connection {when}. "
+            "Expected it to know this run's secret, and to use TLS if this end does. "
+            "Check whether it is the server of another run."
         )
 
-    def _greet(self, secret: bytes) -> None:
+    def _prove(self, secret: bytes) -> None:
         caller = Caller(secret)
         self.socket.settimeout(max(0.001, self._until - time.monotonic()))
         try:
@@ -223,13 +223,13 @@ class Link:
         except NoProof as error:
             raise BadFrame(str(error)) from None
         except (ConnectionError, ssl.SSLError) as error:
-            raise self._hung_up(f"in the greeting ({error})") from None
+            raise self._closed(f"in the handshake ({error})") from None
 
     def _wait(self) -> None:
-        """Waits until the server says something.
+        """Waits for the first byte of the server.
 
         Raises:
-            TimeoutError: It says nothing.
+            TimeoutError: No byte came.
         """
         while not self.has_input(LOOK_S):
             if time.monotonic() > self._until:
@@ -253,10 +253,10 @@ class Link:
             if wake is not None:
                 self._await_bytes(wake)
             got = self.socket.recv_into(view)
-        except ssl.SSLError as error:  # cut off where TLS did not expect it
+        except ssl.SSLError as error:  # truncated where TLS did not expect it
             raise ConnectionResetError(str(error)) from None
         except TimeoutError as error:
-            if error.errno is None:  # a limit of ours
+            if error.errno is None:  # this side's limit
                 raise
             raise ConnectionResetError(str(error)) from None
         if got == 0:
@@ -264,11 +264,11 @@ class Link:
         return got
 
     def _await_bytes(self, wake: int) -> None:
-        """Waits for some as the socket would, and for a signal: a safe point.
+        """Waits for bytes like the socket, and for a signal: a safe point.
 
         Raises:
-            TimeoutError: The limit of the socket is over.
-            KeyboardInterrupt: Ctrl-C was pressed; the frame is cut.
+            TimeoutError: The limit of the socket has passed.
+            KeyboardInterrupt: Ctrl-C was pressed; the frame is abandoned.
         """
         limit_s = self.socket.gettimeout()
         until = None if limit_s is None else time.monotonic() + limit_s
@@ -279,7 +279,7 @@ class Link:
                 raise TimeoutError
 
     def _has_bytes(self, wake: int, until: float | None) -> bool:
-        """Whether bytes have come, at the latest at `until` or when a signal came."""
+        """Whether bytes have come, by `until` or until a signal."""
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
         poll, own = select.poll(), self.socket.fileno()
@@ -292,7 +292,7 @@ class Link:
         return own in found
 
     def _next(self, count: int) -> memoryview:
-        """The next bytes, which stay until more are asked for."""
+        """Returns the next bytes, valid until the next call."""
         if count > AHEAD_BYTES:
             data = memory_for(count)
             self._fill(data[self._from_ahead(data) :])
@@ -308,14 +308,14 @@ class Link:
         return data
 
     def _from_ahead(self, view: memoryview) -> int:
-        """Moves what was read ahead to where it belongs; how many bytes."""
+        """Moves bytes that were read ahead to their place; returns their number."""
         count = min(len(view), len(self._ahead))
         view[:count] = self._ahead[:count]
         self._ahead = self._ahead[count:]
         return count
 
     def give_up_socket(self) -> tuple[socket.socket, bytes]:
-        """The connection for somebody else, and what was read of it already."""
+        """Hands over the connection, with the bytes that were already read from it."""
         return self.socket, bytes(self._ahead)
 
     @property
@@ -323,12 +323,12 @@ class Link:
         """Whether both ends have one address, as on one machine."""
         try:
             return self.socket.getsockname()[0] == self.socket.getpeername()[0]
-        except OSError:  # it was hung up just now, which whatever is sent next finds
+        except OSError:  # it was just closed, which the next send will find
             return False
 
     @property
     def own_host(self) -> str:
-        """Address of this end, "" where it was hung up."""
+        """Returns the address of this end, "" if the connection is closed."""
         try:
             return self.socket.getsockname()[0]
         except OSError:
@@ -336,13 +336,13 @@ class Link:
 
     @property
     def has_pending(self) -> bool:
-        """Whether bytes wait here that no selector knows of."""
+        """Whether bytes wait here that no selector sees."""
         if self._ahead:
             return True
         return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
 
     def has_input(self, timeout_s: float) -> bool:
-        """Whether there is something to receive, at most `timeout_s` from now."""
+        """Whether a frame can be received, within `timeout_s`."""
         if self.has_pending:
             return True
         wake = descriptor()
@@ -367,7 +367,7 @@ class Link:
             raise ConnectionResetError(str(error)) from None
 
     def introduce(self, head: Head) -> None:
-        """Sends the first word; a call that gets no further is closed."""
+        """Sends the first message; a call that fails closes the connection."""
         try:
             self.send(head)
         except BaseException:
@@ -383,15 +383,15 @@ class Link:
         """Waits for one frame; its body goes to the start of `into` if it fits.
 
         Args:
-            into: Where the body goes, default None: into fresh memory.
-            timeout_s: For the frame to begin, default None: for ever.
-            stall_s: It may stop half-way for so long, default None: for ever.
+            into: Buffer for the body, default None: new memory.
+            timeout_s: Limit until the frame begins, default None: forever.
+            stall_s: Limit of a pause within the frame, default None: forever.
 
         Raises:
             ExchangeTimeout: Nothing came within `timeout_s`.
             TimeoutError: Nothing more came within `stall_s`.
-            ConnectionResetError: The peer is gone.
-            BadFrame: It is no frame of a peer of ours.
+            ConnectionResetError: The peer closed the connection.
+            BadFrame: The bytes are not a frame of this run.
         """
         if timeout_s is None and stall_s is None:
             return self._frame(into)
@@ -404,7 +404,7 @@ class Link:
     def _frame(
         self, into: memoryview | None, begun: Callable[[], None] = lambda: None
     ) -> tuple[Head, memoryview]:
-        """One frame; `begun` is called when its header is there."""
+        """Receives one frame; calls `begun` when its header is there."""
         try:
             header = self._next(HEADER.size)
         except TimeoutError:
@@ -421,7 +421,7 @@ class Link:
         return head, body
 
     def give_up(self) -> None:
-        """A fork would keep the connection open when this end is gone."""
+        """Closes the descriptor in a fork, which would keep the connection open."""
         blank(self.socket.fileno())
 
     def close(self) -> None:

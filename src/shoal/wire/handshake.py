@@ -1,14 +1,14 @@
-"""How two ends prove to each other that they know the secret of a run. Pure.
+"""The handshake: two ends prove that they know the secret of a run. Pure.
 
-The caller speaks first, and what it says first needs the secret already, so that
-whoever does not know it hears nothing at all:
+The caller speaks first, and its first message already needs the secret, so that
+a caller without it gets no answer at all:
 
     caller -> server    HELLO, nonce c, tag("hello", c)
     server -> caller    nonce s, tag("server", c, s)
     caller -> server    tag("caller", s, c), then frames
 
-Workers are given a key of their own, made from the secret: who has it can join, but
-cannot command a server as a controller does.
+Workers have a key of their own, made from the secret: it lets them join, but
+not command a server as a controller does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hmac
 import secrets
 from typing import Final, final
 
-HELLO = b"SHG1"  # not how a TLS record starts, so that each end knows at once
+HELLO = b"SHG1"  # no TLS record starts like this, so that each end can tell at once
 NONCE_BYTES = 32
 TAG_BYTES = 32
 HELLO_BYTES = len(HELLO) + NONCE_BYTES + TAG_BYTES
@@ -29,34 +29,34 @@ class NoProof(Exception):
 
 
 def tag(key: bytes, *parts: bytes) -> bytes:
-    """What only somebody who knows the key can make of these parts."""
+    """Returns a tag of these parts that only holders of the key can make."""
     return hmac.digest(key, b"".join(parts), "sha256")
 
 
 def worker_secret(secret: bytes) -> bytes:
-    """The key that workers prove: it lets them join, and nothing else.
+    """Returns the key that workers prove: it lets them join, and nothing else.
 
     Args:
-        secret: Of the run, which its controller and its servers know.
+        secret: Secret of the run, known to its controller and its servers.
     """
     return tag(secret, b"worker")
 
 
 @final
 class Caller:
-    """The greeting of the end that called.
+    """The caller's side of the handshake.
 
     Args:
-        key: The run's secret, or what `worker_secret` made of it.
+        key: The run's secret, or the result of `worker_secret`.
     """
 
     def __init__(self, key: bytes) -> None:
         self._key, self._nonce = key, secrets.token_bytes(NONCE_BYTES)
         self.hello: Final = HELLO + self._nonce + tag(key, b"hello", self._nonce)
-        """What it says first."""
+        """The caller's first message."""
 
     def prove(self, answer: bytes) -> bytes:
-        """Returns the proof that follows a server's answer.
+        """Returns the proof after a server's answer.
 
         Raises:
             NoProof: The server does not know the key.
@@ -71,13 +71,14 @@ class Caller:
 
 @final
 class Callee:
-    """The greeting of the end that was called.
+    """The server's side of the handshake.
 
     Args:
-        secret: Of the run.
+        secret: Secret of the run.
 
     Attributes:
-        is_commander: The caller knows the run's secret itself, not just a worker's.
+        is_commander: Whether the caller knows the run's secret, not just the workers'
+            key.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -85,10 +86,10 @@ class Callee:
         self.is_commander = False
 
     def answer(self, hello: bytes) -> bytes:
-        """Returns the answer to a caller's first words.
+        """Returns the answer to a caller's first message.
 
         Raises:
-            NoProof: It does not know the secret.
+            NoProof: The caller does not know the secret.
         """
         start, nonce, shown = (
             hello[: len(HELLO)],
@@ -106,10 +107,10 @@ class Callee:
         raise NoProof("the caller does not know this run's secret")
 
     def check(self, proof: bytes) -> None:
-        """Checks what the caller says after the answer.
+        """Checks the caller's proof after the answer.
 
         Raises:
-            NoProof: The greeting was recorded, not made.
+            NoProof: The handshake was replayed.
         """
         if not self._proof or not hmac.compare_digest(proof, self._proof):
             raise NoProof("the caller does not know this run's secret")

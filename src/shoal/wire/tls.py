@@ -1,8 +1,8 @@
 """Encryption between hosts: one key and one certificate, made for one run.
 
-Both ends hold exactly that certificate, so no authority and no name is asked. The key
-stays with the server; workers and controller are given the certificate. Who may speak
-is decided by the greeting, which takes place inside.
+Both ends hold exactly that certificate, so neither an authority nor a name is checked.
+The key stays with the server; workers and controller get the certificate. The
+handshake inside TLS decides who may connect.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LAST_DAY = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a server shows and what it proves that with.
+    """A server's certificate and the key that proves it.
 
     Args:
-        certificate: DER, for everybody.
+        certificate: DER, for all peers.
         key: PEM, PKCS #8, encrypted with `password`; for servers only.
-        password: Of the key, so that a file it passes through is of no use.
+        password: Password of the key, so that a temporary file of it is useless.
     """
 
     certificate: bytes
@@ -49,10 +49,10 @@ class Identity:
 
 
 def make_identity() -> Identity:
-    """Makes a key and a certificate that says no more than that it has this key.
+    """Makes a key and a certificate that only states this key.
 
     Raises:
-        ConfigError: The package that makes them is not installed.
+        ConfigError: The package `cryptography` is not installed.
     """
     try:
         from cryptography import x509
@@ -104,16 +104,16 @@ def is_loopback(host: str) -> bool:
 
 
 def identity_for(host: str) -> Identity | None:
-    """The identity of a server that listens there; None where nobody can listen in."""
+    """Returns the identity of a server at an address; None on loopback."""
     return None if is_loopback(host) else make_identity()
 
 
 @final
 class _Socket(ssl.SSLSocket):
-    """Closes itself where the other end has hung up before TLS began.
+    """Closes itself if the other end has closed before TLS began.
 
-    Python asks such a socket for its first byte while it makes it, and leaves it open
-    if that fails. Nobody else has hold of it then. Frames are read by `recv_into`.
+    Python reads the first byte while it makes such a socket, and leaves the socket open
+    if that fails, with no other reference to it. Frames are read by `recv_into`.
     """
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
@@ -126,7 +126,7 @@ class _Socket(ssl.SSLSocket):
 
 
 def _context(protocol: int) -> ssl.SSLContext:
-    """What both ends have in common."""
+    """Returns a context with the settings of both ends."""
     context = ssl.SSLContext(protocol)
     context.sslsocket_class = _Socket
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -134,9 +134,9 @@ def _context(protocol: int) -> ssl.SSLContext:
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
-    """The server's end. It asks callers for no certificate: they prove the secret."""
+    """Returns the server's context. Callers prove the secret, not a certificate."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
-    # Tickets would be records that make a socket readable and carry nothing.
+    # Tickets would be records that make a socket readable without data.
     context.num_tickets = 0
     certificate = ssl.DER_cert_to_PEM_cert(identity.certificate).encode()
     with _file_of(identity.key + certificate) as file:
@@ -146,9 +146,9 @@ def server_context(identity: Identity) -> ssl.SSLContext:
 
 @contextmanager
 def _file_of(content: bytes) -> Generator[Path]:
-    """OpenSSL reads keys from files only; this one is gone at once.
+    """Writes a file for OpenSSL, which reads keys from files only; removed at once.
 
-    It is in memory where that is possible: a server may be started while the temporary
+    It is in memory if possible: a server may be started while the temporary
     directory is full.
     """
     numbers = Path("/proc/self/fd")
@@ -167,7 +167,7 @@ def _file_of(content: bytes) -> Generator[Path]:
 
 
 def client_context(certificate: bytes) -> ssl.SSLContext:
-    """A caller's end: takes this certificate and no other."""
+    """Returns a caller's context: accepts this certificate and no other."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -176,20 +176,20 @@ def client_context(certificate: bytes) -> ssl.SSLContext:
 
 
 def wrap_caller(connection: socket.socket, certificate: bytes) -> ssl.SSLSocket:
-    """A caller's socket with TLS on it, before the handshake.
+    """Returns a caller's socket with TLS, before the handshake.
 
     Raises:
-        OSError: The server has hung up.
+        OSError: The server has closed the connection.
     """
     context = client_context(certificate)
     return context.wrap_socket(connection, do_handshake_on_connect=False)
 
 
 def wrap_callee(connection: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-    """A server's socket with TLS on it, before the handshake.
+    """Returns a server's socket with TLS, before the handshake.
 
     Raises:
-        OSError: The caller has hung up.
+        OSError: The caller has closed the connection.
     """
     return context.wrap_socket(
         connection, server_side=True, do_handshake_on_connect=False

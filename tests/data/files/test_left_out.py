@@ -166,7 +166,7 @@ class TestAStoreThatFails:
     @pytest.mark.parametrize(
         ("error", "says"),
         [(OSError(121, "InternalError!"), r"the store failed while .*1\.csv"),
-         (PermissionError("The provided token has expired."), "no longer good")],
+         (PermissionError("The provided token has expired."), "have expired")],
     )  # fmt: skip
     def test_leaves_no_good_file_out(
         self, url: str, error: OSError, says: str, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,7 @@ class JaxBackend(Backend):
         self._spec, self.model = spec, model
         self._parts = parts = Parts(model, spec)
         self._window, self._gradient = Window(parts), Gradient(parts)
-        self._is_stepwise: bool | None = None  # not known before there is data
+        self._is_stepwise: bool | None = None  # unknown until the first data
         self.layout = parts.layout
         self.statistics_layout = parts.statistics_layout
         self.metrics_size = parts.metrics_size
@@ -49,7 +49,7 @@ class JaxBackend(Backend):
         self._begin(spec.rank_seed)
 
     def _begin(self, rank_seed: int) -> None:
-        """Takes the values of the model's variables."""
+        """Reads the values of the model's variables."""
         parts = self._parts
         came = [v.value for v in parts.fixed]
         self._fixed = Fixed(came, parts.is_random, rank_seed)
@@ -115,7 +115,7 @@ class JaxBackend(Backend):
         return turned
 
     def _staged(self, data: Data, steps: int) -> Data:
-        """Rows as (window, batch, ...); what is beyond `steps` is never read."""
+        """Rows as (window, batch, ...); rows beyond `steps` are never read."""
         size = jax.tree.leaves(data)[0].shape[0] // steps
         limit = self._spec.window if size == self._spec.batch_size else steps
         return jax.tree.map(lambda a: _stage(a, steps, size, limit), data)
@@ -140,7 +140,7 @@ class JaxBackend(Backend):
         if not is_measured:
             self._fixed.measure(before, self.state.fixed)
         mass = np.float32(mass)
-        # In one pass, to where it is sent from; XLA would make three of it.
+        # One pass, into the send buffer; XLA would make three of it.
         with np.errstate(over="ignore", invalid="ignore"):
             for start, gradient in zip(self.layout.offsets, gradients, strict=True):
                 part = out[start : start + gradient.size]
@@ -148,7 +148,7 @@ class JaxBackend(Backend):
         return float(mass)
 
     def undo(self) -> None:
-        """Local state is as before the last gradient."""
+        """Restores local state to that before the last gradient."""
         fixed = list(self.state.fixed)
         for place, value in self._undone.items():
             is_own = value is self._fixed.came[place]
@@ -156,7 +156,7 @@ class JaxBackend(Backend):
         self.state = self.state._replace(fixed=fixed)
 
     def skip(self) -> None:
-        """Local state goes on as if this worker had taken the step."""
+        """Advances local state as if this worker had taken the step."""
         if self._last is None or not self._fixed.has_to_step:
             fixed = [jnp.asarray(v) for v in self._fixed.skip(self.state.fixed)]
             self.state = self.state._replace(fixed=fixed)
@@ -203,7 +203,7 @@ class JaxBackend(Backend):
         """Gives variables other values."""
         values_of = list(self.state.fixed), list(self.state.slots)
         self.state = self.state._replace(fixed=values_of[0], slots=values_of[1])
-        # Copies: what a worker's program is given, it may overwrite.
+        # Copies: a worker's program may overwrite its arguments.
         for values, changed in zip(values_of, (fixed, optimizer), strict=True):
             for place, value in changed.items():
                 old = values[place]
@@ -237,17 +237,17 @@ class JaxBackend(Backend):
             self.state = self.state._replace(fixed=fixed)
 
     def keep(self) -> tuple[Any, ...]:
-        """Copies what programs are donated; all else they leave as it is."""
+        """Copies the donated arguments of programs; the rest stays unchanged."""
         return self._copies.keep(*self._parted())
 
     def revert(self, kept: tuple[Any, ...]) -> None:
-        """Goes back to a state that was kept."""
+        """Restores a kept state."""
         self.state = self._copies.restored(Kept(*kept))
         self._sums[:] = 0.0
 
     def fork(self, rank: int) -> tuple[Any, ...]:
-        """Returns what worker `rank` would begin with."""
-        # Copies: what a worker's program is given, it may overwrite.
+        """Returns the state with which worker `rank` would begin."""
+        # Copies: a worker's program may overwrite its arguments.
         fixed = self._own(self._fixed.seeded(rank))
         slots = [jnp.array(v) for v in self.state.slots]
         velocity = jnp.zeros_like(self.state.velocity)
@@ -255,25 +255,25 @@ class JaxBackend(Backend):
         return state, np.zeros_like(self._sums)
 
     def fork_local(self, rank: int) -> Any:
-        """Returns the local state that worker `rank` would begin with."""
+        """Returns the local state with which worker `rank` would begin."""
         return self._fixed.seeded(rank)
 
     def local(self) -> Any:
-        """Returns the local state as it is now."""
+        """Returns the current local state."""
         return self._fixed.settled(self.state.fixed)
 
     def set_local(self, state: Any) -> None:
-        """Goes on with another local state."""
+        """Continues from another local state."""
         self.state = self.state._replace(fixed=self._own(state))
 
     def swap(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Goes on as the worker with `state`."""
+        """Continues as the worker with `state`."""
         before = self.state, self._sums
         self.state, self._sums = state
         return before
 
     def warm_up(self, data: Data, *, is_gradient: bool) -> None:
-        """Compiles what the run needs, with data of a full step or window."""
+        """Compiles the programs of the run, with data of a full step or window."""
         made = str((is_gradient, jax.tree.map(np.shape, data)))
         if made in self._warm:
             return
@@ -288,7 +288,7 @@ class JaxBackend(Backend):
 
     @staticmethod
     def forget() -> None:
-        """Frees programs, and what Keras remembers of models."""
+        """Frees programs, and the state that Keras keeps of models."""
         jax.clear_caches()
         keras.backend.clear_session()
         gc.collect()
@@ -310,7 +310,7 @@ class JaxBackend(Backend):
         return max(1, rows // self._spec.batch_size)
 
     def _lowered(self, data: Data, steps: int) -> jax.stages.Lowered:
-        """Decides which program is run, and returns it."""
+        """Chooses the program to run, and returns it lowered."""
         staged, clock = self._staged(data, steps), self._now(Clock())
         program = self._window.run.lower(*self._parted(), staged, np.int32(1), clock)
         self._is_stepwise = self._window.is_slow(program)
@@ -322,23 +322,23 @@ class JaxBackend(Backend):
     # ----------------------------------------------------------- local state
 
     def _look(self, data: Data, steps: int) -> None:
-        """Sees what of the local state a step leaves as it is, before all programs."""
+        """Finds which local state a step leaves unchanged, before all programs."""
         size = jax.tree.leaves(data)[0].shape[0] // steps
         with _ours(self._spec):
             self._parts.look(self.state, jax.tree.map(lambda a: a[:size], data))
 
     def _own(self, values: Sequence[Any]) -> list[Array]:
-        """Copies: what a worker's program is given, it may overwrite.
+        """Returns copies: a worker's program may overwrite its arguments.
 
-        Of what the model came with `_parted` makes them, if need be.
+        `_parted` copies the model's initial values where that is needed.
         """
         pairs = zip(values, self._fixed.came, strict=True)
         return [came if value is came else jnp.array(value) for value, came in pairs]
 
     def _parted(self, given: State | None = None) -> tuple[State, State]:
-        """The arguments of a program: what stays, and what it is given to overwrite.
+        """Returns the arguments of a program: the kept ones, and the donated ones.
 
-        What the model came with is never given.
+        The model's initial values are never donated.
         """
         is_still = self._parts.is_still
         state = given or self.state
@@ -351,11 +351,12 @@ class JaxBackend(Backend):
 
 
 def _compile(*programs: jax.stages.Lowered) -> None:
-    """Compiles programs, or loads those that another process has compiled."""
+    """Compiles programs, or loads them from the cache of another process."""
     folder: Any = jax.config.jax_compilation_cache_dir  # pyright: ignore
 
     def compile_one(program: jax.stages.Lowered) -> None:
-        # The text of a large program takes long, and only names it in the folder.
+        # Rendering a large program takes long, and the text only names it in the
+        # folder.
         with turn(folder, program.as_text() if folder else ""):
             program.compile()
 
@@ -365,11 +366,11 @@ def _compile(*programs: jax.stages.Lowered) -> None:
 
 @contextmanager
 def _ours(spec: ComputeSpec) -> Generator[None]:
-    """Around programs of a worker that is not alone, which owes nobody the same bits.
+    """Context for programs of a worker among several, which may draw other random bits.
 
-    Random numbers cost half within it, and dropout is a tenth of a small step: JAX's
-    default draws two words for each number, so that arrays that are spread over
-    devices need no exchange. A worker has one device.
+    Random numbers cost half as much within it, and dropout is a tenth of a small step:
+    JAX's default draws two words for each number, so that arrays on several devices
+    need no exchange. A worker has one device.
     """
     if spec.is_alone:
         yield

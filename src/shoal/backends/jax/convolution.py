@@ -5,9 +5,9 @@ the images around, so that a channel is an image and the output's gradient a ker
 that size; for the gradient of the input of a layer with strides it fills in zeros, and
 multiplies them, too; and where images have three channels its products are too thin.
 Here the first is a sum of products of shifted images, a few at a time so that they stay
-in the cache; the second is put together of its phases, each a convolution without
-strides; the third is a product for each row of the kernel. Results are the same but for
-the order of their sums.
+in the cache; the second is assembled from its phases, each a convolution without
+strides; the third is a product for each row of the kernel. Results are the same except
+for the order of their sums.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from jax import lax
 Array: TypeAlias = Any
 Pads: TypeAlias = Sequence[tuple[int, int]]
 
-PLACES = 1024  # of images that are multiplied at once
-MOST_TAPS = 128  # places of a kernel: each is a product of its own
+PLACES = 1024  # positions of images that are multiplied at once
+MOST_TAPS = 128  # positions of a kernel: each is a product of its own
 THIN, FEW = (2, 3), 16  # channels, filters: between them XLA's products are slow
-WIDE = 16  # channels: below, XLA is as quick with zeros as without
+WIDE = 16  # channels: with fewer, zeros cost XLA no time
 
 
 _IS_OURS = ContextVar("_IS_OURS", default=False)
@@ -39,9 +39,9 @@ _IS_OURS = ContextVar("_IS_OURS", default=False)
 
 @contextmanager
 def ours() -> Generator[None]:
-    """Programs for processors that are lowered within this convolve like this.
+    """Context in which convolutions of programs for processors are lowered like this.
 
-    That is for one thread: XLA shares its own convolutions among several.
+    It is for one thread: XLA shares its own convolutions among several.
     """
     _install()
     token = _IS_OURS.set(True)
@@ -53,7 +53,7 @@ def ours() -> Generator[None]:
 
 @cache
 def _install() -> None:
-    """A JAX whose inner names have changed keeps its own way."""
+    """Installs the rules, unless JAX's internal names have changed."""
     try:
         from jax.interpreters import mlir
 
@@ -77,12 +77,12 @@ def _install() -> None:
 def way_of(
     lhs: Any, rhs: Any, given: Mapping[str, Any]
 ) -> Callable[[Array, Array], Array] | None:
-    """Another way to compute a convolution, None where XLA's is taken.
+    """Chooses another way to compute a convolution; None means XLA's.
 
     Args:
         lhs: Shape and dtype of the first argument.
-        rhs: Of the second.
-        given: All else, as `jax.lax.conv_general_dilated_p` takes it.
+        rhs: Shape and dtype of the second argument.
+        given: The other parameters of `jax.lax.conv_general_dilated_p`.
     """
     is_plain = lhs.dtype == rhs.dtype == np.float32 and given["precision"] is None
     if not is_plain or given["preferred_element_type"] not in (None, np.float32):
@@ -126,7 +126,7 @@ def _taps(
     pads: Pads,
     dilation: Sequence[int],
 ) -> tuple[int, ...]:
-    """Places of the result of a convolution."""
+    """Returns the positions of a convolution's result."""
     return tuple(
         max(0, (size + sum(pad) - ((window - 1) * apart + 1)) // stride + 1)
         for size, window, stride, pad, apart in zip(
@@ -147,11 +147,11 @@ def of_kernel(
     """The gradient of a kernel.
 
     Args:
-        images: What the layer was given, `(batch, *places, channels)`.
-        slopes: Of its output, `(batch, *places there, filters)`.
-        taps: The kernel's own places.
-        strides: Between two taps.
-        pads: Of the images.
+        images: Input of the layer, `(batch, *places, channels)`.
+        slopes: Gradient of the layer's output, `(batch, *places there, filters)`.
+        taps: Positions of the kernel.
+        strides: Distance between two taps.
+        pads: Padding of the images.
         dilation: The layer's strides.
 
     Returns:
@@ -185,10 +185,10 @@ def of_input(
     """The gradient of the input of a layer with strides.
 
     Args:
-        slopes: Of its output, `(batch, *places, filters)`.
-        kernel: Turned around, as `spec` has its axes.
-        spec: Of the convolution.
-        pads: Of the slopes, once zeros are filled in.
+        slopes: Gradient of the layer's output, `(batch, *places, filters)`.
+        kernel: The kernel turned around, with the axes of `spec`.
+        spec: Dimension numbers of the convolution.
+        pads: Padding of the slopes after zeros are filled in.
         fill: The layer's strides.
 
     Returns:
@@ -216,7 +216,7 @@ def of_input(
             around.append((before, after))
         given, left = slopes, around
         if any(min(pair) < 0 for pair in around):
-            # XLA's convolutions may read beyond what is cut off by such a padding.
+            # XLA's convolutions may read beyond an edge that such a padding cuts off.
             given, left = _padded(slopes, around), [(0, 0)] * len(fill)
         found.append(
             lax.conv_general_dilated(
@@ -230,11 +230,12 @@ def of_input(
 
 
 def _interleaved(phases: Sequence[Array], fill: Sequence[int]) -> Array:
-    """Images of which each phase has every so many places, as whole ones."""
+    """Assembles whole images from phases, each of which has every n-th position."""
     batch, *lengths, channels = phases[0].shape
     count = len(fill)
     whole = jnp.stack(phases).reshape(*fill, batch, *lengths, channels)
-    # From (*phases, batch, *places, channels): each phase goes behind its place.
+    # From (*phases, batch, *places, channels): each phase axis goes behind its place
+    # axis.
     pairs = [(count + 1 + axis, axis) for axis in range(count)]
     order = (count, *itertools.chain.from_iterable(pairs), 2 * count + 1)
     sizes = [length * stride for length, stride in zip(lengths, fill, strict=True)]
@@ -248,9 +249,9 @@ def of_thin(
 
     Args:
         images: `(batch, *places, channels)`.
-        kernel: `(*window, channels, filters)`.
-        pads: Of the images.
-        dilation: Of the window.
+        kernel: Kernel, `(*window, channels, filters)`.
+        pads: Padding of the images.
+        dilation: Dilation of the window.
 
     Returns:
         `(batch, *places there, filters)`.
@@ -290,7 +291,7 @@ def _part(
     there: Sequence[int],
     apart: Sequence[int],
 ) -> Array:
-    """What one tap of all axes but the last sees."""
+    """Returns the part of the images under one tap of all axes but the last."""
     for axis, tap in enumerate(place):
         row = _cut(row, axis + 1, tap * between[axis], there[axis], apart[axis])
     return row
@@ -302,12 +303,12 @@ def _padded(images: Array, pads: Pads) -> Array:
 
 
 def _cut(array: Array, axis: int, start: int, count: int, apart: int) -> Array:
-    """Every so many places of an axis."""
+    """Returns every n-th position of an axis."""
     return lax.slice_in_dim(array, start, start + (count - 1) * apart + 1, apart, axis)
 
 
 def _few(batch: int, places: int) -> int:
-    """How many images are computed with at once: as many as the cache takes."""
+    """Returns how many images are processed at once: as many as fit the cache."""
     most = max(1, min(batch, PLACES // max(1, places)))
     return next(count for count in range(most, 0, -1) if batch % count == 0)
 
@@ -317,7 +318,7 @@ def _in_parts(array: Array, few: int) -> Array:
 
 
 def _summed(work: Callable[..., Array], few: int, *arrays: Array) -> Array:
-    """The sum of what `work` makes of few images at a time."""
+    """Sums the results of `work` over a few images at a time."""
     if few == arrays[0].shape[0]:
         return work(*arrays)
     parts = [_in_parts(array, few) for array in arrays]

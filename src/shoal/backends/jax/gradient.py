@@ -19,13 +19,13 @@ from shoal.backends.parts import place, wide, wrong_count
 
 @final
 class Gradient:
-    """One step of a gang, cut where the gradients leave and the mean comes back.
+    """One step of a gradient exchange, in two parts: gradients, and their mean.
 
-    Weights stay in the shapes of the variables and are updated in place: to join
-    them to a vector and cut it again would cost 7 % of a step of a small model.
+    Weights stay in the shapes of the variables and are updated in place: joining
+    them to a vector and cutting it again would cost 7 % of a step of a small model.
 
     Args:
-        parts: The model's.
+        parts: The model taken apart.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -35,7 +35,7 @@ class Gradient:
         self._joined = jax.jit(join)
 
     def unfold(self, state: State) -> State:
-        """The state with weights in the shapes of the variables."""
+        """Returns the state with weights in the shapes of the variables."""
         if not state.is_flat:
             return state
         # A copy: programs overwrite it, and the vector may be the engine's.
@@ -44,21 +44,22 @@ class Gradient:
         return state._replace(weights=weights)
 
     def fold(self, state: State) -> State:
-        """The state with weights as one vector."""
+        """Returns the state with weights as one vector."""
         if state.is_flat:
             return state
         return state._replace(weights=self._joined(state.weights))
 
-    # Programs take (kept, given, ...): what stays the caller's, what is donated.
+    # Arguments of programs: (kept, given, ...); kept ones stay valid, given are
+    # donated.
 
     def _apply(self, kept: State, given: State, mean: Array, clock: Array) -> State:
-        """One optimizer step with a gradient that came from all workers."""
+        """Takes one optimizer step with the mean gradient of all workers."""
         parts, state = self._parts, kept.merged(given)
         weights = self._narrow(state)
         with parts.at(clock, state.slots):
             after, slots = self._applied(state.slots, cut(mean, parts.layout), weights)
         after = like(after, weights)
-        if parts.is_narrow:  # the masters take only what the step added
+        if parts.is_narrow:  # masters take only the change of the step
             after = [
                 master + (new.astype(jnp.float32) - old.astype(jnp.float32))
                 for master, new, old in zip(state.weights, after, weights, strict=True)
@@ -69,7 +70,7 @@ class Gradient:
     def _applied(
         self, slots: Arrays, gradients: Arrays, weights: Arrays
     ) -> tuple[Arrays, Arrays]:
-        """What a step of the optimizer that `train_step` applies makes of both."""
+        """Returns both after a step of the optimizer that `train_step` applies."""
         parts = self._parts
         ours = [place(parts.slots, v) for v in parts.optimizer.variables]
         gone = [at for at, _ in parts.updated]
@@ -86,14 +87,14 @@ class Gradient:
         return weights, slots
 
     def _narrow(self, state: State) -> Arrays:
-        """The weights in the variables' own dtypes."""
+        """Returns the weights in the variables' own dtypes."""
         entries = self._parts.layout.entries
         return [w.astype(e.dtype) for w, e in zip(state.weights, entries, strict=True)]
 
     def _of(
         self, kept: State, given: State, data: Data, scale: Array
     ) -> tuple[State, tuple[Arrays, Array, Array]]:
-        """The gradients of one step, their mass, and the growth of metrics."""
+        """Returns the gradients of one step, their mass, and the growth of metrics."""
         parts, state = self._parts, kept.merged(given)
         metrics = parts.no_metrics()
         others = parts.whole(state.statistics, state.fixed, state.slots)
@@ -102,7 +103,7 @@ class Gradient:
         scaled = scaled_loss(parts.model, parts.spec, scale)
         with _caught(parts) as caught, scaled:
             logs, after = parts.model.train_step(before, data)
-        if not parts.trainable and not caught:  # all is frozen: Keras takes no step
+        if not parts.trainable and not caught:  # all frozen: Keras takes no step
             caught.append([])
         if len(caught) != 1:
             raise wrong_count(parts.model, len(caught), "optimizer.stateless_apply")
@@ -117,11 +118,11 @@ class Gradient:
         return after_state.moving(parts.is_still), (gradients, mass, grown)
 
     def _mass(self, data: Data, weights: Arrays, others: Arrays) -> Array:
-        """What a gradient weighs in the mean of all workers."""
+        """Returns the weight of a gradient in the mean of all workers."""
         parts = self._parts
         if parts.spec.has_masks:
-            # Computed apart, as nothing but the loss leaves Keras' own gradient. XLA
-            # drops all of it that masks do not depend on.
+            # Computed apart, because only the loss leaves Keras' own gradient. XLA
+            # drops everything that masks do not depend on.
             x = keras.utils.unpack_x_y_sample_weight(data)[0]
             model: Any = parts.model
             given = {"training": True} if model._call_has_training_arg else {}
@@ -136,7 +137,7 @@ class Gradient:
 
 @contextmanager
 def _caught(parts: Parts) -> Generator[list[Arrays]]:
-    """Keeps the gradients that a train_step hands to an optimizer."""
+    """Captures the gradients that a train_step passes to an optimizer."""
     caught: list[Arrays] = []
 
     def keeping(optimizer: Any) -> Any:

@@ -16,9 +16,9 @@ class Kept(NamedTuple):
     """A state, with its donated parts as plain arrays.
 
     Args:
-        kept: What programs leave as it is.
-        leaves: Of what they are donated.
-        structure: That the leaves had.
+        kept: Parts that programs leave as they are.
+        leaves: Copies of the parts that are donated to programs.
+        structure: Tree structure of `leaves`.
     """
 
     kept: State
@@ -28,21 +28,21 @@ class Kept(NamedTuple):
 
 @final
 class Copies:
-    """Where donated parts of a state are copied to, again and again.
+    """Reusable memory for copies of the donated parts of a state.
 
-    On the CPU into the same memory each time: fresh memory takes seven times as long,
-    because its pages have to be made.
+    On the CPU copies go into the same memory each time: new memory takes seven times
+    as long, because its pages have to be made.
     """
 
     def __init__(self) -> None:
         self._memory: list[npt.NDArray[Any]] = []
 
     def keep(self, kept: State, given: State) -> Kept:
-        """Copies what programs are given; the copy is good until the next one.
+        """Copies the donated parts; the copy is valid until the next call.
 
         Args:
-            kept: What they leave as it is.
-            given: What they overwrite.
+            kept: Parts that programs leave as they are.
+            given: Parts that programs overwrite.
         """
         leaves, structure = jax.tree.flatten(given)
         if jax.default_backend() != "cpu":
@@ -55,6 +55,6 @@ class Copies:
         return Kept(kept, self._memory, structure)
 
     def restored(self, kept: Kept) -> State:
-        """The state that was copied; programs may be donated its parts."""
+        """Returns the copied state; its parts may be donated to programs."""
         leaves = [jnp.array(leaf) for leaf in kept.leaves]
         return kept.kept.merged(jax.tree.unflatten(kept.structure, leaves))

@@ -1,4 +1,4 @@
-"""A Keras model taken apart for XLA: what its programs are given, and give back.
+"""A Keras model taken apart for XLA: the arguments and results of its programs.
 
 Weights come as one float32 vector; a program cuts it into variables, runs Keras'
 own `train_step`, and joins the result again, so that Python touches nothing per
@@ -24,20 +24,20 @@ from shoal.vectors import Layout
 
 Array: TypeAlias = Any
 Arrays: TypeAlias = list[Array]
-LITTLE = 1 << 20  # bytes that programs may well carry along
+LITTLE = 1 << 20  # bytes: below this size programs carry the values
 
 
 class State(NamedTuple):
-    """What a worker carries from call to call.
+    """The state that a worker carries from call to call.
 
     Args:
         weights: One float32 vector, `(size,)`; or, while gradients are exchanged,
             its parts in the shapes of the variables, which XLA updates in place.
         statistics: `(count,)` float32.
-        fixed: All other non-trainable variables, random state among them. What a
-            program returns lacks those that a step leaves as they are.
+        fixed: All other non-trainable variables, random state among them. The result of
+            a program lacks those that a step leaves unchanged.
         slots: Variables of optimizers; see `optimizer_variables`.
-        velocity: Of the look-ahead momentum, `(size,)`, or empty.
+        velocity: Velocity of the look-ahead momentum, `(size,)`, or empty.
     """
 
     weights: Array | Arrays
@@ -52,12 +52,12 @@ class State(NamedTuple):
         return not isinstance(self.weights, list)
 
     def parted(self, is_still: Sequence[bool]) -> tuple[State, State]:
-        """The two arguments of a program: what stays the caller's, what is donated.
+        """Returns the two arguments of a program: the kept and the donated parts.
 
-        Flat weights and statistics may be memory that the engine reads.
+        Flat weights and statistics are kept, because the engine may read their memory.
 
         Args:
-            is_still: Which fixed variables a step leaves as they are.
+            is_still: For each fixed variable, whether a step leaves it unchanged.
         """
         pairs = list(zip(self.fixed, is_still, strict=True))
         still = [value if own else None for value, own in pairs]
@@ -68,18 +68,18 @@ class State(NamedTuple):
         return kept._replace(weights=None), given
 
     def moving(self, is_still: Sequence[bool]) -> State:
-        """This without the fixed variables that a step leaves as they are."""
+        """Returns this without the fixed variables that a step leaves unchanged."""
         pairs = zip(self.fixed, is_still, strict=True)
         return self._replace(fixed=[None if own else value for value, own in pairs])
 
     def merged(self, given: State) -> State:
-        """The inverse of `parted`, on what was kept."""
+        """The inverse of `parted`, called on the kept part."""
         weights = given.weights if self.weights is None else self.weights
         state = given._replace(weights=weights, statistics=self.statistics)
         return self.filling(state)
 
     def filling(self, after: State) -> State:
-        """What a program returned, with the fixed variables that were kept here."""
+        """Returns a program's result, completed by the fixed variables kept here."""
         pairs = zip(self.fixed, after.fixed, strict=True)
         return after._replace(fixed=[k if v is None else v for k, v in pairs])
 
@@ -89,33 +89,33 @@ class Parts(ModelParts):
     """One model, taken apart.
 
     Args:
-        model: Built and compiled; its optimizer is built.
-        spec: How it is run.
+        model: A built and compiled model; its optimizer is built.
+        spec: How it is computed.
     """
 
     def __init__(self, model: Any, spec: ComputeSpec) -> None:
         super().__init__(model, spec)
         own = model.optimizer.variables
         self._own = len(own)
-        """Of the slots, those that Keras hands to `train_step` as the optimizer's."""
+        """Which slots Keras passes to `train_step` as the optimizer's variables."""
         others = model.non_trainable_variables
-        # Another optimizer's slots are handed over as variables of the model.
+        # Another optimizer's slots are passed as variables of the model.
         self._slots_at = [place(self.slots[self._own :], v) for v in others]
         self._steps_at = [place(self.slots, s.step) for s in self.schedules]
         self.rate_at = place(self.slots, self.rate)
         self.is_still = [False] * len(self.fixed)
-        """Which fixed variables a step leaves as they are, once `look` was called."""
+        """Which fixed variables a step leaves unchanged; set by `look`."""
         self._has_looked = False
 
     def look(self, state: State, rows: Data) -> None:
-        """Sees which fixed variables a step leaves as they are: frozen weights.
+        """Finds which fixed variables a step leaves unchanged, such as frozen weights.
 
         They are neither donated to programs nor returned by them, so that they are in
-        memory once. A step is traced for that, unless there is little to gain.
+        memory once. A step is traced to find them, unless they are too small to matter.
 
         Args:
-            state: To begin a step with.
-            rows: Of one step.
+            state: State before the step.
+            rows: Rows of one step.
         """
         if self._has_looked:
             return
@@ -142,15 +142,15 @@ class Parts(ModelParts):
         self.is_still = [before is after for before, after in pairs]
 
     def no_metrics(self) -> Arrays:
-        """Metric states as they are after a reset."""
+        """Returns metric states as they are after a reset."""
         return [jnp.asarray(z) for z in self.zero]
 
     def nothing_shown(self) -> Array:
-        """The sums of logs before the first step."""
+        """Returns the sums of logs before the first step."""
         return jnp.zeros((self.shown_size,), jnp.float32)
 
     def shown(self, logs: Any, data: Data) -> Array:
-        """The logs of one step that are no metrics, times its rows, and the rows."""
+        """Returns a step's logs that are not metrics, times its rows; and the rows."""
         if not self.spec.logs:
             return self.nothing_shown()
         rows = float(jax.tree.leaves(data)[0].shape[0])
@@ -158,23 +158,23 @@ class Parts(ModelParts):
         return rows * jnp.stack([jnp.asarray(v, jnp.float32) for v in (*values, 1.0)])
 
     def grown(self, metrics: Arrays, shown: Array) -> Array:
-        """What metric states have gained since a reset, and logs, as one vector."""
+        """Returns the growth of metric states and logs as one vector."""
         gained = [m - z for m, z in zip(metrics, self.zero, strict=True)]
         return join([*gained, shown])
 
     def is_loss_finite(self, metrics: Arrays, shown: Array) -> Array:
-        """Whether the sums of the loss are finite; true where nobody asks for them."""
+        """Whether the sums of the loss are finite; true if they are not watched."""
         found, sums = jnp.bool_(True), (*metrics, shown)
         for state, places in self.loss_places:
             found &= jnp.isfinite(sums[state].reshape(-1)[places]).all()
         return found
 
     def own(self, slots: Arrays) -> Arrays:
-        """Those that `train_step` is given as the optimizer's."""
+        """Returns the slots that `train_step` is given as the optimizer's."""
         return slots[: self._own]
 
     def whole(self, statistics: Array, fixed: Arrays, slots: Arrays) -> Arrays:
-        """Non-trainable variables in the model's order."""
+        """Returns non-trainable variables in the model's order."""
         ours = iter(cut(statistics, self.statistics_layout))
         rest, others = iter(fixed), slots[self._own :]
         return [
@@ -195,11 +195,11 @@ class Parts(ModelParts):
         )
 
     def clock_vector(self, clock: Clock) -> npt.NDArray[np.float32]:
-        """The run clock as programs are given it: its pace, and each schedule's."""
+        """Returns the run clock for programs: pace, then each schedule's."""
         return np.array([clock.pace, *self.starts(clock)], np.float32)
 
     def moving(self, values: Sequence[Array]) -> Arrays:
-        """What `whole` gave, without what a step leaves as it is."""
+        """Returns the values of `whole` without those that a step leaves unchanged."""
         is_still = iter(self.is_still)
         entries = zip(values, self._slots_at, self.is_beside, strict=True)
         return [
@@ -227,7 +227,7 @@ class Parts(ModelParts):
 
 
 def cut(vector: Array, layout: Layout) -> Arrays:
-    """A flat vector as arrays of the layout's shapes and dtypes."""
+    """Splits a flat vector into arrays of the layout's shapes and dtypes."""
     return [
         vector[start : start + e.size].reshape(e.shape).astype(e.dtype)
         for start, e in zip(layout.offsets, layout.entries, strict=True)
@@ -242,5 +242,5 @@ def join(arrays: Sequence[Array]) -> Array:
 
 
 def like(values: Sequence[Array], before: Sequence[Array]) -> Arrays:
-    """Keeps dtypes over a loop: custom steps may hand back wider ones."""
+    """Restores dtypes over a loop: custom steps may return wider ones."""
     return [jnp.asarray(v).astype(b.dtype) for v, b in zip(values, before, strict=True)]

@@ -1,10 +1,10 @@
-"""Random numbers of JAX on processors, for three quarters of their price.
+"""Random numbers of JAX on processors, for three quarters of their cost.
 
 The bits are the same. XLA makes one kernel for each output of a loop. Threefry has two,
-and either needs all of its work, which is so done twice. Here both words are packed
-into one complex number: one kernel. It lies in a loop of one turn, which XLA cannot
-know to be one; else whatever reads the words, for the gradient too, would be fused with
-their making and repeat it.
+and each needs all of the work, which is therefore done twice. Here both words are
+packed into one complex number: one kernel. It lies in a loop of one iteration, whose
+count XLA cannot know; otherwise every reader of the words, also for the gradient, would
+be fused with their computation and repeat it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Words: TypeAlias = Any
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
-BLOCKS = 5  # of four rounds
+BLOCKS = 5  # blocks of four rounds
 
 
 @cache
 def install() -> None:
-    """Has programs for processors that are compiled from now on make words like this.
+    """Makes programs for processors compute words this way from now on.
 
-    A JAX whose inner names have changed keeps its own way.
+    If JAX's internal names have changed, nothing is installed.
     """
     try:
         from jax.extend.random import threefry2x32_p
@@ -57,7 +57,7 @@ def words(
         ['0x6b200159', '0x99ba4efe']
     """
     given = (key1, key2, count1, count2)
-    # Made of what is given: where that is spread over devices, so is this.
+    # Derived from an argument: if that is spread over devices, so is this.
     nothing = (key1 ^ key1) + (key2 ^ key2) + (count1 ^ count1) + (count2 ^ count2)
     packed = lax.fori_loop(
         0,
@@ -85,13 +85,13 @@ def _mixed(
 
 
 def _one(value: Words) -> Any:
-    """One, which no compiler finds out."""
+    """Returns one, as a value that no compiler can know."""
     odd = lax.bitwise_or(value, np.uint32(1))
     return jnp.min(odd, initial=1).astype(jnp.int32)
 
 
 def _pack(one: Words, two: Words) -> Any:
-    """Moves bits, as they are; nothing is ever computed with the floats."""
+    """Moves bits unchanged; the floats are never used in arithmetic."""
     return lax.complex(*(lax.bitcast_convert_type(w, jnp.float32) for w in (one, two)))
 
 

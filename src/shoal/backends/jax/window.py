@@ -18,10 +18,10 @@ class Window:
     """Many local steps as one compiled loop, or one step at a time.
 
     XLA's convolutions on CPU take about twenty times as long within a loop as outside:
-    models that have some take their steps one by one there, as Keras' own fit does.
+    models with convolutions take their steps one by one there, as Keras' own fit does.
 
     Args:
-        parts: The model's.
+        parts: The model taken apart.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -44,10 +44,10 @@ class Window:
     def _run(
         self, kept: State, given: State, data: Data, steps: Array | None, clock: Array
     ) -> tuple[State, Array, Array]:
-        """Takes `steps` steps; `data` has a leading axis of at least as many.
+        """Takes `steps` steps; `data` has a leading axis of at least that length.
 
-        Beside the state it returns what metrics gained, and how many steps were taken
-        before the loss was not finite any more.
+        Beside the state it returns the growth of metrics, and the number of steps
+        before the first loss that was not finite.
         """
         parts, state = self._parts, kept.merged(given)
         mu = parts.spec.local_momentum
@@ -91,7 +91,7 @@ class Window:
         statistics, fixed, slots = parts.split(moving, slots)
         velocity = join(speeds) if mu else state.velocity
         vector = join(weights)
-        if parts.is_narrow:  # the master takes only what the steps added
+        if parts.is_narrow:  # the master takes only the change of the steps
             vector = point + vector - join(start)
         vector = vector - mu * velocity if mu else vector
         after = State(vector, statistics, fixed, slots, velocity)

@@ -1,8 +1,8 @@
-"""Many records at once: those of one length that differ in their numbers alone.
+"""Many records at once: records of one layout that differ in their numbers alone.
 
-Going through records one by one costs ten microseconds and more a record. Most files
-hold records of few layouts: of each, the first record is parsed, and the others are
-compared with it and cut at the same places, all in NumPy.
+Parsing records one by one costs ten microseconds and more a record. Most files
+hold records of few layouts: of each layout, the first record is parsed, and the others
+are compared with it and cut at the same places, all in NumPy.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ Places: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 FEW = 8
-"""Records of one length that are not worth it."""
+"""Minimum number of records of one length for which this pays off."""
 SLAB_BYTES = 8 << 20
-"""Of records that are compared at a time."""
+"""Number of records that are compared at a time."""
 
 
 def alike(
     data: bytes, starts: Places, lengths: Places, columns: Sequence[str]
 ) -> Iterator[tuple[Places, dict[str, npt.NDArray[Any]]]]:
-    """Yields numbers of records, and the columns of these: (records, values).
+    """Yields indices of records, and the columns of these: (records, values).
 
-    Records that are not like others are not among them.
+    Records that are not like others are left out.
 
     Args:
         data: All records.
-        starts: Where each begins.
-        lengths: Of each.
-        columns: Features that are wanted, floats or whole numbers.
+        starts: Start of each record.
+        lengths: Length of each record.
+        columns: Features to read, floats or whole numbers.
 
     Raises:
-        ValueError: A record is no tf.train.Example.
+        ValueError: A record is not a tf.train.Example.
     """
     raw = np.frombuffer(data, np.uint8)
     for length in np.unique(lengths):
@@ -56,7 +56,7 @@ def alike(
 def _cut(
     table: Bytes, columns: Sequence[str]
 ) -> tuple[npt.NDArray[np.bool_], dict[str, npt.NDArray[Any]]]:
-    """Cuts records, one a row of `table`, where the first has its numbers."""
+    """Cuts records, one a row of `table`, at the places of the first one's numbers."""
     first = table[0].tobytes()
     spans = feature_spans(first)
     is_fixed = np.ones(table.shape[1], bool)

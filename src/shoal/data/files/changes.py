@@ -1,8 +1,8 @@
-"""Which files of a source are no longer what they were when it was opened.
+"""Files of a source that have changed since it was opened.
 
-A run that goes on reads them again. Names, sizes and the marks that a store gives each
-version of a file are compared; contents are not read. Where the files were found is
-searched again, for new ones.
+A run that is resumed reads them again. Names, sizes and the marks that a store gives
+each version of a file are compared; contents are not read. The source's folders are
+searched again, for new files.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class FileChanges(NamedTuple):
     """Files that changed, each as "url: how".
 
     Args:
-        certain: Gone, of another size, or of another version as the store says.
-        likely: Written to since, as the time of their last change says.
-        new: Found where the source looked for its files, and not read by it.
+        certain: Files that are gone, of another size, or of another version in the
+            store.
+        likely: Files written to since, by the time of their last change.
+        new: Files that the source would find now, and does not read.
     """
 
     certain: tuple[str, ...] = ()
@@ -35,10 +36,10 @@ class FileChanges(NamedTuple):
 
 
 def changes_of(source: Any) -> FileChanges:
-    r"""Compares the files of a source with those that are there now.
+    r"""Compares the files of a source with the present ones.
 
     Args:
-        source: Of any kind; one that reads no files has no changes.
+        source: Source of any kind; one that reads no files has no changes.
 
     Example:
         >>> import pathlib
@@ -67,9 +68,9 @@ def changes_of(source: Any) -> FileChanges:
 
 
 def _new_files(source: FileSource, store: Store) -> tuple[str, ...]:
-    """What would be read beside its files if the source were opened now.
+    """Returns files that the source would read now besides its own.
 
-    Of another kind than its files, as their names say, is what other programs leave.
+    Files of another format, by their names, belong to other programs and are ignored.
     """
     files, search = {file.url: file for file in _files_of(source)}, source.search
     searched = [] if search is None else [u for u in search.urls if u not in files]
@@ -77,7 +78,7 @@ def _new_files(source: FileSource, store: Store) -> tuple[str, ...]:
         return ()
     try:
         found = find_files(searched, store).files
-    except (OSError, ShoalError):  # what is gone is told of file by file
+    except (OSError, ShoalError):  # missing files are reported one by one
         return ()
     unread = {file.url: file for file in search.unread}
     kinds = {extension(file.name) for file in files.values()}
@@ -97,12 +98,12 @@ def _files_of(source: FileSource) -> Iterable[FileEntry]:
 
 
 def _difference(file: FileEntry, look: _Look) -> tuple[str, bool]:
-    """What is another one now, and whether the contents must be; "" for nothing."""
+    """Returns what changed, and whether the contents must differ; "" for nothing."""
     try:
         info = look(file)
     except FileNotFoundError:
         return "gone", True
-    except (OSError, NotImplementedError):  # it says so when the file is read
+    except (OSError, NotImplementedError):  # reading the file raises it again
         return "", False
     size = info.get("size")
     if size is not None and int(size) != file.size_bytes:
@@ -115,10 +116,10 @@ def _difference(file: FileEntry, look: _Look) -> tuple[str, bool]:
 
 @final
 class _Look:
-    """What a store says of files; one request a folder where files are far away.
+    """Facts about files from a store; one request a folder for remote files.
 
     Args:
-        store: Of the files.
+        store: Store of the files.
     """
 
     def __init__(self, store: Store) -> None:
@@ -126,16 +127,16 @@ class _Look:
         self._folders: dict[str, dict[str, Any]] = {}
 
     def is_local(self, file: FileEntry) -> bool:
-        """Whether it lies on this machine, where marks are times of changes."""
+        """Whether a file lies on this machine, where marks are times of changes."""
         protocols = self._store.filesystem(file.url).protocol
         names = (protocols,) if isinstance(protocols, str) else protocols
         return not LOCAL.isdisjoint(names)
 
     def __call__(self, file: FileEntry) -> Mapping[str, Any]:
-        """Returns what the listing of a file says.
+        """Returns the listing's facts about a file.
 
         Raises:
-            FileNotFoundError: It is gone.
+            FileNotFoundError: The file is gone.
         """
         system, path = self._store.filesystem(file.url), self._store.path(file.url)
         if self.is_local(file):

@@ -1,4 +1,4 @@
-"""Counting files when they are opened: parts, rows, what a row is, what is bad."""
+"""Counts files when they are opened: parts, rows, types, and bad files."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Counting:
     """Counts listed files once, and makes a source of them.
 
     Args:
-        store: They lie in.
-        listing: Of them.
+        store: Store of the files.
+        listing: The listed files.
         is_lenient: Whether bad files are left out, and noted in `skipped`.
         skipped: (URL, reason) of files that are left out.
 
@@ -64,13 +64,13 @@ class Counting:
     skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def leave_out(self, url: str, error: DataError) -> None:
-        """Notes a bad file, or raises its error; that of a store in any case."""
+        """Notes a bad file, or raises its error; a store's error is always raised."""
         if not self.is_lenient or isinstance(error, StoreFailed):
             raise error
         self.skipped.append((url, str(error)))
 
     def first_names(self, form: Format, files: Sequence[FileEntry]) -> tuple[str, ...]:
-        """Columns of the first file that can be read."""
+        """Returns the columns of the first file that can be read."""
         problem: DataError | None = None
         for file in files:
             try:
@@ -80,7 +80,7 @@ class Counting:
             except DataError as error:
                 if not self.is_lenient or isinstance(error, StoreFailed):
                     raise
-                problem = problem or error  # it is found again when files are counted
+                problem = problem or error  # counting the files finds it again
         raise self._nothing_left(problem) from problem
 
     def columns(
@@ -114,13 +114,13 @@ class Counting:
     def _counted(
         self, form: Format, files: Sequence[FileEntry], chosen: Selection
     ) -> tuple[list[tuple[Part, ...]], list[str]]:
-        """Parts of each good file, and the files without rows."""
+        """Returns the parts of each good file, and the files without rows."""
 
         def count(file: FileEntry) -> tuple[Part, ...]:
             return form.count(file, self.store, chosen.columns)
 
         biggest = max(file.size_bytes for file in files)
-        # Threads cost more than naming an image does.
+        # Threads cost more than counting an image by its name.
         item_bytes = biggest if form.opens_to_count else 1 << 62
         found = in_parallel(
             count, files, item_bytes=item_bytes, is_lenient=self.is_lenient
@@ -141,7 +141,7 @@ class Counting:
     def _alike(
         self, form: Format, good: Sequence[tuple[Part, ...]], chosen: Selection
     ) -> list[tuple[Part, ...]]:
-        """Those that go together with most others; the rest are bad."""
+        """Returns the files that agree with most others; the rest are bad."""
         kinds = [_kept(parts[0].types, chosen) for parts in good]
         many = Counter(kinds)
         common = max(
@@ -162,7 +162,7 @@ class Counting:
     def _sampled(
         self, reader: Reader, counted: list[tuple[Part, ...]]
     ) -> tuple[list[tuple[Part, ...]], Batch]:
-        """Reads the first part, to see what a row looks like; returns a few."""
+        """Reads the first part, to find the types of a row; returns a few rows."""
         for place, parts in enumerate(counted):
             try:
                 return counted[place:], head_of(reader.read(parts[:1]))
@@ -186,7 +186,7 @@ class Counting:
             number, files = numbered
             batch = reader.run(files, lock)
             rows = len(trees.leaves(batch)[0])
-            with lock:  # of all chunks only the first may stay in memory
+            with lock:  # only the first of all chunks may stay in memory
                 if rows and not (heads and heads[0][0] < number):
                     heads[:] = [(number, head_of(batch))]
             return rows, sample_of(batch)
@@ -259,9 +259,9 @@ class Counting:
         first = self.skipped[-1][1] if self.skipped else "there are none in them."
         reason = str(problem or first)
         advice = (
-            "Open them with on_bad_file='raise' to see what is wrong."
+            "Open them with on_bad_file='raise' to see the fault."
             if self.is_lenient
-            else "See whether it is the right folder."
+            else "Check that it is the right folder."
         )
         return DataError(
             f"none of {len(self.listing.files):,} files has rows that can be read: "
@@ -270,19 +270,19 @@ class Counting:
 
 
 def _holed(parts: Sequence[Part], chosen: Selection) -> DataError | None:
-    """The error about targets that are not there."""
+    """Returns the error about targets that are missing."""
     for name, kind in (pair for part in parts for pair in part.types):
         if name in chosen.targets and kind.endswith(HOLES):
             return DataError(
-                f"column {name!r} of {parts[0].file.url} has empty cells, and is what "
-                "the model learns. Expected a number in each of them. Fill them, or "
+                f"column {name!r} of {parts[0].file.url} has empty cells, and is the "
+                "label. Expected a number in each of them. Fill them, or "
                 "leave such rows out; weight= takes a column of zeros and ones."
             )
     return None
 
 
 def _kept(types: Types, chosen: Selection) -> Types:
-    """Types of columns that are not made floats anyway."""
+    """Returns the types of columns that do not become floats anyway."""
     return tuple((n, t) for n, t in types if n in chosen.plain)
 
 
@@ -299,7 +299,7 @@ def _differs(types: Types, expected: Types, url: str, first: str) -> DataError:
 def _portions(
     parts: Sequence[Part], limit: int, bytes_of_row: int
 ) -> Iterable[FilePortion]:
-    """Puts parts together: not more than so many, nor than fit 64 MB."""
+    """Joins parts: at most a number of them, and at most 64 MB."""
     own: list[Part] = []
     rows = 0
     for part in parts:

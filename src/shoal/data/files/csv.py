@@ -1,8 +1,8 @@
 """CSV with a header line; gzip; big plain files in ranges that end at line ends.
 
-Files are parsed once when they are opened: only so can rows be counted (a quoted
-cell may hold line ends), a text cell be found before machines are paid for, and
-columns that look whole in one file and not in another get one type.
+Files are parsed once when they are opened: only this counts rows (a quoted
+cell may hold line ends), finds text cells before machines are paid for, and
+gives one type to columns that look whole in one file and not in another.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from shoal.data.files.store import FileEntry, Store
 from shoal.errors import DataError
 
 BLOCK_BYTES = 8 << 20
-"""Of text that pyarrow parses at a time; no row may be longer."""
+"""Bytes of text that pyarrow parses at a time; no row may be longer."""
 HEADER_BYTES = 1 << 20
-"""A header line is looked for in."""
+"""Bytes in which a header line is looked for."""
 GZIP = b"\x1f\x8b"
 NULLS = frozenset(("", "NA", "N/A", "NaN", "nan", "null", "NULL", "#N/A", "n/a"))
 NEWLINE = 10
@@ -46,12 +46,12 @@ SEPARATORS = (";", "\t", "|", ",")
 class Csv(Format):
     """Reads CSV (and TSV) files with a header line, plain or gzip.
 
-    Empty cells make a column floats, and are NaN. A gzip file cannot be cut: it is
-    one part, however big it is.
+    Empty cells are NaN and make a column floats. A gzip file cannot be cut: it is
+    one part, of any size.
 
     Args:
-        types: Column -> "int64", "float" or "bool", as all files together have it.
-        part_bytes: Longer plain files are cut.
+        types: Column -> "int64", "float" or "bool", decided from all files together.
+        part_bytes: Size above which plain files are cut.
 
     Example:
         >>> Csv().extensions
@@ -103,14 +103,14 @@ class Csv(Format):
             line += int(np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE))
 
     def agree(self, one: Types, other: Types) -> bool:
-        """Whole numbers and floats go together, bools with neither."""
+        """Whole numbers and floats agree; bools agree with neither."""
         return all(
             (a == "bool") == (b == "bool")
             for (_, a), (_, b) in zip(one, other, strict=True)
         )
 
     def settle(self, types: Sequence[Types]) -> Format:
-        """A column is whole only if it is so in all files."""
+        """Makes a column whole only if it is so in all files."""
         found: dict[str, str] = {}
         for name, own in (pair for one in set(types) for pair in one):
             kind = own.removesuffix(HOLES)
@@ -138,7 +138,7 @@ class Csv(Format):
 
 
 def _head(file: FileEntry, store: Store) -> bytes:
-    """The beginning of a file, without compression."""
+    """Returns the beginning of a file, decompressed."""
     stop = min(file.size_bytes, HEADER_BYTES)
     head = store.read(file, 0, stop)
     if not head.startswith(GZIP):
@@ -159,7 +159,7 @@ def _delimiter(file: FileEntry) -> str:
 
 
 def _header(head: bytes, file: FileEntry) -> tuple[tuple[str, ...], int]:
-    """Names of the columns, and the bytes the header line takes."""
+    """Returns the names of the columns, and the bytes of the header line."""
     length = _record_end(head, 0)
     if length < 0:
         if len(head) >= HEADER_BYTES:
@@ -181,7 +181,7 @@ def _header(head: bytes, file: FileEntry) -> tuple[tuple[str, ...], int]:
 
 
 def _check_separator(names: Sequence[str], file: FileEntry) -> None:
-    """Refuses a header that is one name to us and several to another program.
+    """Refuses a header that is one name here and several in another program.
 
     Raises:
         DataError: Its columns are separated in another way.
@@ -202,7 +202,7 @@ def _check_separator(names: Sequence[str], file: FileEntry) -> None:
 
 
 def _record_end(text: bytes, start: int) -> int:
-    """Where the first row that begins at `start` ends; -1 if it does not."""
+    """Returns the end of the first row that begins at `start`; -1 if it has none."""
     end, quotes = start, 0
     while True:
         found = text.find(b"\n", end)
@@ -217,7 +217,7 @@ def _record_end(text: bytes, start: int) -> int:
 def _pieces(
     file: FileEntry, store: Store, start: int, part_bytes: int
 ) -> Iterator[tuple[int, int | None, memoryview]]:
-    """Cuts a file after its header: (start, stop, text) of whole rows."""
+    """Cuts a file after its header into whole rows: (start, stop, text)."""
     first = store.read(file, 0, min(2, file.size_bytes))
     if first == GZIP or file.size_bytes <= part_bytes:
         yield start, None, _plain(store.read(file))[start:]
@@ -234,15 +234,15 @@ def _pieces(
         if len(rest) > part_bytes:
             raise DataError(
                 f"{file.url} has a row of more than {part_bytes:,} bytes (from byte "
-                f"{start:,}). Expected rows of a sane length; a quote that is opened "
-                "and never closed looks so. Look at that place of the file."
+                f"{start:,}). Expected shorter rows; a quote that is opened "
+                "and never closed has this effect. Check that place of the file."
             )
 
 
 def last_record_end(text: bytes) -> int:
-    r"""Returns where the last whole row ends, in text that begins with a row.
+    r"""Returns the end of the last whole row, in text that begins with a row.
 
-    A line end inside quotes ends no row.
+    A line end inside quotes does not end a row.
 
     Example:
         >>> last_record_end(b'1,2\n3,"a\nb"\n4,"c\nd')
@@ -280,7 +280,7 @@ def _parse(
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Names that are not asked for may stand twice, or be empty."""
+    """Makes names unique: columns that are not read may share a name, or have none."""
     return [
         name if names.index(name) == place else f"{name}#{place}"
         for place, name in enumerate(names)
@@ -288,7 +288,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _type(column: Any, name: str, part: Part, text: memoryview, line: int) -> str:
-    """Type of a column in one piece; text is an error, with the place of a cell."""
+    """Returns the type of a column in one piece; raises for text, naming the cell."""
     types = library("pyarrow", "CSV files").types
     kind = column.type
     holed = f"float{HOLES}" if column.null_count else "float"
@@ -302,7 +302,7 @@ def _type(column: Any, name: str, part: Part, text: memoryview, line: int) -> st
 
 
 def _bad_cell(name: str, part: Part, text: memoryview, line: int) -> DataError:
-    """Finds the first cell that is no number; `line` is the one the text begins at."""
+    """Finds the first cell that is not a number; `line` is the text's first line."""
     place = part.names.index(name)
     stream = io.TextIOWrapper(io.BytesIO(text), "utf-8", "replace", newline="")
     rows = csv.reader(stream, delimiter=_delimiter(part.file))

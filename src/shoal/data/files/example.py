@@ -1,7 +1,7 @@
 """The wire format of `tf.train.Example`, read without TensorFlow.
 
-Three nested messages: Example.features, a map of names to Feature, and in each of
-these one list of bytes, floats or whole numbers.
+It is three nested messages: Example.features, a map of names to Feature, and in each
+Feature one list of bytes, floats or whole numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal["bytes", "float", "int64", "nothing"]
 Feature: TypeAlias = tuple[Kind, npt.NDArray[Any]]
 
 Span: TypeAlias = tuple[Kind, int, int]
-"""Kind of a list, first byte, and the one after the last."""
+"""Kind of a list, its first byte, and the byte after its last."""
 
 KINDS: dict[int, Kind] = {1: "bytes", 2: "float", 3: "int64"}
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -26,13 +26,13 @@ EMPTY = np.empty(0, np.float32)
 def parse_example(data: bytes) -> dict[str, Feature]:
     r"""Returns the features of one serialized `tf.train.Example`.
 
-    Of lists of bytes only the kind is told.
+    For lists of bytes only the kind is returned.
 
     Args:
-        data: As it stands in a record.
+        data: Bytes of one record.
 
     Raises:
-        ValueError: It is cut short, or no Example.
+        ValueError: It is truncated, or not an Example.
 
     Example:
         >>> parse_example(b"\n\x0c\n\n\n\x01a\x12\x05\x1a\x03\n\x01\x07")
@@ -45,10 +45,10 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 
 def feature_spans(data: bytes) -> dict[str, Span]:
-    r"""Returns which kind of list each feature is, and the bytes it lies in.
+    r"""Returns the kind of each feature's list, and the bytes it occupies.
 
     Raises:
-        ValueError: It is cut short, or no Example.
+        ValueError: It is truncated, or not an Example.
 
     Example:
         >>> feature_spans(b"\n\x0c\n\n\n\x01a\x12\x05\x1a\x03\n\x01\x07")
@@ -78,7 +78,7 @@ def _entry(data: bytes, start: int, stop: int) -> tuple[str, Span]:
 
 
 def packed_span(data: bytes, span: Span) -> tuple[int, int] | None:
-    """Where numbers stand side by side; None where each has a tag of its own."""
+    """Returns the span of packed numbers; None if each number has a tag of its own."""
     inner = list(_fields(data, span[1], span[2]))
     return inner[0][1:] if len(inner) == 1 else None
 
@@ -91,7 +91,9 @@ def _values(kind: Kind, data: bytes, start: int, stop: int) -> Feature:
         if kind == "float":
             size, odd = divmod(last - first, 4)
             if odd:
-                raise ValueError("a list of floats has a number of bytes that is odd")
+                raise ValueError(
+                    "a list of floats has a number of bytes that is not a multiple of 4"
+                )
             parts.append(np.frombuffer(data, "<f4", size, first))
         else:
             parts.append(varints(data, first, last))
@@ -100,7 +102,7 @@ def _values(kind: Kind, data: bytes, start: int, stop: int) -> Feature:
 
 
 def varints(data: bytes, start: int, stop: int) -> npt.NDArray[np.int64]:
-    r"""Decodes numbers of 7 bits a byte, the highest bit saying that more come.
+    r"""Decodes numbers of 7 bits a byte, the highest bit meaning that more follow.
 
     Example:
         >>> varints(b"\x01\xac\x02" + b"\xff" * 9 + b"\x01", 0, 13)

@@ -1,8 +1,8 @@
-"""What a format of files must be able to do. One file each; this decides the contract.
+"""The contract of a file format. Each format has a file of its own.
 
 A file is cut into parts that can be read by themselves: row groups, ranges of bytes
-or rows, or the file as it is. Parts are counted once, when data is opened, and put
-together to chunks of a source.
+or rows, or the whole file. Parts are counted once, when data is opened, and joined
+to chunks of a source.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shoal.errors import DataError
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 """Arrays by name, rows first."""
 Types: TypeAlias = tuple[tuple[str, str], ...]
-"""What is known of columns before they are read: (name, dtype), floats as "float"."""
+"""Types of columns before they are read: (name, dtype), floats as "float"."""
 
 HOLES = " with empty cells"
-"""Ends the type of a column, where some are."""
+"""Suffix of the type of a column with empty cells."""
 PART_BYTES = 64 << 20
-"""What one part should take at most, and what chunks are filled up to."""
+"""Limit of the bytes of one part, and size to which chunks are filled."""
 
 
 @final
@@ -36,12 +36,12 @@ class Part:
     """Rows of one file that are read together.
 
     Args:
-        file: It is of.
-        rows: In it.
+        file: File of the part.
+        rows: Number of rows.
         start: First byte, row or row group, as the format counts.
-        stop: The one after the last; None for the whole file.
-        names: Columns of the file, where a part does not hold them itself.
-        types: Of the columns wanted, where they are known before reading.
+        stop: One past the last; None for the whole file.
+        names: Columns of the file, if a part does not hold them itself.
+        types: Types of the columns to read, if they are known before reading.
     """
 
     file: FileEntry
@@ -59,29 +59,29 @@ class Format(ABC):
     """
 
     kind: str
-    """As users say it: "Parquet files"."""
+    """Plural name for users: "Parquet files"."""
     extensions: tuple[str, ...]
-    """Ends of names, with the dot and in small letters."""
+    """Ends of file names, with the dot and in lower case."""
     parts_per_chunk: int = 1
-    """Parts that make a chunk, unless told otherwise."""
+    """Default number of parts that make a chunk."""
     features: str | None = None
-    """The column that is x where none is named; None: all but the others."""
+    """The column that is x if none is named; None: all but the others."""
     label: str | None = None
-    """The column that is y where none is named, if there is such a column."""
+    """The column that is y if none is named, if there is such a column."""
     needs_label: bool = True
-    """Whether a table without a label is more likely a mistake than a wish."""
+    """Whether a table without a label is probably a mistake."""
     allows_nothing: bool = False
-    """Whether a file of 0 bytes is a whole one, of no rows."""
+    """Whether a file of 0 bytes is complete, with no rows."""
     opens_to_count: bool = True
     """Whether files are opened when they are counted."""
 
     @property
     def one(self) -> str:
-        """As users say it of one: "Parquet file"."""
+        """Returns the singular name for users: "Parquet file"."""
         return self.kind.removesuffix("s")
 
     def begin(self, files: Sequence[FileEntry]) -> Format:
-        """Takes a look at all names together; returns what reads them."""
+        """Looks at all names together; returns the format that reads them."""
         del files
         return self
 
@@ -109,7 +109,7 @@ class Format(ABC):
         return not (one and other) or one == other
 
     def settle(self, types: Sequence[Types]) -> Format:
-        """Decides types that depend on all files; returns what reads them."""
+        """Decides types that depend on all files; returns the reading format."""
         del types
         return self
 
@@ -120,13 +120,13 @@ class Format(ABC):
     def read_parts(
         self, parts: Sequence[Part], store: Store, columns: Sequence[str]
     ) -> Iterator[Columns]:
-        """Reads parts one after another; overwrite it to fetch them together."""
+        """Reads parts one after another; override it to fetch them together."""
         for part in parts:
             yield self.read(part, store, columns)
 
 
 def extension(name: str) -> str:
-    """Returns how a name ends, without compression and number of a shard.
+    """Returns the ending of a name, without compression and number of a shard.
 
     Example:
         >>> extension("a.csv.gz"), extension("train.tfrecord-00001-of-00010")
@@ -138,7 +138,7 @@ def extension(name: str) -> str:
 
 
 def type_name(dtype: np.dtype[Any]) -> str:
-    """Floats are read in Keras' floatx, whatever they are stored in.
+    """Returns the name of a type; floats of any width are "float".
 
     Example:
         >>> type_name(np.dtype("f8")), type_name(np.dtype("i4"))
@@ -158,12 +158,12 @@ def missing_column(file: FileEntry, name: str, known: Sequence[str]) -> DataErro
 
 
 def text_column(file: FileEntry, name: str, what: str) -> DataError:
-    """Returns the error about a column that is text, or something else no model takes.
+    """Returns the error about a column of text, or of another type no model takes.
 
     Args:
-        file: It is in.
+        file: File of the column.
         name: Of the column.
-        what: It holds: "text (string)".
+        what: Content of the column: "text (string)".
     """
     return DataError(
         f"column {name!r} of {file.url} holds {what}. Expected numbers or bools. "

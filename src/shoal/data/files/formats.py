@@ -1,4 +1,4 @@
-"""Which format a file has: by its name. A new format is one file and one line here."""
+"""The format of a file, by its name. A new format is one file and one line here."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def format_named(name: str) -> Callable[..., Format]:
 
 
 def format_of(files: Sequence[FileEntry]) -> tuple[str, tuple[FileEntry, ...]]:
-    """Finds the one format files have; returns it, and the files that have it.
+    """Finds the one format of files; returns it, and the files that have it.
 
-    Files of no known format (a README beside the data) are not returned.
+    Files of unknown formats (a README beside the data) are not returned.
 
     Raises:
-        DataError: They have several formats, or none that is known.
+        DataError: They have several formats, or only unknown ones.
 
     Example:
         >>> files = [FileEntry(url=name, size_bytes=1) for name in ("a.csv", "b.md")]

@@ -21,7 +21,7 @@ from shoal.data.files.store import FileEntry, Store
 from shoal.errors import DataError
 
 FETCHED = 64
-"""Files that are fetched at once."""
+"""Number of files that are fetched at once."""
 
 
 @final
@@ -30,10 +30,11 @@ class Images(Format):
     """Reads images as arrays (height, width, 3); classes are numbered by name.
 
     Args:
-        image_size: (height, width) to resize to, bilinear; None: all must have one.
-        classes: Names of the folders, sorted; a label is a place in here.
-        is_checked: Whether every image is decoded once when data is opened. Without
-            it opening costs nothing, and a damaged image shows when it is read.
+        image_size: (height, width) to resize to, bilinear; None: all must have one
+            size.
+        classes: Names of the folders, sorted; a label is an index into them.
+        is_checked: Whether every image is decoded once when data is opened. Otherwise
+            opening costs nothing, and a damaged image is found when it is read.
 
     Example:
         >>> Images(image_size=(32, 32)).parts_per_chunk
@@ -52,7 +53,7 @@ class Images(Format):
 
     @property
     def opens_to_count(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Only where damaged files have to be known beforehand."""
+        """Whether files are opened: only if damaged ones must be known beforehand."""
         return self.is_checked
 
     def begin(self, files: Sequence[FileEntry]) -> Format:
@@ -72,7 +73,7 @@ class Images(Format):
         return replace(self, classes=tuple(classes))
 
     def misplaced(self, files: Sequence[FileEntry]) -> dict[str, DataError]:
-        """Images beside the folders of classes: they have no class."""
+        """Returns images beside the folders of classes: they have no class."""
         above: set[str] = set()
         for folder in {_folder(file) for file in files}:
             while (folder := folder.rpartition("/")[0]) and folder not in above:
@@ -88,13 +89,13 @@ class Images(Format):
         }
 
     def names(self, file: FileEntry, store: Store) -> tuple[str, ...]:
-        """An image and its class."""
+        """Returns the columns: an image and its class."""
         return ("image", "class")
 
     def count(
         self, file: FileEntry, store: Store, columns: Sequence[str]
     ) -> tuple[Part, ...]:
-        """One row each; decodes it if asked to."""
+        """Counts one row each; decodes the image if asked to."""
         if "class" in columns and len(self.classes) == 1:
             raise DataError(
                 f"all images lie in one folder: {_folder(file)}. Expected one folder "

@@ -1,4 +1,4 @@
-"""Libraries that only some formats need: imported late, and named when absent."""
+"""Libraries that only some formats need: imported late, reported if absent."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from shoal.errors import ConfigError
 
 
 def library(name: str, what: str, extra: str = "files") -> Any:
-    """Imports a module that may be absent.
+    """Imports a module that may not be installed.
 
     Args:
-        name: Of the module: "pyarrow.csv".
-        what: That needs it, for the message: "CSV files".
-        extra: Of Shoal, that installs it.
+        name: Name of the module: "pyarrow.csv".
+        what: What needs it, for the message: "CSV files".
+        extra: Extra of Shoal that installs it.
 
     Raises:
-        ConfigError: It is not installed; says which command installs it.
+        ConfigError: It is not installed; names the command that installs it.
 
     Example:
         >>> library("math", "Numbers").floor(1.5)

@@ -1,4 +1,4 @@
-"""Which files a URL stands for: what is taken, what is left out, in which order."""
+"""The files of a URL: which are taken, which are left out, in which order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.data.files.store import FileEntry, Store
 from shoal.errors import ConfigError, DataError, ShoalWarning
 
 Urls: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A path, folder, glob or URL; or several."""
+"""A path, folder, glob or URL; or several of them."""
 
 SLOW_S = 10.0
 MARKS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated")
@@ -24,12 +24,12 @@ MARKS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What was found.
+    """Result of a search for files.
 
     Args:
-        files: With something in them, sorted by URL.
+        files: Files that are not empty, sorted by URL.
         empty: URLs of files of 0 bytes, which are left out.
-        asked: What was searched, in a form that means the same in another folder.
+        asked: The searched URLs, as absolute ones.
     """
 
     files: tuple[FileEntry, ...]
@@ -40,19 +40,19 @@ class Listing:
 def list_files(
     url: Urls, *, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[FileEntry, ...]:
-    """Lists the data files a URL stands for, sorted by name.
+    """Lists the data files of a URL, sorted by name.
 
     Files and folders whose names begin with "_" or "." (`_SUCCESS`, `.part.crc`) are
     left out unless they are named themselves, and so are files of 0 bytes.
 
     Args:
-        url: A local path, a folder (searched to its leaves), a glob, any URL fsspec
-            knows such as "s3://bucket/prefix/", or a list of these.
-        storage_options: For fsspec's file system. S3 needs none where boto would
-            find credentials, region and endpoint (environment, `~/.aws`, role).
+        url: A local path, a folder (searched recursively), a glob, any URL that fsspec
+            accepts such as "s3://bucket/prefix/", or a list of these.
+        storage_options: Options of fsspec's file system. S3 needs none if boto finds
+            credentials, region and endpoint (environment, `~/.aws`, role).
 
     Raises:
-        DataError: Nothing is there, or it may not be listed.
+        DataError: No file was found, or listing is not allowed.
         ConfigError: A library for this kind of URL is not installed.
 
     Example:
@@ -66,10 +66,10 @@ def list_files(
 
 
 def find_files(url: Urls, store: Store) -> Listing:
-    """Lists files, and says which of them are empty.
+    """Lists files, and which of them are empty.
 
     Raises:
-        DataError: Nothing is there, or it may not be listed.
+        DataError: No file was found, or listing is not allowed.
     """
     many = [url] if isinstance(url, (str, os.PathLike)) else list(url)
     if not many:
@@ -86,7 +86,7 @@ def find_files(url: Urls, store: Store) -> Listing:
         shown = ", ".join(os.fspath(one) for one in many[:3])
         raise DataError(
             f"there are no data files at {shown}: {len(empty):,} empty ones, and none "
-            "with something in them (names that begin with '_' or '.' do not count). "
+            "with content (names that begin with '_' or '.' do not count). "
             "Expected at least one file. Check the spelling of the path or prefix."
         )
     return Listing(
@@ -97,7 +97,7 @@ def find_files(url: Urls, store: Store) -> Listing:
 
 
 def _entries(url: str, store: Store) -> dict[str, FileEntry]:
-    """Files of one URL, by their own URLs."""
+    """Returns the files of one URL, by their own URLs."""
     from fsspec.utils import stringify_path
 
     url = stringify_path(url)
@@ -112,7 +112,7 @@ def _entries(url: str, store: Store) -> dict[str, FileEntry]:
         system.invalidate_cache()  # a million names need not stay in memory
     files: dict[str, FileEntry] = {}
     for name, info in found.items():
-        info = info or system.info(name)  # HTTP tells no sizes in a listing
+        info = info or system.info(name)  # HTTP listings have no sizes
         is_file = info.get("type") == "file" and not name.endswith("/")
         if is_file and not _is_hidden(name[len(root) :]):
             own = _url_of(system, name)
@@ -123,7 +123,7 @@ def _entries(url: str, store: Store) -> dict[str, FileEntry]:
 
 
 def _lasting(url: str, store: Store) -> str:
-    """A relative path becomes an absolute one, patterns and all."""
+    """Makes a relative path absolute, with its patterns."""
     from fsspec.utils import stringify_path
 
     url = stringify_path(url)
@@ -132,11 +132,11 @@ def _lasting(url: str, store: Store) -> str:
 
 @contextmanager
 def _told_when_slow(url: str) -> Generator[None]:
-    """Says so when a listing takes long: a store that never answers looks the same."""
+    """Warns when a listing takes long, as with a store that never answers."""
 
     def tell() -> None:
         text = (
-            f"{url} is not listed after {SLOW_S:g} s: there is much in it, or its "
+            f"{url} is not listed after {SLOW_S:g} s: it has many files, or its "
             "store is slow, or does not answer. Still trying, for some minutes."
         )
         warnings.warn(text, ShoalWarning, stacklevel=2)
@@ -152,7 +152,7 @@ def _told_when_slow(url: str) -> Generator[None]:
 
 
 def _search(system: Any, path: str) -> tuple[dict[str, dict[str, Any]], str]:
-    """What fsspec knows of each name, and the folder the user named."""
+    """Returns fsspec's facts about each name, and the folder that the user named."""
     from fsspec.core import has_magic
 
     if has_magic(path):
@@ -161,12 +161,14 @@ def _search(system: Any, path: str) -> tuple[dict[str, dict[str, Any]], str]:
         if found or not system.exists(path):
             return found, path[: path.rfind("/", 0, min(places)) + 1]
     found = system.find(path, detail=True)
-    if not found:  # nothing, an empty folder, or a store that lists no single file
+    if (
+        not found
+    ):  # nothing, an empty folder, or a store that does not list single files
         if not system.exists(path):
             raise FileNotFoundError("no such file or folder")
         info = system.info(path)
         found = {path: info} if info.get("type") == "file" else {}
-    # A file that is named is taken, whatever its name.
+    # A file that the user names is taken, whatever its name.
     return found, path
 
 
@@ -175,13 +177,13 @@ def _is_hidden(relative: str) -> bool:
 
 
 def _url_of(system: Any, name: str) -> str:
-    """A local path stays a path."""
+    """Returns the URL of a name; a local path stays a path."""
     url = str(system.unstrip_protocol(name))
     return name if url.startswith(("file:", "local:")) else url
 
 
 def mark_of(info: Mapping[str, Any]) -> str:
-    """What a store calls this version of a file, "" where it does not say."""
+    """Returns a store's mark of this version of a file, "" if it has none."""
     for key in MARKS:
         if info.get(key) is not None:
             return str(info[key]).strip('"')

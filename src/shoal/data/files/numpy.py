@@ -1,4 +1,4 @@
-"""NumPy's own files: .npy in ranges of rows, .npz whole, its keys as columns."""
+"""NumPy's own files: .npy in ranges of rows; .npz whole, with keys as columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.data.files.store import FileEntry, Store
 from shoal.errors import DataError
 
 HEADER_BYTES = 1 << 16
-"""The header of an array, or of an archive, is looked for in."""
+"""Bytes in which the header of an array, or of an archive, is looked for."""
 
 
 @final
@@ -34,7 +34,7 @@ class Npy(Format):
     """Reads .npy files: one array, called "x", or the fields of a structured one.
 
     Args:
-        part_bytes: Longer arrays are cut in ranges of rows.
+        part_bytes: Size above which arrays are cut into ranges of rows.
 
     Example:
         >>> Npy().features
@@ -70,7 +70,7 @@ class Npy(Format):
                 f"promises {start + rows * row_bytes:,}. Expected a whole NumPy file. "
                 "Write it again, or pass on_bad_file='skip'."
             )
-        if is_fortran and len(shape) > 1:  # rows do not lie together
+        if is_fortran and len(shape) > 1:  # rows are not contiguous
             return (Part(file=file, rows=rows, types=types),) if rows else ()
         step = max(1, self.part_bytes // max(1, row_bytes))
         return tuple(
@@ -80,7 +80,7 @@ class Npy(Format):
         )
 
     def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
-        """Reads a range of rows; the header again, since it says what they are."""
+        """Reads a range of rows; also the header again, for their type."""
         with reading(part.file.url, "NumPy file"):
             if part.stop is None:
                 whole = io.BytesIO(store.read(part.file))
@@ -125,7 +125,7 @@ class Npz(Format):
     def count(
         self, file: FileEntry, store: Store, columns: Sequence[str]
     ) -> tuple[Part, ...]:
-        """Reads the directory and the headers of arrays; not the arrays."""
+        """Reads the directory and the headers of arrays, without the arrays."""
         check_columns(file, columns, self.names(file, store))
         shapes: dict[str, tuple[int, ...]] = {}
         dtypes: dict[str, np.dtype[Any]] = {}
@@ -142,7 +142,7 @@ class Npz(Format):
         return (Part(file=file, rows=rows, types=types),) if rows else ()
 
     def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
-        """Reads the columns that are asked for."""
+        """Reads the named columns."""
         with reading(part.file.url, "NPZ file"):
             whole = io.BytesIO(store.read(part.file))
             with np.load(whole, allow_pickle=False) as arrays:
@@ -152,7 +152,7 @@ class Npz(Format):
 def _header(
     file: FileEntry, store: Store
 ) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
-    """Shape, dtype, order, and where the rows begin."""
+    """Returns shape, dtype, order, and the offset of the rows."""
     head = io.BytesIO(store.read(file, 0, min(file.size_bytes, HEADER_BYTES)))
     shape, is_fortran, dtype = _read_header(head)
     return shape, dtype, is_fortran, head.tell()
@@ -178,7 +178,7 @@ def _types(
     dtypes: dict[str, np.dtype[Any]],
     shapes: dict[str, tuple[int, ...]],
 ) -> tuple[tuple[str, str], ...]:
-    """What a column is, with the shape of a row where it is no single number."""
+    """Returns the types of columns, with a row's shape if it is not one number."""
     for name, dtype in dtypes.items():
         if dtype.kind not in "biuf":
             is_text = dtype.kind in "USO"

@@ -1,4 +1,4 @@
-"""Opening files as a source: which are taken, how many rows they have, what is bad."""
+"""Opens files as a source: selects them, counts their rows, finds bad ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shoal.data.sources import default_floatx
 from shoal.errors import ConfigError
 
 FILES_PER_CHUNK = 256
-"""For `preprocess=`, unless told otherwise."""
+"""Default number of files of a chunk with `preprocess=`."""
 
 
-def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
+def open_files(  # noqa: PLR0913 - a public function with one argument for each option
     url: Urls,
     *,
     features: Names | None = None,
@@ -36,8 +36,8 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
 ) -> FileSource:
     r"""Opens files as a source: lists them, and counts their rows once.
 
-    Counting costs what the format needs: of Parquet the footers, of NumPy the headers,
-    of images nothing; CSV and TFRecord files are read once, and so are those of
+    The cost of counting depends on the format: Parquet reads the footers, NumPy the
+    headers, images nothing; CSV and TFRecord files are read once, and so are those of
     `preprocess=`, which runs once for every chunk before training begins.
 
     Args:
@@ -52,7 +52,7 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
             the class of images and the key "y" of NPZ files; tables must name it.
         weight: Column of sample weights.
         format: "parquet", "csv", "npy", "npz", "images" or "tfrecord"; default None
-            means by the names of the files.
+            decides by the names of the files.
         preprocess: Class, object or function that reads the files instead: it gets
             (keys, objects) and returns (inputs, outputs, train_size).
         files_per_chunk: Files, row groups or ranges that make a chunk, as long as they
@@ -62,9 +62,10 @@ def open_files(  # noqa: PLR0913 - a front door, with a name for each wish
             are counted; `FileSource.skipped` lists them. Images are all decoded once
             then. With `preprocess` a chunk's files are left out together.
         image_size: (height, width) that images are resized to.
-        storage_options: For fsspec's file system; S3 needs none where boto would not.
-        floatx: Dtype floats are read in; default None means Keras' floatx. Whole
-            numbers stay what they are.
+        storage_options: Options of fsspec's file system; S3 needs none if boto needs
+            none.
+        floatx: Dtype in which floats are read; default None means Keras' floatx. Whole
+            numbers keep their dtype.
 
     Raises:
         DataError: There are no files, one is bad, or a column is missing or text.
@@ -134,13 +135,13 @@ def _format(
     *,
     has_targets: bool,
 ) -> tuple[Format, tuple[FileEntry, ...]]:
-    """The format, and the files that have it."""
+    """Returns the format, and the files that have it."""
     files, is_named = counting.listing.files, name is not None
     if name is None:
         name, files = format_of(files)
         own = {file.url for file in files}
         counting.skipped.extend(
-            (file.url, f"its name ends like no file of {name} data")
+            (file.url, f"its name has no ending of {name} data")
             for file in counting.listing.files
             if file.url not in own
         )
@@ -162,17 +163,17 @@ def _format(
 
 
 def _note_empty(counting: Counting, form: Format, *, is_named: bool) -> None:
-    """Says so of files of 0 bytes, where no writer of the format leaves such.
+    """Notes files of 0 bytes, in formats whose writers never leave such files.
 
-    They hold no rows; but what was broken off when it was copied looks the same.
+    They hold no rows; but a file whose copy was interrupted looks the same.
 
     Args:
-        counting: To note them in.
-        form: Of the files.
-        is_named: Whether all files are of that format, whatever their names.
+        counting: Object that notes them.
+        form: Format of the files.
+        is_named: Whether the user named the format, so that all files count as such.
     """
     for url in counting.listing.empty:
         is_ours = is_named or extension(url) in form.extensions
         is_whole = form.allows_nothing and not url.lower().endswith((".gz", ".gzip"))
         if is_ours and not is_whole:
-            counting.skipped.append((url, f"it has 0 bytes, and is no {form.one}"))
+            counting.skipped.append((url, f"it has 0 bytes, and is not a {form.one}"))

@@ -1,7 +1,7 @@
 """Parquet: a row group is a part; only the columns asked for are read.
 
-A row group cannot be read in pieces without decoding it from its start, so its size
-is decided by whoever wrote the file: `row_group_size=` of pandas and pyarrow. Groups
+A row group cannot be read in pieces without decoding it from its start, so the
+writer of the file decides its size: `row_group_size=` of pandas and pyarrow. Groups
 of 16 to 64 MB mix well and keep a worker's memory small.
 """
 
@@ -52,7 +52,7 @@ class Parquet(Format):
     def count(
         self, file: FileEntry, store: Store, columns: Sequence[str]
     ) -> tuple[Part, ...]:
-        """Reads the footer alone; damage in the data shows when it is read."""
+        """Reads the footer alone; damaged data is found when it is read."""
         with _opened(file, store) as table:
             schema = table.schema_arrow
             check_columns(file, columns, schema.names)
@@ -69,7 +69,7 @@ class Parquet(Format):
 
     def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
         """Reads one row group."""
-        # Arrow keeps what it has freed: the columns of the last chunk, by now.
+        # Arrow keeps memory that it has freed: here, that of the last chunk's columns.
         library("pyarrow", "Parquet files").default_memory_pool().release_unused()
         with _opened(part.file, store) as table:
             group = table.read_row_group(part.start, columns=list(columns))
@@ -82,14 +82,14 @@ def _opened(file: FileEntry, store: Store) -> Generator[Any]:
     with (
         reading(file.url, "Parquet file"),
         store.open(file) as stream,
-        # Ranges that lie together are fetched together.
+        # Ranges that are close to each other are fetched together.
         parquet.ParquetFile(stream, pre_buffer=True) as table,
     ):
         yield table
 
 
 def _type(field: Any, file: FileEntry) -> str:
-    """Name of the dtype a field will have; refuses what no model takes."""
+    """Returns the dtype name of a field; refuses types that no model takes."""
     types = library("pyarrow", "Parquet files").types
     kind, lists = field.type, ""
     while True:
@@ -122,11 +122,12 @@ def dense(column: Any, name: str, file: FileEntry) -> npt.NDArray[Any]:
     """Turns a column of Arrow into an array; lists must have one length.
 
     Raises:
-        DataError: Cells are empty where none may be, or lists differ in length.
+        DataError: Cells are empty in a column of whole numbers, or lists differ in
+            length.
     """
     arrow = library("pyarrow", "Parquet files")
     array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    if isinstance(array, arrow.ChunkedArray):  # of no chunks at all
+    if isinstance(array, arrow.ChunkedArray):  # with no chunks at all
         array = arrow.concat_arrays(array.chunks or [arrow.array([], array.type)])
     kind = array.type
     if hasattr(kind, "storage_type"):

@@ -1,7 +1,7 @@
-"""Files that only their owner can read: `preprocess(keys, objects)`, chunk by chunk.
+"""Files that the user's code reads: `preprocess(keys, objects)`, chunk by chunk.
 
 This file decides the contract, which is EasyDist's: `keys` are names in the bucket
-(or local paths) in order, `objects` open binary streams of them; what comes back is
+(or local paths) in order, `objects` open binary streams of them; the result is
 `(inputs, outputs, train_size)`.
 """
 
@@ -38,7 +38,7 @@ Preprocess: TypeAlias = (
 )
 
 BUFFER_BYTES = 8 << 20
-"""Of a file too big to be held in memory, fetched at a time."""
+"""Bytes fetched at a time of a file too large for memory."""
 
 CONTRACT = (
     "Expected preprocess(keys, objects) to return (inputs, outputs, train_size): "
@@ -49,12 +49,12 @@ CONTRACT = (
 @final
 @dataclass(frozen=True, kw_only=True)
 class PreprocessReader(Reader):
-    r"""Lets a user's code read files.
+    r"""Reads files by a user's code.
 
     Args:
         preprocess: Class, object or function.
-        store: The files lie in.
-        floatx: Dtype floats are trained in.
+        store: Store of the files.
+        floatx: Dtype in which floats are trained.
 
     Example:
         >>> import pathlib
@@ -76,18 +76,18 @@ class PreprocessReader(Reader):
 
     def read(self, parts: Sequence[Part]) -> Batch:
         """Runs it for the files of one chunk."""
-        # A worker reads one chunk at a time: nobody else holds this lock.
+        # A worker reads one chunk at a time: no other thread holds this lock.
         return self.run([part.file for part in parts], threading.Lock())
 
     def with_floatx(self, floatx: str) -> Reader:
-        """Returns what reads the same, its floats in another dtype."""
+        """Returns a reader of the same data with floats in another dtype."""
         return replace(self, floatx=floatx)
 
     def run(self, files: Sequence[FileEntry], one_at_a_time: Any) -> Batch:
-        """Fetches files, then runs the user's code, which need not know of threads.
+        """Fetches files, then runs the user's code, which need not be thread-safe.
 
         Args:
-            files: Of one chunk.
+            files: Files of one chunk.
             one_at_a_time: A lock.
 
         Raises:
@@ -113,7 +113,7 @@ class PreprocessReader(Reader):
                 stream.close()
 
     def _objects(self, files: Sequence[FileEntry]) -> list[BinaryIO]:
-        """Small files come in memory, fetched together; big ones as streams."""
+        """Opens small files in memory, fetched together, and large ones as streams."""
         small = [file for file in files if file.size_bytes <= PART_BYTES]
         with reading(files[0].url, "file"):
             found = dict(
@@ -134,10 +134,10 @@ class PreprocessReader(Reader):
 
 
 def entry_point(preprocess: Preprocess) -> Callable[[list[str], list[BinaryIO]], Any]:
-    """Finds what to call; an object of a class is made without arguments.
+    """Returns the function to call; a class is instantiated without arguments.
 
     Raises:
-        ConfigError: There is nothing to call.
+        ConfigError: There is no such function.
 
     Example:
         >>> entry_point(print) is print
@@ -165,7 +165,7 @@ def entry_point(preprocess: Preprocess) -> Callable[[list[str], list[BinaryIO]],
                 "Expected a class that needs none. Pass an object of it instead: "
                 f"preprocess={owner.__name__}(...)."
             ) from None
-        except ValueError:  # nobody knows what it takes
+        except ValueError:  # its signature is unknown
             pass
         return owner().preprocess
     return preprocess
@@ -174,7 +174,7 @@ def entry_point(preprocess: Preprocess) -> Callable[[list[str], list[BinaryIO]],
 def groups(
     files: Sequence[FileEntry], files_per_chunk: int
 ) -> list[tuple[FileEntry, ...]]:
-    """Puts files together to chunks: by number, and by the bytes they take.
+    """Groups files to chunks: by number, and by their bytes.
 
     Example:
         >>> files = [FileEntry(url=str(i), size_bytes=40 << 20) for i in range(3)]
@@ -196,7 +196,7 @@ def groups(
 
 
 def names_of(files: Sequence[FileEntry]) -> str:
-    """Names files in a message: all of a few, the ends of many."""
+    """Names files in a message: all of a few, first and last of many."""
     urls = [file.url for file in files]
     if len(urls) <= 3:
         return ", ".join(urls)
@@ -204,7 +204,7 @@ def names_of(files: Sequence[FileEntry]) -> str:
 
 
 def _key(file: FileEntry, store: Store) -> str:
-    """As the store calls it: on S3 what follows the bucket."""
+    """Returns the store's name of a file: on S3 without the bucket."""
     path = store.path(file.url)
     return path.partition("/")[2] if file.url.startswith(("s3:", "s3a:")) else path
 

@@ -1,4 +1,4 @@
-"""From parts of files to what a chunk holds: read, put together, checked, packed."""
+"""From parts of files to a chunk: read, joined, checked, packed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from shoal.errors import DataError
 Leaf: TypeAlias = tuple[str, str, tuple[int, ...]]
 """Name, dtype, and shape of a row."""
 Sample: TypeAlias = tuple[Leaf, ...]
-"""What one row looks like: every chunk must be the same."""
+"""The kind of a row: all chunks must have the same."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MEMORY_BYTES = 4 * PART_BYTES
-"""Of files that are counted at the same time."""
+"""Number of files that are counted at the same time."""
 THREADS = 16
 
 
 class Reader(ABC):
-    """Reads a chunk's parts. Subclass it for data that is made of files otherwise."""
+    """Reads a chunk's parts. Subclass it for other kinds of files."""
 
     @abstractmethod
     def read(self, parts: Sequence[Part]) -> Batch:
-        """Returns what Keras takes.
+        """Returns data as Keras takes it.
 
         Raises:
             DataError: A file cannot be read; it is named.
@@ -43,7 +43,7 @@ class Reader(ABC):
 
     @abstractmethod
     def with_floatx(self, floatx: str) -> Reader:
-        """Returns what reads the same, its floats in another dtype."""
+        """Returns a reader of the same data with floats in another dtype."""
 
 
 @final
@@ -52,9 +52,9 @@ class ColumnReader(Reader):
     """Reads files that hold columns.
 
     Args:
-        form: Of the files.
-        store: They lie in.
-        selection: Which columns are what.
+        form: Format of the files.
+        store: Store of the files.
+        selection: Roles of the columns.
 
     Example:
         >>> from shoal.data.files.csv import Csv
@@ -90,7 +90,7 @@ class ColumnReader(Reader):
         return self.selection.pack(whole)
 
     def with_floatx(self, floatx: str) -> Reader:
-        """Returns what reads the same, its floats in another dtype."""
+        """Returns a reader of the same data with floats in another dtype."""
         return replace(self, selection=replace(self.selection, floatx=floatx))
 
 
@@ -101,7 +101,7 @@ def _check_rows(columns: Columns, part: Part) -> None:
                 f"{part.file.url} gave {len(array):,} rows of {name!r} where "
                 f"{part.rows:,} were counted: it has changed since it was opened. "
                 "Expected files that stay as they are while they are read. "
-                "Write new data under new names, and open the files anew."
+                "Write new data under new names, and open the files again."
             )
 
 
@@ -121,10 +121,10 @@ def unlike(found: Leaf, expected: Leaf, url: str, first: str) -> DataError:
     """Returns the error about a file that differs from the first.
 
     Args:
-        found: What it has.
-        expected: What the first has.
-        url: The file, or the files.
-        first: The file all others must be like.
+        found: The kind of its rows.
+        expected: The kind of the first file's rows.
+        url: URL of the file, or of the files.
+        first: URL of the first file.
     """
     name, dtype, shape = found
     hint = (
@@ -139,7 +139,7 @@ def unlike(found: Leaf, expected: Leaf, url: str, first: str) -> DataError:
 
 
 def sample_of(batch: Batch) -> Sample:
-    """Describes a row of what a chunk holds.
+    """Returns the kind of a row of a chunk.
 
     Example:
         >>> sample_of((np.zeros((3, 2)), np.zeros(3, "i4")))
@@ -155,10 +155,10 @@ def sample_of(batch: Batch) -> Sample:
 
 
 def check_sample(found: Sample, expected: Sample, url: str, first: str) -> None:
-    """Compares rows of a chunk with those of the first.
+    """Compares the rows of a chunk with those of the first.
 
     Raises:
-        DataError: They differ; says which file does.
+        DataError: They differ; names the file.
     """
     if found == expected:
         return
@@ -181,11 +181,11 @@ def in_parallel(
     """Applies a function to all items, in threads.
 
     Args:
-        function: Mostly waits for a store.
-        items: It gets one by one.
-        item_bytes: Memory that one takes, at most; decides how many threads there are.
-        is_lenient: Whether a `DataError` takes the place of a result. If not, that of
-            the first item that has one is raised, and later items are not begun.
+        function: Function that mostly waits for a store.
+        items: Its arguments.
+        item_bytes: Most memory of one call; decides the number of threads.
+        is_lenient: Whether a `DataError` takes the place of a result. If not, the first
+            item's error is raised, and later items are not begun.
 
     Example:
         >>> in_parallel(abs, [-1, 2], item_bytes=8, is_lenient=False)

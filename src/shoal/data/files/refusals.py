@@ -1,4 +1,4 @@
-"""What is said when a store refuses, or a file is not what it should be."""
+"""Errors about stores that refuse, and about files that are damaged."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ EXPIRED = ("has expired", "ExpiredToken", "RequestTimeTooSkewed")
 
 @contextmanager
 def reading(url: str, kind: str) -> Generator[None]:
-    """Turns whatever goes wrong with a file into a `DataError` that names it.
+    """Turns any error about a file into a `DataError` that names it.
 
     Args:
-        url: That is read.
-        kind: What it should be: "Parquet file".
+        url: URL of the file.
+        kind: Expected kind: "Parquet file".
     """
     try:
         yield
@@ -28,11 +28,11 @@ def reading(url: str, kind: str) -> Generator[None]:
 
 @contextmanager
 def fetching(url: str) -> Generator[None]:
-    """Turns whatever goes wrong with a store into a `DataError` that names the file.
+    """Turns any error of a store into a `DataError` that names the file.
 
     Raises:
         StoreFailed: The store, the network or the credentials are at fault.
-        DataError: The file is gone, or may not be read.
+        DataError: The file is gone, or reading is not allowed.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def fetching(url: str) -> Generator[None]:
 
 
 def as_store_error(error: Exception, url: str) -> DataError:
-    """Says what went wrong when bytes of a file were fetched.
+    """Returns the error about bytes of a file that could not be fetched.
 
     Example:
         >>> print(as_store_error(OSError(121, "InternalError"), "s3://bucket/a.csv"))
@@ -52,7 +52,7 @@ def as_store_error(error: Exception, url: str) -> DataError:
     why = _why(error)
     if any(word in why for word in EXPIRED):
         return StoreFailed(
-            f"the credentials for {url} are no longer good ({why}). Expected ones that "
+            f"the credentials for {url} have expired ({why}). Expected ones that "
             "last as long as the run. Renew them (aws sso login, a new session token), "
             "and start again or resume."
         )
@@ -67,12 +67,12 @@ def as_store_error(error: Exception, url: str) -> DataError:
 
 
 def as_data_error(error: Exception, url: str, kind: str = "") -> DataError:
-    """Says what went wrong with a URL, and what to do.
+    """Returns the error about a URL, with the remedy.
 
     Args:
-        error: Of fsspec, of a store's library, or of a parser.
-        url: That was listed or read.
-        kind: What a file should be; "" while files are listed.
+        error: Error of fsspec, of a store's library, or of a parser.
+        url: URL that was listed or read.
+        kind: Expected kind of the file; "" while files are listed.
 
     Example:
         >>> print(as_data_error(PermissionError("403"), "s3://bucket/a.csv"))
@@ -91,7 +91,7 @@ def as_data_error(error: Exception, url: str, kind: str = "") -> DataError:
             f"\"import fsspec; print(fsspec.open_files('{url}'))\""
         )
     return DataError(
-        f"{url} is no readable {kind} ({why}). Expected a whole one, as its writer "
+        f"{url} is not a readable {kind} ({why}). Expected a whole one, as its writer "
         "closed it. Write it again, or pass on_bad_file='skip' to leave such files "
         "out when data is opened."
     )
@@ -102,7 +102,7 @@ def _why(error: Exception) -> str:
 
 
 def _known(error: Exception, url: str, kind: str) -> DataError | None:
-    """What is neither the file's fault nor the parser's, None for anything else."""
+    """Returns errors that neither file nor parser caused; None for others."""
     why = _why(error)
     names = " ".join(cls.__name__ for cls in type(error).__mro__)
     if isinstance(error, FileNotFoundError):

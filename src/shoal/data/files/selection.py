@@ -1,4 +1,4 @@
-"""Which columns are x, y and sample_weight, and how they become what Keras takes."""
+"""The columns that are x, y and sample_weight, and their form for Keras."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.errors import DataError
 from shoal.registry import did_you_mean
 
 Names: TypeAlias = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-"""A column; several that become one array; or those of each input, by its name."""
+"""One column; several that become one array; or the columns of each input, by name."""
 
 
 @final
@@ -26,8 +26,8 @@ class Stack:
     """Columns that become one array, side by side.
 
     Args:
-        names: Of the columns.
-        whole: Dtype of the array where all of them hold whole numbers in all files;
+        names: Names of the columns.
+        whole: Dtype of the array if all columns hold whole numbers in all files;
             None means floats.
     """
 
@@ -41,13 +41,13 @@ Wanted: TypeAlias = "str | Stack | dict[str, str | Stack] | None"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Columns of files, by their part in training.
+    """Columns of files, by their role in training.
 
     Args:
         x: Inputs: a name, a `Stack`, or a dict of these.
         y: Targets, in the same forms, or None.
         weight: Column of sample weights, or None.
-        floatx: Dtype floats are read in.
+        floatx: Dtype in which floats are read.
 
     Example:
         >>> x = Stack(("a", "b"))
@@ -80,10 +80,10 @@ class Selection:
         return frozenset(leaf for leaf in leaves if isinstance(leaf, str))
 
     def settle(self, types: Sequence[Types]) -> Selection:
-        """Keeps whole numbers whole where all columns of an array hold such.
+        """Makes an array whole numbers if all its columns hold such.
 
         Args:
-            types: Of the columns of every part.
+            types: Types of the columns of every part.
 
         Example:
             >>> chosen = Selection(
@@ -92,7 +92,7 @@ class Selection:
             >>> chosen.settle([(("a", "int32"), ("b", "int64"))]).x
             Stack(names=('a', 'b'), whole='int64')
         """
-        # Of parts without types nothing is known, so that they make floats.
+        # Parts without types are unknown, so that they make floats.
         known = [dict(one) for one in set(types)]
 
         def settled(leaf: str | Stack) -> str | Stack:
@@ -126,7 +126,7 @@ class Selection:
 
 
 def _whole(kinds: Collection[str]) -> str | None:
-    """The dtype that holds whole numbers of all these, if there is one."""
+    """Returns the dtype that holds whole numbers of all these types, if any."""
     plain = [kind.partition(" of ")[0] for kind in kinds]
     if not plain or any(kind.startswith("float") for kind in plain):
         return None
@@ -152,7 +152,7 @@ def _check_flat(stack: Stack, columns: Columns) -> None:
 
 
 def _stacked(arrays: list[npt.NDArray[Any]], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Columns side by side; written once, without copies between."""
+    """Joins columns side by side, in one write without copies."""
     widths = [1 if array.ndim == 1 else array.shape[1] for array in arrays]
     ends = np.cumsum([0, *widths])
     out = np.empty((len(arrays[0]), ends[-1]), dtype)
@@ -171,16 +171,16 @@ def select(
     floatx: str,
     where: str,
 ) -> Selection:
-    """Finds out which columns a user means.
+    """Decides which columns a user means.
 
     Args:
         known: Columns of the files.
-        form: Knows which columns are meant where none are named.
-        features: For x; None means the format's own, or all but the others.
-        label: For y; None means the format's own; () means none.
-        weight: For sample_weight.
-        floatx: Dtype floats are read in.
-        where: What the columns are of, for messages.
+        form: Format, which chooses columns if none are named.
+        features: Columns of x; None means the format's own, or all but the others.
+        label: Columns of y; None means the format's own; () means none.
+        weight: Column of sample_weight.
+        floatx: Dtype in which floats are read.
+        where: Owner of the columns, for messages.
 
     Raises:
         DataError: A column is unknown, or a label is missing.

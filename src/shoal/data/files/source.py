@@ -1,4 +1,4 @@
-"""The source that reads files: chunks of parts, opened anew in every process."""
+"""The source that reads files: chunks of parts, opened again in every process."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ OnBadFile: TypeAlias = Literal["raise", "skip"]
 
 SHOWN_FILES = 5
 HEAD_ROWS = 8
-"""Kept from counting, so that a look at a few rows reads and runs nothing again."""
+"""Rows kept from counting, so that reading a few rows opens no file again."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FilePortion:
-    """What is read as one chunk.
+    """The files of one chunk.
 
     Args:
-        parts: Of files, in order.
-        rows: In all of them.
+        parts: Parts of files, in order.
+        rows: Rows of all parts.
     """
 
     parts: tuple[Part, ...]
@@ -40,7 +40,7 @@ class FilePortion:
 
     @property
     def url(self) -> str:
-        """The files, for messages."""
+        """Returns the files, for messages."""
         urls = list(dict.fromkeys(part.file.url for part in self.parts))
         return urls[0] if len(urls) == 1 else f"{urls[0]} to {urls[-1]}"
 
@@ -48,11 +48,11 @@ class FilePortion:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Where files were looked for, to look there again.
+    """The places where files were looked for, to search them again.
 
     Args:
         urls: Paths, folders, patterns and URLs.
-        unread: What was found there and is not read: bad, or without rows.
+        unread: Files found there that are not read: bad, or without rows.
     """
 
     urls: tuple[str, ...]
@@ -62,29 +62,28 @@ class Search:
 @final
 @dataclass(frozen=True, kw_only=True)
 class FileSource(ChunkedSource):
-    r"""Samples in files. Made by `open_files`; holds names, sizes and settings alone.
+    r"""Samples in files. Made by `open_files`; holds only names, sizes and settings.
 
     It is pickled to workers (with cloudpickle, if `preprocess=` comes from a script),
     where files are opened again. Rows of a chunk are the same however often it is
     read, as long as the files stay as they are.
 
     A file that turns bad after it was counted is an error, with `on_bad_file="skip"`
-    as well: its rows were promised to the run, which gives every one of them out once
-    an epoch, and there is no honest other row to give in its place. Opening the files
-    again leaves it out.
+    as well: its rows were counted into the epoch, which trains each row once, and no
+    other row can replace them. Opening the files again leaves it out.
 
     Args:
         reader: Reads parts.
         portions: One for each chunk.
-        sample: What a row looks like.
-        kind: As a user would say it: "Parquet files".
+        sample: Kind of a row.
+        kind: Plural name for users: "Parquet files".
         skipped: (URL, reason) of files that are left out.
         empty: URLs of files without rows.
         classes: Names of the classes of images, in the order of their labels.
-        on_bad_file: What was asked for, for messages.
+        on_bad_file: The option of `open_files`, for messages.
         search: How its files were found; None in the folders of older runs.
-        head: The first rows of the first chunk, where counting read it; it does not
-            travel.
+        head: The first rows of the first chunk, if counting read it; they are not
+            pickled.
 
     Example:
         >>> from shoal.data.files import open_files
@@ -109,7 +108,7 @@ class FileSource(ChunkedSource):
     _rows: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Asked for again and again, by every worker's order of rows.
+        # Read very often, by every worker's order of rows.
         rows = tuple(portion.rows for portion in self.portions)
         object.__setattr__(self, "_rows", rows)
 
@@ -120,7 +119,7 @@ class FileSource(ChunkedSource):
 
     @property
     def left_out(self) -> str:
-        """Says which files are left out because they are bad; empty for none."""
+        """Returns which files are left out because they are bad; empty for none."""
         if not self.skipped:
             return ""
         shown, rest = self.skipped[:SHOWN_FILES], len(self.skipped) - SHOWN_FILES
@@ -136,7 +135,7 @@ class FileSource(ChunkedSource):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all rows, as they are read; files may be smaller, or bigger."""
+        """Returns the bytes of all rows as they are read; files may differ in size."""
         return len(self) * row_bytes(self.sample)
 
     def take(self, indices: slice | npt.NDArray[np.integer[Any]]) -> Batch:
@@ -153,7 +152,7 @@ class FileSource(ChunkedSource):
         return {**vars(self), "head": None}
 
     def with_floatx(self, floatx: str) -> FileSource:
-        """Returns the same samples, their floats read in another dtype."""
+        """Returns the same samples with floats in another dtype."""
         sample = tuple(
             (name, floatx if "float" in dtype else dtype, shape)
             for name, dtype, shape in self.sample
@@ -177,8 +176,8 @@ class FileSource(ChunkedSource):
                 raise
             raise DataError(
                 f"{error}\n  on_bad_file='skip' cannot leave it out any more: its "
-                f"{portion.rows:,} rows were promised to the run when files were "
-                "counted. Start again; opening the files leaves it out then."
+                f"{portion.rows:,} rows were counted into the epochs when files were "
+                "opened. Start again; opening the files leaves it out then."
             ) from error
         return ArrayChunk(batch)
 
@@ -196,7 +195,7 @@ class FileSource(ChunkedSource):
 
 
 def head_of(batch: Batch) -> Batch:
-    """Copies the first rows, so that the others are let go.
+    """Copies the first rows, so that the others can be freed.
 
     Example:
         >>> head_of((np.arange(100), np.ones(100)))[0]

@@ -1,4 +1,4 @@
-"""Where files lie: opened through fsspec.
+"""Access to files through fsspec.
 
 This file decides how a store is reached: credentials, region and endpoint as boto
 finds them. A `Store` is pickled as its options alone; every process opens its own
@@ -26,9 +26,9 @@ class FileEntry:
     """A file, as it was listed.
 
     Args:
-        url: How it is opened again: "s3://bucket/key", or a local path.
-        size_bytes: Its size, as it is stored.
-        mark: Of this version of it, where the store gives one: its ETag, or the time
+        url: URL to open it again: "s3://bucket/key", or a local path.
+        size_bytes: Stored size.
+        mark: Mark of this version, if the store gives one: its ETag, or the time
             of its last change; "" otherwise.
 
     Example:
@@ -42,17 +42,17 @@ class FileEntry:
 
     @property
     def name(self) -> str:
-        """The last part of the URL."""
+        """Returns the last part of the URL."""
         return self.url.rstrip("/").rpartition("/")[2]
 
 
 @final
 class Store:
-    """Reads files of any store fsspec knows: a disk, S3, GCS, HTTP.
+    """Reads files of any store that fsspec supports: a disk, S3, GCS, HTTP.
 
     Args:
-        options: For fsspec's file system, as `storage_options` of pandas. Not needed
-            for S3 where boto finds credentials, region and endpoint by itself.
+        options: Options of fsspec's file system, as `storage_options` of pandas. Not
+            needed for S3 if boto finds credentials, region and endpoint by itself.
 
     Example:
         >>> import pathlib
@@ -103,11 +103,11 @@ class Store:
         return str(self.filesystem(url)._strip_protocol(url))
 
     def open(self, file: FileEntry, buffer_bytes: int = 0) -> BinaryIO:
-        """Opens a file to be read here and there. Close it.
+        """Opens a file for reads at any position. The caller closes it.
 
         Args:
-            file: Of the store.
-            buffer_bytes: That are fetched where less is asked for; 0: what is asked.
+            file: File of this store.
+            buffer_bytes: Minimum bytes of a fetch; 0: only the requested ones.
         """
         system = self.filesystem(file.url)
         if _is_remote(system):
@@ -129,9 +129,9 @@ class Store:
         return _range(data, start, end, file)
 
     def read_all(self, files: Sequence[FileEntry]) -> list[bytes | Exception]:
-        """Returns the bytes of many small files, read at once where the store can.
+        """Returns the bytes of many small files, read in parallel if the store can.
 
-        What went wrong with a file stands in its place.
+        If a file fails, its exception stands in its place.
         """
         found: dict[str, bytes | Exception] = {}
         for system, own in self._by_system(files):
@@ -148,7 +148,7 @@ class Store:
     def _by_system(
         self, files: Sequence[FileEntry]
     ) -> Iterable[tuple[Any, list[FileEntry]]]:
-        """Files by the file system that reads them; one, nearly always."""
+        """Groups files by the file system that reads them; nearly always one."""
         groups: dict[int, tuple[Any, list[FileEntry]]] = {}
         for file in files:
             system = self.filesystem(file.url)
@@ -158,13 +158,13 @@ class Store:
 
 @final
 class RemoteFile(io.RawIOBase):
-    """A file of a store as a stream: a request for each read, and none beside them.
+    """A file of a store as a stream: exactly one request for each read.
 
-    fsspec's own streams ask S3 for what the listing has told already.
+    fsspec's own streams ask S3 for facts that the listing already gave.
 
     Args:
-        store: It lies in.
-        file: To be read.
+        store: Store of the file.
+        file: File to read.
 
     Example:
         >>> import pathlib
@@ -178,25 +178,25 @@ class RemoteFile(io.RawIOBase):
         self._store, self._file, self._place = store, file, 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Returns True."""
         return True
 
     def tell(self) -> int:
-        """Returns the place that is read next."""
+        """Returns the position of the next read."""
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to a place."""
+        """Moves to a position."""
         from_where = {io.SEEK_CUR: self._place, io.SEEK_END: self._file.size_bytes}
         self._place = max(0, from_where.get(whence, 0) + offset)
         return self._place
 
     def read(self, size: int = -1, /) -> bytes:
-        """Reads as much as there is, or as is asked for."""
+        """Reads up to `size` bytes; all that remain by default."""
         end = self._file.size_bytes
         stop = end if size < 0 else min(end, self._place + size)
         data = self._store.read(self._file, self._place, stop)
@@ -204,7 +204,7 @@ class RemoteFile(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any, /) -> int:
-        """Reads as much as there is, and fits."""
+        """Reads as many bytes as remain and fit."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -222,12 +222,12 @@ def _or_error(data: bytes | Exception, file: FileEntry) -> bytes | Exception:
 def _range(data: bytes, start: int, stop: int, file: FileEntry) -> bytes:
     if len(data) == stop - start:
         return data
-    if len(data) == file.size_bytes:  # some web servers know no ranges
+    if len(data) == file.size_bytes:  # some web servers ignore ranges
         return data[start:stop]
     raise DataError(
         f"{file.url} gave {len(data):,} bytes where {stop - start:,} were expected: it "
         "has changed since it was listed. Expected files that stay as they are while "
-        "they are read. Write new data under new names, and open the files anew."
+        "they are read. Write new data under new names, and open the files again."
     )
 
 
@@ -242,7 +242,7 @@ def s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Endpoint, region and credentials are found by botocore as in boto3. Such stores
     often send the checksum of the whole object with a part of it, or none at all:
-    checksums are then looked at only where S3 demands them.
+    checksums are then verified only where S3 requires them.
 
     Example:
         >>> s3_options({"anon": True})["anon"]
@@ -266,7 +266,7 @@ def s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_checksum_settings() -> bool:
-    """Checksums, and settings to do without, came with botocore 1.36."""
+    """Whether botocore has checksums and settings for them, as from 1.36 on."""
     try:
         major, minor = version("botocore").split(".")[:2]
     except PackageNotFoundError:

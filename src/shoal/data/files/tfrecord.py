@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example`, plain or gzip; checksums are looked at."""
+"""TFRecord files of `tf.train.Example`, plain or gzip; checksums are verified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GZIP = b"\x1f\x8b"
 HEAD, TAIL = 12, 4
 """Bytes around a record: its length and that length's checksum; its own checksum."""
 FIRST_BYTES = 1 << 20
-"""The first record is looked for in; longer ones are fetched by their length."""
+"""Bytes in which the first record is looked for; longer ones are fetched by length."""
 
 
 @final
@@ -41,7 +41,8 @@ class TfRecord(Format):
     """Reads TFRecord files. A feature of one number is a column, of k one of rows of k.
 
     Args:
-        part_bytes: Longer plain files are cut between records; gzip files cannot be.
+        part_bytes: Size above which plain files are cut between records; gzip files are
+            not.
 
     Example:
         >>> TfRecord().one
@@ -63,7 +64,7 @@ class TfRecord(Format):
     def count(
         self, file: FileEntry, store: Store, columns: Sequence[str]
     ) -> tuple[Part, ...]:
-        """Goes from record to record; checks lengths, not yet what is in them."""
+        """Walks from record to record; checks lengths, not yet the contents."""
         with reading(file.url, "TFRecord file"):
             first = _first(file, store)
             if first is None:
@@ -95,7 +96,7 @@ class TfRecord(Format):
             position, size = end, self.part_bytes
 
     def read(self, part: Part, store: Store, columns: Sequence[str]) -> Columns:
-        """Reads records, and checks what they hold."""
+        """Reads records, and checks their contents."""
         with reading(part.file.url, "TFRecord file"):
             data = store.read(part.file, part.start, part.stop)
             if part.stop is None:
@@ -112,7 +113,7 @@ def _columns(
     columns: Sequence[str],
     part: Part,
 ) -> Columns:
-    """Reads records that are like others together, the rest one by one."""
+    """Reads records of common layouts together, the rest one by one."""
     kinds = dict(part.types)
     whole: Columns = {}
     is_left = np.ones(len(starts), bool)
@@ -140,11 +141,11 @@ def _columns(
 def frames(
     data: bytes, file: FileEntry, *, is_whole: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Finds records: where each begins, and how long it is.
+    """Finds records: the start and length of each.
 
     Args:
-        data: That begins with a record.
-        file: It is of, for messages.
+        data: Bytes that begin with a record.
+        file: File of the data, for messages.
         is_whole: Whether the data must end with the end of a record.
 
     Raises:
@@ -165,7 +166,7 @@ def frames(
     first, sizes = np.array(starts, np.int64), np.array(lengths, np.int64)
     _check(data, first - HEAD, np.full(len(first), 8), "length", file)
     if is_whole and position != end:
-        if position + HEAD <= end:  # cut short, or a length that is nonsense
+        if position + HEAD <= end:  # truncated, or an impossible length
             last = np.array([position])
             _check(data, last, np.array([8]), "length", file, len(starts))
         raise DataError(
@@ -184,7 +185,7 @@ def _check(
     file: FileEntry,
     records_before: int = 0,
 ) -> None:
-    """Compares checksums, which stand behind what they are of."""
+    """Verifies checksums, which follow the bytes that they cover."""
     stops = (starts + lengths).tolist()
     for number, (start, stop) in enumerate(zip(starts.tolist(), stops, strict=True)):
         if masked_crc32c(data[start:stop]) == int.from_bytes(
@@ -199,7 +200,7 @@ def _check(
 
 
 def _first(file: FileEntry, store: Store) -> bytes | None:
-    """The first record, unless the file is damaged there; None where there is none."""
+    """Returns the first record, unless it is damaged; None if there is none."""
     data = store.read(file, 0, min(file.size_bytes, FIRST_BYTES))
     if data.startswith(GZIP):
         data = _plain(store.read(file))
@@ -243,7 +244,7 @@ def _fill(
     rows: int,
     file: FileEntry,
 ) -> None:
-    """Puts values where they belong; the first decide how many a record has."""
+    """Writes values to their places; the first record decides their number."""
     width = values.shape[-1]
     if name not in whole:
         whole[name] = np.empty((rows, width), values.dtype.newbyteorder("="))

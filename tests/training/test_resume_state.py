@@ -31,7 +31,7 @@ from shoal.training.callback_state import (
 from shoal.training.resume_state import Diary, ResumeState
 
 
-def test_a_past_comes_back_from_a_storage(tmp_path: Path) -> None:
+def test_a_resume_state_comes_back_from_a_storage(tmp_path: Path) -> None:
     restart = Restart(
         sequencer={"lineage": 2, "epochs": {"allowed": 1}},
         arrays={"vector": np.arange(4, dtype="f4"), "statistics": np.zeros(0, "f4"),
@@ -123,7 +123,7 @@ class Own(keras.callbacks.Callback):
         self.seen = []
 
 
-def test_callbacks_remember_what_those_before_did() -> None:
+def test_callbacks_restore_the_state_of_earlier_ones() -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     before = [keras.callbacks.EarlyStopping(patience=3), Own()]
     for callback in before:
