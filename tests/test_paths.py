@@ -124,5 +124,5 @@ def test_half_an_archive_is_said(content: bytes | None, tmp_path: Path):
     if content is None:
         content = archive.read_bytes()[:60]
     archive.write_bytes(content)
-    with pytest.raises(DataError, match="no whole archive"):
+    with pytest.raises(DataError, match="archive of another host is not complete"):
         unpack(archive, tmp_path)

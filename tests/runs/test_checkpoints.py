@@ -183,7 +183,7 @@ def test_a_large_array_is_not_copied_to_save_it_and_once_to_load_it(tmp_path: Pa
         ({"arrays": {"a": np.array([None])}}, r"arrays\['a'\] has dtype='object'"),
         ({"arrays": {"a": np.array(["x"])}}, "dtype="),
         ({"document": {"ranks": [{1: 2}]}}, r"the key 1 in document\['ranks'\]\[\]"),
-        ({"document": {"fit": print}}, "no JSON"),
+        ({"document": {"fit": print}}, "not JSON"),
     ],
 )
 def test_what_would_not_come_back_is_refused(
