@@ -1,7 +1,7 @@
-"""The public verbs, and what they promise. What they do is in `training`.
+"""The public functions and their contracts. Their implementation is in `training`.
 
 Little is imported before it is needed: `fit` starts the processes of a run first, and
-loads the rest of the house while those load theirs.
+loads the rest of the package while those load theirs.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
 
     Use it where you would call `model.fit`. The default strategy gives the same
     curve as Keras; others exchange less often and are faster. `plan` takes the same
-    arguments and tells what would happen.
+    arguments and shows what would happen.
 
     Args:
         model: Compiled Keras model, or a callable without arguments that returns
@@ -100,7 +100,7 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
             usable core, at most 4; of a cluster one a GPU, else one a node. "yarn" or
             a `shoal.clusters.Yarn`: as many as a ResourceManager's nodes have cores.
-            Of `(min, max)` those join later that a Ray cluster has no room for yet.
+            If a Ray cluster has room for fewer than `max`, the rest joins later.
         cluster: Where workers run; "local" is this machine. "ray", the address of a Ray
             cluster, or a `shoal.clusters.Ray`: its nodes; "auto": these, where this
             process is part of one. An address of Ray Client, "ray://host:10001", or the
@@ -109,16 +109,16 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
             take turns in this process, for experiments with many of them.
         batch_size: Samples of an optimizer step: of all workers together for
             "all_reduce", of each worker otherwise. Default None means 32.
-        epochs: The epoch to end before.
+        epochs: Number of the epoch before which training ends, as in Keras.
         verbose: 0 for silence, 1 for a live line, 2 for a line an epoch, or "auto".
         echo: Also print what workers print, each line after its worker's name; it is
             in their logs anyway.
         callbacks: Keras callbacks; they run in this process, on the common weights.
-            What they change in the model travels to workers, all but trainable
+            Their changes to the model travel to workers, except trainable
             weights. Hooks of batches are called once an exchange and up to a tenth of
-            a second after it; those that set something are called between two steps
-            by "all_reduce" and "single", and come late by others. What hooks of epochs
-            do comes at once. Under "ensemble" each member gets deep copies of them.
+            a second after it; hooks that set something are called between two steps by
+            "all_reduce" and "single", and late by other strategies. Changes by hooks of
+            epochs act at once. Under "ensemble" each member gets deep copies of them.
         validation_split: Share of the rows, from the end, to validate on.
         validation_data: `(x, y)` or `(x, y, sample_weight)`.
         shuffle: Whether to draw a new order each epoch; "batch" shuffles within each
@@ -136,47 +136,47 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         run: Name, path or URL for the records; False keeps none. Default None means
             a folder under $SHOAL_RUNS, or ./shoal-runs.
         monitor: Metric of the best model; default None: "val_loss", else "loss".
-            "name:max" or "name:min" for one that does not say which way is better.
-        deterministic: Refuse what cannot be repeated bit for bit.
-        epoch_barrier: Workers wait for callbacks between epochs.
+            "name:max" or "name:min" for a metric that does not know its direction.
+        deterministic: Refuse settings that cannot be repeated bit for bit.
+        epoch_barrier: Whether workers wait for callbacks between epochs.
         max_restarts: Replacements of lost workers before the run stops.
-        servers: That share the weights, each a part of them: more processes, or
-            machines, exchange large vectors. One of them decides the order of all.
-        standby: 1 for a second server that knows all that the first one does, and takes
-            over when that is lost: within seconds, and nothing else happens.
-        spares: Processes that wait, everything imported, for a worker to be lost.
-        quorum: Workers of a round that are enough when the others are late, at least
-            1, or a share of them such as 0.75; 1.0 waits for all. For strategies
-            whose rounds exchange weights. Default None: all but one in four, or but
-            one of three; all of one or two, and with `deterministic`.
-        collective: Who averages the gradients of "all_reduce": the "server"; with
-            "shared" workers of this machine, each for itself, in memory they share;
-            with "native" the workers by what their backend has (torch: gloo, on GPUs
-            NCCL). The server does it where that fails. "auto": native if it is NCCL,
+        servers: Number of servers that share the weights: more processes, or
+            machines, exchange large vectors. One of them orders the messages of all.
+        standby: 1 for a second server that holds the same state as the first, and takes
+            over within seconds when that is lost, without any other effect.
+        spares: Waiting processes, everything imported, that replace lost workers.
+        quorum: Number of workers that suffice for a round when the others are late, at
+            least 1, or a share of them such as 0.75; 1.0 waits for all. For strategies
+            whose rounds exchange weights. Default None: all but one in four, or two
+            of three; all of one or two, and with `deterministic`.
+        collective: Where the gradients of "all_reduce" are averaged: by the "server";
+            "shared": by each worker of this machine, in shared memory;
+            "native": by the backend's own collectives (torch: gloo, on GPUs NCCL).
+            The server averages if those fail. "auto": native if it is NCCL,
             shared on CPUs of this machine for models that are not large.
-        codec: Numbers of vectors that go from host to host: "float32", "bfloat16" (2
-            bytes) or "int8" (1 byte, and a scale for 256). What is rounded off goes
-            into the next message. On one host they are never rounded.
-        overlap: Workers compute on while their vectors travel; what they learn
-            meanwhile is added to what they are answered. For strategies that exchange
-            weights, on links that are slow.
-        on_nan: What follows when weights, gradients or the loss of a worker turn NaN
-            or infinite: "stop" the run; "skip" what that worker learnt from these
-            samples (of "all_reduce": that step); "rollback" to the last checkpoint,
-            and leave them out. Default None warns, once a worker, and goes on as Keras.
-        checkpoint_every: Seconds, or "N samples", from which `resume` can go on; False
-            for never. Default None: 30 s. The end of an epoch makes one anyway.
+        codec: Number format of vectors between hosts: "float32", "bfloat16" (2
+            bytes) or "int8" (1 byte, and a scale for 256). Rounding errors are added
+            to the next message. On one host nothing is rounded.
+        overlap: Whether workers compute on while their vectors travel; steps taken
+            meanwhile are added to the reply. For strategies that exchange
+            weights, on slow links.
+        on_nan: Reaction when weights, gradients or the loss of a worker turn NaN
+            or infinite: "stop" the run; "skip" that worker's change of these
+            samples (under "all_reduce": that step); "rollback" to the last checkpoint,
+            and leave them out. Default None warns once a worker and continues as Keras.
+        checkpoint_every: Seconds, or "N samples", between checkpoints for `resume`;
+            False for never. Default None: 30 s. The end of an epoch always makes one.
         threads: Compute threads of a worker; default None shares the cores.
-        seed: Of the order of samples; default None honours
+        seed: Seed of the order of samples; default None honours
             `keras.utils.set_random_seed`.
         custom_objects: Name -> class or function, as in Keras.
-        features: Of files, the columns that are x: a name, a list, or input -> one of
-            these. Default None: all but `label`; of images the image.
-        label: Of files, the columns that are y. Default None: the class of images, the
+        features: For files, the columns that are x: a name, a list, or input -> one of
+            these. Default None: all but `label`; for images the image.
+        label: For files, the columns that are y. Default None: the class of images, the
             key "y" of NPZ files.
-        preprocess: Of files, a class, object or function that reads them: it gets
+        preprocess: For files, a class, object or function that reads them: it gets
             (keys, objects) and returns (inputs, outputs, train_size). Default None:
-            what `preprocessing.py` beside the script defines, where there is one and
+            the definition in `preprocessing.py` beside the script, if there is one and
             no column is named.
         on_bad_file: "raise", or "skip" to leave out files that are bad from the start.
 
@@ -185,12 +185,13 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         `history.models` has all models and `history.predict` averages them.
 
     Raises:
-        ConfigError, PlanError, DataError: Something does not fit; nothing was done.
+        ConfigError, PlanError, DataError: The arguments do not fit; nothing was
+        started.
         ClusterError: A cluster cannot be reached, or has no room.
-        WorkerFailed: Code of the model raised on a worker.
+        WorkerFailed: The model's code raised on a worker.
         WorkerLost: Workers died more often than `max_restarts` allows.
-        NotFinite: Numbers turned NaN or infinite, and `on_nan` does not go on.
-        ModelNotSaved: The storage did not take the trained model; `model` has it.
+        NotFinite: Numbers turned NaN or infinite, and `on_nan` does not continue.
+        ModelNotSaved: The storage refused the trained model; `model` has it.
         KeyboardInterrupt: After Ctrl-C; `model` has the weights so far.
 
     Example:
@@ -239,16 +240,16 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
 
 
 def attach(job: str, model: Any = None, *, cluster: str | Cluster) -> History:
-    """Comes back to a `fit` that was sent to a cluster, and follows it to its end.
+    """Attaches to a `fit` that was sent to a cluster, and follows it to its end.
 
     Args:
-        job: Its id, or the beginning of one; `shoal jobs` lists them.
-        model: Gets the trained weights; None for the history alone.
-        cluster: As `fit` was given it: the name of a cluster of hosts, or an address
-            "ray://host:10001".
+        job: Id of the job, or the beginning of one; `shoal jobs` lists them.
+        model: Model that gets the trained weights; None returns the history alone.
+        cluster: The cluster, as passed to `fit`: the name of a cluster of hosts, or an
+            address "ray://host:10001".
 
     Returns:
-        As `fit`; `history.run` is the folder of the run, which was brought here.
+        As `fit`; `history.run` is the run's folder, which was copied here.
 
     Raises:
         ConfigError: There is no such job.
@@ -277,34 +278,34 @@ def resume(  # noqa: PLR0913 - what fit has, where it may differ
     verbose: int | str | None = None,
     force: bool = False,
 ) -> History:
-    """Goes on with a run that was broken off, from its last checkpoint to its end.
+    """Resumes an interrupted run, from its last checkpoint to its end.
 
-    Works in a new process, after a crash of everything. Each sample of each epoch
-    counts once, as if nothing had happened; the history has all epochs. A run folder
-    is as trusted as a program: only go on with runs of your own.
+    It works in a new process, after a crash of all processes. Each sample of each epoch
+    counts once, as without the crash; the history has all epochs. Reading a run folder
+    runs code from it: only resume runs of your own.
 
     Args:
         run: Id of a run, the beginning of one, or path or URL of its folder.
-        x: Inputs, as `fit` was given them; needed for runs whose samples were too
-            many to be kept (1 GiB). Other data than the run began with is refused.
-        y: Targets, as `fit` was given them.
-        sample_weight: Weights of samples, as `fit` was given them.
-        validation_data: As `fit` was given it.
+        x: Inputs, as passed to `fit`; needed for runs with too many samples
+            to keep (1 GiB). Other data than the run began with is refused.
+        y: Targets, as passed to `fit`.
+        sample_weight: Weights of samples, as passed to `fit`.
+        validation_data: Validation data, as passed to `fit`.
         workers: Processes, as for `fit`; default None: as before.
-        callbacks: In place of those of the run; default None: as before. They remember
-            what they did.
-        verbose: As for `fit`; default None: as before.
-        force: Go on although the run seems to be running, on a machine that cannot
-            be seen from here for example. Its old process can save nothing more. Also
-            train from the first epoch again where all checkpoints are lost.
+        callbacks: Callbacks in place of those of the run; default None: as before. They
+            get the state of the earlier ones.
+        verbose: Output, as for `fit`; default None: as before.
+        force: Resume although the run seems to be running, for example on a machine
+            that cannot be checked from here. Its old process can save nothing more.
+            Also train from the first epoch again if all checkpoints are lost.
 
     Returns:
         Keras' history, as `fit` does; `history.model` is the trained model.
 
     Raises:
         ConfigError: There is no such run, or it has finished, or it is running.
-        CheckpointError: What it needs was not kept, is lost or damaged.
-        PlanError: The data is not what the run began with; or a callback looks for
+        CheckpointError: Files that it needs were not kept, are lost or damaged.
+        PlanError: The data differs from the run's; or a callback needs
             scores of `validation="async"`, see `fit`.
         WorkerFailed, WorkerLost: See `fit`.
 
@@ -327,13 +328,13 @@ def resume(  # noqa: PLR0913 - what fit has, where it may differ
 
 
 def plan(model: Any, x: Tree = None, y: Tree = None, **arguments: Any) -> Plan:
-    """Tells what `fit` would do with the same arguments, and starts nothing.
+    """Shows what `fit` would do with the same arguments, and starts nothing.
 
     Args:
-        model: As for `fit`.
-        x: As for `fit`.
-        y: As for `fit`.
-        **arguments: Others of `fit`.
+        model: Model, as for `fit`.
+        x: Inputs, as for `fit`.
+        y: Targets, as for `fit`.
+        **arguments: Other arguments of `fit`.
 
     Returns:
         The plan; `print(plan.explain())` shows it to a person.
@@ -377,11 +378,11 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
     on_bad_file: str = "raise",
     verbose: int | str = "auto",
 ) -> Any:
-    """Returns loss and metrics, computed on several processes, as Keras would.
+    """Returns loss and metrics as Keras would, computed on several processes.
 
-    States of metrics are summed over processes, so that AUC and its like are those
-    of one process. Little data, one worker, or a metric whose states do not add up
-    make it run in this process.
+    States of metrics are summed over processes, so that AUC and similar metrics equal
+    those of one process. With little data, one worker, or a metric whose states do not
+    add up, it runs in this process.
 
     Args:
         model: Compiled Keras model, or a callable that returns one.
@@ -394,17 +395,18 @@ def evaluate(  # noqa: PLR0913 - the arguments of Keras' evaluate
         workers: Processes, `(min, max)`, or "auto".
         threads: Compute threads of each; default None shares the cores.
         custom_objects: Name -> class or function, as in Keras.
-        features: Of files, as for `fit`; so are the next three.
-        label: Of files.
-        preprocess: Of files.
-        on_bad_file: Of files.
+        features: Columns of files, as for `fit`; so are the next three.
+        label: Label of files.
+        preprocess: Reader of files.
+        on_bad_file: Treatment of bad files.
         verbose: 0 for silence, 1 or "auto" for Keras' progress bar, 2 for one line.
 
     Returns:
         As `model.evaluate`: a number, a list, or a dict by name.
 
     Raises:
-        ConfigError, PlanError, DataError: Something does not fit; nothing was done.
+        ConfigError, PlanError, DataError: The arguments do not fit; nothing was
+        started.
         WorkerFailed, WorkerLost: See `fit`.
 
     Example:
@@ -461,17 +463,18 @@ def predict(  # noqa: PLR0913 - the arguments of Keras' predict, and files
         workers: Processes, `(min, max)`, or "auto"; little data needs none.
         threads: Compute threads of each; default None shares the cores.
         custom_objects: Name -> class or function, as in Keras.
-        features: Of files, as for `fit`; so are the next three.
-        label: Of files; not needed where features are named.
-        preprocess: Of files.
-        on_bad_file: Of files; a warning names those whose rows are then missing.
+        features: Columns of files, as for `fit`; so are the next three.
+        label: Label of files; not needed if features are named.
+        preprocess: Reader of files.
+        on_bad_file: Treatment of bad files; a warning names the left out ones.
         verbose: 0 for silence, 1 or "auto" for Keras' progress bar, 2 for one line.
 
     Returns:
         As `model.predict`: an array, or arrays nested as the model's outputs.
 
     Raises:
-        ConfigError, PlanError, DataError: Something does not fit; nothing was done.
+        ConfigError, PlanError, DataError: The arguments do not fit; nothing was
+        started.
         WorkerFailed, WorkerLost: See `fit`.
 
     Example:
@@ -526,25 +529,27 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
         x: Inputs: array, or dict, list or tuple of arrays; rows first.
         y: Targets, in any nesting.
         strategies: Names, names with parameters such as "aeasgd:period=20", objects.
-        workers: A number or "auto", or a list or tuple of them to try each: (1, 4) is
-            one worker and then four, not at least and at most as for `fit`.
+        workers: A number or "auto", or a list or tuple of them to try each: (1, 4)
+            means one worker and then four, not a minimum and a maximum as for `fit`.
         epochs: Passes over the data, the same for all.
-        batch_size: As for `fit`; default None means 32.
-        validation_data: What models are judged on; default None: the training data.
-        seeds: Trainings of each, seeded 0, 1, ...; or the seeds themselves.
+        batch_size: Samples of a step, as for `fit`; default None means 32.
+        validation_data: Data on which models are evaluated; default None: the training
+            data.
+        seeds: Number of trainings of each, seeded 0, 1, ...; or the seeds themselves.
         f1: "binary" adds the F1 score of class 1, "macro" the mean over classes.
-        cluster: "local" for processes of this machine; "inline" to let the workers
-            take turns in this process: quality with any number of workers, but
-            times that say nothing.
-        picture: Where to draw the metric against time and samples; None for nowhere.
-            A picture that fails in the end is a warning: the results are returned.
-        run: As for `fit`; default False keeps no records.
+        cluster: "local" for processes of this machine; "inline" to run the workers
+            in turn in this process: quality with any number of workers, but
+            meaningless times.
+        picture: Path of a picture of the metric against time and samples; None for
+            none. A picture that fails in the end is a warning: the results are
+            returned.
+        run: Records, as for `fit`; default False keeps none.
 
     Returns:
-        What was found: `rows`, `table()`, `to_json()` and `plot(path)`.
+        The comparison: `rows`, `table()`, `to_json()` and `plot(path)`.
 
     Raises:
-        ConfigError, PlanError, DataError: As for `fit`.
+        ConfigError, PlanError, DataError: Errors, as for `fit`.
 
     Example:
         >>> import keras, numpy as np, shoal
@@ -581,7 +586,7 @@ def compare(  # noqa: PLR0913 - what `fit` needs, and what to vary
     if picture is not None:
         try:
             found.plot(os.fspath(picture))
-        except Exception as error:  # not worth all that was trained
+        except Exception as error:  # an error here must not lose the results
             text = f"the picture cannot be drawn: {type(error).__name__}: {error}"
             warnings.warn(text, ShoalWarning, stacklevel=2)
     return found

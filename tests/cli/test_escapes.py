@@ -259,7 +259,7 @@ def test_a_damaged_cluster_does_not_hide_others(
     done = shoal("cluster", "list")
     assert done.exit_code == 0
     assert "lab" in done.stdout
-    assert "broken: what is known of the cluster broken cannot be read" in done.stderr
+    assert "broken: the state of the cluster broken cannot be read" in done.stderr
     assert odd_in(done.output) == set()
     [one] = json.loads(shoal("cluster", "list", "--json").stdout)
     assert one["name"] == "lab"

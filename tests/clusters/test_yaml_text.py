@@ -25,9 +25,9 @@ TRAPS: dict[str, tuple[str | bytes, str]] = {
     "deep": ("hosts: " + "[" * 20_000 + "]" * 20_000, "more than 50 values deep"),
     "a key twice": (
         "user: a\nuser: b\nhosts: [h]",
-        "line 2: 'user' stands there twice",
+        "line 2: 'user' is there twice",
     ),
-    "a list as key": ("? [a, b]\n: c\nhosts: [h]", "line 1: a key is no text"),
+    "a list as key": ("? [a, b]\n: c\nhosts: [h]", "line 1: a key is not text"),
     "huge": ("hosts: [" + "h, " * 500_000 + "h]", "more than 1,048,576 characters"),
     "code": ("hosts: !!python/object/apply:os.getpid []", "it is no YAML"),
     "a tab": ("hosts:\n\t- h", "it is no YAML"),

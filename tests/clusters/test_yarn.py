@@ -87,7 +87,7 @@ def test_a_cluster_without_nodes(manager: Answer) -> None:
 def test_no_server_answers(manager: Answer) -> None:
     with pytest.raises(ClusterError, match="gave no answer"):
         Yarn(address="http://127.0.0.1:9").count()
-    with pytest.raises(ConfigError, match="is no address of a ResourceManager"):
+    with pytest.raises(ConfigError, match="is not a ResourceManager's address"):
         Yarn(address="master:8088").count()
     with pytest.raises(ConfigError, match="max_workers=0"):
         Yarn(max_workers=0).count()

@@ -330,7 +330,7 @@ def test_machines_that_cannot_be_given_back_stay_known(box: Box) -> None:
     box.make("release-fails")
     done = box.shoal("cluster", "down", "box")
     assert done.exit_code == 1
-    assert "could not be given back: the toy box is locked" in done.output
+    assert "could not be released: the toy box is locked" in done.output
     assert "Run `shoal cluster down box` to try again" in done.output
     assert (box.names, box.machines) == (["box"], ["toy-0", "toy-1"])
     (box.folder / "release-fails").unlink()

@@ -193,8 +193,8 @@ def test_other_data_is_refused(folder: Path) -> None:
     other = x.copy()
     other[700, 3] += 1
     given: list[tuple[Any, Any, str]] = [
-        (other, y, "sample 700 is another one"),
-        (x, 1 - y, "sample 0 is another one"),
+        (other, y, "sample 700 differs"),
+        (x, 1 - y, "sample 0 differs"),
         (x[:1000], y[:1000], "it has 800 samples, and there were 1,200"),
         (x.astype("f8")[:, :5], y, r"its columns are data\[0\] float32\(5,\)"),
         (x, None, "its columns are"),

@@ -1,4 +1,4 @@
-"""Where machines come from: one file a kind of cluster."""
+"""Clusters, the origin of machines: one file for each kind."""
 
 from shoal.clusters.base import Allocation, Cluster, ResourceRequest
 from shoal.clusters.ray import Ray

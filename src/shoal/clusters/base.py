@@ -1,4 +1,4 @@
-"""What a cluster is: it tells what its machines have free, and gives a launcher."""
+"""The interface of a cluster: its free resources, and a launcher for them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shoal.launchers.shared import SharedBlob
 @final
 @dataclass(frozen=True, kw_only=True)
 class ResourceRequest:
-    """What a run wants of a cluster.
+    """Resources that a run asks of a cluster.
 
     Args:
-        least: Workers it needs.
-        most: Workers it can use.
-        threads: Of each.
-        backend: Of Keras.
+        least: Minimum number of workers.
+        most: Maximum number of workers.
+        threads: Compute threads of each worker.
+        backend: Name of the Keras backend.
     """
 
     least: int
@@ -36,13 +36,13 @@ class ResourceRequest:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """What a cluster has set aside for a run.
+    """Resources that a cluster has reserved for a run.
 
     Args:
-        workers: That have room.
-        growth: More of them that come when there is room: the launcher waits for it.
-        host: Address of this machine at which workers reach it.
-        open_launcher: Makes the launcher of these workers, which are to share a blob.
+        workers: Workers that have room.
+        growth: More workers that join when there is room: the launcher waits for it.
+        host: Address of this machine for the workers.
+        open_launcher: Opens the launcher of these workers, which share a blob.
     """
 
     workers: int
@@ -52,10 +52,10 @@ class Allocation:
 
 
 class Cluster(ABC):
-    """Where workers may be, other than this machine: a frozen value.
+    """A place for workers other than this machine: a frozen value.
 
-    What it starts for a run it ends with the run. A package adds a kind with a class
-    and one line of its metadata:
+    Everything it starts for a run it ends with the run. A package adds a kind with a
+    class and one line of its metadata:
 
         [project.entry-points."shoal.clusters"]
         slurm = "my_package.slurm:Slurm"
@@ -65,7 +65,7 @@ class Cluster(ABC):
     """
 
     name: ClassVar[str]
-    """What users call its kind, and the `cluster` of a request."""
+    """Name of its kind for users, and for the `cluster` of a request."""
 
     @property
     def is_remote(self) -> bool:
@@ -89,10 +89,10 @@ class Cluster(ABC):
 
     @abstractmethod
     def look(self, backend: str) -> MachineFacts:
-        """Returns what is free now; starts nothing.
+        """Returns the resources that are free now; starts nothing.
 
         Args:
-            backend: Of Keras.
+            backend: Name of the Keras backend.
 
         Raises:
             PlanError: It cannot be used from here.
@@ -101,8 +101,8 @@ class Cluster(ABC):
 
     @abstractmethod
     def open(self, asked: ResourceRequest) -> AbstractContextManager[Allocation]:
-        """Sets room aside, waits for it where it has to, and gives it back at the end.
+        """Reserves room, waits for it if necessary, and releases it at the end.
 
         Raises:
-            ClusterError: There is not room for the least.
+            ClusterError: There is no room for the minimum.
         """

@@ -1,4 +1,4 @@
-"""Brings a cluster on hosts up, or what is missing of it: steps, and their order."""
+"""Brings up a cluster on hosts, or its missing parts: steps, and their order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.remote_call import ask
 from shoal.errors import ClusterError, PlanError
 
-START_LIMIT_S = 90.0  # `ray start` at a half-dead head would wait for ever
+START_LIMIT_S = 90.0  # `ray start` would wait forever for a hung head
 LOOK_LIMIT_S = 45.0
 STOP_LIMIT_S = 60.0
 MOST_AT_ONCE = 64
@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 def on_all(
     keys: Iterable[Key], do: Callable[[Key], Value]
 ) -> tuple[dict[Key, Value], dict[Key, str]]:
-    """Does something for all at once; returns what came of it, and what failed why."""
+    """Runs an action for all at once; returns the results, and errors of the failed."""
     done: dict[Key, Value] = {}
     failed: dict[Key, str] = {}
     listed = list(keys)
@@ -39,15 +39,15 @@ def on_all(
 
 
 def look(state: ClusterState, node: NodeState, *, asks_ray: bool) -> dict[str, Any]:
-    """What runs of a node.
+    """Returns which processes of a node run.
 
     Args:
-        state: Of its cluster.
-        node: To look at.
-        asks_ray: It is to tell what Ray's head thinks of all nodes.
+        state: State of its cluster.
+        node: Node to check.
+        asks_ray: Whether it also asks Ray's head about all nodes.
 
     Raises:
-        ClusterError: It cannot be asked.
+        ClusterError: The node cannot be asked.
     """
     request = {
         "mark": state.mark_of(node),
@@ -60,10 +60,10 @@ def look(state: ClusterState, node: NodeState, *, asks_ray: bool) -> dict[str, A
 def end(
     state: ClusterState, node: NodeState, *, removes_environment: bool = False
 ) -> int:
-    """Ends a node; returns how many processes that were.
+    """Ends a node; returns how many processes it had.
 
     Raises:
-        ClusterError: It cannot be reached, or its processes do not end.
+        ClusterError: The node cannot be reached, or its processes do not end.
     """
     request = {
         "name": state.name,
@@ -77,18 +77,18 @@ def end(
 
 @final
 class BringUp:
-    """One `up`.
+    """One run of `up`.
 
     Args:
-        state: What is known; of a new cluster, nothing but its name.
-        hosts: What is to be.
-        preparer: Makes hosts ready.
-        store: Keeps what becomes known.
-        tell: Is told what hosts do.
+        state: Known state; for a new cluster, only its name.
+        hosts: Wanted hosts.
+        preparer: Prepares hosts.
+        store: Stores the state.
+        tell: Called with the progress of hosts.
 
     Attributes:
-        state: What is known now.
-        failed: Address of a host -> why it is no node.
+        state: State known now.
+        failed: Address of a host -> why it is not a node.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BringUp:
         """Returns the nodes that run, the head first.
 
         Raises:
-            ClusterError: They are fewer than are needed.
+            ClusterError: There are fewer nodes than are needed.
         """
         self._refuse_other_environment()
         self._end_dropped()
@@ -128,7 +128,7 @@ class BringUp:
         return running
 
     def _refuse_other_environment(self) -> None:
-        """What runs cannot be given other versions: Ray wants the same everywhere."""
+        """Refuses other versions for running nodes: Ray needs the same everywhere."""
         own = self.state.hosts and self.state.hosts.environment.python
         before = (self.state.environment, own)
         now = (self._preparer.environment, self._hosts.environment.python)
@@ -147,7 +147,7 @@ class BringUp:
         raise ClusterError(
             f"{count} of {len(self._hosts.hosts)} hosts of the cluster "
             f"{self.state.name} are there; {then}. Expected at least min_workers="
-            f"{self._hosts.min_workers}. Mend what the others say, then `shoal cluster "
+            f"{self._hosts.min_workers}. Repair the others, then `shoal cluster "
             f"up` again.\n{why}"
         )
 
@@ -188,7 +188,7 @@ class BringUp:
         self._note_failures({host.address: why for host, why in failed.items()})
         ready = list(found.values())
         nodes = known | {node.address: node for node in ready}
-        # The head stays first; those that cannot be reached now are not forgotten.
+        # The head stays first; nodes that cannot be reached now are kept.
         self._keep(list(nodes.values()))
         return ready
 
@@ -199,9 +199,9 @@ class BringUp:
             self._store.write(self.state)
 
     def _alive(self, ready: list[NodeState]) -> set[str] | None:
-        """Private addresses of nodes that Ray has; None where its head is gone.
+        """Returns private addresses of the nodes that Ray has; None without its head.
 
-        A head that only this machine does not reach still serves the others: one of
+        A head that only this machine cannot reach still serves the others: one of
         them is asked then, before anything is ended.
         """
         if self.state.port is None:
@@ -218,7 +218,7 @@ class BringUp:
         return None
 
     def _start_head(self, ready: list[NodeState]) -> set[str]:
-        """Starts a head; without one, what runs of the others is of no use."""
+        """Starts a head; without one, other running nodes are useless."""
         on_all(ready, lambda node: end(self.state, node))
         known = {node.address: node for node in self.state.nodes}
         port = self._hosts.ray_port

@@ -1,4 +1,4 @@
-"""What is known of clusters that are up: one file each, for later sessions."""
+"""State of clusters that are up: one file each, for later sessions."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class NodeState(BaseModel):
     """A host that is, or was, a node of a cluster.
 
     Args:
-        number: Its own among those of the cluster, for good.
+        number: Its permanent number in the cluster.
         address: Its name for OpenSSH.
-        private: That the other hosts know it by.
-        python: Its interpreter.
-        path: Of the PATH that ssh gives there.
-        gpus: Found on it.
+        private: Its address for the other hosts.
+        python: Its Python interpreter.
+        path: Its PATH under ssh.
+        gpus: Its GPUs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,22 +51,22 @@ class NodeState(BaseModel):
 
 @final
 class ClusterState(BaseModel):
-    """A cluster: what it is to be, and what it is.
+    """A cluster: its wanted and its present state.
 
     Args:
-        version: Of this form.
-        name: Of the cluster.
-        id: Of its own, whatever its name.
+        version: Version of this format.
+        name: Name of the cluster.
+        id: Unique id, independent of the name.
         created: Seconds since 1970.
-        token: That Ray asks for.
-        backend: Of Keras, that its hosts have.
+        token: Token that Ray requires.
+        backend: Keras backend of its hosts.
         environment: Name of the environment that was installed; None for the user's.
-        port: Of Ray's head.
-        nodes: The head first.
+        port: Port of Ray's head.
+        nodes: Nodes, the head first.
         provider: Name of the provider of its machines.
-        spec: What the file said to the provider, in the last `up` that came to hosts.
-        facts: What the provider has noted of what it made.
-        hosts: What the provider gave; None before it has given any.
+        spec: The file's fields for the provider, in the last `up` that reached hosts.
+        facts: Facts that the provider noted about its resources.
+        hosts: Hosts from the provider; None before it has returned any.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -87,7 +87,7 @@ class ClusterState(BaseModel):
 
     @classmethod
     def new(cls, provider: str, spec: ClusterSpec, backend: str) -> ClusterState:
-        """A cluster that is to be."""
+        """Returns the state of a new cluster."""
         return cls(
             name=spec.name, id=secrets.token_hex(4), created=time.time(),
             token=secrets.token_hex(32), backend=backend, provider=provider,
@@ -97,7 +97,7 @@ class ClusterState(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_this_form(cls, fields: Any) -> Any:
-        """Reads form 1, which had hosts of one's own only."""
+        """Reads form 1, which had only the user's own hosts."""
         if not isinstance(fields, dict):
             return fields
         version = fields.get("version")
@@ -112,7 +112,7 @@ class ClusterState(BaseModel):
 
     @property
     def head(self) -> NodeState:
-        """The node that the others follow.
+        """Returns the node that the others connect to.
 
         Raises:
             ClusterError: There is no node yet.
@@ -127,43 +127,43 @@ class ClusterState(BaseModel):
 
     @property
     def address(self) -> str:
-        """Of Ray, on the hosts."""
+        """Returns Ray's address for the hosts."""
         return f"{self.head.private}:{self.port}"
 
     @property
     def shared(self) -> str | None:
-        """Folder that all hosts share."""
+        """Returns the folder that all hosts share."""
         return None if self.hosts is None else self.hosts.shared
 
     @property
     def ssh(self) -> tuple[str, ...]:
-        """The command that reaches hosts."""
+        """Returns the command that reaches hosts."""
         return SSH if self.hosts is None else tuple(shlex.split(self.hosts.ssh))
 
     def mark_of(self, node: NodeState) -> str:
-        """What all processes of a node carry."""
+        """Returns the mark of all processes of a node."""
         return f"{self.id}-{node.number}"
 
     def way_to(self, node: NodeState) -> Way:
-        """How a node is reached."""
+        """Returns the way to reach a node."""
         if self.hosts is not None:
             for host in self.hosts.hosts:
                 if host.address == node.address:
                     return self.hosts.way_to(host)
-        raise ClusterError(f"{node.address} is no host of {self.name}")
+        raise ClusterError(f"{node.address} is not a host of {self.name}")
 
     def find(self, said: str) -> NodeState:
-        """A node by number, or by one of its addresses.
+        """Finds a node by number, or by one of its addresses.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is no such node.
         """
         for node in self.nodes:
             if said in (str(node.number), node.address, node.private):
                 return node
         known = ", ".join(f"{node.number} {node.address}" for node in self.nodes)
         raise ConfigError(
-            f"{said!r} is no host of the cluster {self.name}. Expected a number or an "
+            f"{said!r} is not a host of cluster {self.name}. Expected a number or an "
             f"address. Known: {known}."
         )
 
@@ -173,23 +173,23 @@ class ClusterStore:
     """The folder of these files.
 
     Args:
-        folder: Where; made when something is written.
+        folder: Path; made when something is written.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder).expanduser()
 
     def names(self) -> list[str]:
-        """Of all clusters there are files of."""
+        """Returns the names of all clusters with a file."""
         return sorted(path.stem for path in self._folder.glob("*.json"))
 
     def read(self, name: str) -> ClusterState | None:
-        """What is known of a cluster, None for nothing.
+        """Returns the state of a cluster, None if it is unknown.
 
         Raises:
-            ClusterError: The file is not ours, or broken.
+            ClusterError: The file belongs to another user, or is broken.
         """
-        if fault_of(name) or "/" in name:  # what has such a name is not known
+        if fault_of(name) or "/" in name:  # no known cluster has such a name
             return None
         path = self._path(name)
         try:
@@ -201,17 +201,17 @@ class ClusterStore:
             return None
         except (OSError, ValidationError) as error:
             raise ClusterError(
-                f"what is known of the cluster {name} cannot be read from {path}: "
+                f"the state of the cluster {name} cannot be read from {path}: "
                 f"{_why(error)}. Expected a file that `shoal cluster "
                 "up` wrote. Remove it, then `shoal cluster down NAME --hosts "
                 "hosts.yaml` ends what still runs."
             ) from error
 
     def get(self, name: str) -> ClusterState:
-        """What is known of a cluster.
+        """Returns the state of a cluster.
 
         Raises:
-            ConfigError: Nothing is.
+            ConfigError: The cluster is unknown.
         """
         found = self.read(name)
         if found is None:
@@ -222,7 +222,7 @@ class ClusterStore:
         return found
 
     def write(self, state: ClusterState) -> None:
-        """Keeps what is known: the file is the old or the new one, and only ours."""
+        """Writes a state atomically, to a private file."""
         path = self._path(state.name)
         new = path.with_suffix(f".{os.getpid()}.new")
         text = json.dumps(state.model_dump(mode="json"), indent=2)
@@ -233,15 +233,15 @@ class ClusterStore:
         new.replace(path)
 
     def remove(self, name: str) -> None:
-        """Forgets a cluster."""
+        """Removes the state of a cluster."""
         self._path(name).unlink(missing_ok=True)
 
     @contextmanager
     def lock(self, name: str) -> Generator[None]:
-        """Keeps others from changing a cluster at the same time.
+        """Prevents other processes from changing a cluster at the same time.
 
         Raises:
-            ClusterError: Somebody else does.
+            ClusterError: Another process is changing it.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = one_inside(self._folder, f".{name}.lock")
@@ -261,7 +261,7 @@ class ClusterStore:
 
 
 def _why(error: OSError | ValidationError) -> str:
-    """What is wrong with a file, in a line."""
+    """Returns the fault of a file, in a line."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"][:1])

@@ -1,6 +1,6 @@
-"""What this machine can do, what it lacks, and what on it does not fit together.
+"""Checks this machine: what it can do, what is missing, and version conflicts.
 
-`read_signs` looks, and imports nothing heavy; `examine` judges, and is pure.
+`read_signs` inspects, and imports nothing heavy; `examine` judges, and is pure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PACKAGES = (
     "cryptography",
 )  # fmt: skip
 WANTING = ("shoal", "s3fs")
-"""Whose wishes are looked at: pip keeps them when it installs, and not later."""
+"""Packages whose requirements are checked: pip checks them only at installation."""
 LEAST_FREE = 1 << 30
 JAVA_LIMIT_S = 20.0
 GIB = float(1 << 30)
@@ -39,22 +39,22 @@ GIB = float(1 << 30)
 @final
 @dataclass(frozen=True, kw_only=True)
 class Signs:
-    """What was seen on a machine.
+    """Facts about a machine.
 
     Args:
         python: Its version.
-        system: Its name and the processor's.
-        packages: Installed ones, of `PACKAGES`: name -> version.
-        backend: That Keras will compute with.
-        cores: That this process may use.
-        memory: Bytes that are free.
-        gpus: Names of those that are there.
-        reaching: Installed backends that can compute on them.
+        system: Name of the system and of the processor.
+        packages: Installed packages among `PACKAGES`: name -> version.
+        backend: Backend that Keras will use.
+        cores: Cores that this process may use.
+        memory: Free bytes.
+        gpus: Names of its GPUs.
+        reaching: Installed backends that can compute on the GPUs.
         java: First line of `java -version`, empty without Java.
-        has_ssh: OpenSSH's client is there.
-        aws: Where credentials were found, empty for nowhere.
-        free: Bytes that are free, by what is kept there.
-        wanted: Package -> what it asks of others, as its metadata says.
+        has_ssh: Whether OpenSSH's client is installed.
+        aws: Source of AWS credentials, empty for none.
+        free: Free disk bytes, by use.
+        wanted: Package -> requirements in its metadata.
     """
 
     python: str
@@ -75,10 +75,10 @@ class Signs:
 
 
 def read_signs(backend: str, runs: str) -> Signs:
-    """Looks at this machine.
+    """Inspects this machine.
 
     Args:
-        backend: That Keras will compute with.
+        backend: Backend that Keras will use.
         runs: Folder or URL of runs.
     """
     packages = {name: found for name in PACKAGES if (found := _version(name))}
@@ -124,7 +124,7 @@ def _java() -> str:
 
 
 def _aws(variables: Mapping[str, str], home: Path) -> str:
-    """Where credentials of AWS are; nothing is asked of the network."""
+    """Returns the source of AWS credentials; uses no network."""
     for name in (
         "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -138,7 +138,7 @@ def _aws(variables: Mapping[str, str], home: Path) -> str:
 
 
 def _free(folder: Path) -> int:
-    """Bytes that are free where a folder is, or will be."""
+    """Returns the free bytes of a folder's disk, also for a future folder."""
     for place in (folder.absolute(), *folder.absolute().parents):
         if place.is_dir():
             return shutil.disk_usage(place).free
@@ -146,7 +146,7 @@ def _free(folder: Path) -> int:
 
 
 def examine(signs: Signs) -> list[Finding]:
-    """Judges what was seen: the machine, what computes, clusters, and what clashes."""
+    """Judges the facts: the machine, backends, clusters, and conflicts."""
     return [
         *_machine(signs),
         *_backends(signs),

@@ -1,4 +1,4 @@
-"""From what users call a cluster to the cluster."""
+"""From the user's name of a cluster to the cluster."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ registry = Registry(
     builtin={"ray": "shoal.clusters.ray:Ray"},
     base=Cluster,
 )
-"""Kinds of clusters that users name; those of plug-ins too."""
+"""Kinds of clusters by name, including those of plug-ins."""
 
 HERE = ("local", "inline", "auto")
 _ADDRESS = re.compile(r"(ray|https?)://.+|.+:\d+")
 
 
 def find_cluster(given: Any, variables: Mapping[str, str] | None = None) -> Any:
-    """Returns the cluster that is meant; a name as it is where it is none of these.
+    """Returns the cluster that is meant; other names unchanged.
 
     Args:
         given: A `Cluster`; the name of a kind, such as "ray"; the address of a Ray
-            cluster, or "auto" for the one that this process is in or that runs here;
-            else a name.
-        variables: Of the environment, default None means this process's.
+            cluster, or "auto" for the one of this process or of this machine;
+            or another name.
+        variables: Environment variables, default None means this process's.
 
     Example:
         >>> find_cluster("local"), find_cluster("10.0.0.7:6379").address
@@ -50,12 +50,12 @@ def find_cluster(given: Any, variables: Mapping[str, str] | None = None) -> Any:
 
 
 def names() -> tuple[str, ...]:
-    """Returns what `cluster` may be, beside addresses and clusters of hosts."""
+    """Returns allowed values of `cluster`, except addresses and clusters of hosts."""
     return (*HERE, *registry.names())
 
 
 def _has_ray(variables: Mapping[str, str] | None) -> bool:
-    """Whether this process is part of a Ray cluster, as far as can be told cheaply."""
+    """Whether this process is part of a Ray cluster, by cheap checks."""
     found = os.environ if variables is None else variables
     if find_spec("ray") is None:
         return False
@@ -63,11 +63,11 @@ def _has_ray(variables: Mapping[str, str] | None) -> bool:
 
 
 def is_known_elsewhere(given: Any, clusters: str) -> bool:
-    """Whether this names a cluster of hosts that was brought up from here.
+    """Whether a name is a cluster of hosts that this machine brought up.
 
     Args:
-        given: As `find_cluster` takes it.
-        clusters: Folder where clusters are known.
+        given: Value, as for `find_cluster`.
+        clusters: Folder of the files that describe clusters.
     """
     if not isinstance(given, str) or given in names() or _ADDRESS.fullmatch(given):
         return False
@@ -75,5 +75,5 @@ def is_known_elsewhere(given: Any, clusters: str) -> bool:
 
 
 def name_of(cluster: Any) -> Any:
-    """Returns what a plan calls a cluster; anything else as it is."""
+    """Returns the name of a cluster in a plan; other values unchanged."""
     return cluster.name if isinstance(cluster, Cluster) else cluster

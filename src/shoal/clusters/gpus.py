@@ -1,7 +1,7 @@
-"""The GPUs of this machine, as `nvidia-smi` tells of them.
+"""The GPUs of this machine, as listed by `nvidia-smi`.
 
-This file decides which of them are ours to use: what CUDA_VISIBLE_DEVICES leaves, of
-those that the installed backend can compute on.
+This file decides which of them may be used: those in CUDA_VISIBLE_DEVICES, if
+the installed backend can compute on them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.facts import Gpu
 PROC = Path("/proc")
 TOOL = "nvidia-smi"
 QUERY = ("index", "uuid", "memory.total", "memory.free")
-LIMIT_S = 30.0  # where nobody keeps the driver loaded, it takes seconds
+LIMIT_S = 30.0  # loading the driver takes seconds
 
 
 def reaches_gpus(backend: str) -> bool:
@@ -31,7 +31,7 @@ def reaches_gpus(backend: str) -> bool:
 
 
 def _has(path: str, text: str) -> bool:
-    """Whether a file of an installed package is there, and has a text."""
+    """Whether a file of an installed package exists, and contains a text."""
     package, _, rest = path.partition("/")
     spec = find_spec(package)
     folders = (spec and spec.submodule_search_locations) or []
@@ -40,9 +40,9 @@ def _has(path: str, text: str) -> bool:
 
 
 def usable_gpus(proc: Path = PROC) -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that this process may use, with the memory that is free now.
+    """Returns the NVIDIA GPUs that this process may use, with their free memory.
 
-    Where there is no `nvidia-smi`, the driver tells how many there are.
+    Without `nvidia-smi`, the driver only gives their number.
 
     Args:
         proc: Where process information is mounted.
@@ -73,7 +73,7 @@ def _installed(proc: Path) -> list[Gpu]:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    r"""Reads what `nvidia-smi` wrote; lines that are no GPU are left out.
+    r"""Parses the output of `nvidia-smi`; other lines are ignored.
 
     Args:
         text: Lines of `QUERY`, in MiB.
@@ -86,7 +86,7 @@ def parse_gpus(text: str) -> list[Gpu]:
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == len(QUERY) and parts[0].isdecimal():
-            # "[N/A]" where GPU and CPU share their memory, or the GPU is partitioned.
+            # "[N/A]" if GPU and CPU share their memory, or the GPU is partitioned.
             known = all(part.isdecimal() for part in parts[2:])
             total, free = map(int, parts[2:]) if known else (0, 0)
             number, name = int(parts[0]), parts[1]
@@ -96,14 +96,14 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 
 def visible_gpus(listed: Sequence[Gpu], words: str | None) -> tuple[Gpu, ...]:
-    """Those of a machine's GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
+    """Returns a machine's GPUs that CUDA_VISIBLE_DEVICES selects, in its order.
 
-    They keep the names that it has for them: CUDA may count in another order than
+    They keep their names of that variable: CUDA may number them in another order than
     nvidia-smi.
 
     Args:
-        listed: All of the machine.
-        words: Of the variable, None where it is not set.
+        listed: All GPUs of the machine.
+        words: Value of the variable, None if it is not set.
 
     Example:
         >>> gpus = [Gpu(number=0, name="GPU-5f"), Gpu(number=1, name="GPU-a0")]
@@ -118,13 +118,13 @@ def visible_gpus(listed: Sequence[Gpu], words: str | None) -> tuple[Gpu, ...]:
     for word in (word.strip() for word in words.split(",")):
         gpu = _named(listed, word)
         if gpu is None or gpu in found:
-            break  # an unknown one hides all behind it, by CUDA's own rule
+            break  # an unknown one hides all after it, by CUDA's own rule
         found.append(gpu)
     return tuple(found)
 
 
 def _named(listed: Sequence[Gpu], word: str) -> Gpu | None:
-    if word.startswith("MIG-") and listed:  # a part of one: nobody tells of its memory
+    if word.startswith("MIG-") and listed:  # a part of one, whose memory is unknown
         return Gpu(number=listed[0].number, name=word)
     for gpu in listed:
         is_uuid = word.startswith("GPU-") and gpu.name.startswith(word)

@@ -1,6 +1,6 @@
-"""The health of a cluster on hosts: what is asked of them, and what it means.
+"""The health of a cluster on hosts: measurements, and their meaning.
 
-`examine` asks; `judge` is pure.
+`examine` measures; `judge` is pure.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CHECKS = (
 @final
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What was learnt of a node.
+    """Measurements of a node.
 
     Args:
-        unreached: Why it could not be asked; empty when it could.
-        own: What it told of itself.
-        reach: What it told of itself and the others.
-        is_in_ray: Ray's head has it.
+        unreached: Why it could not be asked; empty if it could.
+        own: Its facts about itself.
+        reach: Its measurements of the connections to other nodes.
+        is_in_ray: Whether Ray's head has it.
     """
 
     unreached: str = ""
@@ -48,12 +48,12 @@ class Reading:
 @final
 @dataclass(frozen=True, kw_only=True)
 class NodeHealth:
-    """What that means.
+    """Findings about a node.
 
     Args:
-        address: Of the host, for OpenSSH.
-        private: For the other hosts.
-        findings: One for each of `CHECKS` that could be made.
+        address: Address of the host, for OpenSSH.
+        private: Address for the other hosts.
+        findings: One for each of `CHECKS` that was possible.
     """
 
     address: str
@@ -62,21 +62,21 @@ class NodeHealth:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no fault."""
         return all(finding.state != "wrong" for finding in self.findings)
 
 
 def examine(
     state: ClusterState, instances: Sequence[Instance] = ()
 ) -> list[NodeHealth]:
-    """Asks all nodes at once how they are and how they reach one another.
+    """Asks all nodes at once for their condition and their connections.
 
     Args:
-        state: Of the cluster.
-        instances: Its machines, as their provider tells of them.
+        state: State of the cluster.
+        instances: Its machines, from their provider.
 
     Raises:
-        ClusterError: It has no nodes.
+        ClusterError: The cluster has no nodes.
     """
     machines = {one.address: one for one in instances}
     secret = secrets.token_hex(16)
@@ -113,7 +113,7 @@ def examine(
 
 
 def _machine(instance: Instance | None) -> list[Finding]:
-    """What the provider says; nothing of hosts of one's own."""
+    """Returns the provider's finding; none for the user's own hosts."""
     if instance is None:
         return []
     bad = "" if instance.is_running else instance.state
@@ -138,7 +138,7 @@ def _question(
     own: Mapping[NodeState, Mapping[str, Any]],
     alive: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
-    """What a node is to try: the listeners of the others, and Ray's ports on them."""
+    """Returns a node's request: listeners of the others, and Ray's ports on them."""
     others = [one for one in own if one != node]
     ports = [[one.private, own[one]["port"]] for one in others]
     for one in others:
@@ -155,16 +155,16 @@ def _question(
 def judge(
     node: NodeState, reading: Reading, *, is_head: bool, has_shared: bool
 ) -> list[Finding]:
-    """What a reading of a node means.
+    """Returns the findings from the measurements of a node.
 
     Args:
-        node: As it was at `up`.
-        reading: What was learnt.
-        is_head: Whether the others follow it.
-        has_shared: Whether there is to be a shared folder.
+        node: Node, as it was at `up`.
+        reading: Measurements.
+        is_head: Whether it is the head.
+        has_shared: Whether there should be a shared folder.
     """
     if reading.unreached:
-        fix = "see that the host runs, and that `ssh` reaches it without a password"
+        fix = "check that the host runs, and that `ssh` reaches it without a password"
         return [_wrong("ssh", reading.unreached, fix)]
     own, reach = reading.own, reading.reach
     found = [Finding(name="ssh", found="reached"), _ray(own, reading.is_in_ray)]
@@ -190,7 +190,7 @@ def _ray(own: Mapping[str, Any], is_in_ray: bool) -> Finding:
 
 def _towards_head(reach: Mapping[str, Any]) -> list[Finding]:
     if "latency_s" not in reach:
-        fix = "see `ports`, and that the head is well"
+        fix = "check `ports`, and that the head runs"
         return [_wrong("latency", "the head does not answer", fix)]
     ahead_s, rate = reach["ahead_s"], reach["bytes_per_s"]
     is_off = abs(ahead_s) > MOST_AHEAD_S
@@ -241,5 +241,5 @@ def _wrong(name: str, told: str, fix: str) -> Finding:
 
 
 def _either(name: str, good: str, bad: str, fix: str) -> Finding:
-    """Bad when there is something bad to tell."""
+    """Returns a fault if there is a text for it, else a good finding."""
     return _wrong(name, bad, fix) if bad else Finding(name=name, found=good)

@@ -1,4 +1,4 @@
-"""Makes a host ready to be a node: its environment installed, its versions equal."""
+"""Prepares a host to be a node: installs its environment, checks versions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shoal.clusters.ssh import Way
 from shoal.clusters.wheel import build_wheel, wheel_name
 from shoal.errors import ClusterError, ConfigError
 
-FACTS_LIMIT_S = 45.0  # where nobody keeps the driver of a GPU loaded, it takes seconds
+FACTS_LIMIT_S = 45.0  # loading a GPU's driver takes seconds
 INSTALL_LIMIT_S = 1800.0
 SPARE_S = 15.0
-ENVIRONMENTS = ".shoal/environments"  # in the home, where ssh begins
+ENVIRONMENTS = ".shoal/environments"  # in the home directory, where ssh starts
 
 Tell: TypeAlias = Callable[[str, str], None]
-"""Is told the address of a host and what it does now."""
+"""Called with the address of a host and its present step."""
 
 
 @final
@@ -31,9 +31,9 @@ class HostSetup:
     """Prepares hosts, many at a time.
 
     Args:
-        hosts: What the user wrote.
-        pins: What they are to have.
-        tell: Is told what they do.
+        hosts: The user's file.
+        pins: Versions for them.
+        tell: Called with their progress.
     """
 
     def __init__(self, hosts: HostsFile, pins: Pins, tell: Tell) -> None:
@@ -41,20 +41,20 @@ class HostSetup:
 
     @property
     def environment(self) -> str | None:
-        """The name of the environment that is installed; None for the user's own."""
+        """Returns the name of the installed environment; None for the user's own."""
         own = self._hosts.environment.python
         return None if own else f"{self._pins.digest}"
 
     @cached_property
     def _pythons(self) -> list[str]:
-        """Interpreters, before there is an environment of ours."""
+        """Returns interpreters to use before an environment is installed."""
         said = self._hosts.environment
         own = said.python or said.base
         return [own] if own else [f"python{self._pins.python}", "python3"]
 
     @cached_property
     def payload(self) -> bytes:
-        """Wheels that are sent, as one archive."""
+        """Returns the wheels to send, as one archive."""
         held, said = io.BytesIO(), self._hosts.environment.wheels
         with tarfile.open(fileobj=held, mode="w") as archive:
             wheel = build_wheel()
@@ -66,10 +66,10 @@ class HostSetup:
         return held.getvalue()
 
     def prepare(self, host: Host, number: int) -> NodeState:
-        """Returns what a node on this host knows of itself.
+        """Returns the state of a node on this host.
 
         Raises:
-            ClusterError: It cannot be one; in a few words.
+            ClusterError: It cannot be a node; in a few words.
         """
         self._tell(host.address, "is being reached")
         way, pythons = self._hosts.way_to(host), self._pythons

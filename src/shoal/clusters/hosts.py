@@ -1,4 +1,4 @@
-"""Hosts of one's own: the provider that makes no machines."""
+"""The user's own hosts: the provider that makes no machines."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from shoal.clusters.provider import Acquisition, Instance, Provider
 
 @final
 class OwnHosts(Provider[HostsFile]):
-    """Hosts that are there before the cluster and after it."""
+    """Hosts that exist before the cluster and after it."""
 
     name: ClassVar[str] = "hosts"
     makes_machines: ClassVar[bool] = False
 
     @property
     def spec(self) -> type[HostsFile]:
-        """The fields of hosts.yaml."""
+        """Returns the fields of hosts.yaml."""
         return HostsFile
 
     def acquire(self, spec: HostsFile, acquisition: Acquisition) -> HostsFile:
-        """Returns the hosts as the file has them."""
+        """Returns the hosts of the file."""
         del acquisition
         return spec
 
     def instances(self, state: ClusterState) -> Sequence[Instance]:
-        """Returns nothing: nobody but the hosts knows of them."""
+        """Returns nothing: only the hosts themselves know their state."""
         del state
         return ()
 
     def release(self, state: ClusterState) -> None:
-        """Does nothing: they stay."""
+        """Does nothing: the hosts stay."""

@@ -1,4 +1,4 @@
-"""`hosts.yaml`: which hosts there are, how they are reached, what they run."""
+"""`hosts.yaml`: the hosts, the way to reach them, and their environment."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pydantic import BeforeValidator, Field, model_validator
 from shoal.clusters.spec_file import ClusterSpec, SpecPart, parse_fields, validated
 from shoal.clusters.ssh import SSH, Way
 
-ADDRESS = r"^\w[\w.:%-]*$"  # begins with no dash: ssh would take it for an option
+ADDRESS = r"^\w[\w.:%-]*$"  # no leading dash: ssh would take it for an option
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Reach(SpecPart):
-    """How hosts are reached; what is not said, `~/.ssh/config` says.
+    """The way to reach hosts; `~/.ssh/config` has the rest.
 
     Args:
-        user: That they know us by.
-        port: Of their sshd.
-        key: Path of a private key, here.
-        jump: Hosts to go through, as of `ssh -J`.
-        forward_agent: Programs on them can use the keys of our agent.
+        user: User name on them.
+        port: Port of their sshd.
+        key: Path of a private key, on this machine.
+        jump: Jump hosts, as for `ssh -J`.
+        forward_agent: Whether programs on them can use the local agent's keys.
     """
 
     user: str | None = Field(None, pattern=r"^\w[\w.-]*$")
@@ -35,11 +35,11 @@ class Reach(SpecPart):
 
 @final
 class Host(Reach):
-    """A host; what it says about its reach counts before what all have.
+    """A host; its own fields override those of all hosts.
 
     Args:
         address: Its name for OpenSSH.
-        private: That the other hosts know it by; by itself the one ssh came in at.
+        private: Its address for the other hosts; default: the one ssh connected to.
     """
 
     address: str = Field(pattern=ADDRESS)
@@ -47,19 +47,20 @@ class Host(Reach):
 
 
 def _host(value: Any) -> Any:
-    """A host that is only a name."""
+    """Accepts a host that is only a name."""
     return {"address": value} if isinstance(value, str) else value
 
 
 @final
 class Python(SpecPart):
-    """The environment of Python on hosts.
+    """The Python environment on hosts.
 
     Args:
-        python: Of one that exists there and has all; nothing is installed then.
-        base: That a new environment is made with; by itself python3.N like this one.
-        packages: What else to install, as pip takes it.
-        wheels: Folder of wheels, here, for hosts without a way to an index.
+        python: Interpreter of an existing, complete environment; nothing is installed.
+        base: Interpreter that makes a new environment; default: python3.N like this
+            one.
+        packages: More packages to install, in pip's syntax.
+        wheels: Folder of wheels, on this machine, for hosts without access to an index.
     """
 
     python: str | None = None
@@ -79,13 +80,13 @@ class HostsFile(Reach, ClusterSpec):
     """The whole file.
 
     Args:
-        hosts: The first that is reached is the head.
-        name: Of the cluster; by itself that of the file.
-        min_workers: Hosts that must come up, the head included.
+        hosts: Hosts; the first that can be reached is the head.
+        name: Name of the cluster; default: that of the file.
+        min_workers: Minimum number of hosts that must come up, the head included.
         shared: Folder that all hosts share.
-        environment: Of Python on them.
-        ray_port: Of Ray's head; by itself one that is free.
-        object_store_mib: Memory that Ray takes for objects on each; by itself 30 %.
+        environment: Python environment on them.
+        ray_port: Port of Ray's head; default: a free one.
+        object_store_mib: Memory for Ray's objects on each host; default: 30 %.
         ssh: The command that reaches hosts.
     """
 
@@ -117,11 +118,11 @@ class HostsFile(Reach, ClusterSpec):
         seen = [(host.address, host.port) for host in self.hosts]
         twice = {place[0] for place in seen if seen.count(place) > 1}
         if twice:
-            raise ValueError(f"hosts are there twice: {', '.join(sorted(twice))}")
+            raise ValueError(f"hosts are listed twice: {', '.join(sorted(twice))}")
         return self
 
     def way_to(self, host: Host) -> Way:
-        """How a host is reached."""
+        """Returns the way to reach a host."""
         said = self.model_dump(include=set(Reach.model_fields))
         own = host.model_dump(include=set(Reach.model_fields), exclude_none=True)
         both = {**said, **own}
@@ -138,11 +139,11 @@ def parse_hosts(text: str, where: str, *, is_json: bool = False) -> HostsFile:
 
     Args:
         text: YAML, or JSON.
-        where: The file's name, for messages.
-        is_json: Which of both it is.
+        where: Name of the file, for messages.
+        is_json: Whether it is JSON.
 
     Raises:
-        ConfigError: It says what it cannot say.
+        ConfigError: The text is invalid.
 
     Example:
         >>> found = parse_hosts("user: ann\nhosts: [10.0.0.1, node-b]", "hosts.yaml")

@@ -1,4 +1,4 @@
-"""Scripts that run on the head of a cluster, whoever stays connected."""
+"""Scripts that run on the head of a cluster, without a connection from here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Jobs:
     """The jobs of a cluster.
 
     Args:
-        state: Of the cluster.
+        state: State of the cluster.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -44,12 +44,12 @@ class Jobs:
 
     @property
     def name(self) -> str:
-        """Of the cluster."""
+        """Returns the name of the cluster."""
         return self._state.name
 
     @property
     def head(self) -> str:
-        """Address of its head."""
+        """Returns the address of its head."""
         return self._state.head.address
 
     def submit(
@@ -59,17 +59,17 @@ class Jobs:
         beside: Sequence[Path] = (),
         tell: Tell = unheard,
     ) -> str:
-        """Starts a script on the head; returns its id when it runs.
+        """Starts a script on the head; returns its id once it runs.
 
         Args:
-            script: A file here.
-            arguments: For it.
-            beside: Files and folders that lie beside it there.
-            tell: Is told how much of them has gone.
+            script: A local file.
+            arguments: Arguments of the script.
+            beside: Files and folders to send along with it.
+            tell: Called with the number of bytes sent.
 
         Raises:
-            ConfigError: A file is not there, or two have one name.
-            ClusterError: The head does not take it.
+            ConfigError: A file does not exist, or two have one name.
+            ClusterError: The head refuses.
         """
         payload = pack([script, *beside])
         job = new_id(script)
@@ -83,7 +83,7 @@ class Jobs:
         return job
 
     def list(self) -> list[Job]:
-        """All of them, the newest first."""
+        """Returns all jobs, newest first."""
         found = self._ask("jobs", {})["jobs"]
         return [
             Job(
@@ -95,19 +95,19 @@ class Jobs:
         ]  # fmt: skip
 
     def find(self, said: str) -> Job:
-        """A job by its id, or the beginning of one.
+        """Finds a job by its id, or the beginning of one.
 
         Raises:
-            ConfigError: None is meant, or more than one.
+            ConfigError: There is none, or more than one.
         """
         listed = {job.id: job for job in self.list()}
         return listed[pick([*listed], said, self._state.name)]
 
     def stop(self, job: Job, *, grace_s: float) -> int:
-        """Ends a job; returns how many processes that were, 0 when it had ended.
+        """Ends a job; returns the number of its processes, 0 if it had ended.
 
         Args:
-            job: To end.
+            job: Job to end.
             grace_s: Seconds between SIGTERM and SIGKILL.
         """
         request = {"id": job.id, "grace_s": grace_s}
@@ -123,13 +123,13 @@ class Jobs:
         self._ask("remove_job", {"id": job.id})
 
     def words_for_log(self, job: Job, *, follow: bool) -> list[str]:
-        """The command that prints what a job wrote, or writes until it has ended."""
+        """Returns the command that prints a job's output, or follows it to its end."""
         more = ["-f", f"--pid={job.pid}"] if follow and job.state == RUNNING else []
         words = ["tail", "-c", "+1", *more, job.log]
         return over(self._state.way_to(self._state.head).words, words)
 
     def read(self, job: Job) -> Generator[bytes]:
-        """What a job wrote, from its beginning; as long as it runs also what is new."""
+        """Yields a job's output from its beginning, and follows it while it runs."""
         words = self.words_for_log(job, follow=True)
         with subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -139,13 +139,13 @@ class Jobs:
                 while pipe is not None and (data := pipe.read1(CHUNK)):  # pyright: ignore[reportAttributeAccessIssue]
                     yield data
             finally:
-                tail.kill()  # whoever listens may go before the job is over
+                tail.kill()  # a reader may leave before the job is over
 
     def fetch(self, job: Job, folder: str, target: Path) -> None:
-        """Brings a folder that lies beside a job's script here, as an archive.
+        """Fetches a folder beside a job's script, as an archive.
 
         Raises:
-            ClusterError: It cannot be had.
+            ClusterError: It cannot be fetched.
         """
         files = str(Path(job.log).parent / "files")
         words = ["tar", "-C", files, "-cz", folder]
@@ -164,10 +164,10 @@ class Jobs:
             )
 
     def run_of(self, said: str) -> tuple[str, str | None]:
-        """What `shoal runs` on the head calls a run, and the folder of runs it is in.
+        """Returns the run's id for `shoal runs` on the head, and its folder of runs.
 
-        A `fit` that was sent has its run beside its log until it is brought back; what
-        scripts train lies in the folder that the hosts share.
+        The run of a `fit` that was sent is beside its log until it is fetched; runs of
+        scripts are in the folder that the hosts share.
 
         Args:
             said: Id of a run or of such a job, or the beginning of one.
@@ -183,10 +183,10 @@ class Jobs:
         return said, None if shared is None else f"{shared}/shoal-runs"
 
     def settle(self, job: Job) -> None:
-        """Nothing: it stays until it is removed, for others to see."""
+        """Does nothing: the job stays until it is removed, for other users to see."""
 
     def close(self) -> None:
-        """Nothing: each question has a connection of its own."""
+        """Does nothing: each request has a connection of its own."""
 
     def _ask(
         self,
@@ -206,10 +206,10 @@ class Jobs:
 
 
 def pack(paths: Sequence[Path]) -> bytes:
-    """Files and folders as an archive, side by side.
+    """Packs files and folders into an archive, side by side.
 
     Raises:
-        ConfigError: One is not there, or two have one name.
+        ConfigError: A file does not exist, or two have one name.
     """
     names = [path.resolve().name for path in paths]
     twice = {name for name in names if names.count(name) > 1}
@@ -223,7 +223,7 @@ def pack(paths: Sequence[Path]) -> bytes:
             "Expected a script, and files or folders of other names. Correct the paths."
         )
     held = io.BytesIO()
-    # Most of what is large are numbers: better levels take long, and gain little.
+    # Most large content is numbers: better compression takes long, and gains little.
     with tarfile.open(fileobj=held, mode="w:gz", compresslevel=1) as archive:
         for path, name in zip(paths, names, strict=True):
             archive.add(path.resolve(), name, filter=_without_caches)

@@ -19,18 +19,18 @@ from shoal.errors import ClusterError, PlanError, ShoalError
 
 
 def _silent(address: str, what: str) -> None:
-    """Tells nobody."""
+    """Ignores progress."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What an `up` came to.
+    """Result of an `up`.
 
     Args:
-        state: Of the cluster.
+        state: State of the cluster.
         running: Nodes that run, the head first.
-        failed: Address of a host -> why it is none of them.
+        failed: Address of a host -> why it is not a running node.
     """
 
     state: ClusterState
@@ -41,20 +41,20 @@ class Standing:
 @final
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """How a node is.
+    """State of a node.
 
     Args:
-        number: Of the node; None for a machine that is no node.
-        address: For OpenSSH.
-        private: For the other nodes.
-        is_head: It is the one that the others follow.
-        state: "runs"; "lost" when Ray does not have it, "down" when nothing of it
-            runs, "not reached"; of a machine that is no node, what its provider says.
-        processes: Of Ray, on it.
-        cpus: That Ray gives out there.
-        gpus: As well.
-        why: In words, where it does not run.
-        instance: The provider's own name of its machine.
+        number: Number of the node; None for a machine that is not a node.
+        address: Address for OpenSSH.
+        private: Address for the other nodes.
+        is_head: Whether it is the head.
+        state: "runs"; "lost" when Ray does not have it, "down" without any process
+            of it, "not reached"; for a machine that is not a node, its provider's word.
+        processes: Number of its Ray processes.
+        cpus: CPUs that Ray assigns there.
+        gpus: GPUs that Ray assigns there.
+        why: Reason why it does not run.
+        instance: The provider's id of its machine.
     """
 
     number: int | None
@@ -75,7 +75,7 @@ def _status_of(
     ray: Mapping[str, Any] | None,
     lost: str,
 ) -> NodeStatus:
-    """How a node is, from what its host and Ray's head say of it."""
+    """Returns the state of a node, from its host and Ray's head."""
     if found is None:
         return node
     node = replace(node, processes=found["processes"])
@@ -91,7 +91,7 @@ def _status_of(
 def _with_instances(
     nodes: Sequence[NodeStatus], instances: Sequence[Instance]
 ) -> list[NodeStatus]:
-    """Adds what a provider says of its machines, and those that are no nodes."""
+    """Adds the provider's state of machines, and machines that are not nodes."""
     known = {one.address: one for one in instances if one.address}
     found: list[NodeStatus] = []
     for node in nodes:
@@ -118,12 +118,12 @@ def _with_instances(
 @final
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What a `down` came to.
+    """Result of a `down`.
 
     Args:
-        processes: Address of a host -> how many were ended there.
-        failed: Address of a host that could not be asked -> why.
-        released: The provider that took the machines back; "" for hosts of one's own.
+        processes: Address of a host -> number of processes ended there.
+        failed: Address of a host that could not be asked -> reason.
+        released: The provider that released the machines; "" for the user's own hosts.
     """
 
     processes: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -136,8 +136,8 @@ class ManagedCluster:
     """A cluster by its name, in this session or a later one.
 
     Args:
-        name: Of the cluster.
-        store: Where it is known.
+        name: Name of the cluster.
+        store: Store of its state.
     """
 
     def __init__(self, name: str, store: ClusterStore) -> None:
@@ -146,22 +146,22 @@ class ManagedCluster:
     # ------------------------------------------------------------------- up
 
     def up(self, asked: ClusterFile, backend: str, tell: Tell = _silent) -> Standing:
-        """Brings it up, or what is missing of it.
+        """Brings up the cluster, or its missing parts.
 
         Args:
-            asked: What it is to be.
-            backend: Of Keras, that hosts get.
-            tell: Is told what hosts do.
+            asked: Its file.
+            backend: Keras backend for the hosts.
+            tell: Called with the progress of hosts.
 
         Raises:
-            ConfigError: This machine lacks what hosts are to have.
+            ConfigError: This machine lacks packages that hosts should have.
             PlanError: The cluster is one of another provider, or runs another
                 environment.
             ClusterError: The provider gives no machines, or fewer hosts than
-                `min_workers` are there. What was made for a new cluster has been given
-                back; where that failed, a note of the error says so.
+                `min_workers` are up. Machines made for a new cluster have been
+                released; if that failed, a note of the error says so.
         """
-        pins_here(backend)  # before anything is paid for
+        pins_here(backend)  # before anything costs money
         spec = asked.spec.model_copy(update={"name": self._name})
         with self._store.lock(self._name):
             known = self._store.read(self._name)
@@ -201,10 +201,10 @@ class ManagedCluster:
         )
 
     def _undo(self, provider: Provider[Any], error: BaseException) -> None:
-        """Ends and gives back what an `up` of a new cluster has begun.
+        """Ends and releases what an `up` of a new cluster has begun.
 
-        One that is broken off by Ctrl-C goes on with the same command where it costs
-        nothing, so that hosts need not install all anew.
+        After Ctrl-C nothing is undone where it costs nothing, and the same command
+        continues, so that hosts need not install everything again.
         """
         state = self._store.read(self._name)
         if state is None:
@@ -219,7 +219,7 @@ class ManagedCluster:
             error.add_note(str(why))
 
     def _release(self, provider: Provider[Any], state: ClusterState) -> None:
-        """Gives machines back, and forgets the cluster when nothing is left of it."""
+        """Releases machines, and forgets the cluster when nothing of it is left."""
         advice = (
             f"The cluster stays known, and may still cost. Run `shoal cluster down "
             f"{self._name}` to try again."
@@ -228,22 +228,22 @@ class ManagedCluster:
             provider.release(state)
         except Exception as error:
             raise ClusterError(
-                f"the machines of the cluster {self._name} could not be given back: "
+                f"the machines of the cluster {self._name} could not be released: "
                 f"{error}. Expected the provider {provider.name!r} to take them. "
                 f"{advice}"
             ) from error
         except BaseException as error:
-            error.add_note(f"Machines were being given back. {advice}")
+            error.add_note(f"Machines were being released. {advice}")
             raise
         self._store.remove(self._name)
 
     # -------------------------------------------------------------- looking
 
     def status(self) -> list[NodeStatus]:
-        """How its nodes are, the head first; then machines that are no nodes.
+        """Returns the state of its nodes, the head first; then other machines.
 
         Raises:
-            ConfigError: It is not known.
+            ConfigError: The cluster is unknown.
             ClusterError: Its provider cannot be asked.
         """
         state = self._store.get(self._name)
@@ -270,10 +270,10 @@ class ManagedCluster:
         return _with_instances(nodes, provider_of(state).instances(state))
 
     def health(self) -> list[NodeHealth]:
-        """Looks at every node and between them, the head first.
+        """Checks every node and the connections between them, the head first.
 
         Raises:
-            ConfigError: It is not known.
+            ConfigError: The cluster is unknown.
             ClusterError: It has no nodes, or its provider cannot be asked.
         """
         state = self._store.get(self._name)
@@ -288,15 +288,15 @@ class ManagedCluster:
         removes_environment: bool = False,
         backend: str = "jax",
     ) -> Ended:
-        """Ends it, and nothing else; what no longer is there, is no error.
+        """Ends the cluster and nothing else; missing parts are not an error.
 
         Args:
-            asked: Where to look, when nobody here knows of it any more.
-            removes_environment: The environment that was installed goes, too.
-            backend: That it was made with, where nobody here knows any more.
+            asked: File with its hosts, if this machine has lost the state.
+            removes_environment: Whether the installed environment is removed, too.
+            backend: Keras backend it was made with, if this machine has lost the state.
 
         Raises:
-            ClusterError: Machines could not be given back; the cluster stays known.
+            ClusterError: Machines could not be released; the cluster stays known.
         """
         if asked is None and self._name not in self._store.names():
             return Ended()
@@ -328,7 +328,7 @@ class ManagedCluster:
     def _end_forgotten(
         self, asked: ClusterFile, *, removes_environment: bool, backend: str
     ) -> Ended:
-        """Ends a cluster that only its provider, or its hosts, know of."""
+        """Ends a cluster that only its provider, or its hosts, know."""
         provider = asked.provider
         spec = asked.spec.model_copy(update={"name": self._name})
         if isinstance(spec, HostsFile):
@@ -343,8 +343,8 @@ class ManagedCluster:
         """Ends what the hosts themselves know of a cluster of this name.
 
         Args:
-            hosts: That may have a part of it.
-            environment: To remove, None for none.
+            hosts: Hosts that may have a part of it.
+            environment: Environment to remove, None for none.
         """
         python = hosts.environment.python or hosts.environment.base
         request = {"name": self._name, "marks": [], "environment": environment}

@@ -1,7 +1,7 @@
-"""This machine as a cluster: what it offers to a run.
+"""This machine as a cluster: its resources for a run.
 
-This file decides how many cores are ours to use, which is seldom what the
-hardware has: schedulers and containers give less.
+This file decides how many cores may be used, which are often fewer than the
+hardware has: schedulers and containers limit them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def read_machine(backend: str) -> MachineFacts:
-    """Reads what this machine offers to this process, for `plan`.
+    """Reads the resources of this machine for this process, for `plan`.
 
     Args:
-        backend: Of Keras; GPUs that it cannot compute on do not count.
+        backend: Keras backend; GPUs that it cannot compute on do not count.
 
     Example:
         >>> read_machine("jax").cores >= 1
@@ -40,7 +40,7 @@ def read_machine(backend: str) -> MachineFacts:
 
 
 def _compiler() -> str:
-    """The C++ compiler that torch would call."""
+    """Returns the C++ compiler that torch would call."""
     usual = "clang++" if sys.platform == "darwin" else "g++"
     return os.environ.get("CXX", usual)
 
@@ -48,18 +48,18 @@ def _compiler() -> str:
 def usable_cores(cgroups: Path = CGROUPS, proc: Path = PROC) -> int:
     """Counts the cores this process may keep busy, at least 1.
 
-    The least of what affinity allows and what the CPU quotas of its cgroup (v2)
-    and of those above it allow, rounded down, as a part of a core keeps no worker busy.
+    The minimum of the affinity and of the CPU quotas of its cgroup (v2)
+    and of those above it, rounded down, as a part of a core keeps no worker busy.
 
     Args:
-        cgroups: Where the cgroup tree is mounted.
-        proc: Where process information is mounted.
+        cgroups: Mount point of the cgroup tree.
+        proc: Mount point of process information.
     """
     return max(1, math.floor(min(count_cores(), _quota(cgroups, proc))))
 
 
 def _quota(cgroups: Path, proc: Path) -> float:
-    """Cores by quota, infinity where there is none."""
+    """Returns the cores by quota, infinity without one."""
     found = [math.inf]
     for folder in _folders(cgroups, proc):
         try:
@@ -72,7 +72,7 @@ def _quota(cgroups: Path, proc: Path) -> float:
 
 
 def _folders(cgroups: Path, proc: Path) -> list[Path]:
-    """The cgroup of this process and those above it; quotas of all of them hold."""
+    """Returns the cgroup of this process and those above it; all their quotas hold."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:

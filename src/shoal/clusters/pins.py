@@ -1,4 +1,4 @@
-"""Which versions a host is to have: those of this machine."""
+"""The versions that a host should have: those of this machine."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ BACKEND_PACKAGES = {
 }
 MUST_EQUAL = ("shoal", "keras", "ray", *BACKENDS)
 TWINS = {"tensorflow-cpu": "tensorflow"}
-"""Packages that are the same but for what they compute on."""
+"""Packages that differ only in the hardware they compute on."""
 EXTRAS = {"ray": "ray[default]"}
-"""Of a package, what the environment asks for: Ray ships folders to workers by it."""
+"""Extras of a package in the environment: Ray needs them to ship folders."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """What every host of a cluster has.
+    """Versions for every host of a cluster.
 
     Args:
         python: Version of Python, as "3.11".
         packages: Name -> version.
         code: Digest of Shoal's files.
-        more: What else to install, as pip takes it: instead of a package of that name.
+        more: More requirements in pip's syntax, in place of a package of that name.
     """
 
     python: str
@@ -46,7 +46,7 @@ class Pins:
 
     @property
     def requirements(self) -> list[str]:
-        """As pip takes them, Shoal itself left out: it comes as a wheel.
+        """Returns the requirements for pip, without Shoal itself: it comes as a wheel.
 
         Example:
             >>> Pins(python="3.11", packages={"ray": "2.60.0"}, code="").requirements
@@ -62,13 +62,13 @@ class Pins:
 
     @property
     def digest(self) -> str:
-        """Names the environment that has them."""
+        """Returns a name for the environment that has them."""
         told = "\n".join([self.python, self.code, *self.requirements])
         return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def needs_of_shoal() -> list[str]:
-    """What Shoal itself needs, whatever the backend, as pip takes it.
+    """Returns Shoal's own requirements, for any backend, in pip's syntax.
 
     Example:
         >>> any(line.startswith("keras") for line in needs_of_shoal())
@@ -83,11 +83,11 @@ def _twin(name: str) -> str:
 
 
 def pins_here(backend: str, more: Sequence[str] = ()) -> Pins:
-    """The versions that are installed on this machine.
+    """Returns the versions that are installed on this machine.
 
     Args:
-        backend: Of Keras.
-        more: What else hosts are to have, as pip takes it.
+        backend: Name of the Keras backend.
+        more: More requirements for hosts, in pip's syntax.
 
     Raises:
         ConfigError: Ray, or the backend, is not installed.
@@ -111,11 +111,11 @@ def pins_here(backend: str, more: Sequence[str] = ()) -> Pins:
 
 
 def differences(pins: Pins, found: Mapping[str, Any]) -> list[str]:
-    """What a host has otherwise than this machine; none where they fit.
+    """Returns what differs on a host from this machine; empty if it fits.
 
     Args:
-        pins: Of this machine.
-        found: What the host told: its `facts`.
+        pins: Versions of this machine.
+        found: The `facts` of the host.
 
     Example:
         >>> pins = Pins(python="3.11", packages={"ray": "2.60.0"}, code="")

@@ -1,4 +1,4 @@
-"""What a provider of machines is: it turns a spec into hosts, and takes them back."""
+"""The interface of a provider: it turns a spec into hosts, and releases them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shoal.clusters.hosts_file import HostsFile
 from shoal.clusters.spec_file import Spec
 
 Tell: TypeAlias = Callable[[str, str], None]
-"""Is told the name of a machine, or of another resource, and what it does now."""
+"""Called with the name of a machine, or of another resource, and its present step."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A machine, as its provider tells of it.
+    """A machine, as its provider describes it.
 
     Args:
-        id: The provider's own name of it.
-        address: As in the hosts that `acquire` gave; "" before it has one.
-        state: In the provider's words, such as "pending" or "terminated".
-        is_running: It can be, or become, a node.
+        id: The provider's id of it.
+        address: Address in the hosts of `acquire`; "" before it has one.
+        state: State in the provider's words, such as "pending" or "terminated".
+        is_running: Whether it can be, or become, a node.
     """
 
     id: str
@@ -37,12 +37,12 @@ class Instance:
 
 @final
 class Acquisition:
-    """What `acquire` knows of its cluster, and where it notes what it makes.
+    """Arguments of `acquire`: the state of the cluster, and a place for facts.
 
     Args:
-        state: What is known; of a new cluster its name, its id and the spec.
-        store: Keeps what is noted.
-        tell: Is told what machines do.
+        state: Known state; for a new cluster its name, its id and the spec.
+        store: Stores the facts.
+        tell: Called with the progress of machines.
     """
 
     def __init__(self, state: ClusterState, store: ClusterStore, tell: Tell) -> None:
@@ -50,69 +50,69 @@ class Acquisition:
 
     @property
     def state(self) -> ClusterState:
-        """What is known now. Its spec is that of the last `up` that came to hosts."""
+        """Returns the present state; its spec is of the last `up` to reach hosts."""
         return self._state
 
     def note(self, **facts: JsonValue) -> None:
-        """Keeps facts at once: `release` has them, whatever ends this process.
+        """Stores facts at once: `release` has them, however this process ends.
 
-        Note the name of what costs money before it is asked for.
+        Note the name of a resource that costs money before requesting it.
         """
         known = {**self._state.facts, **facts}
         self._state = self._state.model_copy(update={"facts": known})
         self._store.write(self._state)
 
     def tell(self, name: str, step: str) -> None:
-        """Shows what a machine or another resource does now."""
+        """Shows the present step of a machine or another resource."""
         self._tell(name, step)
 
 
 class Provider(ABC, Generic[Spec]):
-    """Where the machines of a cluster come from; no state of its own.
+    """The origin of a cluster's machines; it has no state of its own.
 
-    `shoal cluster up FILE` asks the one that the file names as `provider`. A package
+    `shoal cluster up FILE` asks the provider that the file names. A package
     adds a provider with a class and one line of its metadata:
 
         [project.entry-points."shoal.providers"]
         lab = "my_package.lab:Lab"
 
-    Everything else of a cluster (environment, Ray, jobs, health, the end of what runs
+    Everything else of a cluster (environment, Ray, jobs, health, the end of processes
     on its hosts) is the same for all providers.
     """
 
     name: ClassVar[str]
-    """What files call it."""
+    """Name of the provider in files."""
 
     makes_machines: ClassVar[bool] = True
-    """Whether machines are made for the cluster, and go with it. Then an `up` that is
-    broken off gives them back, and `down` does although one cannot be reached."""
+    """Whether machines are made for the cluster, and removed with it. An interrupted
+    `up` releases them then, and so does `down` even if one cannot be reached."""
 
     @property
     @abstractmethod
     def spec(self) -> type[Spec]:
-        """What a file of this provider may say."""
+        """Returns the class of the fields in a file of this provider."""
 
     @abstractmethod
     def acquire(self, spec: Spec, acquisition: Acquisition) -> HostsFile:
-        """Makes the machines, or those that are missing, until ssh can reach them.
+        """Makes the machines, or the missing ones, and waits until ssh reaches them.
 
-        Safe to repeat: `up` calls it each time. What it notes is what `release` knows.
+        It is safe to repeat: `up` calls it each time. `release` knows the noted facts.
 
         Args:
-            spec: What the file asks for.
-            acquisition: What is known of the cluster, and where facts are noted.
+            spec: Fields of the file.
+            acquisition: State of the cluster, and the place for facts.
 
         Returns:
             The hosts, the head first.
 
         Raises:
             ProvisionError: The provider gives too few.
-            CredentialsError: It does not know us.
+            CredentialsError: It refuses the credentials.
         """
 
     @abstractmethod
     def instances(self, state: ClusterState) -> Sequence[Instance]:
-        """Returns the machines of a cluster, also those that are no nodes of it.
+        """Returns the machines of a cluster, including those that are not nodes.
 
         Raises:
             ClusterError: The provider cannot be asked.
@@ -120,14 +120,14 @@ class Provider(ABC, Generic[Spec]):
 
     @abstractmethod
     def release(self, state: ClusterState) -> None:
-        """Gives back all that `acquire` made; what is gone already is no error.
+        """Releases everything that `acquire` made; missing parts are not an error.
 
-        It is called once for a cluster, and again only where it has raised. `acquire`
-        may have been broken off anywhere, also before it noted anything.
+        It is called once for a cluster, and again only if it has raised. `acquire`
+        may have been interrupted anywhere, also before it noted anything.
 
         Args:
-            state: Of the cluster: `facts` that were noted, and the spec.
+            state: State of the cluster, with the noted `facts` and the spec.
 
         Raises:
-            ClusterError: Something is left; the cluster then stays known.
+            ClusterError: A part is left; the cluster then stays known.
         """

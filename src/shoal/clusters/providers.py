@@ -1,4 +1,4 @@
-"""From the file of a cluster, or from what is known of one, to its provider."""
+"""From the file of a cluster, or from its state, to its provider."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ registry: Registry[Provider[Any]] = Registry(
     builtin={OWN: "shoal.clusters.hosts:OwnHosts"},
     base=Provider,
 )
-"""Providers that files name; those of plug-ins too."""
+"""Providers by name, including those of plug-ins."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ClusterFile:
-    """What a file asks for.
+    """Content of a file.
 
     Args:
-        provider: The provider that it names.
-        spec: What it says to that.
+        provider: Provider that it names.
+        spec: Its fields for the provider.
     """
 
     provider: Provider[Any]
@@ -39,11 +39,11 @@ class ClusterFile:
 def read_cluster_file(path: Path) -> ClusterFile:
     """Reads the file of a cluster: YAML, or the same as JSON.
 
-    Without a `provider` it is of hosts of one's own.
+    Without a `provider` it describes the user's own hosts.
 
     Raises:
-        ConfigError: There is no such file, its provider is unknown, or it says what it
-            cannot say; with the line.
+        ConfigError: The file does not exist, its provider is unknown, or a field is
+            invalid; with the line.
     """
     fields, lines = read_fields(path)
     said: object = fields.pop("provider", OWN)
@@ -55,9 +55,9 @@ def read_cluster_file(path: Path) -> ClusterFile:
 
 
 def provider_of(state: ClusterState) -> Provider[Any]:
-    """Returns the provider of a cluster that is known.
+    """Returns the provider of a known cluster.
 
     Raises:
-        ConfigError: It came with a package that is not installed here.
+        ConfigError: Its package is not installed here.
     """
     return registry.load(state.provider)()

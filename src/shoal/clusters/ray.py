@@ -1,7 +1,7 @@
 """A Ray cluster: the one that this machine is part of, or one for this run alone.
 
-This file decides which one that is, what it has free, and what is asked of it for a
-run. Ray is imported when it is needed.
+This file decides which cluster that is, which of its resources are free, and which are
+requested for a run. Ray is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from shoal.launchers.base import Launcher
 from shoal.launchers.shared import SharedBlob
 
 CARRIED = ("JAX_", "KERAS_", "TF_", "TORCH_", "XLA_")
-"""Variables that workers elsewhere have as this process has them."""
-START_S = 30.0  # for a process that Ray starts
-INSTALL_S = 600.0  # the same, with requirements to be installed before
-LONGEST_FOLDER = 32  # characters: Ray's sockets lie below it, and have at most 107
+"""Prefixes of variables that workers elsewhere inherit from this process."""
+START_S = 30.0  # limit for the start of a process by Ray
+INSTALL_S = 600.0  # the same, with requirements to install first
+LONGEST_FOLDER = 32  # characters: paths of Ray's sockets in it have at most 107
 LOOPBACK = "127.0.0.1"
 CLIENT = "ray://"
 LAST_RAY = Path("/tmp/ray/ray_current_cluster")
@@ -60,19 +60,20 @@ class Ray(Cluster):
     the address is that of Ray Client: then `fit` is sent there, and followed.
 
     Args:
-        address: Of its head, "host:port" or "ray://host:10001". Default None means
+        address: Address of its head, "host:port" or "ray://host:10001". Default None
+            means
             $RAY_ADDRESS, else the cluster that this machine is part of, else one of
             this machine alone that ends with the run.
         working_dir: Folder whose files go to each node, where workers can import them.
         pip: Requirements that Ray installs on each node for this run.
-        variables: Name -> value, of the environment of workers.
+        variables: Name -> value, for the environment of workers.
         placement: "spread" workers over nodes, or "pack" them on few.
-        cpus: Ray's CPUs that are set aside for each worker, default None: as many as
+        cpus: Ray's CPUs reserved for each worker, default None: as many as
             it has threads.
-        gpus: GPUs of each worker, or the part of one, default None: one, where the
+        gpus: GPUs of each worker, or a fraction of one, default None: one, if the
             cluster has GPUs that the backend can compute on.
-        wait_s: Seconds to wait for room when a run starts, and when a worker is
-            replaced: for nodes that an autoscaler has to start, minutes.
+        wait_s: Seconds to wait for room at the start of a run, and for a replaced
+            worker; minutes, if an autoscaler has to start nodes.
 
     Raises:
         ConfigError: A value cannot be used.
@@ -132,7 +133,7 @@ class Ray(Cluster):
     # -------------------------------------------------------------- looking
 
     def look(self, backend: str) -> MachineFacts:
-        """Returns what is free now; of this machine where no Ray runs."""
+        """Returns the free resources; those of this machine if no Ray runs."""
         self._refuse()
         is_gpu = reaches_gpus(backend)
         with self._joined() as ray:
@@ -141,7 +142,7 @@ class Ray(Cluster):
         if not nodes:
             raise ClusterError(
                 f"no node of the Ray cluster has a free CPU ({_listed(found)}). "
-                "Expected room for one worker at least. End what runs there, or add "
+                "Expected room for one worker at least. End other programs, or add "
                 "nodes: see `ray status`."
             )
         has_gpus = is_gpu and any(node.gpus for node in nodes)
@@ -155,7 +156,7 @@ class Ray(Cluster):
         )
 
     def _refuse(self) -> None:
-        """Addresses that are none of a cluster that this machine is in."""
+        """Refuses addresses of clusters that this machine is not part of."""
         address = self._address() or ""
         if "://" in address:
             raise PlanError(
@@ -167,7 +168,7 @@ class Ray(Cluster):
             )
 
     def _address(self) -> str | None:
-        """Of the head; None where there is no cluster yet."""
+        """Returns the address of the head; None if there is no cluster yet."""
         for found in (self.address, os.environ.get("RAY_ADDRESS")):
             if found and found not in ("auto", "local"):
                 return found
@@ -181,7 +182,7 @@ class Ray(Cluster):
 
     @property
     def needs(self) -> dict[str, Any]:
-        """What Ray calls a runtime environment."""
+        """Returns Ray's runtime environment."""
         wanted = {
             "working_dir": self.working_dir,
             "pip": list(self.pip),
@@ -191,7 +192,7 @@ class Ray(Cluster):
 
     @contextmanager
     def _joined(self) -> Generator[Any]:
-        """Ray, connected to the cluster; None where there is none to connect to."""
+        """Yields Ray, connected to the cluster; None if there is none."""
         if is_connected():
             if self.needs:
                 raise ConfigError(
@@ -227,7 +228,7 @@ class Ray(Cluster):
 
     def _connect(self, ray: Any, **options: Any) -> None:
         with warnings.catch_warnings():
-            # What starts Ray's processes forks, but execs at once.
+            # Ray's start forks, but executes a program at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(
                 runtime_env=self.needs or None,
@@ -238,7 +239,7 @@ class Ray(Cluster):
 
     @contextmanager
     def _own(self) -> Generator[Any]:
-        """Ray on this machine alone, which ends with this context."""
+        """Yields Ray on this machine alone, which ends with this context."""
         ray = import_with_token()
         folder = str(temporary_folder())
         if len(folder) > LONGEST_FOLDER:
@@ -264,7 +265,7 @@ class Ray(Cluster):
 
     @contextmanager
     def open(self, asked: ResourceRequest) -> Generator[Allocation]:
-        """Connects, sets a bundle aside for each worker, and waits for room."""
+        """Connects, reserves a bundle for each worker, and waits for room."""
         self._refuse()
         with self._joined() as joined:
             if joined is not None:
@@ -311,7 +312,7 @@ class Ray(Cluster):
             group.close()
 
     def _set_aside(self, room: Any, asked: ResourceRequest) -> Any:
-        """Waits for the most, and takes what there is when the time is over."""
+        """Waits for the maximum, and takes the available part after the limit."""
         launching: Any = import_module("shoal.launchers.ray_bundles")
         group = launching.Group(room, asked.most)
         try:
@@ -323,26 +324,26 @@ class Ray(Cluster):
                 group.close()
                 count = min(group.workers - 1, launching.room_now(room))
                 while count >= asked.least:
-                    # Nothing is being freed or started any more: what fits, fits at
-                    # once.
+                    # No resource is being freed or started any more: bundles that fit,
+                    # fit at once.
                     group = launching.Group(room, count)
                     if group.wait(CALL_S):
                         return group
                     group.close()
                     count = min(count - 1, launching.room_now(room))
-        except BaseException:  # Ctrl-C, above all
+        except BaseException:  # mostly Ctrl-C
             group.close()
             raise
         raise ClusterError(
             f"the Ray cluster has room for {launching.room_now(room)} worker(s) of "
             f"{room.bundle}, after {self.wait_s:g} s. Expected room for {asked.least} "
             "at least. Add nodes, pass fewer workers or cpus=..., or raise wait_s of "
-            "shoal.clusters.Ray where an autoscaler needs longer."
+            "shoal.clusters.Ray if an autoscaler needs longer."
         )
 
 
 def _nodes(ray: Any) -> tuple[NodeFacts, ...]:
-    """What the nodes that live have free, by Ray's count."""
+    """Returns the free resources of live nodes, by Ray's count."""
     free: Mapping[str, Mapping[str, float]] = import_module(
         "ray._private.state"
     ).available_resources_per_node()
@@ -352,11 +353,11 @@ def _nodes(ray: Any) -> tuple[NodeFacts, ...]:
 def read_nodes(
     nodes: Iterable[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]
 ) -> tuple[NodeFacts, ...]:
-    """Reads what Ray tells of nodes; those that are gone are left out.
+    """Reads Ray's list of nodes; dead ones are left out.
 
     Args:
-        nodes: As `ray.nodes` tells.
-        free: Id of a node -> its resources that nobody has.
+        nodes: Result of `ray.nodes`.
+        free: Id of a node -> its free resources.
 
     Example:
         >>> node = {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.7",
@@ -382,7 +383,7 @@ def read_nodes(
 
 
 def _here(is_gpu: bool) -> tuple[NodeFacts, ...]:
-    """This machine, of which a cluster would be made."""
+    """Returns this machine, of which a cluster would be made."""
     return (
         NodeFacts(
             name=LOOPBACK,
@@ -398,20 +399,20 @@ def _listed(nodes: Sequence[NodeFacts]) -> str:
 
 
 def _carried(here: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """What workers elsewhere are told of this process's environment."""
+    """Returns variables of this process for workers elsewhere."""
     own = {name: value for name, value in here.items() if name.startswith(CARRIED)}
     return {**own, **given}
 
 
 def _noted(path: Path) -> str:
-    """Reads where Ray runs, if this user or the administrator has noted that.
+    """Reads where Ray runs, if this user or the administrator wrote it.
 
-    Others can write there as well, and who is joined is sent models and code.
+    Other users can write there as well, and the cluster joined gets models and code.
 
     Raises:
-        OSError: Nobody has, or somebody else.
+        OSError: The file does not exist, or is another user's.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
         if os.fstat(file.fileno()).st_uid not in (os.getuid(), 0):
-            raise PermissionError(f"{path} is somebody else's")
+            raise PermissionError(f"{path} belongs to another user")
         return file.read().strip()

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster that this machine is no part of, by Ray Client."""
+"""Jobs on a Ray cluster outside of this machine, by Ray Client."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from shoal.clusters.remote_jobs import RUNNING, Job, Tell, new_id, pick, unheard
 from shoal.errors import ClusterError, ConfigError
 from shoal.launchers.versions import difference, versions
 
-SPACE = "shoal"  # Ray's namespace of stewards
+SPACE = "shoal"  # Ray's namespace of job actors
 CHUNK = 1 << 22
 LOOK_S = 0.3
-START_S = 60.0  # for a job actor to be there
-INSTALL_S = 600.0  # the same, with requirements to be installed before
+START_S = 60.0  # limit for the start of a job actor
+INSTALL_S = 600.0  # the same, with requirements to install first
 CALL_S = 60.0
 PACK_S = 1800.0
 HEAD = {"node:__internal_head__": 0.001}
-"""Ray never gives the head back, as it does other nodes that seem to be idle."""
+"""A resource that only the head has: Ray never releases it as an idle node."""
 
 
 @final
@@ -43,12 +43,12 @@ class RayJobs:
 
     @property
     def name(self) -> str:
-        """The cluster's address."""
+        """Returns the cluster's address."""
         return self._address
 
     @property
     def head(self) -> str:
-        """The same, without its protocol."""
+        """Returns the address without its protocol."""
         return self._address.removeprefix(CLIENT)
 
     # -------------------------------------------------------------- the jobs
@@ -63,7 +63,7 @@ class RayJobs:
         """Starts a script on the head, with files beside it; returns the job's id.
 
         Raises:
-            ClusterError: The cluster does not take it.
+            ClusterError: The cluster refuses.
         """
         if arguments:
             raise ConfigError("a job on Ray takes no arguments")
@@ -103,14 +103,14 @@ class RayJobs:
         self._get(ray, job_actor.start.remote(script, variables), CALL_S)
 
     def _inner(self, ray: Any) -> str:
-        """The address of the head for those who are in the cluster."""
+        """Returns the head's address for processes within the cluster."""
         return ray.get_runtime_context().gcs_address
 
     def find(self, said: str) -> Job:
-        """A job by its id, or the beginning of one.
+        """Finds a job by its id, or the beginning of one.
 
         Raises:
-            ConfigError: None is meant, or more than one.
+            ConfigError: There is none, or more than one.
             ClusterError: The cluster cannot be asked.
         """
         with self._connected() as ray:
@@ -123,10 +123,10 @@ class RayJobs:
             return self._look(ray, self._job_actor(ray, job), job)
 
     def read(self, job: Job) -> Generator[bytes]:
-        """What a job wrote, from its beginning; as long as it runs also what is new.
+        """Yields the output of a job from its beginning, and follows it while it runs.
 
         Raises:
-            ClusterError: The connection is lost, or the job actor.
+            ClusterError: The connection or the job actor is lost.
         """
         offset, is_over = 0, False
         with self._connected() as ray:
@@ -143,10 +143,10 @@ class RayJobs:
                     time.sleep(0.0 if is_over else LOOK_S)
 
     def fetch(self, job: Job, folder: str, target: Path) -> None:
-        """Brings a folder that lies beside a job's script here, as an archive.
+        """Fetches a folder beside a job's script, as an archive.
 
         Raises:
-            ClusterError: It cannot be had.
+            ClusterError: It cannot be fetched.
         """
         with self._connected() as ray, target.open("wb") as file:
             job_actor = self._job_actor(ray, job.id)
@@ -157,13 +157,13 @@ class RayJobs:
                 )
 
     def settle(self, job: Job) -> None:
-        """Its job actor goes, and its files with it: they were brought here."""
+        """Ends the job actor and removes its files, which were fetched before."""
         with suppress(ClusterError), self._connected() as ray:
             job_actor = self._job_actor(ray, job.id)
             self._get(ray, job_actor.close.remote(), CALL_S)
             ray.kill(job_actor)
 
-    # ---------------------------------------------------------- the stewards
+    # ---------------------------------------------------------- job actors
 
     def _look(self, ray: Any, job_actor: Any, job: str) -> Job:
         state, script, began = self._get(ray, job_actor.state.remote(), CALL_S)
@@ -175,30 +175,30 @@ class RayJobs:
         except ValueError:
             raise ConfigError(
                 f"there is no job {job} on the Ray cluster at {self.head} any more: it "
-                "was brought somewhere already, or its machine is lost. Expected one "
-                "that runs, or that nobody has fetched yet."
+                "was fetched already, or its machine is lost. Expected one "
+                "that runs, or that has not been fetched yet."
             ) from None
 
     def _get(self, ray: Any, call: Any, limit_s: float) -> Any:
-        """What a job actor answers.
+        """Returns a job actor's answer.
 
         Raises:
-            ClusterError: Nothing, or an error.
+            ClusterError: There was none, or an error.
         """
         try:
             return ray.get(call, timeout=limit_s)
         except (ray.exceptions.RayError, ConnectionError, TimeoutError) as error:
             cause = getattr(error, "cause", None) or error
             raise ClusterError(
-                f"the Ray cluster at {self.head} does not do what a job needs: "
+                f"the Ray cluster at {self.head} cannot run the job: "
                 f"{first_line(cause)}. Expected a head that has Shoal and the same "
-                "versions as this machine, and that stays. See `ray status` there, "
+                "versions as this machine, and that stays up. See `ray status` there, "
                 "and put Shoal into its image."
             ) from error
 
     @contextmanager
     def _connected(self, needs: Mapping[str, Any] | None = None) -> Generator[Any]:
-        """Ray, with a connection of our own; one of the script's own stays as it is."""
+        """Yields Ray with a connection of its own; the script's own one stays."""
         with ray_environment({}):
             ray = import_ray()
             if self._context is None:
@@ -214,9 +214,9 @@ class RayJobs:
                 ) from error
 
     def _connect(self, ray: Any, needs: Mapping[str, Any] | None) -> Any:
-        """A connection: Ray starts a process for each on the head, so one is enough.
+        """Connects: Ray starts a process for each on the head, so one is enough.
 
-        A busy head, or one that has just begun, may say that it could not.
+        A busy head, or one that has just started, may refuse at first.
         """
         reach(self.head)
         until = time.monotonic() + START_S
@@ -231,7 +231,7 @@ class RayJobs:
                     )  # fmt: skip
             except ConnectionAbortedError as error:
                 if needs or time.monotonic() > until:
-                    # It ends with a traceback of the head's.
+                    # The error ends with a traceback of the head's.
                     said = str(error).strip().rpartition("\n")[2]
                     raise self._refused(said.rstrip(".")) from error
                 time.sleep(LOOK_S)
@@ -242,12 +242,12 @@ class RayJobs:
         return ClusterError(
             f"this machine cannot join the Ray cluster at {self._address}: {said}. "
             "Expected Ray Client's port of its head, 10001 by itself, and the same "
-            "versions of Ray and Python. Look with `ray status` there, or correct the "
+            "versions of Ray and Python. Check with `ray status` there, or correct the "
             "address."
         )
 
     def close(self) -> None:
-        """Hangs up; the next call connects again."""
+        """Disconnects; the next call connects again."""
         context, self._context = self._context, None
         if context is not None:
             with suppress(Exception):

@@ -1,4 +1,4 @@
-"""What it takes to speak to a Ray cluster, whoever does: import, address, variables."""
+"""Connecting to a Ray cluster: import, address, variables."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from shoal.errors import ClusterError, ConfigError
 
-CALL_S = 5.0  # until a head that lives takes a connection
+CALL_S = 5.0  # limit until a live head accepts a connection
 MODE = "RAY_AUTH_MODE"
 SET_BY_RAY = ("PYTHONBREAKPOINT", "RAY_CLIENT_MODE")
 
 
 def import_ray() -> Any:
-    """Ray, when it is needed.
+    """Imports Ray when it is needed.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: Ray is not installed.
     """
     try:
         return import_module("ray")
@@ -34,18 +34,18 @@ def import_ray() -> Any:
 
 
 def is_connected() -> bool:
-    """Whether somebody has called `ray.init` in this process."""
+    """Whether `ray.init` was called in this process."""
     return "ray" in sys.modules and import_module("ray").is_initialized()
 
 
 def import_with_token() -> Any:
-    """Whether this process shows a token Ray decides when it is first imported."""
+    """Imports Ray, which decides at the first import whether it shows a token."""
     with ray_environment({MODE: "token"}):
         return import_ray()
 
 
 def token() -> dict[str, str]:
-    """A token for a cluster of one run; none where Ray has none, or was told so."""
+    """Returns a token for a cluster of one run; none if Ray has none or needs none."""
     raylet: Any = import_module("ray._raylet")
     if not hasattr(raylet, "get_authentication_mode"):
         return {}
@@ -56,10 +56,10 @@ def token() -> dict[str, str]:
 
 
 def reach(address: str) -> None:
-    """Looks whether somebody listens there: Ray itself would wait long.
+    """Checks for a listener at an address: Ray itself would wait long.
 
     Raises:
-        ClusterError: Nobody does.
+        ClusterError: There is no listener.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():  # "auto", or "local"
@@ -69,19 +69,19 @@ def reach(address: str) -> None:
     except OSError as error:
         raise ClusterError(
             f"nobody answers at {address}: {error}. Expected the head of a Ray "
-            "cluster. Look with `ray status --address=...`, or correct the address."
+            "cluster. Check with `ray status --address=...`, or correct the address."
         ) from None
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says, without a full stop."""
+    """Returns the first line of an error, without a full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
 @contextmanager
 def ray_environment(words: Mapping[str, str]) -> Generator[None]:
-    """Variables for Ray, where they are not set; and those that it sets itself go."""
+    """Sets variables for Ray that are not set; removes those that Ray sets itself."""
     before = {name: os.environ.get(name) for name in (*words, *SET_BY_RAY)}
     for name, word in words.items():
         os.environ.setdefault(name, word)

@@ -1,4 +1,4 @@
-"""Asks a host: one connection of ssh, one question, one answer, within a limit."""
+"""Calls to a host: one connection of ssh, one request, one answer, within a limit."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ BOOT = (
     "import sys;sys.path=[p for p in sys.path if p];r=sys.stdin.buffer;"
     "exec(compile(r.read(int(r.readline())),'shoal','exec'),{'__name__':'shoal_there'})"
 )
-"""Standard input begins with the text to run; no file of the home counts."""
+"""Standard input begins with the program; files of the home directory are ignored."""
 FIRST = """cd
 for p; do command -v "$p" >/dev/null && exec "$p" -c "$BOOT"; done
 exit 127"""
 ABSENT, SSH_FAILED = 127, 255
-END_S = 5.0  # for ssh to end by itself
-PART_BYTES = 1 << 20  # of what follows a question, between two words of how far it is
+END_S = 5.0  # limit for ssh to end by itself
+PART_BYTES = 1 << 20  # of a payload, between two progress reports
 
 
 @cache
 def text_for(verb: str) -> str:
-    """What a host runs to answer: the files of `host_agent` as one, and a call."""
+    """Returns the program for a host: the files of `host_agent` as one, and a call."""
     lines = ["from __future__ import annotations"]
     for part in PARTS:
         text = (AGENT / f"{part}.py").read_text()
@@ -44,13 +44,13 @@ def text_for(verb: str) -> str:
 
 
 def command_of(way: Way, pythons: Sequence[str]) -> list[str]:
-    """Words that run what standard input says, by the first python that is there."""
+    """Returns words that run standard input with the first existing python."""
     words = ["env", f"BOOT={BOOT}", "sh", "-c", FIRST, "sh", *pythons]
     return over(way.words, words)
 
 
 def message_of(verb: str, request: Mapping[str, Any]) -> bytes:
-    """What goes to standard input there."""
+    """Returns the bytes for standard input there."""
     text = text_for(verb).encode()
     asked = json.dumps({**request, "verb": verb}).encode()
     return b"%d\n%b%b\n" % (len(text), text, asked)
@@ -69,16 +69,17 @@ def ask(
     """Returns a host's answer.
 
     Args:
-        way: To the host.
-        pythons: Interpreters there; the first that exists is taken.
-        verb: A function of `there`.
+        way: Way to the host.
+        pythons: Interpreters there; the first existing one is used.
+        verb: A function of `host_agent`.
         request: Its argument.
-        limit_s: Seconds until nobody waits any longer.
+        limit_s: Limit in seconds.
         payload: Bytes that follow.
-        tell: Is told how many of them have gone.
+        tell: Called with the number of bytes sent.
 
     Raises:
-        ClusterError: The host is not reached, is too slow, or refuses; in a few words.
+        ClusterError: The host cannot be reached, is too slow, or refuses; in a few
+            words.
     """
     until = time.monotonic() + limit_s
     try:
@@ -99,7 +100,7 @@ def ask(
 
 @contextmanager
 def _ended(ssh: subprocess.Popen[bytes], limit: threading.Timer) -> Generator[None]:
-    """Ends ssh when time is up, and when whoever waits for it is interrupted."""
+    """Ends ssh at the limit, and when the waiting caller is interrupted."""
     limit.daemon = True
     limit.start()
     try:
@@ -114,9 +115,9 @@ def _ended(ssh: subprocess.Popen[bytes], limit: threading.Timer) -> Generator[No
 def _write_parts(
     ssh: subprocess.Popen[bytes], message: bytes, payload: bytes, tell: Tell
 ) -> None:
-    """Writes a question and what follows it; one that hangs up says why itself."""
+    """Writes a request and its payload; a closed connection reports its own reason."""
     if ssh.stdin is None:
-        raise RuntimeError("a question without a pipe")
+        raise RuntimeError("a request without a pipe")
     with suppress(BrokenPipeError):
         ssh.stdin.write(message)
         for start in range(0, len(payload), PART_BYTES):
@@ -128,7 +129,7 @@ def _write_parts(
 def answer_in(
     said: bytes, code: int, complaint: bytes, pythons: Sequence[str]
 ) -> dict[str, Any]:
-    r"""Finds the answer in what a host wrote.
+    r"""Finds the answer in a host's output.
 
     Raises:
         ClusterError: There is none, or it is a refusal.
@@ -153,7 +154,7 @@ def answer_in(
 
 
 def failure(code: int | None, complaint: bytes, pythons: Sequence[str]) -> ClusterError:
-    """Why a host gave no answer, in a few words."""
+    """Returns why a host gave no answer, in a few words."""
     lines = complaint.decode(errors="replace").strip().splitlines()
     last = lines[-1] if lines else f"status {code}"
     if code == ABSENT:
@@ -165,9 +166,9 @@ def failure(code: int | None, complaint: bytes, pythons: Sequence[str]) -> Clust
 
 @final
 class RemoteCall:
-    """A question with more than one answer; closed by its end of `with`.
+    """A request with several answers; closed at the end of its `with`.
 
-    Args: as of `ask`; the limit is for all of it.
+    Args: Those of `ask`; the limit is for the whole exchange.
     """
 
     def __init__(
@@ -197,11 +198,11 @@ class RemoteCall:
         """Waits for the next answer.
 
         Raises:
-            ClusterError: None comes, or it is a refusal; in a few words.
+            ClusterError: There is none, or it is a refusal; in a few words.
         """
         out, err = self._ssh.stdout, self._ssh.stderr
         if out is None or err is None:
-            raise RuntimeError("a talk without pipes")
+            raise RuntimeError("a call without pipes")
         for line in out:
             if line.startswith(b"SHOAL: "):
                 return answer_in(line, 0, b"", self._pythons)
@@ -209,7 +210,7 @@ class RemoteCall:
         raise failure(self._ssh.returncode, err.read(), self._pythons)
 
     def close(self) -> None:
-        """Ends it; the host hears that nobody is there any more."""
+        """Ends the call; the host sees the end of its input."""
         for pipe in (self._ssh.stdin, self._ssh.stdout, self._ssh.stderr):
             if pipe is not None:
                 with suppress(OSError):
@@ -224,6 +225,6 @@ class RemoteCall:
 
     def _write(self, text: bytes) -> None:
         if self._ssh.stdin is not None:
-            with suppress(OSError):  # what it says of it is heard
+            with suppress(OSError):  # the pipe may be closed; the answer tells why
                 self._ssh.stdin.write(text)
                 self._ssh.stdin.flush()

@@ -1,4 +1,4 @@
-"""A cluster that this machine is no part of: jobs are sent there, and followed."""
+"""A cluster outside of this machine: jobs are sent there, and followed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shoal.runs.claim import slug
 
 RUNNING, DONE = "running", "done"
 SENT_SCRIPT, SENT_RUN = "go_on.py", "run"
-"""Of a call of `fit` that was sent: what runs there, and the folder beside it."""
+"""Names in the job of a sent `fit`: its script, and the folder beside it."""
 
 Tell: TypeAlias = Callable[[int, int], None]
-"""Is told how many bytes of how many have gone."""
+"""Called with the number of bytes sent, and the total."""
 
 
 def unheard(_gone: int, _all: int) -> None:
-    """Nobody wants to know."""
+    """Ignores progress."""
 
 
 @final
@@ -32,14 +32,14 @@ class Job:
 
     Args:
         id: Date, name and random letters.
-        state: "running", "done", "failed (3)", "stopped", or "lost" when the host
-            does not know how it ended.
-        script: Its name.
-        arguments: That it was given.
+        state: "running", "done", "failed (3)", "stopped", or "lost" if the host
+            does not know its end.
+        script: Name of the script.
+        arguments: Arguments of the script.
         began: Seconds since 1970.
-        log: Path on the head, of what it wrote; empty where only the job's own means
-            reach it.
-        pid: Of the shell that waits for it.
+        log: Path of its output on the head; empty if only the job's own methods
+            can read it.
+        pid: Id of the shell that waits for it.
     """
 
     id: str
@@ -52,16 +52,16 @@ class Job:
 
 
 class RemoteJobs(Protocol):
-    """What is done with jobs on any such cluster."""
+    """Methods for jobs on any such cluster."""
 
     @property
     def name(self) -> str:
-        """Of the cluster, as `fit` takes it."""
+        """Returns the cluster's name for `fit`."""
         ...
 
     @property
     def head(self) -> str:
-        """Where it is, in words."""
+        """Returns its address, in words."""
         ...
 
     def submit(
@@ -75,42 +75,42 @@ class RemoteJobs(Protocol):
         ...
 
     def find(self, said: str) -> Job:
-        """A job by its id, or the beginning of one."""
+        """Finds a job by its id, or the beginning of one."""
         ...
 
     def read(self, job: Job) -> Generator[bytes]:
-        """What a job wrote, from its beginning; as long as it runs also what is new."""
+        """Yields a job's output from its beginning, and follows it while it runs."""
         ...
 
     def fetch(self, job: Job, folder: str, target: Path) -> None:
-        """Brings a folder of a job here, as an archive."""
+        """Fetches a folder of a job, as an archive."""
         ...
 
     def settle(self, job: Job) -> None:
-        """A job that is over was brought here: what nobody else needs may go."""
+        """Cleans up after a job that has ended and was fetched."""
         ...
 
     def close(self) -> None:
-        """Hangs up; whatever is asked next connects again."""
+        """Disconnects; the next request connects again."""
         ...
 
 
 def new_id(script: Path) -> str:
-    """Of a job."""
+    """Returns a new job id."""
     day = time.strftime("%Y-%m-%d")
     return f"{day}-{slug(script.stem)}-{secrets.token_hex(3)}"
 
 
 def pick(listed: Sequence[str], said: str, cluster: str) -> str:
-    """The id that is meant.
+    """Returns the id that is meant.
 
     Args:
-        listed: All there are.
-        said: One, or the beginning of one.
-        cluster: Its name, for messages.
+        listed: All ids.
+        said: An id, or the beginning of one.
+        cluster: Name of the cluster, for messages.
 
     Raises:
-        ConfigError: None is meant, or more than one.
+        ConfigError: There is none, or more than one.
 
     Example:
         >>> pick(["2026-11-23-go-a3", "2026-11-24-go-b7"], "2026-11-24", "lab")

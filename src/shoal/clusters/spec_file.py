@@ -1,4 +1,4 @@
-"""The file a cluster is brought up from: what all such files have in common."""
+"""The file of a cluster: the common part of all such files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
 
 
 class SpecPart(BaseModel):
-    """What all parts of such a file have in common: no unknown fields."""
+    """Base of all parts of such a file: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ClusterSpec(SpecPart):
-    """What a file asks for; each provider has a class of its own.
+    """Content of a file; each provider has a class of its own.
 
     Args:
         name: Name of the cluster; default "": that of the file.
@@ -44,7 +44,7 @@ def read_fields(path: Path) -> tuple[dict[str, Any], Lines]:
     """Reads a file of YAML, or the same as JSON; returns its fields and their lines.
 
     Raises:
-        ConfigError: There is no such file, or it holds no fields.
+        ConfigError: The file does not exist, or has no fields.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -65,10 +65,10 @@ def parse_fields(
     Args:
         text: YAML, or JSON.
         where: Name of the file, for messages.
-        is_json: Which of both it is.
+        is_json: Whether it is JSON.
 
     Raises:
-        ConfigError: It is neither, or holds no fields.
+        ConfigError: It is neither, or has no fields.
     """
     value, lines = _from_json(text, where) if is_json else _from_yaml(text, where)
     if not isinstance(value, dict):
@@ -82,7 +82,7 @@ def validated(
     """Returns the fields of a file as a provider's spec.
 
     Raises:
-        ConfigError: The file says what it cannot say; with the line.
+        ConfigError: A field is invalid; with the line.
     """
     try:
         return kind.model_validate(fields)
@@ -99,7 +99,7 @@ def named(spec: Spec, path: Path) -> Spec:
     """Returns a spec with a name: its own, else that of its file.
 
     Raises:
-        ConfigError: The file's name cannot be that of a cluster.
+        ConfigError: The file's name is not a valid cluster name.
     """
     name = spec.name or path.stem
     if not re.match(NAME, name):
@@ -137,7 +137,7 @@ def _from_yaml(text: str, where: str) -> tuple[Any, Lines]:
 
 
 def _line_of(place: Sequence[Any], lines: Lines) -> str:
-    """The line of a field, or of what it is missing in."""
+    """Returns the line of a field, or of the part that lacks it."""
     for end in range(len(place), 0, -1):
         if tuple(place[:end]) in lines:
             return f"line {lines[tuple(place[:end])]}, "
@@ -145,7 +145,7 @@ def _line_of(place: Sequence[Any], lines: Lines) -> str:
 
 
 def _field(place: Sequence[Any]) -> str:
-    """A field as people write it.
+    """Returns a field in the user's notation.
 
     Example:
         >>> _field(("hosts", 1, "port"))

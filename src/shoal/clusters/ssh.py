@@ -1,4 +1,4 @@
-"""How a host is reached: words for the system's OpenSSH, whose config counts. Pure."""
+"""Words for the system's OpenSSH, which also reads its own config. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import final
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
        "-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")  # fmt: skip
-"""A host that is gone is noticed within ten seconds; nobody is asked for a password."""
+"""A lost host is noticed within ten seconds; ssh never asks for a password."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """The way to a host; what is not said, `~/.ssh/config` says.
+    """The way to a host; `~/.ssh/config` has the rest.
 
     Args:
         address: Its name for OpenSSH.
-        user: That it knows us by.
-        port: Of its sshd.
-        key: Path of a private key, here.
-        jump: Hosts to go through, as of `ssh -J`.
-        has_agent: Our agent is there, too: programs on the host can use its keys.
+        user: User name on it.
+        port: Port of its sshd.
+        key: Path of a private key, on this machine.
+        jump: Jump hosts, as for `ssh -J`.
+        has_agent: Whether programs on the host can use the local agent's keys.
         ssh: The command that reaches hosts.
     """
 
@@ -56,16 +56,16 @@ class Way:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command that reaches it, up to its name."""
+        """Returns the command that reaches it, including its name."""
         return (*self.ssh, *self.options, self.address)
 
 
 def over(words: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Words that run a command on a host.
+    """Returns words that run a command on a host.
 
     Args:
-        words: Those that reach it.
-        command: To run there; its words arrive as they are.
+        words: Words that reach it.
+        command: Command there; its words arrive unchanged.
 
     Example:
         >>> over(["ssh", "b"], ["echo", "a b"])

@@ -1,4 +1,4 @@
-"""A program on a host by the system's OpenSSH, and a port of it brought here."""
+"""A program on a host, by the system's OpenSSH, with one of its ports forwarded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from shoal.terminal import relay
 
 FORWARD_LIMIT_S = 20.0
 END_LIMIT_S = 10.0
-WORDS_LIMIT_S = 5.0  # for the last words of a program that has ended
+WORDS_LIMIT_S = 5.0  # limit for the last output of a program that has ended
 SSH_FAILED = 255
-LONGEST_FOLDER = 60  # characters: a socket's path has some hundred, ssh adds to it
+LONGEST_FOLDER = (
+    60  # characters: a socket's path has about a hundred, and ssh adds to it
+)
 
 
 def _relay(pipe: IO[bytes]) -> None:
@@ -34,18 +36,18 @@ def _relay(pipe: IO[bytes]) -> None:
 
 @final
 class Tunnel:
-    """Owns one connection: over it the program runs, and its port is reached.
+    """Owns one connection, over which the program runs and its port is reached.
 
-    The program's standard input is open as long as this is; see `beat_s`. What it
-    writes to standard error is shown as it comes.
+    The program's standard input is open as long as this is; see `beat_s`. Its
+    standard error is shown as it comes.
 
     Args:
-        way: To the host.
-        command: To run there.
-        beat_s: Seconds between two bytes that the program is sent.
+        way: Way to the host.
+        command: Command there.
+        beat_s: Seconds between two bytes that are sent to the program.
 
     Raises:
-        ClusterError: There is no ssh here.
+        ClusterError: ssh is not installed here.
     """
 
     def __init__(self, way: Way, command: Sequence[str], *, beat_s: float) -> None:
@@ -64,7 +66,7 @@ class Tunnel:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C in a terminal is ours to pass on
+                start_new_session=True,  # this process passes Ctrl-C on
             )
         except OSError as error:
             shutil.rmtree(self._folder)
@@ -97,14 +99,14 @@ class Tunnel:
                 os.write(stdin.fileno(), b".")
 
     def find(self, pattern: str, limit_s: float) -> str:
-        """Waits until the program writes a line that has a text; returns its group.
+        """Waits until the program writes a line that matches; returns its group.
 
         Args:
             pattern: A regular expression with one group.
-            limit_s: Seconds it may take.
+            limit_s: Limit in seconds.
 
         Raises:
-            ClusterError: It ended before, or wrote nothing like that in time.
+            ClusterError: It ended before, or wrote no such line in time.
         """
         is_late = threading.Timer(limit_s, self._popen.kill)
         is_late.start()
@@ -121,18 +123,18 @@ class Tunnel:
         raise ClusterError(
             f"the program on {self._way.address} did not say {how} where it can be "
             f"reached. Expected a host that answers `{shlex.join(self._way.words)}`, "
-            "and Shoal installed there. Its last words are above; try it by hand."
+            "and Shoal installed there. Its last output is above; try it by hand."
         )
 
     def forward(self, port: int, to: int) -> None:
-        """Brings a port of the host's own address 127.0.0.1 here.
+        """Forwards a port of the host's own address 127.0.0.1 to here.
 
         Args:
-            port: Of this machine.
-            to: Of the host.
+            port: Port of this machine.
+            to: Port of the host.
 
         Raises:
-            ClusterError: The port is taken, or the host forwards none.
+            ClusterError: The port is taken, or the host forbids forwarding.
         """
         at = f"127.0.0.1:{port}:127.0.0.1:{to}"
         more = ("-S", self._socket, "-O", "forward", "-L", at)
@@ -148,7 +150,7 @@ class Tunnel:
         except subprocess.SubprocessError as error:
             why = str(getattr(error, "stderr", None) or error).strip()
             raise ClusterError(
-                f"port {port} of this machine cannot be led to {self._way.address}: "
+                f"port {port} here cannot be forwarded to {self._way.address}: "
                 f"{why}. Expected a port that is free, and a host that allows TCP "
                 "forwarding. Pass another --port."
             ) from None
@@ -160,7 +162,7 @@ class Tunnel:
             ClusterError: The connection is lost.
         """
         for _ in self._popen.stdout or ():
-            pass  # nobody asked for it, but the program must not wait for a reader
+            pass  # not used, but the program must not wait for a reader
         code = self._popen.wait()
         if code == SSH_FAILED:
             raise ClusterError(
@@ -182,7 +184,7 @@ class Tunnel:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        self._words.join(WORDS_LIMIT_S)  # what it has started may hold the pipe
+        self._words.join(WORDS_LIMIT_S)  # its children may hold the pipe
         if self._popen.stdout is not None:
             self._popen.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""What this machine is busy with, looked at now and then while a run trains.
+"""The load of this machine, measured regularly while a run trains.
 
-Nobody waits for a look: cores and memory are read at once, and `nvidia-smi` is a
-process that is started in one turn and read in a later one. Where there are no GPUs
-it is not started at all.
+A measurement never blocks: cores and memory are read at once, and `nvidia-smi` is a
+process that is started in one turn and read in a later one. Without GPUs
+it is not started.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shoal.facts import GpuUse, NodeUse
 
 FIRST_S, EVERY_S = 1.0, 5.0
 MOST = 200
-"""Pauses grow with a run: from the first to the usual one, and beyond where there were
-so many looks. What is kept of a run of days stays small."""
+"""Pauses grow with a run: from the first to the usual one, and longer after so many
+measurements. The records of a run of days stay small."""
 
 QUERY = (
     "index", "name", "utilization.gpu", "memory.used", "memory.total",
     "temperature.gpu", "power.draw",
 )  # fmt: skip
-"""What `nvidia-smi` calls the fields of `GpuUse`."""
+"""Names of the fields of `GpuUse` in `nvidia-smi`."""
 
 MIB = 1 << 20
 
 
 def parse_use(text: str) -> tuple[GpuUse, ...]:
-    r"""Reads what `nvidia-smi` wrote; lines that are no GPU are left out.
+    r"""Parses the output of `nvidia-smi`; other lines are ignored.
 
     Args:
         text: Lines of `QUERY`, without units.
@@ -56,7 +56,7 @@ def parse_use(text: str) -> tuple[GpuUse, ...]:
 
 
 def _amount(word: str) -> float | None:
-    """A number, None for "[N/A]" and other ways not to tell."""
+    """Returns a number, None for "[N/A]" and other missing values."""
     with suppress(ValueError):
         number = float(word)
         return number if math.isfinite(number) else None
@@ -65,10 +65,10 @@ def _amount(word: str) -> float | None:
 
 @final
 class UseSampler:
-    """Looks at this machine every few seconds, where somebody calls `look` often.
+    """Measures this machine every few seconds, if `look` is called often.
 
     Args:
-        claim: Of several processes of a machine that say the same, one looks, and
+        claim: Among processes of a machine with the same claim, one measures, and
             another when that one has ended; empty for one that always does.
     """
 
@@ -81,7 +81,7 @@ class UseSampler:
         self._spent = _cores_spent()
 
     def look(self) -> NodeUse | None:
-        """Returns what is to be told, most often nothing."""
+        """Returns a measurement to report, most often None."""
         now = time.monotonic()
         if self._asked is not None:
             return self._hear(self._asked, now)
@@ -111,9 +111,9 @@ class UseSampler:
         return max(FIRST_S, min(EVERY_S, age_s / 2), age_s / MOST)
 
     def _hear(self, asked: subprocess.Popen[str], now: float) -> NodeUse | None:
-        """What `nvidia-smi` said, once it has ended; one that hangs is not asked again.
+        """Returns the answer of `nvidia-smi` once it has ended; a hung one is given up.
 
-        A pipe holds more than all GPUs of a machine have to say.
+        A pipe can hold the output for all GPUs of a machine.
         """
         if asked.poll() is None and now - self._looked < LIMIT_S:
             return None
@@ -141,7 +141,10 @@ class UseSampler:
             found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 found.bind(f"\0shoal-{self._claim}")
-            except (OSError, ValueError):  # another has it, or this is not Linux
+            except (
+                OSError,
+                ValueError,
+            ):  # another process has it, or this is not Linux
                 found.close()
                 return False
             self._socket = found
@@ -156,7 +159,7 @@ class UseSampler:
                 asked.stdout.close()
 
     def close(self) -> None:
-        """Ends what it has started."""
+        """Ends the processes that it started."""
         self._end()
         if self._socket is not None:
             self._socket.close()
@@ -164,9 +167,9 @@ class UseSampler:
 
 
 def _cores_spent() -> tuple[float, float]:
-    """Seconds that cores were busy since the machine began, and those there were."""
+    """Returns busy and total seconds of the cores since the machine began."""
     spent = psutil.cpu_times()._asdict()
-    # Linux counts what guests do twice.
+    # Linux counts the time of guests twice.
     total = sum(s for name, s in spent.items() if not name.startswith("guest"))
     idle = spent.get("idle", 0.0) + spent.get("iowait", 0.0)
     return total - idle, total

@@ -1,4 +1,4 @@
-"""What is installed and does not fit together. Pure."""
+"""Finds installed versions that conflict. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from packaging.utils import canonicalize_name
 
 State: TypeAlias = Literal["good", "absent", "wrong"]
 OLDEST_JAVA_OF_SPARK = {3: 8, 4: 17}
-"""By its major version."""
+"""Java that Spark needs, by Spark's major version."""
 TOO_NEW_FOR_SPARK = 23
-"""The first Java without what Spark's Hadoop asks who the user is."""
+"""First Java version without a method that Spark's Hadoop calls."""
 EXTRA = re.compile(r"""extra == ['"]([^'"]+)""")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of what is told.
+    """One line of the report.
 
     Args:
-        name: Of what was looked at.
-        found: What is there.
-        state: "absent" is no fault: it may not be needed.
-        fix: What to do, where there is something to do.
+        name: Name of the check.
+        found: Present state.
+        state: "absent" is not a fault: it may not be needed.
+        fix: Remedy, if there is one.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 def clashes(packages: Mapping[str, str], java: str = "") -> list[Finding]:
-    """What is installed and does not work together.
+    """Returns installed packages that do not work together.
 
     Args:
         packages: Name -> version.
@@ -86,12 +86,12 @@ def clashes(packages: Mapping[str, str], java: str = "") -> list[Finding]:
 def misfits(
     packages: Mapping[str, str], wanted: Mapping[str, Sequence[str]]
 ) -> list[Finding]:
-    """What is installed in another version than is asked for.
+    """Returns packages whose version contradicts a requirement.
 
     Args:
         packages: Name -> version.
-        wanted: Package -> what it asks of others, as its metadata says. Where it asks
-            in several ways, for its extras, one that fits is enough.
+        wanted: Package -> requirements, from its metadata. If there are several for one
+            package, for extras, one that fits is enough.
 
     Example:
         >>> wanted = {"shoal": ["ray[default]<3,>=2.50; extra=='ray'"]}
@@ -117,7 +117,7 @@ def misfits(
 
 
 def _applies(one: Requirement) -> bool:
-    """Whether it is asked for on a machine like this, with any extra."""
+    """Whether a requirement applies to such a machine, with any extra."""
     if one.marker is None:
         return True
     extras = EXTRA.findall(str(one.marker)) or [""]
@@ -125,12 +125,12 @@ def _applies(one: Requirement) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """A version as numbers, up to the first that is none."""
+    """Returns a version as numbers, up to the first other part."""
     return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
 
 
 def _java_number(line: str) -> int:
-    """The major version in a line of `java -version`, 0 for none.
+    """Returns the major version in a line of `java -version`, 0 for none.
 
     Example:
         >>> _java_number('openjdk version "17.0.9"'), _java_number('"1.8.0_392"')

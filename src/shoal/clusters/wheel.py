@@ -1,7 +1,7 @@
 """A wheel of Shoal as it is installed here, changes under development included.
 
-Made of the package's files and the metadata of its installation: no index and no tool
-that builds are needed, and every host runs exactly the code of this machine.
+It is made of the package's files and the metadata of its installation: no index and no
+build tool is needed, and every host runs exactly the code of this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DATE = (2020, 1, 1, 0, 0, 0)
 
 
 def wheel_name() -> str:
-    """The file's name."""
+    """Returns the file's name."""
     return f"shoal-{shoal.__version__}-py3-none-any.whl"
 
 

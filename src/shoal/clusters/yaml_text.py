@@ -1,7 +1,7 @@
-"""Text of YAML as values, with the line of each; what could be a trap is refused.
+"""Text of YAML as values, with the line of each; dangerous forms are refused.
 
-A short text may stand for a huge value, where aliases name nodes with aliases in them,
-or for an endless one, where a node contains itself. Keys that stand twice lose one.
+A short text may stand for a huge value, if aliases name nodes with aliases in them,
+or for an endless one, if a node contains itself. Of duplicate keys one would be lost.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ MOST_CHARACTERS = 1 << 20
 MOST_DEPTH = 50
 
 Lines = dict[tuple[Any, ...], int]
-"""Line of each value, by the keys and numbers that lead to it."""
+"""Line of each value, by the keys and indices that lead to it."""
 
 
 def read_yaml(text: str) -> tuple[Any, Lines]:
-    r"""Reads plain values: mappings, lists, texts, numbers, dates.
+    r"""Reads plain values: mappings, lists, strings, numbers, dates.
 
     Args:
-        text: Of a file that somebody wrote by hand.
+        text: Text of a file written by hand.
 
     Returns:
         The value, None for an empty text; and lines, which begin at 1.
 
     Raises:
         ImportError: PyYAML is not installed.
-        ValueError: It is no YAML, or nobody writes such; with the reason.
+        ValueError: It is not YAML, or has a dangerous form; with the reason.
 
     Example:
         >>> read_yaml("a: [1, 2]")[0]
@@ -44,14 +44,14 @@ def read_yaml(text: str) -> tuple[Any, Lines]:
             _note(root, (), lines)
         return yaml.safe_load(text), lines
     except yaml.YAMLError as error:
-        raise ValueError(f"it is no YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"it is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _check_nesting(events: Any) -> None:
-    """Refuses aliases in what an alias stands for, and deep nesting."""
+    """Refuses aliases in the value of an alias, and deep nesting."""
     import yaml
 
-    is_nested: dict[str, bool] = {}  # by anchor: whether there are aliases within
+    is_nested: dict[str, bool] = {}  # by anchor: whether it contains aliases
     open_nodes: list[tuple[str | None, bool]] = []
     for event in events:
         line = event.start_mark.line + 1
@@ -75,7 +75,7 @@ def _check_nesting(events: Any) -> None:
 
 
 def _note(node: Any, place: tuple[Any, ...], lines: Lines) -> None:
-    """Takes note of the lines of a node and of all that is in it."""
+    """Notes the lines of a node and of all its parts."""
     import yaml
 
     lines[place] = node.start_mark.line + 1
@@ -84,9 +84,9 @@ def _note(node: Any, place: tuple[Any, ...], lines: Lines) -> None:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise ValueError(f"line {line}: a key is no text")
+                raise ValueError(f"line {line}: a key is not text")
             if key.value in seen:
-                raise ValueError(f"line {line}: {key.value!r} stands there twice")
+                raise ValueError(f"line {line}: {key.value!r} is there twice")
             seen.add(key.value)
             _note(value, (*place, key.value), lines)
             lines[(*place, key.value)] = line

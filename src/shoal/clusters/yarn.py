@@ -1,4 +1,4 @@
-"""How many workers a cluster under YARN has room for, as its ResourceManager counts."""
+"""The number of workers for which a YARN cluster has room, by its ResourceManager."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, final
 
 from shoal.errors import ClusterError, ConfigError
 
-USUAL = "http://localhost:8088"  # on the master of EMR, for one
+USUAL = "http://localhost:8088"  # for example on the master of EMR
 METRICS = "/ws/v1/cluster/metrics"
 LIMIT_S = 10.0
 MOST_BYTES = 1 << 20
@@ -20,13 +20,14 @@ MOST_BYTES = 1 << 20
 class Yarn:
     """As many workers as the active nodes of a YARN cluster have cores.
 
-    Pass it as `workers`; "yarn" is one without arguments. Only counted is it: where
-    workers run, `cluster` says.
+    Pass it as `workers`; "yarn" is one without arguments. It only counts:
+    `cluster` decides where workers run.
 
     Args:
-        address: Of the ResourceManager's web interface, such as "http://master:8088";
+        address: Address of the ResourceManager's web interface, as
+            "http://master:8088";
             default None means $SHOAL_YARN, else http://localhost:8088.
-        max_workers: The most, whatever the cluster has; None for no limit.
+        max_workers: Largest number, for any size of cluster; None for no limit.
         cores_each: Cores of one worker.
 
     Example:
@@ -44,17 +45,17 @@ class Yarn:
         """Asks the ResourceManager; returns the number of workers, at least 1.
 
         Args:
-            usual: Its address where none was given; default None means USUAL.
+            usual: Its address if none was given; default None means USUAL.
 
         Raises:
-            ClusterError: It does not answer, or says something else.
+            ClusterError: It does not answer, or its answer is invalid.
             ConfigError: A number or the address cannot be used.
         """
         self._check()
         address = self.address or usual or USUAL
         if not address.startswith(("http://", "https://")):
             raise ConfigError(
-                f"{address!r} is no address of a ResourceManager. Expected one such as "
+                f"{address!r} is not a ResourceManager's address. Expected one such as "
                 f"{USUAL}. Pass Yarn(address=...), or set SHOAL_YARN."
             )
         return self.read(_ask(address.rstrip("/") + METRICS))
@@ -73,7 +74,7 @@ class Yarn:
         """Returns the number of workers that an answer allows.
 
         Raises:
-            ClusterError: It is no such answer, or there is no active node.
+            ClusterError: The answer is invalid, or there is no active node.
         """
         try:
             metrics = answer["clusterMetrics"]
@@ -82,9 +83,9 @@ class Yarn:
             )
         except (TypeError, KeyError, ValueError) as error:
             raise ClusterError(
-                f"what the ResourceManager said of its cluster cannot be read "
+                f"the ResourceManager's answer about its cluster cannot be read "
                 f"({error!r}). Expected clusterMetrics with activeNodes and "
-                "totalVirtualCores. See whether the address is that of a "
+                "totalVirtualCores. Check that the address is that of a "
                 "ResourceManager."
             ) from None
         if nodes < 1 or cores < self.cores_each:
@@ -106,7 +107,7 @@ def _ask(url: str) -> Any:
         why = getattr(error, "reason", None) or error
         raise ClusterError(
             f"the ResourceManager at {url} gave no answer that can be read: {why}. "
-            f"JSON was expected within {LIMIT_S:g} s. See whether it runs there and "
-            "can be reached without Kerberos, which is not spoken here; or pass "
+            f"Expected JSON within {LIMIT_S:g} s. Check that it runs there and "
+            "can be reached without Kerberos, which is not supported; or pass "
             "workers as a number."
         ) from None

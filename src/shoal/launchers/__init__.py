@@ -1,1 +1,1 @@
-"""Who starts processes: this machine today, Ray and Spark by the same verbs."""
+"""Launchers of processes: this machine, and others by an engine's agents."""

@@ -1,7 +1,7 @@
-"""What a launcher is: it starts processes, watches them, and ends them.
+"""The interface of a launcher: it starts processes, watches them, and ends them.
 
-This file decides what the controller may ask of whatever starts processes: this
-machine, or Ray on many, by the same few verbs.
+This file decides which operations the controller may use, on this
+machine or on many.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Preload:
-    """What a process imports before it knows its work.
+    """Modules that a process imports before it knows its work.
 
     Args:
-        modules: By name.
-        without: Modules that those import if they can and nobody needs; they count as
-            not installed until everything is imported.
-        later: Modules that those import and few need; they are loaded when first used.
+        modules: Modules by name.
+        without: Modules that those import if they can and no worker needs; they count
+            as not installed until everything is imported.
+        later: Modules that those import and few need; they are loaded on first use.
     """
 
     modules: tuple[str, ...] = ()
@@ -34,15 +34,16 @@ class Role:
     """A process to start.
 
     Args:
-        target: "module:function" that takes the one argument sent by `give`.
+        target: "module:function" that takes the one argument of `give`.
         name: For logs and messages, such as "worker-0".
-        preload: What to import while the argument is still being made.
+        preload: Modules to import while the argument is being made.
         environment: Variables on top of the launcher's own.
         threads: Compute threads of the process.
-        log: Where its output goes; None for a file without a name.
-        inherits: Descriptors that it shares, and others do not.
-        is_patient: It waits for room as long as that takes, and nobody waits for it.
-        title: What `ps` shows until it has a part; default "": its name.
+        log: File of its output; None for a file without a name.
+        inherits: Descriptors that only this process shares.
+        is_patient: Whether it waits for room without a limit, and no process waits for
+            it.
+        title: Title in `ps` until it has a role; default "": its name.
     """
 
     target: str
@@ -61,10 +62,10 @@ class Exit:
     """A process that has ended.
 
     Args:
-        name: Of its role.
+        name: Name of its role.
         code: Its exit status, negative for a signal.
-        reason: In words, such as "killed by SIGKILL".
-        output: The last lines it wrote.
+        reason: Reason in words, such as "killed by SIGKILL".
+        output: The last lines of its output.
     """
 
     name: str
@@ -76,27 +77,27 @@ class Exit:
 class Launcher(ABC):
     """Starts processes somewhere. Owns them: `close` ends every one.
 
-    No verb waits for another machine: what takes time is told by `poll`.
+    No method waits for another machine: `poll` reports what takes time.
 
     Attributes:
-        echo: Called with the name of a role and each line its process writes, when
-            they are looked after; None for nobody.
+        echo: Called with the name of a role and each line of its process's output,
+            during `poll`; None for no calls.
     """
 
     echo: Callable[[str, str], None] | None = None
 
     @abstractmethod
     def start(self, role: Role) -> str:
-        """Starts a process; returns a token that names it from now on."""
+        """Starts a process; returns a token that identifies it from now on."""
 
     @abstractmethod
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:
-        """Sends the argument of `target`; a process may be given several, in turn.
+        """Sends the argument of `target`; a process may be given several, one by one.
 
         Args:
-            token: Of the process.
-            argument: Goes through cloudpickle.
-            log: Where its output goes from now on, None to leave it.
+            token: Token of the process.
+            argument: Value that cloudpickle can pickle.
+            log: File of its output from now on, None to keep the present one.
         """
 
     @abstractmethod
@@ -109,19 +110,19 @@ class Launcher(ABC):
 
     @abstractmethod
     def rename(self, token: str, name: str) -> None:
-        """A process plays another role from now on, with what it was started with."""
+        """Gives a process another role's name; its settings stay."""
 
     @abstractmethod
     def prune(self, kept: Collection[str]) -> set[str]:
-        """Ends and forgets all processes but some; returns those of them that live."""
+        """Ends and forgets all processes but some; returns the live ones of those."""
 
     def is_waiting(self, token: str) -> bool:
-        """Whether a process has not begun, as no machine has room for it yet."""
+        """Whether a process has not begun, because no machine has room for it yet."""
         del token
         return False
 
-    def share(self) -> None:  # noqa: B027 - nothing to do where all map one file
-        """The memory that processes inherit is complete: all machines get it now."""
+    def share(self) -> None:  # noqa: B027 - nothing to do if all map one file
+        """Sends the complete memory that processes inherit to all machines."""
 
     @abstractmethod
     def close(self, grace_s: float = 0.0) -> None:

@@ -1,7 +1,7 @@
-"""What a remote launcher needs of an engine: agents on nodes, and calls to them.
+"""The interface of a carrier: agents on the nodes of an engine, and calls to them.
 
-A kind of cluster is a carrier of these few calls. Who replaces a lost worker, which
-output belongs to whom and when a node counts as gone is decided once, in `remote.py`.
+A kind of cluster is a carrier of these few calls. `remote.py` decides how lost workers
+are replaced, whose output a line is, and when a node counts as lost.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, ClassVar, final
 @final
 @dataclass(frozen=True, kw_only=True)
 class RequestedAgent:
-    """An agent that was asked for.
+    """An agent that was requested.
 
     Args:
-        agent: What the carrier knows it by; hashable.
-        arrival: The call that an `Arrival` answers when the agent is there.
-        limit_s: Seconds that it may take to be there.
+        agent: The carrier's handle of it; hashable.
+        arrival: The call that is answered by an `Arrival` once the agent has started.
+        limit_s: Limit for its start in seconds.
     """
 
     agent: Any
@@ -31,14 +31,14 @@ class RequestedAgent:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CallResult:
-    """What came of a call.
+    """The result of a call.
 
     Args:
-        value: What the method returned.
-        error: What it raised, in a line; "" for nothing.
-        lost: Why the agent is gone, with its process: "it" is left out, such as
-            "hung up"; "" where it is there.
-        is_node: The whole node is lost with it.
+        value: Return value of the method.
+        error: Error that it raised, in a line; "" for none.
+        lost: Reason why the agent and its process are lost, without a subject, such as
+            "hung up"; "" if it is not lost.
+        is_node: Whether the whole node is lost with it.
     """
 
     value: Any = None
@@ -50,72 +50,72 @@ class CallResult:
 class Carrier(ABC):
     """Starts agents on nodes and carries calls to them.
 
-    `call` and `ready` are called by two threads. No call waits for another machine, but
-    `ready` as long as it is told to.
+    Two threads call `call` and `ready`. No call waits for another machine, except
+    `ready`, up to its limit.
     """
 
     engine: ClassVar[str] = ""
     """A package that nodes need as well, in the version of this process."""
 
     advice: ClassVar[str] = "Install them there."
-    """What to do where a node has other versions."""
+    """Remedy for a node with other versions."""
 
     advice_for_data: ClassVar[str] = "Pass files."
-    """What to do where data in memory cannot be sent."""
+    """Remedy if data in memory cannot be sent."""
 
     @property
     @abstractmethod
     def node_id(self) -> str:
-        """This machine, as the `Arrival` of an agent on it would name it."""
+        """Returns the id of this machine, as in the `Arrival` of an agent on it."""
 
     @property
     @abstractmethod
     def room(self) -> str:
-        """What each agent takes of a node, in words."""
+        """Returns the resources of an agent, in words."""
 
     @abstractmethod
     def request_agents(
         self, avoided: Collection[str], *, is_patient: bool
     ) -> Sequence[RequestedAgent]:
-        """Asks for room for one process.
+        """Requests room for one process.
 
         Args:
-            avoided: Ids of nodes that are lost, though the engine may not know it yet.
-            is_patient: Nobody waits for it: it comes when there is room.
+            avoided: Ids of lost nodes, which the engine may still list.
+            is_patient: Whether no process waits for it: it comes when there is room.
 
         Returns:
-            One agent, or several of which the first to arrive is taken.
+            One agent, or several of which the first to arrive is used.
         """
 
     @abstractmethod
     def call(self, agent: Any, method: str, *arguments: Any) -> Any:
-        """Has an agent do something; returns what stands for the call; hashable.
+        """Calls a method of an agent; returns a hashable handle of the call.
 
-        An agent does one thing after the other, in this order; "report" is apart, and
-        is answered meanwhile.
+        An agent runs its calls one after the other, in this order; "report" is separate,
+        and is answered meanwhile.
 
         Args:
-            agent: Of a `RequestedAgent`.
-            method: Of `NodeAgent`.
-            arguments: For it. Those that were `put` are given as what stands for them.
+            agent: Agent of a `RequestedAgent`.
+            method: Name of a method of `NodeAgent`.
+            arguments: Its arguments. Values that were `put` are given as their handles.
         """
 
     @abstractmethod
     def ready(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, CallResult]:
-        """Returns the calls that are over, and what came of them.
+        """Returns the calls that are done, with their results.
 
         Args:
-            calls: To wait for. What came of one is told once.
-            timeout_s: Until all are over, or so long.
+            calls: Calls to wait for. Each result is returned once.
+            timeout_s: Limit of the wait for all of them.
         """
 
     @abstractmethod
     def put(self, piece: Any) -> Any:
-        """Puts a buffer where agents can read it; returns what stands for it."""
+        """Puts a buffer where agents can read it; returns its handle."""
 
     @abstractmethod
     def release(self, agent: Any) -> None:
-        """Ends an agent, or the request for one, and with it the process it has."""
+        """Ends an agent with its process, or cancels the request for one."""
 
     def close(self) -> None:  # noqa: B027 - a carrier may own nothing
-        """Ends whatever the carrier itself has started."""
+        """Ends everything that the carrier itself has started."""

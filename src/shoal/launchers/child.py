@@ -1,4 +1,4 @@
-"""What runs first in a process that `ProcessLauncher` starts."""
+"""The program that runs first in a process of `ProcessLauncher`."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from shoal.launchers.output import keep_what_has_room
 from shoal.launchers.parent import Watch
 from shoal.launchers.titles import title
 
-ORPHANED = 66  # exit status of a child whose parent is gone
-LOOK_S = 0.5  # between looks at the parent
+ORPHANED = 66  # exit status of a child whose parent has ended
+LOOK_S = 0.5  # between checks of the parent
 
 
 def main(numbers: Mapping[int, int]) -> None:
     """Preloads modules, then runs the target on every argument that arrives.
 
     Args:
-        numbers: Under which shared descriptors are to be found -> those they have.
+        numbers: Wanted numbers of shared descriptors -> their present numbers.
     """
     _renumber(numbers)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -40,7 +40,7 @@ def main(numbers: Mapping[int, int]) -> None:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     keep_what_has_room()
-    home = os.dup(1)  # where output goes that is to be kept nowhere
+    home = os.dup(1)  # target of output that is not kept
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, messages), daemon=True).start()
     first = pickle.loads(messages.get())
@@ -53,14 +53,14 @@ def main(numbers: Mapping[int, int]) -> None:
     while True:
         message = pickle.loads(messages.get())
         _redirect(message["log"], home)
-        # Popped: it is as large as a model, and so would be what it is made of.
+        # Popped: the argument is as large as a model, and so are its parts.
         target(pickle.loads(message.pop("argument")))
         sys.stdout.flush()
-        title(first["title"])  # it waits
+        title(first["title"])  # it waits for its next role
 
 
 def _renumber(numbers: Mapping[int, int]) -> None:
-    """Nothing else is open yet that could have a number that is wanted."""
+    """Renumbers descriptors; no other open file can have a wanted number yet."""
     for wanted, found in numbers.items():
         if wanted != found:
             os.dup2(found, wanted)
@@ -68,7 +68,7 @@ def _renumber(numbers: Mapping[int, int]) -> None:
 
 
 def _redirect(log: str | None, home: int) -> None:
-    """Sends output to another file from now on, or back to where it went at first."""
+    """Sends output to another file from now on, or back to the first target."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     descriptor = _open(log, home) if log else os.dup(home)
@@ -78,7 +78,7 @@ def _redirect(log: str | None, home: int) -> None:
 
 
 def _open(log: str, home: int) -> int:
-    """Opens a log to write; where it cannot be, all goes to where it went at first."""
+    """Opens a log to write; if that fails, output goes to the first target."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:
         return os.open(log, flags, 0o600)
@@ -94,7 +94,7 @@ def _preload(
     sys.modules.update(absent)
     finder = _Later(later)
     sys.meta_path.insert(0, finder)
-    gc.disable()  # it looks a hundred times at what will stay: a sixth of the time
+    gc.disable()  # collections would find nothing, and cost a sixth of the time
     try:
         for module in modules:
             importlib.import_module(module)
@@ -108,10 +108,10 @@ def _preload(
 
 
 class _Later(MetaPathFinder):
-    """Finds modules that are loaded when something of them is first used.
+    """Finds modules that are loaded on their first use.
 
     Args:
-        names: Of modules.
+        names: Names of modules.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -123,7 +123,7 @@ class _Later(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Returns where a module is, None for any other."""
+        """Returns the spec of a module, None for any other."""
         if fullname not in self._names:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -137,26 +137,26 @@ class _Later(MetaPathFinder):
 
 
 class _LaterPackage(Loader):
-    """Loads a package when something is used that is no module of it that waits, too.
+    """Loads a package when a part other than its waiting modules is used.
 
     Args:
-        inner: Its own loader.
-        names: Modules that wait.
+        inner: The package's own loader.
+        names: Names of the waiting modules.
     """
 
     def __init__(self, inner: Loader, names: frozenset[str]) -> None:
         self._inner, self._names = inner, names
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Returns the module, not executed."""
+        """Returns the module without executing it."""
         return self._inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         """Gives the package a `__getattr__` that executes it."""
 
         def load(name: str) -> Any:
-            # A module of the package needs no more of it: it may even be what a module
-            # that waits asks for, in the middle of being loaded.
+            # A module of the package needs no more of it: it may be the one that a
+            # waiting module imports while that is being loaded.
             path = f"{module.__name__}.{name}"
             if path in self._names or PathFinder.find_spec(path, module.__path__):
                 return importlib.import_module(path)
@@ -168,7 +168,7 @@ class _LaterPackage(Loader):
 
 
 def _end_with(parent: Watch) -> None:
-    """Ends this process after its parent; the pipe tells sooner, if nobody holds it."""
+    """Ends this process after its parent; the pipe tells sooner, without forks."""
     while not parent.is_over:
         time.sleep(LOOK_S)
     sys.stdout.flush()
@@ -184,4 +184,4 @@ def _listen(pipe: IO[bytes], messages: queue.SimpleQueue[bytes]) -> None:
             sys.stdout.flush()
             os._exit(0 if not size else ORPHANED)
         messages.put(data)
-        del data  # or it would stay until there is more to read
+        del data  # or it would stay in memory until the next message

@@ -1,4 +1,4 @@
-"""Which cores this process may run on, and which each worker has to itself."""
+"""The cores of this process, and each worker's share of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TASKS = Path("/proc/self/task")
 
 
 def allowed_cores() -> tuple[int, ...]:
-    """Numbers of the cores this process may run on, empty where nobody can tell."""
+    """Returns numbers of the cores this process may run on, empty if unknown."""
     if not hasattr(os, "sched_getaffinity"):  # macOS
         return ()
     return tuple(sorted(os.sched_getaffinity(0)))
@@ -25,19 +25,19 @@ def count_cores() -> int:
 def shares_of_cores(
     workers: int, threads: int, cores: Sequence[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """Cuts the cores into one share a worker, or gives none.
+    """Cuts the cores into one share a worker, or returns no shares.
 
-    Workers that wait for each other at every step must not meet on one core: left to
+    Workers that wait for each other at every step must not share a core: left to
     the scheduler, one step in ten takes twice its time. That is true only of a run
-    that has the whole machine; a smaller one shares, and is best left alone.
+    that has the whole machine; a smaller one is better left to the scheduler.
 
     Args:
         workers: Processes of the run.
-        threads: Compute threads of each.
-        cores: Those to cut, default None means all this process may run on.
+        threads: Compute threads of each worker.
+        cores: Cores to cut, default None means all that this process may run on.
 
     Returns:
-        A tuple of cores for each worker; empty tuples where there is no share.
+        A tuple of cores for each worker; empty tuples without shares.
 
     Example:
         >>> shares_of_cores(2, 2, cores=[0, 1, 4, 5])
@@ -53,20 +53,22 @@ def shares_of_cores(
 
 
 def bind(cores: Sequence[int]) -> None:
-    """Keeps all threads of this process, and those to come, to some cores.
+    """Binds all threads of this process, present and future, to some cores.
 
-    There they are batch threads: one that wakes up does not push aside whoever woke
-    it. A server that answers several workers would be held up in the middle of it, as
-    its first answer wakes a worker whose core it runs on.
+    There they are batch threads: a thread that wakes up does not preempt the one that
+    woke it. Otherwise a server that answers several workers would be interrupted after
+    its first answer, which wakes a worker on its own core.
 
     Args:
-        cores: Their numbers; with none of them, or where the system knows no such
-            thing, nothing is done.
+        cores: Numbers of the cores; if there are none, or the system has no affinity,
+            nothing is done.
     """
     if not cores or not TASKS.is_dir():
         return
     for task in TASKS.iterdir():
-        with contextlib.suppress(OSError):  # the thread has ended, or the cores have
+        with contextlib.suppress(
+            OSError
+        ):  # the thread has ended, or the cores are gone
             os.sched_setaffinity(int(task.name), cores)
             if os.sched_getscheduler(int(task.name)) == os.SCHED_OTHER:
                 os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))

@@ -1,7 +1,7 @@
-"""Data in memory on its way to other machines: one copy of it on each.
+"""Data in memory on its way to other machines: one copy on each.
 
-It travels by the carrier of the engine, in pieces that are gone when they have been
-written. This file decides who holds the copy of a machine.
+The engine's carrier moves it in pieces, which are deleted once they are written.
+This file decides which agent holds the copy of a machine.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shoal.launchers.node_agent import Arrival, Memory
 from shoal.launchers.shared import SharedBlob
 
 PIECE_BYTES = 16 << 20
-MOST_UNDER_WAY = 2  # pieces that are written while the next one is read
-PIECE_S = 60.0  # for a piece; a node that is slower counts as gone
+MOST_UNDER_WAY = 2  # pieces being written while the next one is read
+PIECE_S = 60.0  # limit for a piece; a slower node counts as lost
 LOOK_S = 0.5
 
 
 @final
 @dataclass(eq=False)
 class _Home:
-    """Who holds the copy of a machine: agents, the first one first."""
+    """The agents that hold the copy of a machine, the first one first."""
 
     holders: dict[Any, Memory] = field(default_factory=dict[Any, Memory])
     has_data: bool = False
@@ -38,11 +38,11 @@ class _Home:
 
 @final
 class DataBroadcast:
-    """Brings one copy of the data to each machine that workers are on.
+    """Copies the data once to each machine with workers.
 
     Args:
         blob: The data, in memory of this machine.
-        carrier: Of the engine. Workers on this machine open the blob itself.
+        carrier: Carrier of the engine. Workers on this machine open the blob itself.
     """
 
     def __init__(self, blob: SharedBlob, carrier: Carrier) -> None:
@@ -54,7 +54,7 @@ class DataBroadcast:
         self._error = ""
 
     def home(self, here: Arrival, agent: Any) -> Memory:
-        """Returns the memory that an agent's processes are to inherit."""
+        """Returns the memory that an agent's processes inherit."""
         if here.node_id == self._node_id:
             return Memory.of(self._blob)
         home = self._homes.setdefault(here.node_id, _Home())
@@ -65,18 +65,18 @@ class DataBroadcast:
         return found
 
     def opened(self, node_id: str, agent: Any, memory: Memory) -> None:
-        """An agent has its machine's copy open as well."""
+        """Notes that an agent has opened its machine's copy as well."""
         home = self._homes.get(node_id)
         if home is not None:
             home.holders[agent] = memory
 
     def forget(self, agent: Any) -> None:
-        """An agent is gone; others of its machine may still hold the copy."""
+        """Removes a lost agent; others of its machine may still hold the copy."""
         for home in self._homes.values():
             home.holders.pop(agent, None)
 
     def load(self) -> None:
-        """The data is complete."""
+        """Notes that the data is complete."""
         self._is_loaded = True
 
     def has_arrived(self, node_id: str) -> bool:
@@ -90,10 +90,11 @@ class DataBroadcast:
         return os.fstat(self._blob.descriptor).st_size if self._is_loaded else -1
 
     def look(self, *, may_go: bool) -> None:
-        """Sends it off to where it is not yet.
+        """Starts sending it to machines that lack it.
 
         Args:
-            may_go: Not more machines are expected in this moment: one journey for all.
+            may_go: Whether no more machines are expected now, so that one pass serves
+                all.
 
         Raises:
             ClusterError: It could not be sent.
@@ -120,7 +121,7 @@ class DataBroadcast:
     def _travel(self, bound: dict[Any, _Home]) -> None:
         try:
             self._send(bound)
-        except Exception as error:  # whatever the engine raises; told by `look`
+        except Exception as error:  # the engine may raise anything; `look` reports it
             self._error = f"{type(error).__name__}: {error}"
         finally:
             self._thread = None
@@ -146,7 +147,7 @@ class DataBroadcast:
             home.has_data = agent in home.holders and not self._is_over.is_set()
 
     def _await(self, calls: dict[Any, Any], bound: dict[Any, _Home]) -> None:
-        """Waits for a piece to be written everywhere; drops who cannot."""
+        """Waits for a piece to be written everywhere; drops agents that fail."""
         until = time.monotonic() + PIECE_S
         left = dict(calls)
         while left and time.monotonic() < until and not self._is_over.is_set():
@@ -154,7 +155,7 @@ class DataBroadcast:
                 agent = left.pop(call)
                 if result.error or result.lost:
                     bound.pop(agent, None)
-            # Whoever is known to be gone answers no more.
+            # A lost agent does not answer any more.
             left = {
                 call: agent
                 for call, agent in left.items()
@@ -164,7 +165,7 @@ class DataBroadcast:
             bound.pop(agent, None)
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Ends running transfers."""
         self._is_over.set()
         thread = self._thread
         if thread is not None:

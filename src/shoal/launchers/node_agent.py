@@ -1,7 +1,7 @@
-"""Who looks after a worker's process on another machine, for a launcher far away.
+"""The agent of a worker's process on another machine, for a remote launcher.
 
-An agent lives beside the process: it starts it, hears its lines and its end, and ends
-it. The agent knows nothing of Ray, which only carries its calls.
+An agent runs beside the process: it starts it, reads its lines and its end, and ends
+it. The agent does not depend on Ray, which only carries its calls.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from shoal.launchers.base import Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
 
-BEAT_S = 1.0  # the longest that nothing is said
+BEAT_S = 1.0  # longest time between two reports
 LOOK_S = 0.03
-MOST_CHARACTERS = 1 << 15  # of lines in one report: larger ones go a slower way
+MOST_CHARACTERS = 1 << 15  # of lines in one report: larger ones take a slower path
 MOST_LINE = 1 << 15
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Where the data of a run lies on a machine.
+    """Location of a run's data on a machine.
 
     Args:
-        pid: Of a process that has it open.
-        descriptor: Which it has it open as.
-        mark: Tells it from another file that happens to be there.
+        pid: Id of a process that has it open.
+        descriptor: Number of its descriptor there.
+        mark: Distinguishes it from another file under that descriptor.
     """
 
     pid: int
@@ -42,7 +42,7 @@ class Memory:
 
     @classmethod
     def of(cls, blob: SharedBlob) -> Memory:
-        """Of this process."""
+        """Returns the location in this process."""
         return cls(
             pid=os.getpid(),
             descriptor=blob.descriptor,
@@ -50,7 +50,7 @@ class Memory:
         )
 
     def open(self) -> int | None:
-        """Opens it as well; None where it cannot be seen from this process."""
+        """Opens it as well; returns None if this process cannot see it."""
         try:
             found = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDWR)
         except OSError:
@@ -69,13 +69,13 @@ def _mark(descriptor: int) -> tuple[int, int]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """What an agent says first.
+    """First message of an agent.
 
     Args:
-        node: Name of its machine, as a person knows it.
-        node_id: As the launcher's engine knows it.
+        node: Name of its machine, for people.
+        node_id: Id of its machine in the engine.
         versions: Package -> version.
-        memory: The agent's own, for the data; others of its machine may open it.
+        memory: The agent's own memory for the data; others of its machine may open it.
     """
 
     node: str
@@ -87,11 +87,11 @@ class Arrival:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What happened since the last report.
+    """Events since the last report.
 
     Args:
-        lines: (token, line) that processes wrote.
-        exits: Processes that ended, by token. All their lines have been told.
+        lines: (token, line) of processes' output.
+        exits: Ended processes, by token. All their lines have been reported.
     """
 
     lines: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -99,10 +99,10 @@ class Report:
 
 
 class Packed:
-    """An argument that is pickled already.
+    """An argument that is already pickled.
 
     Args:
-        data: What cloudpickle made of it.
+        data: Bytes from cloudpickle.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -113,10 +113,10 @@ class Packed:
 
 
 class NodeAgent:
-    """Looks after processes of one machine; `report` and the others may be two threads.
+    """Watches processes of one machine; `report` and the others may be two threads.
 
     Args:
-        number: The descriptor that processes know the data by.
+        number: Number of the data's descriptor in processes.
     """
 
     def __init__(self, number: int) -> None:
@@ -132,15 +132,15 @@ class NodeAgent:
 
     @property
     def memory(self) -> Memory:
-        """Its own."""
+        """Returns the agent's own memory."""
         return Memory.of(self._blob)
 
     def write(self, offset: int, data: Any) -> None:
-        """Writes a part of the data into its own memory.
+        """Writes a part of the data into the agent's own memory.
 
         Args:
-            offset: In bytes.
-            data: A buffer.
+            offset: Offset in bytes.
+            data: Buffer.
         """
         view = memoryview(data).cast("B")
         with self._blob.allocate(offset + len(view)) as memory:
@@ -149,12 +149,12 @@ class NodeAgent:
     # -------------------------------------------------------- the processes
 
     def start(self, token: str, role: Role, memory: Memory) -> Memory:
-        """Starts a process; returns where the data is open here as well.
+        """Starts a process; returns the agent's own location of the data.
 
         Args:
-            token: Names it from now on.
-            role: What it is to do; its lines are told by the agent.
-            memory: Of the agent itself, or of another process of this machine.
+            token: Token of the process from now on.
+            role: Role of the process; the agent reports its lines.
+            memory: Memory of the agent itself, or of another process of this machine.
 
         Raises:
             OSError: It cannot be started.
@@ -163,7 +163,8 @@ class NodeAgent:
             if self._launcher is None:
                 self._launcher = self._open(memory)
             launcher = self._launcher
-            # Lines are known by the token: a name may belong to two in turn.
+            # Lines are identified by the token: two processes may have one name in
+            # turn.
             self._tokens[
                 launcher.start(replace(role, name=token, title=role.name, log=None))
             ] = token
@@ -192,7 +193,7 @@ class NodeAgent:
         return next(inner for inner, name in self._tokens.items() if name == token)
 
     def give(self, token: str, data: bytes) -> None:
-        """Sends a process an argument that cloudpickle has packed."""
+        """Sends a process an argument pickled by cloudpickle."""
         with self._lock:
             if self._launcher is not None:
                 self._launcher.give(self._inner(token), Packed(data))
@@ -204,7 +205,7 @@ class NodeAgent:
                 self._launcher.stop(self._inner(token), grace_s)
 
     def report(self) -> Report:
-        """Returns what happened, at the latest after `BEAT_S` seconds."""
+        """Returns new events, after `BEAT_S` seconds at the latest."""
         until = time.monotonic() + BEAT_S
         while True:
             self._look()
@@ -213,15 +214,15 @@ class NodeAgent:
             time.sleep(LOOK_S)
 
     def _look(self) -> None:
-        # A process that is being ended may take its grace: reports go on meanwhile,
-        # as an agent that says nothing counts as lost.
+        # A process that is being ended may use its grace: reports continue meanwhile,
+        # because a silent agent counts as lost.
         if not self._lock.acquire(blocking=False):
             return
         try:
             if self._launcher is None:
                 return
             for inner, ended in self._launcher.poll().items():
-                self._launcher.stop(inner)  # its last lines; and its log goes
+                self._launcher.stop(inner)  # reads its last lines and closes its log
                 self._exits[self._tokens.pop(inner)] = ended
         finally:
             self._lock.release()

@@ -1,6 +1,6 @@
-"""What a process of a run prints, where that is kept on a disk that may fill up.
+"""Output of a run's processes, kept on a disk that may fill up.
 
-This file decides that output which cannot be kept is left out: a full disk costs a part
+This file decides that output without room is dropped: a full disk costs a part
 of a log, and no worker.
 """
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @final
 class Output(io.FileIO):
-    """A descriptor that takes all that is written, and keeps what there is room for.
+    """A descriptor that accepts all output, and keeps as much as there is room for.
 
     Args:
-        descriptor: Of an open file. Its owner closes it.
+        descriptor: Descriptor of an open file. Its owner closes it.
 
     Example:
         >>> import tempfile
@@ -35,10 +35,10 @@ class Output(io.FileIO):
         self._lost_bytes = 0
 
     def write(self, b: ReadableBuffer, /) -> int:
-        """Writes bytes, and before them how many could not be kept until now.
+        """Writes bytes, after a note of how many were dropped before.
 
         Raises:
-            OSError: For another reason than that there is no room.
+            OSError: The write failed for another reason than a full disk.
         """
         size = memoryview(b).nbytes
         try:
@@ -55,9 +55,9 @@ class Output(io.FileIO):
 
 
 def keep_what_has_room() -> None:
-    """Lets `print` of this process go on where there is no room; whole lines at once.
+    """Makes `print` of this process survive a full disk, with whole lines.
 
-    A line reaches the log when it ends: what a process that is killed said, too.
+    A line reaches the log when it ends, also the last one of a killed process.
     """
     for name in ("stdout", "stderr"):
         before: Any = getattr(sys, name)

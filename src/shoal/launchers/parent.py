@@ -1,7 +1,7 @@
-"""How a process learns that the one which started it is gone, however that went.
+"""How a process learns that its parent has ended, in any way.
 
-A pipe that the parent holds is not enough: a process that was forked from the parent
-holds it as well, and lives on. So the parent's number is looked at, which the system
+A pipe that the parent holds is not enough: a fork of the parent
+holds it as well, and may live on. So the parent's number is checked, which the system
 changes when the parent ends, and on Linux the system is asked to end the process.
 That request is tied to the thread that started it, so it is only made for a thread that
 lives as long as its process.
@@ -24,11 +24,11 @@ _PR_SET_PDEATHSIG = 1
 @final
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """Who starts a process.
+    """The parent of a process.
 
     Args:
-        pid: Of the parent, as it knows it.
-        lives_on: Whether the thread that starts lives as long as the parent.
+        pid: Id of the parent, in its namespace.
+        lives_on: Whether the starting thread lives as long as the parent.
     """
 
     pid: int
@@ -36,18 +36,18 @@ class Parent:
 
     @classmethod
     def of_now(cls) -> Self:
-        """This process and thread."""
+        """Returns this process and thread."""
         is_main = threading.current_thread() is threading.main_thread()
         return cls(pid=os.getpid(), lives_on=is_main)
 
 
 @final
 class Watch:
-    """Whether the parent of this process lives.
+    """Watches whether the parent of this process lives.
 
     Args:
-        parent: As the parent knows itself; None where it is on another host, or another
-            program is in between: then it is whatever process is there now.
+        parent: Parent, as it knows itself; None if it is on another host, or another
+            program is in between: then the present parent process counts.
     """
 
     def __init__(self, parent: Parent | None) -> None:
@@ -56,19 +56,19 @@ class Watch:
             return
         if parent.lives_on:
             _end_with_parent()
-        # Of another namespace it is seen as 0, and never changes.
+        # From another namespace its number is 0, and never changes.
         self._pid = parent.pid if os.getppid() else 0
 
     @property
     def is_over(self) -> bool:
-        """Whether it is gone."""
+        """Whether the parent has ended."""
         return os.getppid() != self._pid
 
 
 def _end_with_parent() -> None:
     """Asks Linux for SIGKILL at the end of the thread that started this process.
 
-    It comes to a process that is stopped, or hangs, as well.
+    It reaches a process that is stopped or hung as well.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

@@ -1,8 +1,8 @@
 """Processes on this machine: clean interpreters, never forks.
 
 A child reads its work from its standard input, which the parent keeps open: when
-the parent is gone, however it went, the pipe ends and the child ends itself. A process
-that was forked from the parent may hold the pipe: see `child.py` for what else ends it.
+the parent ends in any way, the pipe ends and the child ends itself. A fork of the
+parent may hold the pipe: see `child.py` for other ways to end the child.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shoal.terminal import LONGEST_BYTES, Lines
 
 TAIL_BYTES = 8192
 LOOK_S = 0.05
-DEATH_S = 5.0  # after SIGKILL: longer lives only what the system cannot end
+DEATH_S = 5.0  # after SIGKILL: only the system itself can delay an end for longer
 _START = (
     "import sys; sys.path[:] = sys.argv.pop().split({sep!r}); "
     "from shoal.launchers.child import main; main({numbers!r})"
@@ -44,7 +44,7 @@ _START = (
 
 @dataclass
 class _Child:
-    """A process and what belongs to it."""
+    """A process and its resources."""
 
     role: Role
     process: subprocess.Popen[bytes]
@@ -58,7 +58,7 @@ class _Child:
 
     def __post_init__(self) -> None:
         self.first_log = self.log
-        """Where it wrote before it was given a part."""
+        """Its log before it was given a role."""
 
 
 @final
@@ -66,8 +66,8 @@ class ProcessLauncher(Launcher):
     """Starts Python processes on this machine.
 
     Args:
-        shared: Descriptors every child inherits, such as mapped data; by the numbers
-            it shall have them under, where those are others.
+        shared: Descriptors that every child inherits, such as mapped data, with their
+            numbers in the child if those differ.
         through: Role -> words before its command, such as those that run it on
             another host; default None means none.
     """
@@ -115,7 +115,8 @@ class ProcessLauncher(Launcher):
             stderr=log,
             env=environment,
             pass_fds=(*self._shared.values(), *role.inherits),
-            # Ctrl-C in a terminal reaches the whole group; ours is not in it.
+            # Ctrl-C in a terminal reaches the whole process group; children are not in
+            # it.
             start_new_session=True,
         )
         child = self._children[token] = _Child(role=role, process=process, log=log)
@@ -150,7 +151,7 @@ class ProcessLauncher(Launcher):
     def _send(self, child: _Child, message: Any) -> None:
         data = cloudpickle.dumps(message)
         pipe = child.process.stdin
-        with contextlib.suppress(OSError, ValueError):  # it died; `poll` will tell
+        with contextlib.suppress(OSError, ValueError):  # it died; `poll` reports it
             if pipe is not None:
                 pipe.write(len(data).to_bytes(8, "big") + data)
                 pipe.flush()
@@ -167,9 +168,9 @@ class ProcessLauncher(Launcher):
         return found
 
     def _tell(self, child: _Child) -> None:
-        """Passes on the whole lines that a process wrote since the last time.
+        """Passes on the new whole lines of a process.
 
-        A line that is too long to be held is passed on in pieces.
+        A line that is too long for memory is passed on in pieces.
         """
         if self.echo is None or child.log.closed:
             return
@@ -184,12 +185,12 @@ class ProcessLauncher(Launcher):
                 self.echo(child.role.name, piece.text)
 
     def rename(self, token: str, name: str) -> None:
-        """A process plays another role from now on, with what it was started with."""
+        """Gives a process another role's name; its settings stay."""
         child = self._children[token]
         child.role = replace(child.role, name=name)
 
     def prune(self, kept: Collection[str]) -> set[str]:
-        """Ends and forgets all processes but some; returns those of them that live."""
+        """Ends and forgets all processes but some; returns the live ones of those."""
         for token, child in list(self._children.items()):
             if token not in kept or child.process.poll() is not None:
                 self._end([child], 0.0)
@@ -197,7 +198,7 @@ class ProcessLauncher(Launcher):
         return set(self._children)
 
     def pid(self, token: str) -> int:
-        """The process id of a child."""
+        """Returns the process id of a child."""
         return self._children[token].process.pid
 
     def stop(self, token: str, grace_s: float = 0.0) -> None:
@@ -210,17 +211,17 @@ class ProcessLauncher(Launcher):
         self._children.clear()
 
     def end_hard(self) -> None:
-        """Kills every process and what it started; see `interruption.ends_hard`."""
+        """Kills every process and its children; see `interruption.ends_hard`."""
         for child in list(self._children.values()):
             if child.process.returncode is None:
                 with contextlib.suppress(OSError):
                     os.killpg(child.process.pid, signal.SIGKILL)  # it leads a session
 
     def give_up(self) -> None:
-        """A fork has no children; it would hold their pipes."""
+        """Forgets the children in a fork, which would hold their pipes."""
         children, self._children = self._children, {}
         for child in children.values():
-            child.process.returncode = 0  # Popen asks no more, and warns of nothing
+            child.process.returncode = 0  # Popen then neither waits nor warns
             for file in (child.process.stdin, child.log, child.first_log):
                 if file is not None and not file.closed:
                     blank(file.fileno())
@@ -274,7 +275,7 @@ class _Joins:
 
 
 def _await(sender: threading.Thread | None) -> None:
-    """Waits until a process has read what it was sent; it may be stopped.
+    """Waits until a process has read its argument; it may be stopped.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
@@ -285,7 +286,7 @@ def _await(sender: threading.Thread | None) -> None:
 
 
 def _settings(threads: int) -> dict[str, str]:
-    """What numeric libraries and the allocator read when they start."""
+    """Returns variables that numeric libraries and the allocator read at start."""
     names = (
         "OMP_NUM_THREADS",
         "OPENBLAS_NUM_THREADS",
@@ -294,7 +295,7 @@ def _settings(threads: int) -> dict[str, str]:
         "TF_NUM_INTRAOP_THREADS",
         "TF_NUM_INTEROP_THREADS",
     )
-    # Vectors stay in the heap and are reused. By default glibc maps each anew,
+    # Vectors stay in the heap and are reused. By default glibc maps each one anew,
     # and fresh pages cost 20 % of an all_reduce step on a virtual machine.
     heap = {
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -304,23 +305,23 @@ def _settings(threads: int) -> dict[str, str]:
 
 
 def _open_log(path: Path | None) -> IO[bytes]:
-    """Opens where a process writes; without a name where none is given or possible."""
+    """Opens a log; a file without a name if no path is given or possible."""
     if path is not None:
-        with contextlib.suppress(OSError):  # of a folder that was removed, say
+        with contextlib.suppress(OSError):  # for example of a removed folder
             return open(path, "a+b", opener=alike)
     try:
         log = tempfile.TemporaryFile(dir=temporary_folder())  # noqa: SIM115
-    except OSError:  # no place, or no space: in memory
+    except OSError:  # no folder, or no space: in memory
         if not hasattr(os, "memfd_create"):
             raise
         log = open(os.memfd_create("shoal-log"), "w+b")  # noqa: SIM115
-    # Both write at one place, which must not be where this process last read.
+    # Reader and writer share one position, which must not be the last one read.
     fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
     return log
 
 
 def _move_log(child: _Child, log: IO[bytes]) -> None:
-    """What a process wrote before its first part is where all else will be."""
+    """Moves the output before the first role to the log of that role."""
     if log is child.log:
         if child.has_part:
             child.told, child.lines = log.seek(0, io.SEEK_END), Lines()
@@ -336,7 +337,7 @@ def _move_log(child: _Child, log: IO[bytes]) -> None:
 
 
 def _note_exit(child: _Child) -> None:
-    """Keeps how a process ended, and its last words while its log is open."""
+    """Notes how a process ended, and its last output while its log is open."""
     code = child.process.poll()
     if code is None or child.exit is not None:
         return

@@ -1,7 +1,7 @@
 """Agents on the nodes of a Ray cluster, one in each bundle of a placement group.
 
-Workers for which there was no room are asked for outside of the group, where an
-autoscaler hears of them.
+Workers for which there was no room are requested outside of the group, where an
+autoscaler sees the demand.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from shoal.launchers.node_agent import Arrival, NodeAgent
 from shoal.launchers.ray_bundles import Bundle, Group
 from shoal.launchers.versions import versions
 
-ALONE_S = 60.0  # without the cluster an agent and its process end
+ALONE_S = 60.0  # after this time without the cluster an agent and its process end
 ALONE_LOOK_S = 5.0
 ALONE = 67  # its exit status then
-REPORTS, WORK = "reports", "work"  # of an agent's methods: each has a thread
+REPORTS, WORK = (
+    "reports",
+    "work",
+)  # concurrency groups of an agent's methods: each has a thread
 
 
 class RayNodeAgent(NodeAgent):
-    """An agent that Ray has placed."""
+    """An agent as an actor of Ray."""
 
     def arrive(self, backend: str) -> Arrival:
-        """Says where it is, and what is installed there."""
+        """Returns its node, and the versions installed there."""
         threading.Thread(target=_stay, daemon=True).start()
         return Arrival(
             node=ray.util.get_node_ip_address(),
@@ -43,15 +46,15 @@ class RayNodeAgent(NodeAgent):
 
 
 def _stay() -> None:
-    """Ends an agent, and its process with it, whose cluster is out of its reach.
+    """Ends an agent and its process when the cluster is out of reach.
 
-    Ray would leave them on a node whose cable is out for as long as that lasts.
+    Ray would leave them on a node whose network link is broken.
     """
     seen = [time.monotonic()]
 
     def look() -> None:
         while True:
-            with suppress(Exception):  # whatever Ray raises: it is not seen
+            with suppress(Exception):  # after any error the cluster counts as not seen
                 ray.util.list_named_actors()
                 seen[0] = time.monotonic()
             time.sleep(ALONE_LOOK_S)
@@ -64,12 +67,12 @@ def _stay() -> None:
 
 @final
 class RayCarrier(Carrier):
-    """Carries calls to actors of the cluster that this process is connected to.
+    """Carries calls to actors of the cluster that this process has joined.
 
     Args:
-        number: The descriptor that processes know the data by.
-        bundle: What each worker is to have.
-        group: Room that is set aside; whoever made it closes it.
+        number: Number of the data's descriptor in processes.
+        bundle: Resources of each worker.
+        group: Reserved room; its maker closes it.
     """
 
     engine: ClassVar[str] = "ray"
@@ -83,27 +86,27 @@ class RayCarrier(Carrier):
 
     def __init__(self, number: int, bundle: Bundle, group: Group) -> None:
         self._number, self._bundle, self._group = number, bundle, group
-        as_actor: Any = ray.remote  # whose types leave these options out
+        as_actor: Any = ray.remote  # Ray's types lack these options
         groups = {REPORTS: 1, WORK: 1}
         self._kind: Any = as_actor(concurrency_groups=groups)(RayNodeAgent)
         self._bundle_of: dict[Any, int | None] = {}
 
     @property
     def node_id(self) -> str:
-        """This machine, by Ray's name of it."""
+        """Returns Ray's id of this machine."""
         return ray.get_runtime_context().get_node_id()
 
     @property
     def room(self) -> str:
-        """What a worker takes, by Ray's names."""
+        """Returns the resources of a worker, by Ray's names."""
         return str(self._bundle.bundle)
 
     def request_agents(
         self, avoided: Collection[str], *, is_patient: bool
     ) -> Sequence[RequestedAgent]:
-        """Asks in a bundle that nobody is in, and where a node is gone also elsewhere.
+        """Requests an agent in a free bundle, and elsewhere too if a node is lost.
 
-        Until Ray knows of that, the bundle is still on the node.
+        Until Ray knows of the loss, the bundle is still on the lost node.
         """
         if is_patient:
             return [self._ask_anywhere(avoided)]
@@ -120,7 +123,7 @@ class RayCarrier(Carrier):
         return found
 
     def _ask_anywhere(self, avoided: Collection[str]) -> RequestedAgent:
-        """Asks outside of what is set aside; an autoscaler hears of it."""
+        """Requests an agent outside of the reserved room; an autoscaler sees it."""
         where: dict[str, Any] = {}
         if avoided:
             words = ",".join(sorted(avoided))
@@ -130,7 +133,7 @@ class RayCarrier(Carrier):
         return self._open(None, **where)
 
     def _open(self, place: int | None, **options: Any) -> RequestedAgent:
-        """Asks Ray for an agent; what is set aside needs no room, but Ray."""
+        """Requests an agent from Ray; within reserved room it needs no resources."""
         bundle = self._bundle
         kind = self._kind.options(num_cpus=bundle.cpus, num_gpus=bundle.gpus, **options)
         agent = kind.remote(self._number)
@@ -147,14 +150,14 @@ class RayCarrier(Carrier):
         )
 
     def ready(self, calls: Sequence[Any], timeout_s: float) -> dict[Any, CallResult]:
-        """Looks which calls are over; none where Ray itself cannot be asked."""
+        """Returns the calls that are done; none if Ray itself cannot be asked."""
         found: Sequence[Any] = ()
         with suppress(RayError):
             found, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)
         return {call: _result_of(call) for call in found}
 
     def put(self, piece: Any) -> Any:
-        """Puts a piece into the object store, which each node fetches once."""
+        """Puts a piece into the object store, from which each node fetches it once."""
         return ray.put(piece)
 
     def release(self, agent: Any) -> None:
@@ -165,7 +168,7 @@ class RayCarrier(Carrier):
 
 
 def _result_of(call: Any) -> CallResult:
-    """What came of a call that is over."""
+    """Returns the result of a call that is done."""
     try:
         return CallResult(value=ray.get(call))
     except RayTaskError as error:
@@ -176,7 +179,7 @@ def _result_of(call: Any) -> CallResult:
 
 
 def why_gone(error: Exception) -> tuple[str, bool]:
-    """What Ray says of a loss, in a line, and whether all of the node is lost."""
+    """Returns Ray's reason of a loss, in a line, and whether the whole node is lost."""
     text = str(error)
     if "its node has died" in text:
         return "died, as Ray says", True

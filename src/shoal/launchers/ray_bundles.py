@@ -1,4 +1,4 @@
-"""What each worker is to have of a Ray cluster, and room for all of them."""
+"""The resources of each worker on a Ray cluster, and room for all of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ray.util.placement_group import placement_group, remove_placement_group
 @final
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What each worker is to have.
+    """The resources and settings of each worker.
 
     Args:
-        cpus: As Ray counts.
-        gpus: The same.
-        placement: "SPREAD" over nodes or "PACK" on few, as far as can be.
+        cpus: CPUs by Ray's count.
+        gpus: GPUs by Ray's count.
+        placement: "SPREAD" over nodes or "PACK" on few, as far as possible.
         wait_s: Seconds that a worker may wait for room.
-        start_s: The same for an agent to start where there is room, with what Ray has
-            to install before.
-        backend: Of Keras; its version counts.
-        variables: Name -> value, of its environment.
+        start_s: Seconds that an agent may take to start where there is room, with the
+            installation of requirements.
+        backend: Keras backend; its version is checked.
+        variables: Name -> value, for the worker's environment.
     """
 
     cpus: float = 1.0
@@ -39,7 +39,7 @@ class Bundle:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Resources of one worker, by Ray's names."""
+        """Returns the resources of one worker, by Ray's names."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus}
         return {name: amount for name, amount in wanted.items() if amount}
 
@@ -49,8 +49,8 @@ class Group:
     """A placement group: room for workers, in one piece.
 
     Args:
-        room: Of each.
-        workers: How many.
+        room: Resources of each worker.
+        workers: Number of workers.
     """
 
     def __init__(self, room: Bundle, workers: int) -> None:
@@ -60,11 +60,11 @@ class Group:
         )
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until Ray has found all of it."""
+        """Waits until Ray has reserved all of it."""
         return bool(self.bundles.wait(timeout_s))
 
     def close(self) -> None:
-        """Gives it back; safe to repeat."""
+        """Releases it; safe to repeat."""
         bundles, self.bundles = self.bundles, None
         if bundles is not None:
             with suppress(RayError):
@@ -73,7 +73,7 @@ class Group:
 
 @contextmanager
 def asking(room: Bundle, workers: int) -> Generator[None]:
-    """Asks an autoscaler, where there is one, for nodes with so much room."""
+    """Asks an autoscaler, if there is one, for nodes with that much room."""
     request_resources(bundles=[room.bundle] * workers)
     try:
         yield
@@ -82,7 +82,7 @@ def asking(room: Bundle, workers: int) -> Generator[None]:
 
 
 def room_now(room: Bundle) -> int:
-    """Workers that have room now, as Ray counts."""
+    """Returns how many workers have room now, by Ray's count."""
     rooms = [
         min(int(node.get(name, 0.0) // amount) for name, amount in room.bundle.items())
         for node in available_resources_per_node().values()

@@ -1,7 +1,7 @@
-"""Who looks after a job on a Ray cluster, for whoever sent it and may go.
+"""The actor of a job on a Ray cluster, independent of the caller who sent it.
 
-A job actor stays when its caller goes. It keeps the job's files and its process, on the
-head where there is room for nothing else. It knows nothing of Ray.
+A job actor stays when its caller leaves. It keeps the job's files and its process, on
+the head, which has no other room. It does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILES, ARCHIVE, PACKED, LOG = "files", "sent.tar.gz", "run.tar.gz", "log"
 
 @final
 class JobActor:
-    """One job: its files, its process, what it writes and what it leaves."""
+    """One job: its files, its process, its output and its results."""
 
     def __init__(self) -> None:
         self._folder = Path(
@@ -38,7 +38,7 @@ class JobActor:
         self._script, self._began, self._is_stopped = "", time.time(), False
 
     def versions(self, backend: str) -> dict[str, str]:
-        """What is installed here."""
+        """Returns the versions installed here."""
         return versions(backend, "ray")
 
     def write(self, offset: int, data: bytes) -> None:
@@ -51,8 +51,8 @@ class JobActor:
         """Starts a script of the archive, in this process's folder.
 
         Args:
-            script: Its name.
-            variables: Name -> value, of its environment beside this process's.
+            script: Name of the script.
+            variables: Name -> value, for its environment besides this process's.
 
         Raises:
             OSError: It cannot be started.
@@ -72,7 +72,7 @@ class JobActor:
         self._script, self._began = script, time.time()
 
     def state(self) -> tuple[str, str, float]:
-        """How the job is, its script, and when it began; as `Job` has them."""
+        """Returns the state of the job, its script, and its start; as in `Job`."""
         code = None if self._process is None else self._process.poll()
         if self._process is None:
             told = "not started"
@@ -85,7 +85,7 @@ class JobActor:
         return told, self._script, self._began
 
     def read(self, offset: int, most: int) -> bytes:
-        """What the job wrote, from an offset."""
+        """Returns the job's output from an offset."""
         with (self._folder / LOG).open("rb") as log:
             log.seek(offset)
             return log.read(most)
@@ -98,7 +98,7 @@ class JobActor:
         return packed.stat().st_size
 
     def packed(self, offset: int, most: int) -> bytes:
-        """A part of what was packed."""
+        """Returns a part of the archive."""
         with (self._folder / PACKED).open("rb") as file:
             file.seek(offset)
             return file.read(most)
@@ -113,7 +113,7 @@ class JobActor:
             os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-        with suppress(ProcessLookupError):  # its group may be larger than itself
+        with suppress(ProcessLookupError):  # its group may outlive it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return 1

@@ -1,8 +1,9 @@
-"""Workers on other machines, looked after by an agent each.
+"""Workers on other machines, each with an agent.
 
 An engine finds room and starts the agents, which a `Carrier` hides; an agent starts its
-worker as any launcher does, a clean interpreter. This file decides where workers go,
-and when a node counts as gone: engines take a minute to notice that a cable is out.
+worker as any launcher does, as a clean interpreter. This file decides where workers
+run, and when a node counts as lost: engines take a minute to notice a broken network
+link.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from shoal.launchers.node_agent import BEAT_S, Arrival, Memory, Report
 from shoal.launchers.shared import SharedBlob
 from shoal.launchers.versions import difference, versions
 
-LOOK_S = 0.05  # between looks at what has come
-SILENT_S = BEAT_S + 5.0  # without a word a node is gone
-TOGETHER_S = 3.0  # for agents that are to be sent data at once
-PAUSE_S = 1.0  # this process did not run for so long: no node is to blame
-SPARED_S = 5.0  # room stays empty for who is to replace the process that had it
-END_S = 2.0  # for agents to end their processes, beside the grace of those
-MOST_EARLY = 200  # lines that a process wrote before anybody said where to
+LOOK_S = 0.05  # between checks for new results
+SILENT_S = BEAT_S + 5.0  # a node that is silent for longer is lost
+TOGETHER_S = 3.0  # within this time agents are served by one transfer
+PAUSE_S = 1.0  # after a pause of this process no node is blamed
+SPARED_S = 5.0  # room is kept for the replacement of its process
+END_S = 2.0  # for agents to end their processes, beyond the grace
+MOST_EARLY = 200  # lines of a process before its log is known
 GONE = -9
 
 
 @dataclass(kw_only=True, eq=False)
 class AgentSlot:
-    """An agent, and the one process that it looks after.
+    """An agent, and the one process that it watches.
 
     Args:
-        agent: As the carrier knows it.
-        arrival: Its first words, to come.
-        limit_s: Seconds that it may take to arrive.
+        agent: The carrier's handle of it.
+        arrival: Pending call of its first message.
+        limit_s: Seconds that it may take to start.
     """
 
     agent: Any
@@ -59,21 +60,21 @@ class AgentSlot:
     calls: list[Any] = field(default_factory=list[Any])
 
     def waited_for(self) -> list[Any]:
-        """What it will answer."""
+        """Returns the calls that it will answer."""
         first = [self.arrival] if self.here is None else []
         return [*first, *self.calls, *([] if self.report is None else [self.report])]
 
 
 @dataclass(kw_only=True, eq=False)
 class Hand:
-    """A worker's process, as the driver knows it.
+    """A worker's process, as the driver sees it.
 
     Args:
-        role: That it plays.
-        slots: Where it will be, or is; several as long as none has room.
-        parts: That it was given, and that have not been sent.
-        log: Where its lines go, None for nowhere.
-        early: Lines that it wrote before it was given a part.
+        role: Role of the process.
+        slots: Its agent; several candidates while none has room.
+        parts: Arguments that have not been sent.
+        log: File of its lines, None for none.
+        early: Lines that it wrote before it was given a role.
     """
 
     role: Role
@@ -87,7 +88,7 @@ class Hand:
 
     @property
     def slot(self) -> AgentSlot | None:
-        """Where it is; None as long as it waits for room."""
+        """Returns its agent; None while it waits for room."""
         return self.slots[0] if self.slots and self.slots[0].here else None
 
 
@@ -96,10 +97,10 @@ class RemoteLauncher(Launcher):
     """Starts workers where a carrier has room for agents.
 
     Args:
-        carrier: Of the engine.
+        carrier: Carrier of the engine.
         blob: The data, in memory of this machine.
-        backend: Of Keras; its version counts.
-        variables: Name -> value, of the environment of workers.
+        backend: Keras backend; its version is checked.
+        variables: Name -> value, for the environment of workers.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class RemoteLauncher(Launcher):
     # ------------------------------------------------------------- starting
 
     def start(self, role: Role) -> str:
-        """Starts a process where there is room, or asks for room; returns its token."""
+        """Starts a process where there is room, or requests room; returns its token."""
         token, now = secrets.token_hex(8), time.monotonic()
         free = self._idle(now)
         slots = [free] if free is not None else self._ask_for_room(role)
@@ -133,12 +134,12 @@ class RemoteLauncher(Launcher):
         return token
 
     def _idle(self, now: float, least_s: float = 0.0) -> AgentSlot | None:
-        """An agent that has had no process for so long."""
+        """Returns an agent that has had no process for so long."""
         idle = (b for b in self._slots if b.here and not b.token)
         return next((b for b in idle if now - b.idle_since >= least_s), None)
 
     def _ask_for_room(self, role: Role) -> list[AgentSlot]:
-        """Asks for an agent; several of which the first is taken."""
+        """Requests an agent; several of which the first is used."""
         asked = self._carrier.request_agents(self._avoided, is_patient=role.is_patient)
         found = [
             AgentSlot(agent=one.agent, arrival=one.arrival, limit_s=one.limit_s)
@@ -148,18 +149,18 @@ class RemoteLauncher(Launcher):
         return found
 
     def _call(self, slot: AgentSlot, method: str, *arguments: Any) -> Any:
-        """Calls an agent, which does one such thing after the other."""
+        """Calls an agent, which runs such calls one after the other."""
         found = self._carrier.call(slot.agent, method, *arguments)
         slot.calls.append(found)
         return found
 
     def _ask(self, slot: AgentSlot, now: float) -> None:
-        """Asks an agent for its next report."""
+        """Requests an agent's next report."""
         slot.asked = now
         slot.report = self._carrier.call(slot.agent, "report")
 
     def _arrived(self, slot: AgentSlot, here: Arrival) -> None:
-        """An agent is there: its process starts, if it is still wanted."""
+        """Handles an agent's arrival: its process starts, if it is still wanted."""
         odd = difference(here.versions, self._versions)
         hand = self._hands.get(slot.token)
         if odd and hand is not None and hand.role.is_patient:
@@ -173,7 +174,7 @@ class RemoteLauncher(Launcher):
             )
         slot.here = here
         self._ask(slot, time.monotonic())
-        if hand is None or hand.slot not in (None, slot):  # another one was first
+        if hand is None or hand.slot not in (None, slot):  # another one arrived first
             self._drop(slot)
             return
         for other in list(hand.slots):
@@ -194,11 +195,11 @@ class RemoteLauncher(Launcher):
         """Sends the argument as soon as the process and its data are there."""
         hand = self._hands.get(token)
         if hand is None:
-            return  # it has ended, and `poll` tells
+            return  # it has ended, which `poll` reports
         hand.parts.append(cloudpickle.dumps(argument))
         hand.log, hand.has_part = log, True
         if log is not None:
-            with suppress(OSError):  # there, though nothing may be written
+            with suppress(OSError):  # the file exists from the start, even when empty
                 open(log, "ab", opener=alike).close()
         while hand.early:
             self._write(hand, hand.early.popleft())
@@ -214,7 +215,7 @@ class RemoteLauncher(Launcher):
             self._call(slot, "give", token, hand.parts.popleft())
 
     def share(self) -> None:
-        """Data goes to each node once, as soon as the node is known."""
+        """Sends the data to each node once, as soon as the node is known."""
         self._broadcast.load()
 
     def is_waiting(self, token: str) -> bool:
@@ -243,7 +244,7 @@ class RemoteLauncher(Launcher):
         return found
 
     def _hear(self) -> None:
-        """Takes what has come from agents."""
+        """Handles the results that have come from agents."""
         slots = {call: b for b in self._slots for call in b.waited_for()}
         if not slots:
             return
@@ -270,7 +271,7 @@ class RemoteLauncher(Launcher):
                 self._broadcast.opened(slot.here.node_id, slot.agent, answer)
 
     def _failed(self, slot: AgentSlot, call: Any, result: CallResult) -> None:
-        """A method of an agent raised."""
+        """Handles an error of an agent's method."""
         if call in slot.calls:
             slot.calls.remove(call)
         self._gone(slot, f"could not start a process: {result.error}", is_node=False)
@@ -303,7 +304,7 @@ class RemoteLauncher(Launcher):
                     self._drop(slot)
 
     def _look(self, now: float) -> None:
-        """Gives up nodes that say nothing, and room that does not come."""
+        """Gives up silent nodes, and requests for room after their limit."""
         for slot in list(self._slots):
             if slot.here is not None and now - slot.asked > SILENT_S:
                 self._gone(slot, f"has said nothing for {now - slot.asked:.0f} s")
@@ -320,7 +321,7 @@ class RemoteLauncher(Launcher):
                 )
                 name = hand.role.name
                 self._over(token, Exit(name=name, code=GONE, reason=reason))
-        # An agent that comes at once, or not for long, comes within seconds.
+        # An agent that starts at once, or is requested for a short time, needs seconds.
         wanted = any(
             now - hand.since < TOGETHER_S and not hand.role.is_patient
             for hand in self._hands.values()
@@ -329,10 +330,10 @@ class RemoteLauncher(Launcher):
         self._broadcast.look(may_go=not wanted)
 
     def _move_in(self, token: str, hand: Hand, now: float) -> None:
-        """Whoever waits for room takes that of a process that has ended.
+        """Gives the room of an ended process to a process that waits for room.
 
-        But it is left for a while to who is to replace that one, if nobody waits for
-        the other.
+        It is kept for a while for the replacement of the ended one, unless that already
+        has room.
         """
         free = self._idle(now, SPARED_S if hand.role.is_patient else 0.0)
         if free is None:
@@ -343,13 +344,13 @@ class RemoteLauncher(Launcher):
         self._begin(token, hand, free)
 
     def _limit_s(self, hand: Hand) -> float:
-        """Seconds until an agent is there."""
+        """Returns the seconds until an agent must have started."""
         if hand.role.is_patient:
             return math.inf
         return max((slot.limit_s for slot in hand.slots), default=0.0)
 
     def _gone(self, slot: AgentSlot, why: str, *, is_node: bool = True) -> None:
-        """An agent is lost, and its process with it."""
+        """Handles the loss of an agent and its process."""
         token, here = slot.token, slot.here
         self._drop(slot)
         if here is not None and is_node:
@@ -374,7 +375,7 @@ class RemoteLauncher(Launcher):
     # --------------------------------------------------------------- ending
 
     def stop(self, token: str, grace_s: float = 0.0) -> None:
-        """Ends one process, by force after `grace_s` seconds; `poll` tells when."""
+        """Ends one process, by force after `grace_s` seconds; `poll` reports it."""
         hand = self._hands.get(token)
         if hand is None or hand.is_stopped:
             return
@@ -387,12 +388,12 @@ class RemoteLauncher(Launcher):
         self._call(slot, "stop", token, grace_s)
 
     def rename(self, token: str, name: str) -> None:
-        """A process plays another role from now on."""
+        """Gives a process another role's name."""
         hand = self._hands[token]
         hand.role = replace(hand.role, name=name)
 
     def prune(self, kept: Collection[str]) -> set[str]:
-        """Ends and forgets all processes but some; returns those of them that live."""
+        """Ends and forgets all processes but some; returns the live ones of those."""
         for token in self._hands.keys() - kept:
             self.stop(token)
             self._hands.pop(token, None)
@@ -400,7 +401,7 @@ class RemoteLauncher(Launcher):
         return set(self._hands)
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Ends every process and gives the room back."""
+        """Ends every process and releases the room."""
         self._broadcast.close()
         there = [slot for slot in self._slots if slot.here is not None]
         calls = [self._call(slot, "close", grace_s) for slot in there]

@@ -1,4 +1,4 @@
-"""Memory that children inherit: it has no name, so nothing can be left behind."""
+"""Memory that children inherit: it has no name, so no file can be left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.host.temporary import temporary_folder
 class SharedBlob:
     """Bytes that this process writes once and every child it starts can map.
 
-    Make it before the children, fill it any time: only its descriptor travels.
+    Make it before the children, fill it at any time: only its descriptor is inherited.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class SharedBlob:
     def allocate(self, size: int) -> mmap.mmap:
         """Gives the blob at least this size and returns it, writable.
 
-        It never shrinks: whoever still reads what was there before would be killed.
+        It never shrinks: a process that still reads the former end would be killed.
 
         Raises:
             ClusterError: There is no memory for it, or a limit forbids it.
@@ -39,12 +39,12 @@ class SharedBlob:
             return mmap.mmap(self.descriptor, size)
 
     def give_up(self) -> None:
-        """A fork would keep the memory."""
+        """Closes the memory in a fork."""
         if self._is_open:
             blank(self.descriptor)
 
     def close(self) -> None:
-        """Gives the descriptor back; mappings stay until they are dropped."""
+        """Closes the descriptor; mappings stay until they are dropped."""
         self._is_open = False
         os.close(self.descriptor)
 
@@ -53,7 +53,7 @@ def _make() -> int:
     """Opens memory without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("shoal-data")
-    # macOS: a file that loses its name at once
+    # macOS: a file whose name is removed at once
     handle, path = tempfile.mkstemp(prefix="shoal-data-", dir=temporary_folder())
     os.unlink(path)
     return handle

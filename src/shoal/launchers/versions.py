@@ -1,4 +1,4 @@
-"""Which versions a process runs with: those of all workers have to be the same."""
+"""Versions of a process: those of all workers must be equal."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("shoal", "keras", "numpy")
 DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu")}
-"""Names under which a backend may be installed, where there are several."""
+"""Names under which a backend may be installed, if there are several."""
 
 
 def versions(backend: str = "", engine: str = "") -> dict[str, str]:
-    """Returns the versions of Python and of what workers import.
+    """Returns the versions of Python and of the packages that workers import.
 
     Args:
-        backend: Of Keras, "" for none.
-        engine: Package of what places workers, "" for none.
+        backend: Name of the Keras backend, "" for none.
+        engine: Package of the engine that places workers, "" for none.
 
     Example:
         >>> sorted(versions(engine="ray"))
@@ -37,9 +37,9 @@ def _version(name: str) -> str:
 
 
 def difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """Says what differs, in words; nothing where all is the same.
+    """Returns the differences in words; empty if there are none.
 
-    Python may differ in its last number.
+    The patch number of Python may differ.
 
     Example:
         >>> ours = {"python": "3.11.4", "keras": "3.13.0"}

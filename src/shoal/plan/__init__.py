@@ -1,7 +1,7 @@
 """From arguments to a frozen, printable `Plan`. Pure: reads no model, data or clock.
 
-This file decides what will happen before anything starts: how many workers, how
-many rows a step takes, and what the user is warned of.
+This file decides everything before anything starts: how many workers, how
+many rows a step has, and the warnings.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ NOT_SHOWN = ("known_clusters", "has_callbacks", "validation_freq")
 class Plan(Decisions):
     """Everything that is decided before anything starts, and how it is shown.
 
-    `request` has the options as they were asked, other fields what was worked out:
+    `request` has the options of the call; the other fields are decided from them:
     see `Decisions`.
     """
 
     def explain(self) -> str:
-        """Returns what will happen, in lines a person reads."""
+        """Returns the plan in lines for people."""
         return explained(self)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Plan(Decisions):
         plain = {**asked, **own}
         plain["strategy"] = {"name": self.strategy.name, **plain["strategy"]}
         plain["warnings"] = list(self.warnings)
-        if self.data.chunking is not None:  # of which there may be very many
+        if self.data.chunking is not None:  # there may be very many chunks
             plain["data"]["chunking"]["rows"] = len(self.data.chunking.rows)
         derived = ("seed", "backend", "data_rows", "device", "samples_expected")
         return {**plain, **{name: getattr(self, name) for name in derived}}
@@ -96,10 +96,10 @@ class Plan(Decisions):
 def resolve(
     request: Request, model: ModelFacts, data: DataFacts, machine: MachineFacts
 ) -> Plan:
-    """Decides everything about a run from plain values, or refuses.
+    """Decides everything about a run from plain values, or refuses it.
 
     Raises:
-        ConfigError: One argument is wrong in itself.
+        ConfigError: A single argument is wrong.
         PlanError: The arguments cannot work together.
 
     Example:
@@ -175,7 +175,7 @@ def resolve(
 
 
 def _warnings(plan: Plan, asked: int) -> list[str]:
-    """What works, but perhaps not as the user hopes."""
+    """Returns what works, but perhaps not as the user expects."""
     found: list[str] = []
     small = plan.rows < asked * plan.batch_size if not plan.exchanges_gradients else (
         min(plan.rows, plan.batch_size) < asked

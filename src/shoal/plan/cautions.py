@@ -1,4 +1,4 @@
-"""What a model's numbers will not be, said before they are shown. Pure."""
+"""Warnings about a model's results, given before the run. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from shoal.facts import MachineFacts, ModelFacts
 
 
 def metric_warnings(model: ModelFacts) -> list[str]:
-    """What the history of a run leaves out."""
+    """Returns warnings about metrics that the history leaves out."""
     found: list[str] = []
     if model.unmergeable_metrics:
         found.append(
@@ -16,14 +16,14 @@ def metric_warnings(model: ModelFacts) -> list[str]:
         )
     if model.lost_logs:
         found.append(
-            f"{', '.join(model.lost_logs)}, which train_step logs, are no single "
+            f"{', '.join(model.lost_logs)}, which train_step logs, are not single "
             "numbers and are not shown."
         )
     return found
 
 
 def optimizer_warnings(model: ModelFacts) -> list[str]:
-    """Where the state of an optimizer does not come back.
+    """Returns warnings about optimizers whose state is not returned.
 
     Example:
         >>> model = ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD",
@@ -41,7 +41,7 @@ def optimizer_warnings(model: ModelFacts) -> list[str]:
 
 
 def crowd_warnings(workers: int, machine: MachineFacts) -> list[str]:
-    """Where workers are more than there is to compute with.
+    """Returns warnings about more workers than cores.
 
     Example:
         >>> crowd_warnings(5, MachineFacts(cores=2))[0].partition(";")[0]
@@ -56,7 +56,7 @@ def crowd_warnings(workers: int, machine: MachineFacts) -> list[str]:
 
 
 def room_warnings(workers: int, threads: int, machine: MachineFacts) -> list[str]:
-    """Where a cluster has less room now than workers need.
+    """Returns warnings about a cluster with less room than workers need.
 
     Example:
         >>> from shoal.facts import NodeFacts
@@ -74,7 +74,7 @@ def room_warnings(workers: int, threads: int, machine: MachineFacts) -> list[str
 
 
 def metric_notes(model: ModelFacts) -> list[str]:
-    """What the history of a run shows in another way than Keras.
+    """Returns notes about metrics that differ from Keras'.
 
     Example:
         >>> model = ModelFacts(name="m", parameters=3, statistics=0, optimizer="SGD",
@@ -91,7 +91,7 @@ def metric_notes(model: ModelFacts) -> list[str]:
 
 
 def state_warnings(model: ModelFacts, workers: int) -> list[str]:
-    """What recurrent layers keep from batch to batch, where several workers train."""
+    """Returns warnings about recurrent layers' states with several workers."""
     if not model.is_stateful or workers == 1:
         return []
     return [
@@ -102,10 +102,10 @@ def state_warnings(model: ModelFacts, workers: int) -> list[str]:
 
 
 def gang_warnings(model: ModelFacts, strategy: str) -> list[str]:
-    """Where gradients of several workers are not quite those of plain Keras.
+    """Returns warnings about gradients that differ a little from plain Keras'.
 
     Args:
-        model: Whose losses decide it.
+        model: Model whose losses decide it.
         strategy: Name of the strategy that exchanges gradients.
     """
     found: list[str] = []

@@ -1,6 +1,6 @@
-"""Where gradients are averaged: at the server, or by the workers themselves. Pure.
+"""Decides where gradients are averaged: at the server, or by the workers. Pure.
 
-This file decides it once; nothing behind the plan knows of "auto".
+Later code never sees "auto".
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shoal.registry import did_you_mean
 
 COLLECTIVES = ("auto", "native", "server", "shared")
 MOST_SHARED_BYTES = 32 << 20
-"""Of gradients of all workers. Each reads all of them, and has room for two of its own
-and a mean; with longer ones the server's way costs no more."""
+"""Limit of the bytes of all workers' gradients. Each worker reads all of them, and has
+room for two of its own and a mean; with longer ones the server is as fast."""
 
 
 def choose_collective(
@@ -26,14 +26,14 @@ def choose_collective(
     """Returns "server", "native" or "shared".
 
     Args:
-        request: What was asked for.
-        model: To be trained.
-        workers: How many will run.
-        places: Their GPUs; none where they compute on the CPU.
+        request: The request.
+        model: Model to train.
+        workers: Number of workers that will run.
+        places: Their GPUs; empty if they compute on the CPU.
 
     Raises:
         ConfigError: `collective` is unknown.
-        PlanError: What is asked for is not to be had.
+        PlanError: The requested collective is not available.
 
     Example:
         >>> from shoal.strategies import AllReduce
@@ -55,7 +55,7 @@ def choose_collective(
         if asked == "native":
             expected += f" with a backend whose workers form a group: {_able()}"
         raise PlanError(
-            f"collective={asked!r} cannot be had: {obstacle}. Expected {expected}. "
+            f"collective={asked!r} is not available: {obstacle}. Expected {expected}. "
             "Leave collective out: gradients are then averaged as is best."
         )
     if workers < 2 or obstacle:
@@ -74,11 +74,11 @@ def _able() -> str:
 
 
 def _obstacle(request: Request) -> str:
-    """Why workers of such a run form no group, empty where they can."""
+    """Returns why workers of such a run form no group, empty if they can."""
     if request.strategy.exchanges != "gradients":
         return f"{request.strategy.name} exchanges weights, which only a server merges"
     if request.cluster == "inline":
-        return f"workers on cluster={request.cluster!r} are no processes"
+        return f"workers on cluster={request.cluster!r} are not processes"
     if request.cluster != "local":
         return f"workers on cluster={request.cluster!r} have no folder to meet in"
     if request.deterministic:
@@ -87,7 +87,7 @@ def _obstacle(request: Request) -> str:
 
 
 def why_no_group(backend: str) -> str:
-    """Why workers of a backend form no native group, empty where they can.
+    """Returns why workers of a backend form no native group, empty if they can.
 
     Example:
         >>> why_no_group("torch"), why_no_group("jax")
@@ -98,7 +98,7 @@ def why_no_group(backend: str) -> str:
 
 
 def library_of(backend: str, places: Sequence[Place]) -> str:
-    """What adds in a group: NCCL wants a GPU for each worker.
+    """Returns the library of a group: NCCL needs a GPU for each worker.
 
     Example:
         >>> library_of("torch", ())

@@ -1,4 +1,4 @@
-"""How vectors travel, and whether workers wait for them. Pure."""
+"""Decides how vectors travel, and whether workers wait for them. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from shoal.plan.request import Request
 from shoal.registry import did_you_mean
 
 CODECS = ("float32", "bfloat16", "int8")
-"""From the most bytes a number to the least: 4, 2 and 1."""
+"""Codecs from the most bytes a number to the fewest: 4, 2 and 1."""
 LEAST_PART = 64
-"""Weights of a server: a few cache lines."""
+"""Minimum number of weights of a server: a few cache lines."""
 
 
 def check_codec(request: Request) -> None:
     """Refuses a codec that is none of `CODECS`.
 
     Raises:
-        ConfigError: There is no such codec.
+        ConfigError: The codec is unknown.
     """
     if request.codec not in CODECS:
         raise ConfigError(did_you_mean("codec", request.codec, CODECS))
 
 
 def check_overlap(request: Request) -> None:
-    """Refuses workers that compute on while their vectors travel, where that is wrong.
+    """Refuses computing during exchanges where the strategy does not allow it.
 
     Raises:
         ConfigError: `overlap` is neither True nor False.
-        PlanError: The strategy has nothing to compute meanwhile.
+        PlanError: The strategy has nothing to compute during an exchange.
     """
     wanted, strategy = request.overlap, request.strategy
     if not isinstance(wanted, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -51,7 +51,7 @@ def check_servers(request: Request, model: ModelFacts) -> None:
     """Refuses more servers than can share the weights.
 
     Raises:
-        PlanError: There are no weights for so many, or no server at all.
+        PlanError: There are too few weights for so many, or the strategy has no server.
     """
     wanted = request.servers
     if wanted > 1 and request.strategy.is_independent:

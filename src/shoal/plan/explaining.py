@@ -1,4 +1,4 @@
-"""A plan in lines that a person reads. This file decides their words alone."""
+"""A plan in lines for people. This file decides only their words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.plan.refusals import is_repeatable
 
 
 def explained(plan: Decisions) -> str:
-    """Returns what `Plan.explain` does."""
+    """Returns the lines of `Plan.explain`."""
     title = (
         f"{plan.strategy.name} on {count(plan.workers, 'worker')}, "
         f"{count(plan.threads, 'thread')} each, cluster {plan.request.cluster!r}"
@@ -19,7 +19,7 @@ def explained(plan: Decisions) -> str:
 
 
 def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
-    """The lines of `explain`, each with its heading."""
+    """Returns the lines of `explain`, each with its heading."""
     model, data, strategy, asked = plan.model, plan.data, plan.strategy, plan.request
     how = "when ready" if strategy.is_asynchronous else "in rounds"
     every = "every step" if strategy.period == 1 else f"every {strategy.period} steps"
@@ -65,7 +65,7 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
 
 
 def _frozen(plan: Decisions) -> str:
-    """What is sent with the model and not again, where that is worth a word."""
+    """Returns the size of untrained variables, if that is large."""
     size_mb = plan.model.local_bytes / 1e6
     return (
         f"; {size_mb:,.1f} MB that are not trained travel once" if size_mb > 1 else ""
@@ -73,7 +73,7 @@ def _frozen(plan: Decisions) -> str:
 
 
 def _device(plan: Decisions) -> str:
-    """Where workers compute, and what they may take of it."""
+    """Returns the device of the workers, and their share of its memory."""
     if not plan.places:
         return "cpu"
     gpus = {place.number: place for place in plan.places}
@@ -89,7 +89,7 @@ def _device(plan: Decisions) -> str:
 
 
 def _nodes(plan: Decisions) -> str:
-    """The machines of a cluster."""
+    """Returns the machines of a cluster."""
     names = [node.name for node in plan.machine.nodes]
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     cores = sum(node.cores for node in plan.machine.nodes)
@@ -97,7 +97,7 @@ def _nodes(plan: Decisions) -> str:
 
 
 def _exchanged(plan: Decisions) -> str:
-    """Which way numbers of the workers meet."""
+    """Returns where gradients are averaged or weights are exchanged."""
     if plan.strategy.is_independent or plan.workers == 1:
         return "nothing to average"
     if plan.collective == "native":
@@ -118,7 +118,7 @@ def _exchanged(plan: Decisions) -> str:
 
 
 def _epochs(epochs: range) -> str:
-    """Epochs as people count them, from 1.
+    """Returns epochs as people count them, from 1.
 
     Example:
         >>> _epochs(range(3)), _epochs(range(2, 5)), _epochs(range(4, 5))
@@ -132,20 +132,20 @@ def _epochs(epochs: range) -> str:
 
 
 def _repeatable(plan: Decisions) -> str:
-    """What a second run with the same seed gives."""
+    """Returns how equal a second run with the same seed is."""
     if not is_repeatable(plan.strategy, plan.workers):
         return "no: messages are applied as they arrive, so two runs differ"
     if not plan.is_repeatable:
         return "no: without epoch_barrier epochs overlap as it happens"
     if plan.quorum:
-        return "while nobody is late; to rounding, with quorum=1.0"
+        return "while no worker is late; to rounding, with quorum=1.0"
     if plan.request.deterministic:
         return f"yes, bit for bit, with seed {plan.seed}"
     return f"to rounding, with seed {plan.seed}; bit for bit with deterministic=True"
 
 
 def _validation(plan: Decisions) -> str:
-    """Who validates, and who waits for it."""
+    """Returns which process validates, and whether workers wait."""
     rows = count(plan.data.validation_rows, "sample")
     if plan.request.validation == "async":
         return f"{rows}, by a process of its own while workers train on"
@@ -153,7 +153,7 @@ def _validation(plan: Decisions) -> str:
 
 
 def _waiting(plan: Decisions) -> str:
-    """Processes that do nothing until another is lost."""
+    """Returns the processes that wait to replace a lost one."""
     asked = plan.request
     each = "a server that takes over when the first one is lost"
     if asked.servers > 1:
@@ -165,20 +165,20 @@ def _waiting(plan: Decisions) -> str:
 
 
 def _late(plan: Decisions) -> str:
-    """What follows where workers are slower than the others."""
+    """Returns what happens when workers are slower than the others."""
     return (
         f"a round closes with {plan.quorum} of {plan.workers} when it took twice as "
-        "long as it should; the samples of the others go to whoever is free"
+        "long as expected; the samples of the others go to free workers"
     )
 
 
 def _not_finite(plan: Decisions) -> str:
-    """What follows where numbers turn NaN or infinite."""
+    """Returns what happens when numbers turn NaN or infinite."""
     window = f"window of {count(plan.strategy.period, 'step')}"
     part = "step" if plan.exchanges_gradients else window
     return {
         "stop": "the run stops; the model keeps the last good center",
-        "skip": f"nothing is learnt from that {part}; its samples count",
+        "skip": f"that {part} is not applied; its samples count",
         "rollback": "back to the last checkpoint, and on without those samples",
     }[str(plan.request.on_nan)]
 

@@ -1,4 +1,4 @@
-"""Which GPU each worker computes on, and how much of its memory it may take. Pure."""
+"""Decides the GPU of each worker, and its share of the GPU's memory. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from shoal.errors import PlanError
 from shoal.facts import Gpu
 
 MOST = 0.9
-"""Of a GPU's memory, of all its workers together: the rest is left to this process."""
-CONTEXT_MIB = 512  # what CUDA takes for each process, beside what the process asks for
-LEAST_MIB = 512  # with less a worker cannot do anything of use
-FULL = 0.75  # what JAX takes of a GPU when it first computes there
+"""Share of a GPU's memory for all its workers; the rest is left to this process."""
+CONTEXT_MIB = 512  # memory of CUDA itself in each process
+LEAST_MIB = 512  # with less a worker cannot do anything useful
+FULL = 0.75  # share of a GPU that JAX takes when it first computes there
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a worker computes.
+    """The device of a worker.
 
     Args:
-        number: Of the GPU, as nvidia-smi counts.
-        name: What CUDA_VISIBLE_DEVICES takes for it; empty where a cluster says that.
-        share: Of all its memory, that this worker may take.
-        workers: On this GPU.
+        number: Number of the GPU in nvidia-smi.
+        name: Its name in CUDA_VISIBLE_DEVICES; empty if a cluster sets that.
+        share: Share of its memory that this worker may take.
+        workers: Number of workers on this GPU.
     """
 
     number: int
@@ -36,11 +36,11 @@ class Place:
 
 
 def places(gpus: Sequence[Gpu], workers: int) -> tuple[Place, ...]:
-    """Gives each worker a GPU, in turn, and an even share of the memory.
+    """Assigns a GPU to each worker, in turn, with an even share of the memory.
 
     Args:
-        gpus: That may be used; none means that workers compute on the CPU.
-        workers: How many; more than there are GPUs share them.
+        gpus: Usable GPUs; none means that workers compute on the CPU.
+        workers: Number of workers; if there are fewer GPUs, they are shared.
 
     Raises:
         PlanError: A GPU has too little memory left for its workers.
@@ -62,11 +62,11 @@ def places(gpus: Sequence[Gpu], workers: int) -> tuple[Place, ...]:
 
 
 def places_of_cluster(gpus_each: float, workers: int) -> tuple[Place, ...]:
-    """Places that a cluster chooses: it tells each worker which GPU it has.
+    """Returns places for a cluster, which itself assigns a GPU to each worker.
 
     Args:
-        gpus_each: GPUs of a worker, or the part of one; 0 for the CPU.
-        workers: How many.
+        gpus_each: GPUs of a worker, or a fraction of one; 0 for the CPU.
+        workers: Number of workers.
 
     Example:
         >>> places_of_cluster(0.5, 1)
@@ -79,8 +79,8 @@ def places_of_cluster(gpus_each: float, workers: int) -> tuple[Place, ...]:
 
 
 def _share(gpu: Gpu, workers: int) -> float:
-    """What one of the workers on a GPU may take, rounded down to a thousandth."""
-    if not gpu.total_mib:  # nobody tells: as if it were empty
+    """Returns the share of one of a GPU's workers, rounded down to a thousandth."""
+    if not gpu.total_mib:  # unknown: treated as empty
         return math.floor(1000 * MOST / workers) / 1000
     free_mib = gpu.free_mib / workers - CONTEXT_MIB
     if free_mib < LEAST_MIB:
@@ -95,7 +95,7 @@ def _share(gpu: Gpu, workers: int) -> float:
 
 
 def _who(gpu: Gpu) -> str:
-    """What to do about those that hold the memory of a GPU."""
+    """Returns the remedy when other programs hold the memory of a GPU."""
     return (
         f"End what else computes there. If it is this process itself (JAX takes "
         f"{FULL:.0%} of a GPU when it first computes), set "
@@ -104,7 +104,7 @@ def _who(gpu: Gpu) -> str:
 
 
 def gpu_warnings(gpus: Sequence[Gpu], found: Sequence[Place]) -> list[str]:
-    """GPUs whose memory is mostly taken by somebody else.
+    """Returns warnings about GPUs whose memory other programs mostly use.
 
     Example:
         >>> gpus = [Gpu(number=0, name="0", total_mib=80000, free_mib=19000)]

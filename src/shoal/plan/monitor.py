@@ -1,4 +1,4 @@
-"""By which metric the best model is chosen, and which way that metric gets better."""
+"""Chooses the metric of the best model, and the direction in which it improves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.registry import did_you_mean
 WAYS = {"max": True, "min": False}
 UP = ("acc", "accuracy", "auc", "f1", "fbeta", "iou", "precision", "r2", "recall")
 DOWN = ("crossentropy", "error", "loss", "mae", "mse", "msle", "rmse")
-"""Last words of names, for metrics that do not say which way they get better."""
+"""Last words of names, for metrics that do not declare a direction."""
 
 
 def choose_monitor(
@@ -22,20 +22,20 @@ def choose_monitor(
     may_be_new: bool = False,
     unmergeable: Collection[str] = (),
 ) -> Monitor:
-    """Finds the metric that was asked for, and whether higher is better.
+    """Finds the requested metric, and whether higher is better.
 
     Args:
         asked: A name as in a history, or "name:max" or "name:min"; None for the loss
-            of validation, else of training.
-        metrics: Of the model: name -> "up", "down", or "" where it does not say.
+            of validation, or else of training.
+        metrics: The model's metrics: name -> "up", "down", or "" if undeclared.
         has_validation: Whether there are `val_` metrics as well.
-        may_be_new: Callbacks may log metrics that the model does not have.
+        may_be_new: Whether callbacks may log metrics that the model does not have.
         unmergeable: Metrics that only validation shows.
 
     Raises:
         ConfigError: The run will have no such metric.
-        PlanError: Training does not show it, or nobody knows which way it gets
-            better.
+        PlanError: Training does not show it, or its direction is
+            unknown.
 
     Example:
         >>> choose_monitor("val_auc", {"auc": "up"}, has_validation=True)
@@ -69,14 +69,14 @@ def choose_monitor(
         raise PlanError(
             f"monitor={asked!r} does not say whether more of {name} is better. "
             "Expected a metric of Keras, which knows, a name that ends in a word such "
-            f"as accuracy or loss, or the way behind the name. Pass '{name}:max' or "
+            f"as accuracy or loss, or a direction after it. Pass '{name}:max' or "
             f"'{name}:min'."
         )
     return Monitor(name=name, is_higher_better=direction == "up")
 
 
 def _by_ending(name: str) -> str:
-    """Tells "up" or "down" by the last word of a name, "" for a word unknown.
+    """Returns "up" or "down" by the last word of a name, "" for an unknown word.
 
     Keras numbers metrics of one name (`auc_1`), and some are called a score.
     """

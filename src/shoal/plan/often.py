@@ -1,4 +1,4 @@
-"""How often a run is saved: after some time or some samples."""
+"""The interval of checkpoints: a time or a number of samples."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ USUAL_S = 30.0
 @final
 @dataclass(frozen=True, kw_only=True)
 class Often:
-    """What may pass between two checkpoints; the end of an epoch makes one anyway.
+    """Limits between two checkpoints; the end of an epoch always makes one.
 
     Args:
-        seconds: At most about so many, None for no limit.
-        samples: At most about so many, None for no limit.
+        seconds: Approximate limit in seconds, None for none.
+        samples: Approximate limit in samples, None for none.
     """
 
     seconds: float | None = USUAL_S
     samples: int | None = None
 
     def is_due(self, samples: int, since: float) -> bool:
-        """Whether it is time for another one.
+        """Whether another checkpoint is due.
 
         Args:
-            samples: Committed since the last one.
+            samples: Samples committed since the last one.
             since: Monotonic seconds of the last one.
         """
         if self.samples is not None and samples >= self.samples:
@@ -40,7 +40,7 @@ def read_often(given: object) -> Often | None:
     """Reads `checkpoint_every`: seconds, "N samples", None for the usual, False never.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The value is invalid.
 
     Example:
         >>> read_often("5000 samples")

@@ -1,4 +1,4 @@
-"""How many workers of a round are enough to close it. Pure."""
+"""Decides how many workers suffice to close a round. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Quorum: TypeAlias = "int | float | None"
 
 
 def check_quorum(quorum: object) -> None:
-    """Refuses what is neither a number of workers nor a share of them.
+    """Refuses values that are neither a number of workers nor a share of them.
 
     Raises:
-        ConfigError: It is not, whatever the run.
+        ConfigError: The value is invalid for any run.
 
     Example:
         >>> check_quorum(3), check_quorum(0.75), check_quorum(None)
@@ -37,7 +37,7 @@ def check_quorum(quorum: object) -> None:
 
 
 def usual_quorum(workers: int) -> int:
-    """All but one worker in four, and but one of three; one of two is no quorum.
+    """Returns the default: all but one worker in four, two of three; no quorum for two.
 
     Example:
         >>> [usual_quorum(workers) for workers in (1, 2, 3, 4, 8, 16)]
@@ -47,16 +47,16 @@ def usual_quorum(workers: int) -> int:
 
 
 def choose_quorum(request: Request, workers: int, asked: int) -> int:
-    """Returns how many workers of a round are enough, 0 for all.
+    """Returns how many workers suffice for a round, 0 for all.
 
     Args:
-        request: What was asked for.
-        workers: That will run.
-        asked: Workers that were asked for, at least as many.
+        request: The request.
+        workers: Number of workers that will run.
+        asked: Number of requested workers, at least as many.
 
     Raises:
-        PlanError: A quorum was given, and there are no rounds that could have one, or
-            not so many workers.
+        PlanError: A quorum was given, but the strategy has no such rounds, or there are
+            fewer workers.
 
     Example:
         >>> from shoal.strategies import LocalSGD
@@ -78,7 +78,7 @@ def choose_quorum(request: Request, workers: int, asked: int) -> int:
             f"quorum={quorum} with {asked} worker(s). Expected at most as many as "
             "there are. Lower it, or give a share of the workers such as quorum=0.75."
         )
-    # A share of 0.7 of 10 is 7, whatever the last bit of the product.
+    # A share of 0.7 of 10 is 7, in spite of rounding errors in the product.
     share = quorum if isinstance(quorum, int) else math.ceil(quorum * workers - 1e-9)
     if share >= workers:
         return 0
@@ -88,10 +88,10 @@ def choose_quorum(request: Request, workers: int, asked: int) -> int:
 
 
 def _refuse_strategy(request: Request) -> None:
-    """Those that have no rounds, or whose workers may not miss one."""
+    """Refuses strategies without rounds, or whose workers may not miss one."""
     name = request.strategy.name
     why = (
-        "applies messages as they arrive, nobody waits for anybody"
+        "applies messages as they arrive, no worker waits for another"
         if request.strategy.is_asynchronous
         else "takes each step together, and a worker that misses one has other weights"
     )
@@ -103,12 +103,12 @@ def _refuse_strategy(request: Request) -> None:
 
 
 def _refuse_chance(request: Request) -> None:
-    """Who is late differs from run to run; in one process nobody is."""
+    """Refuses a quorum where results must repeat, or where no worker can be late."""
     what = "deterministic=True" if request.deterministic else "cluster='inline'"
     why = (
-        "a round would close without whoever happens to be late"
+        "a round would close without the workers that happen to be late"
         if request.deterministic
-        else "workers take turns in this process, nobody is late"
+        else "workers take turns in this process, none is late"
     )
     raise PlanError(
         f"quorum={request.quorum!r} with {what}. Expected rounds that wait for all "

@@ -1,4 +1,4 @@
-"""What does not go together, refused before anything starts. Pure."""
+"""Combinations that are refused before anything starts. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def is_repeatable(
 ) -> bool:
     """Whether a second run with the same seed can give the same weights.
 
-    Without a barrier the next epoch opens when the controller gets to it, and how
-    rounds share what is left of the last one depends on that.
+    Without a barrier the controller opens the next epoch at a variable time, on which
+    the division of the last epoch's rest among rounds depends.
     """
     is_ordered = not strategy.is_asynchronous and epoch_barrier
     return workers == 1 or is_ordered or strategy.is_independent
 
 
 def refuse(request: Request, model: ModelFacts, workers: int) -> None:
-    """Raises PlanError where arguments do not go together.
+    """Raises PlanError if arguments do not work together.
 
     Args:
-        request: What was asked for.
-        model: The model it was asked for.
-        workers: How many would run.
+        request: The request.
+        model: Facts about its model.
+        workers: Number of workers that would run.
     """
     strategy = request.strategy
     _refuse_model(model)
@@ -56,19 +56,19 @@ def refuse(request: Request, model: ModelFacts, workers: int) -> None:
 def refuse_fixed_batch(
     model: ModelFacts, order: Order, epochs: range, workers: range
 ) -> None:
-    """Raises PlanError where a step would have other rows than the model must have.
+    """Raises PlanError if a step would have other rows than the model requires.
 
     Args:
-        model: Its inputs may fix a batch size.
-        order: Of the samples.
-        epochs: Of the run.
-        workers: Fewest and most that share each batch; one each where none is shared.
+        model: Facts about the model, whose inputs may fix a batch size.
+        order: Order of the samples.
+        epochs: Epochs of the run.
+        workers: Fewest and most workers that share each batch; one each if not shared.
     """
     fixed, batch = model.fixed_batch, order.batch_size
     if not fixed:
         return
     which = f"model {model.name!r} has a fixed batch size of {fixed}, "
-    # Epochs repeat after a pass; without `steps_per_epoch` all but the first are alike.
+    # Epochs repeat after a pass; without `steps_per_epoch` all but the first are equal.
     turns = order.epochs_per_pass if order.steps_per_epoch else 2
     rows = {n for epoch in epochs[:turns] for n in order.batch_rows(epoch)}
     odd = sorted(n for n in rows if n != fixed * workers[-1])
@@ -97,7 +97,7 @@ def refuse_fixed_batch(
 
 
 def _of_last(order: Order, rows: int, *, is_once: bool) -> str:
-    """What is wrong with a batch of so many rows that is not the usual one."""
+    """Returns the fault of a batch that does not have the usual rows."""
     if order.has_batches:
         return (
             f"and a batch of the data has {rows}. Expected batches of one size, as the "
@@ -113,7 +113,7 @@ def _of_last(order: Order, rows: int, *, is_once: bool) -> str:
 
 
 def refuse_late(request: Request, data: DataFacts) -> None:
-    """Raises PlanError where a process of its own cannot validate."""
+    """Raises PlanError if a process of its own cannot validate."""
     if request.validation != "async":
         return
     if data.validation_rows == 0:
@@ -135,7 +135,7 @@ def refuse_late(request: Request, data: DataFacts) -> None:
 
 
 def _refuse_model(model: ModelFacts) -> None:
-    """Models that no strategy can train."""
+    """Refuses models that no strategy can train."""
     if model.backend not in BACKENDS:
         raise PlanError(
             f"backend {model.backend!r} cannot train. "
@@ -161,9 +161,9 @@ def _refuse_model(model: ModelFacts) -> None:
 def refuse_uncompiled(
     strategy: Strategy, model: ModelFacts, machine: MachineFacts
 ) -> None:
-    """Refuses what is to be compiled where nothing can.
+    """Refuses `jit_compile` without a compiler.
 
-    Gradients are taken step by step, and on GPUs others compile.
+    Gradients are computed step by step, and on GPUs other compilers are used.
 
     Raises:
         PlanError: There is no compiler.
@@ -179,12 +179,12 @@ def refuse_uncompiled(
 
 
 def _refuse_step(strategy: Strategy, model: ModelFacts) -> None:
-    """Gradients leave a training step in one place, and come back when it is over."""
+    """Refuses steps whose gradients cannot be replaced by a mean of all workers."""
     way_out = (
         "Choose a strategy that exchanges weights, for example 'local_sgd', or "
         "'single' for one worker"
     )
-    # Where all is frozen, Keras takes no step either.
+    # If everything is frozen, Keras takes no step either.
     calls = model.applies if model.parameters else None
     if calls is not None and len(calls) != 1:
         names = f": {', '.join(calls)}" if calls else ""
@@ -216,7 +216,7 @@ def _refuse_step(strategy: Strategy, model: ModelFacts) -> None:
 
 
 def _refuse_losses(strategy: Strategy, model: ModelFacts) -> None:
-    """One sum of gradients is divided by one number: rows, weights, or nothing."""
+    """Refuses losses without a common divisor: rows, weights, or none."""
     if model.sums_gradients and "sum" not in model.reductions and not model.summed:
         raise PlanError(
             f"train_step of {model.name!r} takes the gradient of a sum over the batch. "
@@ -264,7 +264,7 @@ def _refuse_losses(strategy: Strategy, model: ModelFacts) -> None:
 
 
 def _refuse_chance(request: Request, workers: int) -> None:
-    """What cannot be repeated bit for bit."""
+    """Refuses settings that cannot be repeated bit for bit."""
     strategy, name = request.strategy, request.strategy.name
     if not is_repeatable(strategy, workers):
         raise PlanError(

@@ -1,4 +1,4 @@
-"""What is asked for, and what is refused before anything starts."""
+"""The request of a plan, and the checks of its single arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOWEST = {
     "steps_per_epoch": 1, "max_restarts": 0, "standby": 0, "spares": 0, "threads": 1,
     "servers": 1,
 }  # fmt: skip
-"""Arguments that are whole numbers, and the least they may be."""
+"""Arguments that are whole numbers, with their minimum."""
 VALIDATIONS = ("blocking", "async")
 """Whether workers wait while an epoch's weights are validated."""
 ON_NAN = ("stop", "skip", "rollback")
@@ -34,39 +34,39 @@ ON_NAN = ("stop", "skip", "rollback")
 @final
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of `fit` that decide what will happen: the only list of them.
+    """The options of `fit` that decide the plan: the only list of them.
 
-    `fit` fills it from its arguments, by name and with the same defaults. What an
-    option turns into is in the plan; an option that needs no decision is used from
+    `fit` fills it from its arguments, by name and with the same defaults. The plan has
+    the decisions; an option that needs no decision is read from
     `plan.request`.
 
     Args:
-        strategy: How workers agree, as an object.
+        strategy: Strategy, as an object.
         workers: Processes, `(min, max)` or "auto": one a GPU, else one a usable core,
             at most 4; of a cluster one a node.
         cluster: Name of a cluster, one of `known_clusters`; `fit` has looked it up.
         known_clusters: Names that `cluster` may have.
-        batch_size: Samples per optimizer step: of the gang for gradient exchange, of
-            each worker otherwise. Default None means 32, or what makes
+        batch_size: Samples per optimizer step: of all workers for gradient exchange, of
+            each worker otherwise. Default None means 32, or a size that makes
             `steps_per_epoch` steps of the data, as in Keras.
-        epochs: The epoch to end before, as in Keras.
+        epochs: Number of the epoch before which training ends, as in Keras.
         initial_epoch: The epoch to start with.
         steps_per_epoch: Steps of `batch_size` samples that make an epoch; None: all.
         shuffle: True, False or "batch", as in Keras.
-        seed: Of the order of samples, at least 0. `fit` draws one for None, which a
-            plan takes as 0.
-        deterministic: Refuse what cannot be repeated bit for bit.
-        epoch_barrier: Workers wait at the end of an epoch for callbacks.
+        seed: Seed of the order of samples, at least 0. `fit` draws one for None, which
+            a plan takes as 0.
+        deterministic: Refuse settings that cannot be repeated bit for bit.
+        epoch_barrier: Whether workers wait at the end of an epoch for callbacks.
         max_restarts: Replacements of lost workers before the run stops.
-        servers: That share the weights; each has one part of them.
-        standby: Servers that follow each of those that lead, 0 or 1.
-        spares: Processes that wait, everything imported, for a worker to be lost.
-        quorum: Workers of a round that are enough, or a share of them; see
+        servers: Number of servers that share the weights, each with one part.
+        standby: Number of standbys of each server, 0 or 1.
+        spares: Waiting processes, everything imported, that replace lost workers.
+        quorum: Number of workers that suffice for a round, or a share of them; see
             `choose_quorum`.
         collective: "server", "shared", "native" or "auto"; see `choose_collective`.
         codec: One of `exchanging.CODECS`.
-        overlap: Workers compute on while their vectors travel.
-        on_nan: One of `ON_NAN`; None warns and goes on.
+        overlap: Whether workers compute while their vectors travel.
+        on_nan: One of `ON_NAN`; None warns and continues.
         threads: Compute threads of each worker; None shares the cores.
         monitor: Metric of the best model, see `choose_monitor`; None for the loss.
         validation: One of `VALIDATIONS`.
@@ -107,7 +107,7 @@ class Request:
     has_callbacks: bool = False
 
     def with_plain_numbers(self) -> Request:
-        """Returns this with NumPy's whole numbers, which JSON has not, as Python's."""
+        """Returns this with NumPy's whole numbers, unknown to JSON, as Python's."""
         workers: Any = self.workers
         if isinstance(workers, tuple):
             workers = tuple(map(plain, workers))
@@ -117,14 +117,14 @@ class Request:
 
 
 def plain(value: Any) -> Any:
-    """Returns a whole number of any kind as Python's own, and all else as it is.
+    """Returns a whole number of any type as Python's own, other values unchanged.
 
     Example:
         >>> import numpy as np
         >>> plain(np.int64(3)), plain(None), plain(True)
         (3, None, True)
     """
-    if isinstance(value, bool):  # a number to Python, and a slip here
+    if isinstance(value, bool):  # a number in Python, but a mistake here
         return value
     return int(value) if isinstance(value, Integral) else value
 
@@ -133,7 +133,7 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
     """Refuses single wrong arguments; returns the least and the most workers.
 
     Raises:
-        ConfigError: An argument is wrong in itself.
+        ConfigError: A single argument is wrong.
         PlanError: There is no data.
     """
     if not isinstance(request.cluster, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -186,15 +186,15 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
 
 
 def require_whole(name: str, value: object, lowest: int) -> int:
-    """Returns a whole number of any kind as Python's own.
+    """Returns a whole number of any type as Python's own.
 
     Args:
-        name: Of the argument, for the message.
-        value: What was given.
-        lowest: The least it may be.
+        name: Name of the argument, for the message.
+        value: The user's value.
+        lowest: Minimum.
 
     Raises:
-        ConfigError: It is no whole number, or a lower one.
+        ConfigError: It is not a whole number, or below the minimum.
 
     Example:
         >>> require_whole("epochs", 3, 0)
@@ -210,7 +210,7 @@ def require_whole(name: str, value: object, lowest: int) -> int:
 
 
 def _worker_limits(workers: Workers, machine: MachineFacts) -> tuple[int, int]:
-    """The least and the most workers that an argument stands for."""
+    """Returns the least and the most workers for an argument."""
     if workers == "auto" and machine.nodes:
         gpus = sum(node.gpus for node in machine.nodes)
         each = machine.gpus_each
@@ -221,7 +221,7 @@ def _worker_limits(workers: Workers, machine: MachineFacts) -> tuple[int, int]:
 
 
 def read_workers(workers: object) -> tuple[int, int]:
-    """Returns the least and the most of a number of workers or of `(min, max)`.
+    """Returns the least and the most for a number of workers or for `(min, max)`.
 
     Raises:
         ConfigError: It is neither.
@@ -247,19 +247,19 @@ def read_workers(workers: object) -> tuple[int, int]:
 
 
 def default_batch(rows: int, steps_per_epoch: int | None) -> int:
-    """As Keras: 32, or what cuts the data into `steps_per_epoch` steps."""
+    """Returns Keras' default: 32, or a size that makes `steps_per_epoch` steps."""
     return steps(rows, steps_per_epoch) if steps_per_epoch else BATCH_SIZE
 
 
 def models_of(strategy: Strategy, workers: int) -> int:
-    """Models that come out; an ensemble may name its members, else one a worker."""
+    """Returns the number of models: an ensemble's members, by default one a worker."""
     if not strategy.is_independent:
         return 1
     return int(getattr(strategy, "members", None) or workers)
 
 
 def useful_workers(strategy: Strategy, rows: int, batch: int) -> int:
-    """The most workers that have something to do in one step of each."""
+    """Returns the largest number of workers that all have rows in each step."""
     if strategy.is_independent:
         return models_of(strategy, sys.maxsize)
     if strategy.exchanges == "gradients":

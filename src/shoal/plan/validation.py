@@ -1,4 +1,4 @@
-"""After which epochs a run validates. Pure."""
+"""Decides after which epochs a run validates. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Freq: TypeAlias = int | tuple[int, ...]
 
 
 def read_freq(freq: object) -> Freq:
-    """Reads `validation_freq`, which has the meaning it has in Keras.
+    """Reads `validation_freq`, with the same meaning as in Keras.
 
     Raises:
         ConfigError: It is neither a number of epochs nor a list of epochs.

@@ -1,4 +1,4 @@
-"""What SHOAL_* variables say: the one place that reads them."""
+"""Reads the SHOAL_* variables, in one place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_CLUSTERS = "~/.shoal/clusters"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What SHOAL_* variables say; an argument always beats them.
+    """Values of the SHOAL_* variables; an argument always overrides them.
 
     Args:
         runs: SHOAL_RUNS, the folder or URL of the runs; default ./shoal-runs.
@@ -29,8 +29,8 @@ class Environment:
         cache: SHOAL_CACHE, the folder where workers keep compiled programs; default
             ~/.cache/shoal, None for "off".
         yarn: SHOAL_YARN, the address of a ResourceManager, for `workers="yarn"`.
-        clusters: SHOAL_CLUSTERS, the folder where clusters are known; default
-            ~/.shoal/clusters.
+        clusters: SHOAL_CLUSTERS, the folder of the files that describe clusters;
+            default ~/.shoal/clusters.
     """
 
     runs: str = DEFAULT_ROOT
@@ -43,13 +43,13 @@ class Environment:
 
 
 def environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """Reads the SHOAL_* variables, the only place that does.
+    """Reads the SHOAL_* variables; no other code does.
 
     Args:
         variables: Name -> text; default None means those of this process.
 
     Raises:
-        ConfigError: A variable has a value that cannot be read.
+        ConfigError: A variable has an invalid value.
 
     Example:
         >>> environment({"SHOAL_WORKERS": "2-4", "SHOAL_VERBOSE": "0"}).workers
@@ -78,11 +78,11 @@ def read_workers(name: str, text: str) -> Workers:
     """Reads a number of workers.
 
     Args:
-        name: Of the variable or option that says so.
+        name: Name of the variable or option.
         text: A number, min-max or auto.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The text is invalid.
 
     Example:
         >>> read_workers("--workers", "2-4")

@@ -1,1 +1,1 @@
-"""The user's side of a run: arguments, callbacks, progress, and what a verb does."""
+"""The user's side of a run: arguments, callbacks, progress, implementation of `fit`."""

@@ -1,4 +1,4 @@
-"""A run's machines, where they are not this one: asked for when its plan stands."""
+"""A run's machines on a cluster: reserved once its plan is made."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from shoal.training.early_start import cast_of
 
 
 def look(given: Any, backend: str) -> MachineFacts:
-    """What `plan` has to know of the machines of a run.
+    """Returns the facts about a run's machines that `plan` needs.
 
     Args:
-        given: What `fit` was given as its cluster.
-        backend: Of Keras.
+        given: The `cluster` argument of `fit`.
+        backend: Name of the Keras backend.
     """
     cluster = find_cluster(given)
     if isinstance(cluster, Cluster):
@@ -34,12 +34,12 @@ def look(given: Any, backend: str) -> MachineFacts:
 
 @contextmanager
 def opened(given: Any, plan: Plan) -> Generator[tuple[Plan, Allocation | None]]:
-    """Sets machines aside, and fits the plan to the workers that there is room for.
+    """Reserves machines, and fits the plan to the workers for which there is room.
 
-    Others join when there is room for them, up to what the plan was made for.
+    Others join when there is room for them, up to the original plan.
 
     Yields:
-        The plan, and None where workers are processes of this machine.
+        The plan, and None if workers are processes of this machine.
     """
     cluster = find_cluster(given)
     if not isinstance(cluster, Cluster):
@@ -66,13 +66,13 @@ def _for(workers: int, asked: Plan) -> Plan:
 
 
 def grown(plan: Plan, asked: Plan, growth: int) -> Plan:
-    """A plan for few workers, and more that may join them.
+    """Returns a plan for few workers, which more may join.
 
     Args:
-        plan: For those that there is room for.
-        asked: For all of them; a round that is to go on without late ones counts on
-            them.
-        growth: Those that are missing, and may come.
+        plan: Plan for the workers that have room.
+        asked: Plan for all of them; a round that continues without late ones counts
+            all.
+        growth: Missing workers, which may come.
     """
     if not growth:
         return plan
@@ -89,10 +89,10 @@ def grown(plan: Plan, asked: Plan, growth: int) -> Plan:
 def staged(
     plan: Plan, allocation: Allocation | None, blob: SharedBlob | None = None
 ) -> Generator[ProcessPool | None]:
-    """The processes of a run on other machines, which end with this context.
+    """Starts the processes of a run on other machines, which end with this context.
 
     Yields:
-        A stage; None where there are no other machines.
+        A process pool; None without other machines.
     """
     if allocation is None:
         yield None
@@ -111,15 +111,15 @@ def staged(
 
 
 def cast_for(plan: Plan) -> WorkerEnvironment:
-    """What workers of a plan need before they know their part."""
+    """Returns what workers of a plan need before they know their role."""
     cast = cast_of(plan.backend, plan.workers, plan.threads, plan.places)
     if not plan.machine.nodes:
         return cast
-    # Programs that are kept here are for this processor, and in a folder of its own.
+    # Programs compiled here are for this processor, in a local folder.
     return replace(cast, environment=_elsewhere(plan.backend, cast.environment))
 
 
 def _elsewhere(backend: str, here: Mapping[str, str]) -> dict[str, str]:
-    """Of variables that are good here, those that are good anywhere."""
+    """Returns those variables of this machine that are valid anywhere."""
     kept = {n: v for n, v in here.items() if "COMPILATION_CACHE" not in n}
     return {**kept, "KERAS_BACKEND": backend}

@@ -1,7 +1,7 @@
 """Keras' list of callbacks, whose hooks may be interrupted and are safe points.
 
-Keras calls hooks where nothing of its own is half done: under JAX the variables of a
-model are empty between two batches of `evaluate`, and only there they can be put back.
+Keras calls hooks only between its own operations: under JAX the variables of a
+model are empty between two batches of `evaluate`, and only there they can be restored.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def open_list(callbacks: Any, **arguments: Any) -> Any:
     """Returns a Keras `CallbackList` whose callbacks may be interrupted anywhere.
 
     Args:
-        callbacks: As Keras takes them.
-        **arguments: Others of `CallbackList`.
+        callbacks: Callbacks in a form that Keras accepts.
+        **arguments: Other arguments of `CallbackList`.
     """
     return _kind()(callbacks, **arguments)
 
@@ -41,7 +41,7 @@ def _kind() -> type:
 
 
 def safe_points() -> list[Any]:
-    """Callbacks for `evaluate` and `predict` that raise what is pending."""
+    """Returns callbacks for `evaluate` and `predict` that raise pending signals."""
     keras: Any = import_module("keras")
 
     class Safe(keras.callbacks.Callback):
@@ -55,13 +55,13 @@ def safe_points() -> list[Any]:
 
 
 def whole(model: Any, verb: str, *arguments: Any, **named: Any) -> Any:
-    """Calls `evaluate` or `predict` of a model, which has all variables afterwards.
+    """Calls `evaluate` or `predict` of a model; its variables are complete afterwards.
 
     Args:
-        model: Of Keras.
+        model: Keras model.
         verb: Name of the method.
-        *arguments: Of it.
-        **named: Of it.
+        *arguments: Its arguments.
+        **named: Its named arguments.
     """
     try:
         return getattr(model, verb)(*arguments, **named)

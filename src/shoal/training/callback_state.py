@@ -1,8 +1,8 @@
-"""What callbacks remember: kept with a checkpoint, given back when a run goes on.
+"""State of callbacks: kept with a checkpoint, restored when a run is resumed.
 
-This file decides what of a callback is state: all its attributes but models, layers,
-optimizers, and what is too large to be pickled while training waits. What cannot be
-pickled, such as an open file, is made again by its `on_train_begin`.
+This file decides what of a callback is state: all its attributes except models, layers,
+optimizers, and values too large to be pickled while training waits. An attribute that
+cannot be pickled, such as an open file, is made again by its `on_train_begin`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ OF_THE_RUN = frozenset({"_model", "model", "params"})
 """Attributes that Keras sets when training begins."""
 
 LARGE = 1 << 16
-"""Bytes of arrays that are looked for among the model's own."""
+"""Bytes of arrays above which they are compared with the model's own."""
 
 MOST_BYTES = 16_000_000
-"""Of one attribute: the run waits while it is pickled."""
+"""Limit of the bytes of one attribute: the run waits while it is pickled."""
 
 
 @final
 class Frozen(NamedTuple):
-    """Large variables of a model that no training moves.
+    """Large variables of a model that training does not change.
 
     Args:
-        values: Of local variables, by place.
-        checks: CRC-32 of those that are large, as the run began with them.
+        values: Values of local variables, by index.
+        checks: CRC-32 of the large ones, at the beginning of the run.
     """
 
     values: Sequence[Any]
     checks: Mapping[int, int]
 
     def find(self, array: npt.NDArray[Any]) -> int | None:
-        """The place of what is equal to an array, now and when the run began."""
+        """Returns the index of a variable that equals an array, now and at first."""
         if array.nbytes < LARGE:
             return None
         for place, check in self.checks.items():
@@ -58,7 +58,7 @@ NOTHING = Frozen((), {})
 
 
 def checks_of(values: Sequence[Any]) -> dict[int, int]:
-    """The CRC-32 of each large value, by place."""
+    """Returns the CRC-32 of each large value, by index."""
     return {p: _check(v) for p, v in enumerate(values) if v.nbytes >= LARGE}
 
 
@@ -69,13 +69,13 @@ def _check(array: npt.NDArray[Any]) -> int:
 
 @final
 class CallbackStates:
-    """Takes what callbacks remember, at one checkpoint after the other.
+    """Captures the state of callbacks, at one checkpoint after the other.
 
-    What is left out once stays left out: trying again would cost what it costs.
+    An attribute that was left out once stays left out: trying again costs the same.
 
     Args:
-        warn: Told one line of each attribute that is left out.
-        most_bytes: Of one attribute, pickled.
+        warn: Called with one line for each attribute that is left out.
+        most_bytes: Limit of one attribute, pickled.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class CallbackStates:
         self._left_out: set[tuple[int, str]] = set()
 
     def take(self, callbacks: Sequence[Any], frozen: Frozen = NOTHING) -> bytes:
-        """Returns what callbacks remember at this moment.
+        """Returns the present state of callbacks.
 
         Args:
-            callbacks: In their order.
-            frozen: Of the model: what a callback has of it, as the best weights of
-                `EarlyStopping`, is named and not written again.
+            callbacks: Callbacks in their order.
+            frozen: Frozen variables of the model: equal arrays of a callback, as the
+                best weights of `EarlyStopping`, are referenced and not written again.
         """
         states = [self._state(i, c, frozen) for i, c in enumerate(callbacks)]
         return pickle.dumps(states)
@@ -111,7 +111,7 @@ class CallbackStates:
                 self._left_out.add((place, key))
                 self._warn(
                     f"checkpoints leave out {key!r} of the callback {name}: {why}. "
-                    "A run that goes on has it as it was when the run began; "
+                    "A resumed run has it as it was when the run began; "
                     "set it in on_train_begin if that is not enough."
                 )
             except Exception:  # an open file, a lock, a thread
@@ -120,12 +120,12 @@ class CallbackStates:
 
 
 def give_back(callbacks: Sequence[Any], blob: bytes, frozen: Frozen = NOTHING) -> None:
-    """Lets callbacks remember what those of an earlier process did.
+    """Restores the state of callbacks of an earlier process.
 
     Args:
-        callbacks: As many as there were, in their order; others stay as they are.
-        blob: What `CallbackStates.take` returned.
-        frozen: Of the model, as the run began with it.
+        callbacks: The same number of callbacks, in their order; others stay unchanged.
+        blob: Result of `CallbackStates.take`.
+        frozen: Frozen variables of the model, from the beginning of the run.
     """
     states: list[tuple[str, dict[str, bytes]]] = pickle.loads(blob)
     for callback, (name, state) in zip(callbacks, states, strict=False):
@@ -139,7 +139,7 @@ def pack_callbacks(callbacks: Sequence[Any]) -> bytes | None:
     """Pickles callbacks without their model, None where one cannot be pickled."""
     try:
         return cloudpickle.dumps([_without_model(callback) for callback in callbacks])
-    except Exception:  # whatever they hold
+    except Exception:  # callbacks may hold anything
         return None
 
 
@@ -149,11 +149,11 @@ def unpack_callbacks(blob: bytes) -> list[Any]:
 
 
 class _LeftOut(Exception):
-    """This is not pickled; says why."""
+    """An attribute is not pickled; the message says why."""
 
 
 class _Memory(io.BytesIO):
-    """Takes so many bytes and no more."""
+    """A buffer with a limit of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         super().__init__()
@@ -170,8 +170,8 @@ class _Pickler(cloudpickle.Pickler):
     """Refuses parts of Keras, which would be written as whole files.
 
     Args:
-        memory: Where to.
-        frozen: Of the model.
+        memory: Target buffer.
+        frozen: Frozen variables of the model.
     """
 
     def __init__(self, memory: _Memory, frozen: Frozen) -> None:
@@ -179,7 +179,7 @@ class _Pickler(cloudpickle.Pickler):
         self._frozen = frozen
 
     def persistent_id(self, obj: Any) -> int | None:
-        """The place of a frozen variable that an array is equal to; None for others."""
+        """Returns the index of a frozen variable equal to an array; None for others."""
         return self._frozen.find(obj) if isinstance(obj, np.ndarray) else None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -191,14 +191,14 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what `_Pickler` wrote."""
+    """Reads the output of `_Pickler`."""
 
     def __init__(self, memory: io.BytesIO, frozen: Frozen) -> None:
         super().__init__(memory)
         self._frozen = frozen
 
     def persistent_load(self, pid: Any) -> Any:
-        """A copy of a variable's value."""
+        """Returns a copy of a variable's value."""
         return np.array(self._frozen.values[pid])
 
 

@@ -1,4 +1,4 @@
-"""Limits that Keras puts on every `fit` for debugging, honoured here as well.
+"""Keras' limits of every `fit`, for debugging, applied here as well.
 
 `keras.config.set_max_epochs`, `keras.config.set_max_steps_per_epoch` and the variables
 `KERAS_MAX_EPOCHS` and `KERAS_MAX_STEPS_PER_EPOCH` cut a long script short.
@@ -17,7 +17,8 @@ def capped_epochs(epochs: Any) -> Any:
     """Returns the epoch to end before, at most the limit.
 
     Args:
-        epochs: As `fit` was given it; what is no whole number is returned as it is.
+        epochs: The argument of `fit`; a value that is not a whole number stays
+            unchanged.
     """
     limit, asked = _limit("max_epochs"), plain(epochs)
     if limit is None or not isinstance(asked, int) or asked <= limit:
@@ -30,8 +31,8 @@ def capped_steps(name: str, steps: Any) -> Any:
     """Returns a number of steps, at most the limit.
 
     Args:
-        name: Of the argument: "steps_per_epoch", "validation_steps" or "steps".
-        steps: As given, None for all of the data.
+        name: Name of the argument: "steps_per_epoch", "validation_steps" or "steps".
+        steps: The argument, None for all data.
     """
     limit, asked = _limit("max_steps_per_epoch"), plain(steps)
     if limit is None or (asked is not None and not isinstance(asked, int)):
@@ -43,10 +44,10 @@ def capped_steps(name: str, steps: Any) -> Any:
 
 
 def _limit(name: str) -> int | None:
-    """Reads a limit of Keras' configuration; None where there is none."""
+    """Reads a limit of Keras' configuration; None without one."""
     return getattr(import_module("keras").config, name)() or None
 
 
 def _warn(text: str) -> None:
-    # Keras' own words and class: filters that users have for them go on to work.
+    # Keras' own words and class: users' filters for them still work.
     warnings.warn(text, UserWarning, stacklevel=4)

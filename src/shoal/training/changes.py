@@ -1,12 +1,12 @@
-"""What callbacks change in the model while it trains, found by comparing.
+"""Finds by comparison what callbacks change in the model during training.
 
-This file decides what counts as a change: what differs after the hooks of callbacks
-from what was there before them. Nothing else that happens to the model in this process
-counts, so a worker's state is never put back to what this process knows of it. What
-cannot be carried to workers is told once.
+This file decides what counts as a change: a difference between before and
+after the hooks of callbacks. Other changes of the model in this process
+do not count, so a worker's state is never reset to older values of this process.
+A change that cannot be sent to workers is reported once.
 
-A large variable is not copied to be compared. On JAX another value is another array;
-torch counts what is written to a tensor; TensorFlow's variables are watched while
+A large variable is not copied for comparison. On JAX another value is another array;
+torch counts writes to a tensor; TensorFlow's variables are watched while
 callbacks run.
 """
 
@@ -42,7 +42,7 @@ from shoal.optimizers import (
 from shoal.vectors import Layout, local_variables, recurrent_states, statistic_variables
 
 WEIGHT = "weight"
-SMALL_BYTES = 1 << 16  # of a variable that is copied to be compared
+SMALL_BYTES = 1 << 16  # bytes: smaller variables are copied for comparison
 
 WEIGHTS = (
     "a callback changed the model's weights while it trains; workers go on "
@@ -51,11 +51,11 @@ WEIGHTS = (
 
 
 class Mark(NamedTuple):
-    """How a variable is told apart from what it becomes.
+    """Identifies the value of a variable before the hooks.
 
     Args:
-        token: Another one where it may have changed; None where that shows otherwise.
-        value: A copy, None of a large one.
+        token: Differs if it may have changed; None if another method is used.
+        value: A copy, None for a large variable.
     """
 
     token: Any
@@ -63,7 +63,7 @@ class Mark(NamedTuple):
 
     @property
     def is_told(self) -> bool:
-        """Whether this is enough to tell."""
+        """Whether this suffices to find a change."""
         return self.token is not None or self.value is not None
 
 
@@ -73,9 +73,9 @@ class Watched:
     """A variable that callbacks may change.
 
     Args:
-        key: As workers find it.
-        variable: Of Keras.
-        label: As users know it.
+        key: Its key for workers.
+        variable: Keras variable.
+        label: Its name for users.
     """
 
     key: Key
@@ -84,21 +84,21 @@ class Watched:
 
     @property
     def value(self) -> Any:
-        """Its value as an array."""
+        """Returns its value as an array."""
         return np.array(import_module("keras").ops.convert_to_numpy(self.variable))
 
 
 @final
 class ModelChanges:
-    """Finds what callbacks change in a model.
+    """Finds the changes of callbacks in a model.
 
     Args:
-        model: Built and compiled, its optimizer built.
-        warn: Told of what cannot be carried.
-        keep_came: Told the number and the old value of a local variable that changes.
+        model: A built, compiled model, whose optimizer is built.
+        warn: Called for changes that cannot be sent.
+        keep_came: Called with the index and the old value of a changed local variable.
 
     Attributes:
-        changes: The newest of each variable, since the run began.
+        changes: The newest change of each variable, since the run began.
         has_set: Whether hooks have changed anything since this was set to False.
     """
 
@@ -122,7 +122,7 @@ class ModelChanges:
         ]
 
     def _find(self) -> list[Watched]:
-        """All variables that workers can be told of."""
+        """Returns all variables whose changes can be sent to workers."""
         model = self._model
         statistics = statistic_variables(model)
         offsets = Layout.of(statistics).offsets
@@ -134,7 +134,7 @@ class ModelChanges:
             Watched(Key(FIXED, str(i)), v, str(v.path))
             for i, v in enumerate(local_variables(model))
         ]
-        # These have ways of their own.
+        # These are sent in other ways.
         optimizers = optimizers_of(model)
         steps = {id(leaf._iterations) for o in optimizers for leaf in leaves(o)}
         own = {id(rate_variable(optimizers[0])), id(step_of(optimizers[0])), *steps}
@@ -150,19 +150,20 @@ class ModelChanges:
         return found
 
     def begin(self) -> None:
-        """Workers get the model as it is now."""
+        """Starts from the present model, which workers are given."""
         self._before = {}
-        self._watched = self._find()  # code of the model may close over others now
+        self._watched = self._find()  # the model's code may close over others now
 
     # ---------------------------------------------------------------- watching
 
     @contextmanager
     def watching(self, *, is_batch: bool = False) -> Generator[None]:
-        """Around hooks of callbacks.
+        """Context around hooks of callbacks.
 
         Args:
-            is_batch: They are those of batches. Then plain attributes are not compared,
-                and weights are: what is done to them between epochs is found there.
+            is_batch: Whether they are batch hooks. Then plain attributes are not
+                compared, and weights are: changes of weights between epochs are found
+                elsewhere.
         """
         every = [*self._watched, *(self._weights if is_batch else ())]
         before = {} if is_batch else plain_attributes(self._model)
@@ -173,9 +174,9 @@ class ModelChanges:
 
     @contextmanager
     def watching_states(self) -> Generator[None]:
-        """Around a validation: the states of recurrent layers that it leaves.
+        """Context around a validation: finds the states that recurrent layers keep.
 
-        Training goes on from them where one worker trains, as in Keras.
+        Training continues from them if one worker trains, as in Keras.
         """
         states = {id(v) for v in recurrent_states(self._model)}
         with self._comparing([w for w in self._watched if id(w.variable) in states]):
@@ -183,7 +184,7 @@ class ModelChanges:
 
     @contextmanager
     def _comparing(self, every: Sequence[Watched]) -> Generator[None]:
-        """Notes which variables are others afterwards."""
+        """Notes which variables differ afterwards."""
         written = set[int]()
         marks = [self._mark(one) for one in every]
         with ExitStack() as stack:
@@ -217,7 +218,7 @@ class ModelChanges:
         return Mark(None, one.value if 8 * size <= SMALL_BYTES else None)
 
     def _is_other(self, one: Watched, mark: Mark, written: set[int]) -> bool:
-        """Whether a variable differs from what a mark says."""
+        """Whether a variable differs from its mark."""
         if self._backend == "jax":
             now = getattr(one.variable, "_value", None)
             return now is not mark.token and not _is_same(
@@ -232,9 +233,9 @@ class ModelChanges:
     # --------------------------------------------------------------- collecting
 
     def collect(self) -> Changes:
-        """Takes in what hooks have changed since the last time; returns all changes.
+        """Adds the changes of hooks since the last call; returns all changes.
 
-        What was changed and put back between is no change.
+        A change that was reverted in between is not a change.
         """
         before, self._before = self._before, {}
         values = {
@@ -247,11 +248,11 @@ class ModelChanges:
         return self.changes
 
     def restore(self, changes: Changes, known: int) -> None:
-        """Gives variables the values that callbacks of an earlier process gave them.
+        """Sets variables to the values that callbacks of an earlier process gave them.
 
         Args:
-            changes: Of that process.
-            known: Serial number of the newest that the model has already.
+            changes: Changes of that process.
+            known: Serial number of the newest change that the model already has.
         """
         self.changes.absorb(changes)
         later = changes.since(known)
@@ -263,10 +264,10 @@ class ModelChanges:
                 one.variable.assign(np.reshape(change.value, one.variable.shape))
 
     def write_later(self, serial: int) -> None:
-        """Puts changes back that came too late for what workers just sent.
+        """Restores changes that came too late for the workers' last message.
 
         Args:
-            serial: Of the newest change that they knew.
+            serial: Serial number of the newest change that they knew.
         """
         later = self.collect().after(serial)
         for one in self._watched:
@@ -293,7 +294,7 @@ class ModelChanges:
         return True
 
     def _compare(self, before: dict[str, Any]) -> None:
-        """Plain attributes: code that is compiled does not look at them again."""
+        """Compares plain attributes, which compiled code does not read again."""
         now = plain_attributes(self._model)
         changed = {k: v for k, v in now.items() if k not in before or before[k] != v}
         if not changed:
@@ -327,7 +328,7 @@ class ModelChanges:
         return self._backend == "tensorflow" and bool(model.run_eagerly)
 
     def tell(self, text: str) -> None:
-        """Says something once."""
+        """Warns of something once."""
         if text not in self._told:
             self._told.add(text)
             self._warn(text)

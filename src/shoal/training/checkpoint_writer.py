@@ -1,7 +1,7 @@
-"""Writes checkpoints aside while a run trains, and takes them away in the end.
+"""Writes checkpoints in a thread during a run, and removes them at its end.
 
-One thread writes what is newest; what comes while it writes waits, and only the last
-of it. Storage that fails costs checkpoints, not training.
+One thread writes the newest; checkpoints that come meanwhile wait, and only the last
+of them is kept. Storage that fails costs checkpoints, not training.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ Write = Callable[[], None]
 
 
 class CannotBegin(Exception):
-    """This run cannot be resumed, and trains all the same."""
+    """This run cannot be resumed; it trains all the same."""
 
 
 @final
 class CheckpointWriter:
-    """The checkpoints of a run that trains.
+    """The checkpoints of a run during training.
 
     Args:
-        folder: Of the run.
-        warn: Told one line when checkpoints begin to fail, and when they succeed again.
+        folder: Folder of the run.
+        warn: Called with one line when checkpoints begin to fail, and when they
+            recover.
         first: Number of the first checkpoint.
-        store: Opened already, None to open one.
+        store: An open store, None to open one.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def begin(self, write: Write) -> None:
-        """Has what never changes written before the first checkpoint.
+        """Writes the constant part before the first checkpoint.
 
         Args:
             write: Writes it; called in the thread, again after an `OSError`.
@@ -73,13 +74,13 @@ class CheckpointWriter:
             self._change.notify_all()
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Has a checkpoint written soon, unless a newer one comes first.
+        """Has a checkpoint written soon, unless a newer one replaces it.
 
         Args:
-            checkpoint: Its number does not matter. Its arrays must not change.
+            checkpoint: Its number is ignored. Its arrays must not change.
 
         Raises:
-            CheckpointError: Another process goes on with this run.
+            CheckpointError: Another process has resumed this run.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -89,11 +90,11 @@ class CheckpointWriter:
 
     @property
     def has_saved(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return self._number > 0
 
     def close(self) -> None:
-        """Waits a while for what is to be written, and ends. Safe to repeat."""
+        """Waits, with a limit, for pending writes, and ends. Safe to repeat."""
         with self._change:
             self._is_over = True
             self._change.notify_all()
@@ -104,7 +105,7 @@ class CheckpointWriter:
         return not self._thread.is_alive()
 
     def discard(self) -> None:
-        """Ends, and removes what was written: the run has ended well."""
+        """Ends, and removes the checkpoints: the run has ended well."""
         with self._change:
             self._before = self._newest = None
         self.close()
@@ -113,7 +114,7 @@ class CheckpointWriter:
             try:
                 if folder.exists():
                     folder.remove()
-            except Exception as error:  # whatever a file system of fsspec raises
+            except Exception as error:  # a file system of fsspec may raise anything
                 self._warn(
                     f"{folder.url} cannot be removed ({type(error).__name__}: {error})."
                     " It is not needed any more. Remove it by hand."
@@ -138,7 +139,7 @@ class CheckpointWriter:
                 self._refusal = error
                 self._warn(str(error))
                 return
-            except Exception as error:  # whatever a file system of fsspec raises
+            except Exception as error:  # a file system of fsspec may raise anything
                 self._failed(error)
                 if self._is_over:
                     return
@@ -169,7 +170,7 @@ class CheckpointWriter:
             self._warn(f"checkpoints are written to {self._folder.url} again")
 
     def _wait_for_another(self, newest: Checkpoint | None) -> None:
-        """Tries again with the next checkpoint, or with this one in the end."""
+        """Waits for the next checkpoint, or tries this one again at the end."""
         with self._change:
             while not (self._newest or self._is_over):
                 self._change.wait()
@@ -187,5 +188,5 @@ class CheckpointWriter:
             self._warn(
                 f"no checkpoint can be written to {self._folder.url} "
                 f"({type(error).__name__}: {error}); {last}. Training goes on, and "
-                "each checkpoint to come tries again."
+                "each later checkpoint tries again."
             )

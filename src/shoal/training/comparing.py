@@ -1,7 +1,7 @@
-"""Comparing strategies: a fresh model for each, the same samples for all.
+"""Compares strategies: a new model for each, the same samples for all.
 
 The baseline is plain `keras.Model.fit`, under the name `single`. This file decides
-what is measured of a training and how several are set side by side.
+which numbers of a training are measured and how trainings are compared.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ BASELINE = Single.name
 @final
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What every strategy of a comparison has to learn.
+    """The training problem of a comparison.
 
     Args:
         make_model: Returns a new compiled model.
         x: Inputs.
         y: Targets.
-        validation_data: What models are judged on; None for the training data.
+        validation_data: Data on which models are evaluated; None for the training data.
         epochs: Passes over the data.
         batch_size: Samples of one step.
         f1: "binary" or "macro" to add that F1 score, None for none.
-        cluster: Name of a cluster, or "inline" for workers that take turns here.
-        run: As for `fit`.
-        has_curves: Validate after each epoch, not only at the end.
+        cluster: Name of a cluster, or "inline" for workers in this process.
+        run: Records, as for `fit`.
+        has_curves: Whether to validate after each epoch, not only at the end.
     """
 
     make_model: Callable[[], Any]
@@ -58,12 +58,12 @@ class Task:
 
     @property
     def watched(self) -> Any:
-        """What is validated on after each epoch."""
+        """Returns the data to validate on after each epoch."""
         return self.validation_data if self.has_curves else None
 
 
 Fit: TypeAlias = Callable[..., Any]
-"""`shoal.fit`: given by the caller, which stands above this floor."""
+"""`shoal.fit`, passed by the caller, which is on a higher layer."""
 
 
 def compare(
@@ -77,16 +77,16 @@ def compare(
     """Trains a fresh model with each strategy, and with plain Keras.
 
     Args:
-        task: What to learn.
+        task: The training problem.
         fit: `shoal.fit`.
         strategies: Names, names with parameters, or objects.
-        workers: How many, or several numbers to try each.
-        seeds: How many, counted from 0, or the seeds themselves.
+        workers: A number of workers, or several to try each.
+        seeds: The number of seeds, counted from 0, or the seeds themselves.
 
     Raises:
         ConfigError: There is nothing to compare, a strategy is unknown, or a number of
-            workers is none.
-        DataError: Data comes as batches, one after another.
+            workers is invalid.
+        DataError: The data comes as batches, one after another.
     """
     refuse_streams(task.x, "x", "data of compare")
     refuse_streams(task.y, "y", "data of compare")
@@ -114,7 +114,7 @@ def compare(
 
 
 def _listed(workers: Workers | Sequence[Workers]) -> list[Workers]:
-    """The numbers of workers to try, one or several."""
+    """Returns the numbers of workers to try, one or several."""
     several: Any = workers
     is_one = isinstance(workers, str) or not isinstance(workers, Iterable)
     return [several] if is_one else list(several)
@@ -166,7 +166,7 @@ def train_one(
 
 
 def spell(strategy: Strategy) -> str:
-    """Returns a strategy as it is written on the command line.
+    """Returns a strategy in the notation of the command line.
 
     Example:
         >>> spell(get("aeasgd:period=20")), spell(get("aeasgd"))
@@ -185,7 +185,7 @@ def spell(strategy: Strategy) -> str:
 def _measure(
     task: Task, train: Callable[[Any, Any], int], name: str, seed: int
 ) -> ComparisonEntry:
-    """Makes a model, trains it, judges it."""
+    """Makes a model, trains it, evaluates it."""
     keras = import_module("keras")
     with no_tensorflow():
         keras.utils.set_random_seed(seed)
@@ -208,7 +208,7 @@ def _measure(
 
 
 def _judge(model: Any, data: Any, task: Task) -> dict[str, float]:
-    """The model's own metrics on what it is judged on, and F1 where asked."""
+    """Returns the model's own metrics on the evaluation data, and F1 if requested."""
     x, y, weights = (*data, None, None)[:3]
     found = model.evaluate(
         x, y, sample_weight=weights, batch_size=1024, verbose=0, return_dict=True
@@ -221,7 +221,7 @@ def _judge(model: Any, data: Any, task: Task) -> dict[str, float]:
 
 
 def _clock(keras: Any) -> Any:
-    """A callback that notes when each epoch ended, and with what."""
+    """Returns a callback that records the end of each epoch, with its logs."""
 
     class Clock(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -236,7 +236,7 @@ def _clock(keras: Any) -> Any:
 
 
 def _scalars(logs: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are one number; some are one for each class."""
+    """Returns the metrics that are single numbers; others have one for each class."""
     return {name: float(v) for name, v in logs.items() if np.ndim(v) == 0}
 
 
@@ -250,7 +250,7 @@ def _points(
 
 
 def _rate(points: Sequence[Point], seconds: float) -> float:
-    """Samples a second, as `COLUMNS` of a comparison says it."""
+    """Returns samples a second, as `COLUMNS` of a comparison defines it."""
     if not points:
         return 0.0
     first, last = points[0], points[-1]

@@ -1,4 +1,4 @@
-"""What a comparison of strategies found, as a table, JSON or picture."""
+"""The result of a comparison of strategies, as a table, JSON or picture."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ COLUMNS = {
     "loss, accuracy, ...": "the trained model's own metrics, on validation_data; "
     "without it, on the training data.",
     "seconds": "from the call of the training to its return, start-up and compilation "
-    "included; judging the model afterwards is not.",
+    "included; evaluating the model afterwards is not.",
     "samples_per_s": "samples trained on, divided by the time from the end of the "
     "first epoch to the end of the last, validation included. With one epoch they are "
     "divided by seconds, so start-up and compilation count.",
     "ratio": "samples_per_s, divided by that of single with the same seed.",
 }
-"""What the columns of the table mean; the command line's help says the same."""
+"""Meaning of the table's columns; the command line's help prints the same."""
 
 
 @final
@@ -36,9 +36,9 @@ class Point:
     """The end of one epoch.
 
     Args:
-        seconds: Since the training was called.
-        samples: Trained on so far.
-        metrics: As Keras logs them.
+        seconds: Seconds since the training was called.
+        samples: Samples trained so far.
+        metrics: Metrics, as Keras logs them.
     """
 
     seconds: float
@@ -49,16 +49,16 @@ class Point:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ComparisonEntry:
-    """One training; `COLUMNS` says what each number means.
+    """One training; `COLUMNS` defines each number.
 
     Args:
-        strategy: As on the command line; `single` is plain Keras.
-        workers: That trained.
-        seed: Of the model and of the order of samples.
-        metrics: Of the trained model, on the data it was judged on.
-        seconds: From call to return.
-        samples_per_s: Which time it is divided by is in `COLUMNS`.
-        points: One for each epoch.
+        strategy: Strategy in the command line's notation; `single` is plain Keras.
+        workers: Number of workers that trained.
+        seed: Seed of the model and of the order of samples.
+        metrics: Metrics of the trained model, on the evaluation data.
+        seconds: Seconds from call to return.
+        samples_per_s: Samples a second; `COLUMNS` defines the time.
+        points: Points of the curve, one for each epoch.
     """
 
     strategy: str
@@ -91,9 +91,9 @@ class Comparison:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping for each training: what `table` shows and `to_json` writes.
+        """Returns one mapping for each training, as in `table` and `to_json`.
 
-        `COLUMNS` says what each key means.
+        `COLUMNS` defines each key.
         """
         base = {e.seed: e.samples_per_s for e in self.entries if _is_plain(e)}
         return [
@@ -117,7 +117,7 @@ class Comparison:
         """Returns everything as JSON, with the curve of each training.
 
         Args:
-            path: Where to write it as well; None to write nothing.
+            path: File to write as well; None to write nothing.
         """
         entries = [
             {**row, "points": [asdict(point) for point in entry.points]}
@@ -132,12 +132,12 @@ class Comparison:
         """Draws a metric against time and against samples.
 
         Args:
-            path: Where the picture goes; its ending decides the format.
+            path: File of the picture; its ending decides the format.
             metric: A name as Keras logs it, such as "val_accuracy"; default None: the
                 first that is not a loss, of validation where there is one.
 
         Raises:
-            ConfigError: matplotlib is not installed, or nobody logged the metric.
+            ConfigError: matplotlib is not installed, or no training logged the metric.
         """
         figure_of = _load_figure()
         shown = _metric(self.entries) if metric is None else metric
@@ -173,7 +173,7 @@ def _logged(entries: Iterable[ComparisonEntry]) -> list[str]:
 
 
 def _metric(entries: Iterable[ComparisonEntry]) -> str:
-    """Validation before training, any other metric before a loss."""
+    """Returns the default metric: validation before training, others before a loss."""
     ranked = sorted(
         _logged(entries), key=lambda n: (not n.startswith("val_"), n.endswith("loss"))
     )
@@ -181,11 +181,11 @@ def _metric(entries: Iterable[ComparisonEntry]) -> str:
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
-    """Refuses a picture that cannot be drawn, before anything is trained for it.
+    """Refuses a picture that cannot be drawn, before any training.
 
     Raises:
         ConfigError: matplotlib is not installed or does not write such files, or the
-            folder is not there.
+            folder does not exist.
     """
     _load_figure()
     target = Path(path)
@@ -199,7 +199,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 
 def _load_figure() -> Callable[..., Any]:
-    """The figure of matplotlib, which needs no display and leaves no global state."""
+    """Returns matplotlib's figure, which needs no display and leaves no global state."""
     try:
         return import_module("matplotlib.figure").Figure
     except ImportError:
@@ -215,7 +215,7 @@ def _draw(
     metric: str,
     across: Callable[[Point], float],
 ) -> None:
-    """One line for each training; the seeds of one setting share a colour."""
+    """Draws one line for each training; the seeds of one setting share a colour."""
     colours: dict[tuple[str, int], str] = {}
     for entry in entries:
         key = (entry.strategy, entry.workers)

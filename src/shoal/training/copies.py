@@ -1,4 +1,4 @@
-"""Whether all workers read the same data set: what their copies say of themselves."""
+"""Checks that all workers read the same data set, by digests of their copies."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, final
 from shoal.errors import DataError
 
 KEPT_EPOCHS = 4
-"""Whose digests are remembered: a replacement may come for one that drains."""
+"""Number of epochs whose digests are kept: a replacement may still read the last."""
 
 
 @final
 class Copies:
-    """Compares what the user's methods made of each worker's copy, epoch by epoch.
+    """Compares the user's changes of each worker's copy, epoch by epoch.
 
     Example:
         >>> copies = Copies()
@@ -27,10 +27,10 @@ class Copies:
         self._told: dict[int, dict[str, str]] = {}
 
     def take(self, *, epoch: int, digests: Mapping[str, str], **_: Any) -> None:
-        """Takes what one worker says of an epoch.
+        """Adds the digests of one worker for an epoch.
 
         Raises:
-            DataError: Another worker said something else of it.
+            DataError: They differ from another worker's.
         """
         told = self._told.setdefault(epoch, dict(digests))
         names = [n for n, found in digests.items() if told.get(n, found) != found]

@@ -1,4 +1,4 @@
-"""The Keras side of a run: callbacks, validation, history, the center in the model.
+"""The Keras part of a run: callbacks, validation, history, the center in the model.
 
 Everything here happens in the user's process, with the user's model.
 """
@@ -43,19 +43,19 @@ from shoal.vectors import Sums, Vector
 @final
 @dataclass(frozen=True, kw_only=True)
 class DriverOptions:
-    """Arguments of Keras' `fit` that concern the user's process.
+    """Arguments of Keras' `fit` for the user's process.
 
     Args:
-        callbacks: As given.
+        callbacks: The user's callbacks.
         validate: Evaluates the model, None without validation data.
-        late: What a process of its own validates on, in place of `validate`.
+        late: Validation data of the validation process, in place of `validate`.
         validation_freq: Epochs between validations, or a list of epochs.
-        verbose: 0, 1, 2 or "auto", as given.
-        echo: Print what workers print.
+        verbose: 0, 1, 2 or "auto".
+        echo: Whether to print the workers' output.
         on_turn: Called while the run is followed; it may raise.
-        often: Between checkpoints.
-        keep: Keeps a checkpoint, None to keep none.
-        resume_state: Of a run that goes on, None for one that begins.
+        often: Interval of checkpoints.
+        keep: Stores a checkpoint, None for no checkpoints.
+        resume_state: State of a resumed run, None for a new one.
     """
 
     callbacks: Any = None
@@ -71,7 +71,7 @@ class DriverOptions:
 
 
 FETCH_S = 0.1
-"""Between two looks at the center for batch hooks that workers wait for."""
+"""Seconds between two fetches of the center for batch hooks that workers wait for."""
 
 
 def can_wait(plan: Plan) -> bool:
@@ -82,7 +82,7 @@ def can_wait(plan: Plan) -> bool:
 
 @dataclass
 class _Epoch:
-    """What is known of the epoch that is under way."""
+    """The present epoch."""
 
     number: int
     logs: dict[str, float] = field(default_factory=dict[str, float])
@@ -95,10 +95,10 @@ class Driver(Observer):
     """Follows a run with Keras' own callbacks and history.
 
     Args:
-        model: The user's; holds the center whenever a callback looks.
-        plan: Of the run.
-        run: Where it is recorded.
-        options: Of `fit`.
+        model: The user's model; has the center whenever a callback reads it.
+        plan: Plan of the run.
+        run: Record of the run.
+        options: Options of `fit`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Driver(Observer):
     ) -> None:
         self._model, self._run, self._options = model, run, options
         facts = plan.model
-        # Where epochs have no barrier, a worker's own state is of later steps.
+        # Without a barrier, a worker's own state is of later steps.
         self._is_alone = plan.most_workers == 1 and plan.request.epoch_barrier
         self._user = UserModel(model, facts.applied, is_alone=self._is_alone)
         self._states = MetricStates.of(
@@ -121,7 +121,7 @@ class Driver(Observer):
         self._watch = ModelChanges(model, self._warn, self._user.keep_came)
         self.fetch_center: Callable[[], tuple[Vector, Vector] | None] = lambda: None
         self.evaluator: Evaluator | None = None
-        """What validates beside the training, if anything does."""
+        """The validation process, if there is one."""
         self._committed: Counter[int] = Counter()
         self.first_step: float | None = None
         """Monotonic seconds when the first step had been taken."""
@@ -146,12 +146,12 @@ class Driver(Observer):
             warn=self._watch.tell,
         )
         self._fetched = -math.inf
-        # Twice: the best weights of `EarlyStopping` are a model, and then some.
+        # Twice: the best weights of `EarlyStopping` are as large as the model.
         most_bytes = max(MOST_BYTES, 2 * plan.message_bytes)
         self._callback_states = CallbackStates(self._warn, most_bytes)
 
     def follow(self, plan: Plan) -> None:
-        """Takes the plan of the run, or another one before its first epoch."""
+        """Sets the plan of the run, or another one before its first epoch."""
         self._plan, self._order = plan, plan.order()
         self._progress = Progress(plan, self._options.verbose)
         self._epoch = _Epoch(number=plan.request.initial_epoch)
@@ -159,7 +159,7 @@ class Driver(Observer):
     # --------------------------------------------------------- start and end
 
     def begin(self) -> None:
-        """Before anything is sent to workers: what a callback loads now counts."""
+        """Begins, before workers are sent anything: a callback may load weights now."""
         self._model.stop_training = False
         if self._options.resume_state is not None:
             self._go_on(self._options.resume_state)
@@ -169,9 +169,9 @@ class Driver(Observer):
         self._watch.begin()
 
     def _go_on(self, resume_state: ResumeState) -> None:
-        """Takes over what an earlier process knew of this run.
+        """Restores the state of an earlier process of this run.
 
-        What callbacks set when training begins is a change to that.
+        Values that callbacks set when training begins are changes to it.
         """
         diary, arrays = resume_state.diary, resume_state.restart.arrays
         self._user.remember()
@@ -179,9 +179,7 @@ class Driver(Observer):
         known = self.changes.serial
         with self._watch.watching():
             self.callbacks.on_train_begin()
-        if (
-            self._model._initial_epoch
-        ):  # of a backup, which is older than the checkpoint
+        if self._model._initial_epoch:  # a backup, which is older than the checkpoint
             self._restore(resume_state)
         else:
             self._watch.collect()
@@ -201,7 +199,7 @@ class Driver(Observer):
         self._tell_unscored(diary.unscored)
 
     def _restore(self, resume_state: ResumeState) -> None:
-        """Puts weights, state of workers and changes of callbacks into the model."""
+        """Restores weights, state of workers and changes of callbacks in the model."""
         diary, arrays = resume_state.diary, resume_state.restart.arrays
         self._watch.begin()
         self._user.remember(arrays["vector"], arrays["statistics"])
@@ -212,7 +210,7 @@ class Driver(Observer):
         self._watch.restore(Changes.read(diary.changes), known)
 
     def _tell_unscored(self, epochs: Sequence[int]) -> None:
-        """Says of which epochs the validation is lost; the history has NaN there."""
+        """Reports epochs whose validation is lost; the history has NaN there."""
         if not epochs:
             return
         for name in self._states.results(self._model, np.zeros(self._states.size)):
@@ -226,16 +224,16 @@ class Driver(Observer):
 
     @property
     def _history(self) -> Any:
-        """Keras' own callback."""
+        """Returns Keras' own history callback."""
         kind = import_module("keras").callbacks.History
         return next(c for c in self.callbacks.callbacks if isinstance(c, kind))
 
     def end(self, optimizer_state: bytes | None = None) -> Any:
-        """After everything has trained; returns the history.
+        """Ends training; returns the history.
 
         Args:
-            optimizer_state: Of the worker that was asked, None to keep what the last
-                epoch brought.
+            optimizer_state: State of the asked worker, None to keep that of the last
+                epoch.
         """
         self._await_scores()
         self._restore_state(optimizer_state)
@@ -250,16 +248,16 @@ class Driver(Observer):
         return self._model.history
 
     def _await_scores(self) -> None:
-        """Takes scores as they come until none is to come, and says what it waits for.
+        """Waits for pending scores, one by one, and shows what it waits for.
 
-        One by one: what has come is kept, whatever becomes of the next.
+        A score that has come is kept, even if the next one fails.
         """
         while self.evaluator is not None and (waiting := self.evaluator.waiting):
             self._progress.awaiting(waiting[0])
             self._take(self.evaluator.drain(len(waiting) - 1))
 
     def interrupt(self, rescue: Rescue | None) -> str:
-        """After Ctrl-C: the model takes the center; returns a line for the user."""
+        """Handles Ctrl-C: the model takes the center; returns a line for the user."""
         ended = self._epoch.number + self._epoch.is_over
         samples = sum(rows for e, rows in self._committed.items() if e < ended)
         ticks = self._ticks_before(ended)
@@ -279,20 +277,21 @@ class Driver(Observer):
         )
 
     def salvage(self, rescue: Rescue | None) -> None:
-        """After numbers that are not finite: the model takes the last good center."""
+        """Handles NaN or infinity: the model takes the last good center."""
         if rescue is None or not np.isfinite(rescue.vector).all():
             return
         self.adopt(rescue.vector, rescue.statistics)
-        # In a gang, of before the step; elsewhere perhaps that of the worker's harm.
+        # Under gradient exchange from before the step; elsewhere it may be the worker's
+        # own.
         if self._plan.exchanges_gradients:
             self._restore_state(rescue.optimizer_state)
         self._user.finalize(rescue.clock)
 
     def abandon(self) -> None:
-        """After an error, whoever raised it: leaves terminal and threads as before."""
+        """Cleans up after an error: leaves terminal and threads as before."""
         self._progress.close()
         executor = getattr(self.callbacks, "_executor", None)
-        if executor is not None:  # Keras would leave it to the end of the program
+        if executor is not None:  # Keras would leave it until the program ends
             executor.shutdown(wait=False, cancel_futures=True)
 
     def _count_overrun(self) -> None:
@@ -312,13 +311,13 @@ class Driver(Observer):
         self._user.adopt(vector, statistics)
 
     def _restore_state(self, blob: bytes | None) -> None:
-        """Puts a worker's optimizer and local state into the user's model, if any."""
+        """Restores a worker's optimizer and local state in the user's model, if any."""
         wrong = None if blob is None else self._user.restore_state(blob)
         if wrong is not None:
             self._warn(f"{wrong}; the model keeps an older one")
 
     def _ticks(self) -> int:
-        """Steps that plain Keras would have counted by the end of this epoch."""
+        """Returns the steps plain Keras would have counted by this epoch's end."""
         return self._ticks_before(self._epoch.number + 1)
 
     def _ticks_before(self, epoch: int) -> int:
@@ -329,23 +328,23 @@ class Driver(Observer):
         )
 
     def echo(self, name: str, line: str) -> None:
-        """Shows what a process wrote."""
+        """Prints a process's output."""
         self._progress.echo(name, line)
 
     def rehearse(self) -> None:
-        """Compiles what shows metrics, while there is nothing else to do."""
+        """Compiles the computation of metrics while the process is idle."""
         self._states.results(self._model, np.zeros(self._states.size))
 
     # ------------------------------------------------------------- observing
 
     def on_turn(self) -> None:
-        """Lets the user's process notice what it missed."""
+        """Lets the user's process handle signals and the like."""
         self._options.on_turn()
         if self.evaluator is not None:
             self._take(self.evaluator.poll())
 
     def on_event(self, kind: str, **fields: Any) -> None:
-        """Records what happened and shows what matters at once."""
+        """Records an event and shows important ones at once."""
         if kind == "data_state":
             self._copies.take(**fields)
             return
@@ -356,7 +355,7 @@ class Driver(Observer):
         self._progress.event(kind, fields)
 
     def on_checkpoint(self, found: Restart) -> None:
-        """Keeps what the server says together with what only this process knows."""
+        """Stores the server's state together with the state of this process."""
         if self._options.keep is None:
             return
         history = self._history
@@ -377,7 +376,7 @@ class Driver(Observer):
         self._options.keep(ResumeState(restart=found, diary=diary))
 
     def _kept_now(self) -> Any:
-        """What the next epoch's end, in a run that goes on, counts on from."""
+        """Returns the metric states from which a resumed run continues."""
         if self._epoch.is_over:
             return self._states.read_kept(self._model)
         return self._kept
@@ -397,14 +396,14 @@ class Driver(Observer):
         self._warn_of_changes()
         self._in_step.begin()
         self._watch.collect()
-        # Without a barrier exchanges of this epoch have come before it was its turn.
+        # Without a barrier exchanges of this epoch may have come before it was begun.
         waiting = [r for r in self._later if r.epoch == epoch]
         self._later = [r for r in self._later if r.epoch > epoch]
         if waiting:
             self._follow(waiting)
 
     def on_records(self, records: list[Record], sums: dict[int, Sums]) -> None:
-        """Records exchanges and tells callbacks and user of them."""
+        """Records exchanges and passes them to callbacks and progress."""
         self._run.exchanges([r._asdict() for r in records])
         self._sums.update(sums)
         if self.first_step is None and records:
@@ -422,7 +421,7 @@ class Driver(Observer):
             self._follow(now)
 
     def _follow(self, records: list[Record]) -> None:
-        """Shows exchanges of the current epoch to callbacks and user."""
+        """Passes exchanges of the current epoch to callbacks and progress."""
         if self._hooks.are_wanted:
             self._fetch()
             before = self._ticks_before(self._epoch.number)
@@ -437,8 +436,8 @@ class Driver(Observer):
         self._progress.update(records, self._logs)
 
     def _fetch(self) -> None:
-        """Puts the newest center into the model, where a batch hook may look at it."""
-        # In step with processes they would be asked for it after each step.
+        """Puts the newest center into the model, if a batch hook may read it."""
+        # If workers wait for hooks they would be asked for it after each step.
         is_far = self.is_in_step and self._plan.request.cluster != "inline"
         is_new = not is_far or time.monotonic() - self._fetched > FETCH_S
         if not self._hooks.read_weights or not is_new:
@@ -449,19 +448,19 @@ class Driver(Observer):
         self._fetched = time.monotonic()
 
     def _reach(self, ticks: int) -> bool:
-        """Sets the step count that a hook will see; False once training is to stop."""
+        """Sets the step count for a hook; returns False once training should stop."""
         self._user.count_steps(ticks)
         return not self.wants_stop
 
     def _logs(self) -> dict[str, float]:
-        """The metrics of the epoch that is under way, or is over."""
+        """Returns the metrics of the present or just ended epoch."""
         epoch = self._epoch
         if epoch.is_over or epoch.newest is None:
             return epoch.logs
         return self._logs_of(epoch.newest)
 
     def _logs_of(self, record: Record) -> dict[str, float]:
-        """The epoch's metrics after an exchange, or the newest that are known."""
+        """Returns the epoch's metrics after an exchange, or the newest known ones."""
         state = record.sums if record.sums is not None else self._sums.get(record.epoch)
         if state is not None:
             self._epoch.logs = self._states.results(self._model, self._kept + state)
@@ -475,7 +474,7 @@ class Driver(Observer):
         self._user.settle_steps(self._ticks())
         counted = self._kept + end.metrics
         logs = self._states.results(self._model, counted)
-        # A validation counts on, in Keras too.
+        # A validation continues metric states, as in Keras.
         self._states.write_kept(self._model, counted)
         if self._validates(end.epoch):
             logs.update(self._validated(end.epoch))
@@ -491,7 +490,7 @@ class Driver(Observer):
             self._save_best()
 
     def _validated(self, epoch: int) -> dict[str, Any]:
-        """What a validation gives now; a late one is begun and gives nothing yet."""
+        """Returns the validation's results; an asynchronous one is started instead."""
         if self.evaluator is not None:
             self._take(self.evaluator.ask(epoch, self._user.moved()))
         elif self._options.validate is not None:
@@ -502,7 +501,7 @@ class Driver(Observer):
         return {}
 
     def _take(self, scores: Sequence[Score]) -> None:
-        """Puts scores that come late where those of their epochs are."""
+        """Adds late scores to the results of their epochs."""
         for score in scores:
             found = {f"val_{name}": value for name, value in score.metrics.items()}
             for name, value in found.items():
@@ -514,7 +513,7 @@ class Driver(Observer):
                 self._save_best_of(score)
 
     def _save_best_of(self, score: Score) -> None:
-        """Saves weights of the past; the model has those of now again afterwards."""
+        """Saves earlier weights; the model has its present ones again afterwards."""
         now = self._user.moved()
         self._user.put(score.weights)
         try:
@@ -529,7 +528,7 @@ class Driver(Observer):
         return epoch + 1 in freq
 
     def _warn_of_changes(self) -> None:
-        """Weights that a callback set are not what workers go on with: says so."""
+        """Warns that workers ignore weights set by a callback."""
         if self._user.is_changed():
             self._watch.tell(WEIGHTS)
 
@@ -537,7 +536,7 @@ class Driver(Observer):
         self.on_event("warning", text=text)
 
     def _is_best(self, logs: dict[str, float]) -> bool:
-        """Whether an epoch is the best so far; it is what others must beat then."""
+        """Whether an epoch is the best so far; it becomes the one to beat."""
         monitor = self._plan.monitor
         if monitor.name not in logs:
             return False
@@ -558,7 +557,7 @@ class Driver(Observer):
 
     @property
     def changes(self) -> Changes:
-        """What callbacks have changed in the model beside its trainable weights."""
+        """Returns callbacks' changes of the model besides its trainable weights."""
         return self._watch.collect()
 
     @property
@@ -568,15 +567,15 @@ class Driver(Observer):
 
     @property
     def hears_steps(self) -> bool:
-        """Whether hooks of batches are to be called as soon as a step is taken."""
+        """Whether batch hooks are called as soon as a step is taken."""
         return self._hooks.are_wanted and can_wait(self._plan)
 
     @property
     def counts_steps(self) -> bool:
-        """Whether hooks of batches want one call for each step."""
+        """Whether batch hooks are called once for each step."""
         return self._hooks.count_steps
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's, as a callback may have set it; None under a schedule."""
+        """Returns the optimizer's rate, as callbacks set it; None under a schedule."""
         return learning_rate_of(self._model)

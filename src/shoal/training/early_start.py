@@ -1,7 +1,7 @@
-"""Starts the processes of a run early: while the plan is made, they import.
+"""Starts the processes of a run early: they import while the plan is made.
 
-What is guessed here costs nothing when it was wrong: the plan decides, and
-processes that do not suit it are ended before they were given anything.
+A wrong guess costs nothing: the plan decides, and
+processes that do not fit it are ended before they are given anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.strategies.base import Strategy
 
 
 def preload_for(backend: str, module: str) -> Preload:
-    """What processes import that will run a module with a backend of Keras."""
+    """Returns the imports of processes that will run a module with a backend."""
     entry = BACKENDS.get(backend)
     if entry is None:
         return Preload(modules=(module, "keras"))
@@ -36,13 +36,13 @@ def preload_for(backend: str, module: str) -> Preload:
 def cast_of(
     backend: str, workers: int, threads: int, places: Sequence[Place] = ()
 ) -> WorkerEnvironment:
-    """What workers of a backend need before they know their part.
+    """Returns what workers of a backend need before they know their role.
 
     Args:
-        backend: Of Keras.
+        backend: Name of the Keras backend.
         workers: Processes.
         threads: Compute threads of each.
-        places: Their GPUs; none where they compute on the CPU.
+        places: Their GPUs; empty if they compute on the CPU.
     """
     return WorkerEnvironment(
         workers=workers,
@@ -57,19 +57,19 @@ def cast_of(
 
 
 def _variables(backend: str) -> dict[str, str]:
-    """What a backend wishes for, where the user has not said otherwise."""
+    """Returns a backend's default variables that the user has not set."""
     entry = BACKENDS.get(backend)
     return {} if entry is None else _unsaid(entry.environment)
 
 
 def place_variables(backend: str, place: Place) -> dict[str, str]:
-    """What a process on a GPU is told by its environment: it sees no other one.
+    """Returns the variables of a process on a GPU: it sees no other one.
 
-    Which one that is a cluster says itself.
+    On a cluster, the cluster itself sets the GPU.
 
     Args:
-        backend: Of Keras.
-        place: Its GPU, and its share of that.
+        backend: Name of the Keras backend.
+        place: Its GPU, and its share of the memory.
     """
     wanted = BACKENDS[backend].gpu_environment
     filled = {n: text.format(share=place.share) for n, text in wanted.items()}
@@ -85,16 +85,16 @@ def _unsaid(wanted: Mapping[str, str]) -> dict[str, str]:
 def early_stage(
     strategy: Strategy, cluster: Any, workers: Any, threads: Any
 ) -> Generator[ProcessPool | None]:
-    """Processes for a run of `fit` with these arguments, good or bad ones.
+    """Starts processes for a run of `fit` with these arguments, which are unchecked.
 
     Args:
-        strategy: Of the run.
-        cluster: As given to `fit`, not checked yet; so are the others.
+        strategy: Strategy of the run.
+        cluster: The argument of `fit`, unchecked, like the others.
         workers: Processes.
         threads: Compute threads of each.
 
     Yields:
-        A stage that ends with this context; None where one would be of no use.
+        A process pool that ends with this context; None if one would be useless.
     """
     cast = guess(strategy, cluster, workers, threads)
     pool = None if cast is None else ProcessPool(cast)
@@ -109,15 +109,13 @@ def early_stage(
 def guess(
     strategy: Strategy, cluster: Any, workers: Any, threads: Any
 ) -> WorkerEnvironment | None:
-    """What workers of such a run will probably need; None where there are none."""
+    """Returns what workers of such a run will probably need; None for no workers."""
     keras: Any = sys.modules.get("keras")
     if cluster != "local" or strategy.is_independent or keras is None:
         return None
     backend = keras.config.backend()
     machine = read_machine(backend)
-    if (
-        machine.gpus
-    ):  # what is free of their memory depends on the model of this process
+    if machine.gpus:  # their free memory depends on the model of this process
         return None
     if workers == "auto":
         workers = environment().workers or "auto"

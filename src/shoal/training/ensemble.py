@@ -1,6 +1,6 @@
 """Independent models: each trained by a run of its own, several at a time.
 
-This file decides what members share (the data, the run folder, the user's wish to
+This file decides what members share (the data, the run folder, a request to
 stop) and what each has for itself (a model, an order of samples, callbacks). When
 all are done the user's model becomes the best of them.
 """
@@ -49,9 +49,9 @@ def train_members(ready: Ready, run: Run) -> Outcome:
         best first, and `predict(x)`, the mean of their predictions.
 
     Raises:
-        WorkerFailed, WorkerLost, ClusterError: Of the first member that failed.
-        KeyboardInterrupt: After Ctrl-C; the model holds the member that was best when
-            its last epoch ended, with what it has learnt since.
+        WorkerFailed, WorkerLost, ClusterError: Error of the first member that failed.
+        KeyboardInterrupt: After Ctrl-C; the model has the weights of the member that
+            was best at its last epoch's end, including later steps.
     """
     plan = ready.plan
     member_records = EnsembleRecords(run, plan, ready.verbose)
@@ -83,7 +83,7 @@ def train_members(ready: Ready, run: Run) -> Outcome:
 
 
 def _rescue(ready: Ready, works: Sequence[Work], run: Run) -> None:
-    """After Ctrl-C: the model becomes the best member so far, and the user is told."""
+    """Handles Ctrl-C: the model becomes the best member so far; prints a line."""
     # A member that has not begun has no history.
     found = [getattr(work.model, "history", None) for work in works]
     seen = [getattr(history, "history", {}) for history in found]
@@ -101,10 +101,10 @@ def _rescue(ready: Ready, works: Sequence[Work], run: Run) -> None:
 @final
 @dataclass(frozen=True)
 class Combined:
-    """Predicts with several models at once: the mean of what they say.
+    """Predicts with several models at once, by the mean of their predictions.
 
     Args:
-        models: With the same outputs.
+        models: Models with the same outputs.
     """
 
     models: tuple[Any, ...]
@@ -113,8 +113,8 @@ class Combined:
         """Returns the mean of the members' predictions.
 
         Args:
-            x: As for `model.predict`.
-            **arguments: Of `model.predict`.
+            x: Inputs, as for `model.predict`.
+            **arguments: Other arguments of `model.predict`.
         """
         found = [model.predict(x, **arguments) for model in self.models]
         tree = import_module("keras").tree
@@ -122,9 +122,9 @@ class Combined:
 
 
 def _works(ready: Ready) -> list[Work]:
-    """A model for each member.
+    """Returns a model for each member.
 
-    A callable makes each anew; a model is copied, so that members start from the
+    A callable makes each model; a model is copied, so that members start from the
     same weights (they may be pretrained) and differ in order and random state.
     """
     work, found = ready.work, list[Work]()
@@ -142,7 +142,7 @@ def _works(ready: Ready) -> list[Work]:
 
 
 def _reseed(model: Any, member: int) -> None:
-    """Gives a copy random state of its own, for dropout and its like."""
+    """Gives a copy random state of its own, for dropout and the like."""
     for variable in model.non_trainable_variables:
         if "uint32" in str(variable.dtype) and tuple(variable.shape) == (2,):
             state = np.asarray(variable.numpy()).copy()
@@ -186,7 +186,7 @@ def _train_all(
 
 
 def _are_over(futures: Sequence[Future[Outcome]]) -> bool:
-    """Waits a moment for the end of all members, or for one that fails."""
+    """Waits a moment for the end of all members, or for a failure."""
     found = wait(futures, timeout=TURN_S, return_when=FIRST_EXCEPTION)
     return not found.not_done or any(f.exception() for f in found.done)
 
@@ -194,10 +194,10 @@ def _are_over(futures: Sequence[Future[Outcome]]) -> bool:
 def _train_member(
     places: SimpleQueue[Place], plan: Plan, work: Work, run: Run, options: DriverOptions
 ) -> Outcome:
-    """Trains one member on a GPU that no other one is on, where there are GPUs."""
+    """Trains one member on a GPU without another one, if there are GPUs."""
     if not plan.places:
         return train(plan, work, run, options)
-    place = places.get()  # one for each that is trained at a time
+    place = places.get()  # one for each member that is trained at a time
     try:
         return train(replace(plan, places=(place,)), work, run, options)
     finally:
@@ -210,7 +210,7 @@ class MemberWatch:
     """Shows a member's worker, which has rank 0, under the member's number.
 
     Args:
-        watch: As `shoal.testing.faults` sets it.
+        watch: Watch, as `shoal.testing.faults` sets it.
         member: Number of the member.
     """
 
@@ -218,19 +218,19 @@ class MemberWatch:
     member: int
 
     def __call__(self, moment: Moment) -> None:
-        """What the worker calls with where it is."""
+        """Reports a worker's position under the member's number."""
         self.watch(moment._replace(rank=self.member))
 
 
 def _watch_member(member: int) -> None:
-    """Lets the workers of this context be watched as those of a member."""
+    """Makes the workers of this context report as those of a member."""
     watch = WATCH.get()
     if watch is not None:
         WATCH.set(MemberWatch(watch=watch, member=member))
 
 
 def _member_plan(plan: Plan, member: int) -> Plan:
-    """The plan of one member: one worker, an order of its own."""
+    """Returns the plan of one member: one worker, an order of its own."""
     return replace(
         plan,
         workers=1,
@@ -242,7 +242,7 @@ def _member_plan(plan: Plan, member: int) -> Plan:
 
 
 def _options(ready: Ready, work: Work, member: int) -> DriverOptions:
-    """Callbacks and validation of one member."""
+    """Returns callbacks and validation of one member."""
     try:
         callbacks = copy.deepcopy(ready.call.callbacks)
     except Exception as error:
@@ -258,18 +258,18 @@ def _options(ready: Ready, work: Work, member: int) -> DriverOptions:
 def _ranking(
     histories: Sequence[Mapping[str, Sequence[Any]]], monitor: Monitor
 ) -> list[int]:
-    """Members by their last value of a metric, the best first; none is the worst."""
+    """Returns members by their last value of a metric, best first; NaN is worst."""
     last = [(history.get(monitor.name) or [np.nan])[-1] for history in histories]
     scores = [monitor.score(float(v) if np.ndim(v) == 0 else np.nan) for v in last]
     return sorted(range(len(scores)), key=lambda place: (-scores[place], place))
 
 
 def _adopt(model: Any, other: Any) -> None:
-    """Makes a model equal to another of the same make, optimizer included."""
+    """Makes a model equal to another of the same structure, optimizer included."""
     pairs = [
         *zip(model.variables, other.variables, strict=True),
         *zip(optimizer_variables(model), optimizer_variables(other), strict=True),
     ]
     for ours, theirs in pairs:
-        # A copy: JAX donates the buffers of whichever model trains first.
+        # A copy: JAX donates the buffers of the model that trains first.
         ours.assign(np.array(theirs.numpy()))

@@ -1,7 +1,7 @@
-"""The records of an ensemble's members, put together in one run.
+"""The records of an ensemble's members, combined in one run.
 
-This file decides what of a member the run keeps: its exchanges and its end of each
-epoch under its number, and an epoch of the whole when all members have ended it.
+This file decides which records of a member the run keeps: its exchanges and its end of
+each epoch under its number, and a common epoch when all members have ended it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from shoal.training.progress import Progress
 
 @final
 class EnsembleRecords:
-    """Puts the records of members together in one run. Safe from several threads.
+    """Combines the records of members in one run. Safe to use from several threads.
 
     Args:
-        run: Where they go.
-        plan: Of the whole.
-        verbose: As in Keras.
+        run: The common run.
+        plan: Plan of the whole.
+        verbose: Verbosity, as in Keras.
     """
 
     def __init__(self, run: Run, plan: Plan, verbose: int | str) -> None:
@@ -47,10 +47,10 @@ class EnsembleRecords:
                 self._complete(epoch)
 
     def heed(self) -> None:
-        """A member hears here that it is to stop.
+        """Raises in a member's thread when it should stop.
 
         Raises:
-            KeyboardInterrupt: It is.
+            KeyboardInterrupt: The member should stop.
         """
         if self.stop.is_set():
             raise KeyboardInterrupt
@@ -81,10 +81,10 @@ class EnsembleRecords:
 
 @final
 class MemberRun(Run):
-    """One member's records, on their way to the run of all.
+    """One member's records, passed on to the common run.
 
     Args:
-        member_records: Of all members.
+        member_records: The records of all members.
         member: Number of this one.
     """
 
@@ -94,7 +94,7 @@ class MemberRun(Run):
         self._member_records, self._member = member_records, member
 
     def exchanges(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Passes records on; here a member hears that it is to stop."""
+        """Passes records on, and raises if the member should stop."""
         self._member_records.heed()
         member = self._member
         self._member_records.run.exchanges(
@@ -103,7 +103,7 @@ class MemberRun(Run):
 
     @property
     def lost_events(self) -> int:
-        """Always 0: the run of all counts."""
+        """Returns 0: the common run counts lost events."""
         return 0
 
     def log_path(self, rank: int) -> Path | None:
@@ -131,6 +131,6 @@ class MemberRun(Run):
         if event["kind"] == "epoch_ended":
             self._member_records.epoch_ended(self._member, fields)
         elif event["kind"] not in ("run_started", "epoch_started"):
-            # Its one worker has rank 0 to it, and the member's number to the run.
+            # Its one worker has rank 0 here, and the member's number in the run.
             fields = {**fields, "rank": self._member, "member": self._member}
             self._member_records.run.event(event["kind"], **fields)

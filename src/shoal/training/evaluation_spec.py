@@ -1,7 +1,7 @@
-"""What the evaluator's process does: it scores the weights of one epoch after another.
+"""The work of the validation process: it scores the weights of one epoch at a time.
 
-Each message has all that names the work, so that a process which takes the place of a
-lost one goes on with any of them.
+Each message is complete, so that a process which replaces a
+lost one can continue with any of them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from shoal.models.travel import unpack
 from shoal.training.validation import Validation
 
 Weights: TypeAlias = dict[int, npt.NDArray[Any]]
-"""By place among `model.variables`: those that training moves. The rest came packed."""
+"""By index in `model.variables`: variables that training changes; others are packed."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSpec:
-    """Where an evaluator finds what does not change, and leaves what it found.
+    """Where the validation process reads constant data and writes results.
 
     Args:
-        model: Descriptor of what `travel.pack` made.
-        data: Descriptor of the rows, where they are arrays.
-        chunks: The source they are read from, where they are not.
+        model: Descriptor of the output of `travel.pack`.
+        data: Descriptor of the rows, if they are arrays.
+        chunks: Source of the rows, if they are not.
         results: Descriptor of lines of JSON, one for each epoch that is scored.
         batch_size: Rows of one step.
-        run: Id of the run, empty for one that has none.
+        run: Id of the run, empty for none.
         steps: Steps of a validation, None for all rows.
     """
 
@@ -57,9 +57,9 @@ class Ask:
     """Weights to score.
 
     Args:
-        spec: Of the run.
-        epoch: Of the weights.
-        weights: What training has moved.
+        spec: Spec of the run.
+        epoch: Epoch of the weights.
+        weights: Variables that training has changed.
     """
 
     spec: EvaluationSpec
@@ -68,7 +68,7 @@ class Ask:
 
 
 def score_epoch(ask: Ask) -> None:
-    """Validates a model with the weights of an epoch, and leaves what that gave."""
+    """Validates a model with the weights of an epoch, and writes the result."""
     title("evaluator", ask.spec.run)
     model, validate = _sit(ask.spec)
     variables = model.variables
@@ -77,13 +77,13 @@ def score_epoch(ask: Ask) -> None:
     found = {name: np.asarray(value).tolist() for name, value in validate().items()}
     line = json.dumps({"epoch": ask.epoch, "metrics": found}) + "\n"
     results = ask.spec.results
-    # In one write, behind the others: whoever reads sees whole lines.
+    # In one write, at the end: readers see whole lines.
     os.pwrite(results, line.encode(), os.fstat(results).st_size)
 
 
 @cache
 def _sit(spec: EvaluationSpec) -> tuple[Any, Callable[..., dict[str, float]]]:
-    """The model and what validates it, made once in a process."""
+    """Returns the model and its validation, made once in a process."""
     model = unpack(map_inherited(spec.model)[:])
     validation = Validation(
         source=loads(spec.chunks)

@@ -1,8 +1,8 @@
-"""A process that validates the weights of each epoch while the next ones are trained.
+"""A process that validates the weights of each epoch during the next ones.
 
-This file decides who waits for whom: training waits for no score, but for when very
-many are to come; a score is never lost, whatever becomes of the process that was to
-find it.
+This file decides who waits: training waits for scores only when too
+many are pending; a score is never lost, even if the process that computes
+it dies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.training.validation import Validation
 
 NAME = "evaluator"
 MOST_WAITING = 8
-"""Epochs that may wait for a score. Each takes the memory of the weights, twice."""
+"""Epochs whose scores may be pending. Each takes the memory of the weights, twice."""
 MOST_LOSSES = 3
 POLL_S = 0.02
 
@@ -36,12 +36,12 @@ POLL_S = 0.02
 @final
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a validation gave.
+    """The result of a validation.
 
     Args:
-        epoch: Whose weights they were.
-        weights: What training had moved by then.
-        metrics: By name.
+        epoch: Epoch of the weights.
+        weights: Variables that training had changed by then.
+        metrics: Metrics by name.
     """
 
     epoch: int
@@ -54,12 +54,12 @@ class Evaluator:
     """Scores weights, one epoch after the other, on a process of its own.
 
     Args:
-        packed: The model as `travel.pack` made it.
+        packed: The model from `travel.pack`.
         validation: The rows, and how they are read.
-        backend: Of Keras.
+        backend: Name of the Keras backend.
         threads: Compute threads.
-        heed: Called while something is waited for; it may raise.
-        run: Where the process is recorded.
+        heed: Called during waits; it may raise.
+        run: Record of the process.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class Evaluator:
 
     @property
     def waiting(self) -> list[int]:
-        """Epochs whose scores have not come yet."""
+        """Returns the epochs whose scores are pending."""
         return list(self._waiting)
 
     @property
     def pid(self) -> int:
-        """Of the process, once it has been started."""
+        """Returns the id of the process, once it has been started."""
         return self._launcher.pid(self._token)
 
     def start(self) -> None:
-        """Starts the process, unless it has been: it imports before it is needed."""
+        """Starts the process if it is not running: it imports before it is needed."""
         if not self._token:
             self._start()
 
@@ -127,7 +127,7 @@ class Evaluator:
             preload=preload_for(self._backend, "shoal.training.evaluation_spec"),
             environment={
                 **cast_of(self._backend, 1, self._threads).environment,
-                "CUDA_VISIBLE_DEVICES": "",  # the workers have them
+                "CUDA_VISIBLE_DEVICES": "",  # the workers use them
             },
             threads=self._threads,
         )
@@ -136,12 +136,12 @@ class Evaluator:
             self._run.event("process_started", name=NAME, pid=self.pid)
 
     def ask(self, epoch: int, weights: Weights) -> list[Score]:
-        """Has weights scored; returns what has been found meanwhile.
+        """Has weights scored; returns the scores that came meanwhile.
 
-        It waits only while `MOST_WAITING` others are to be scored.
+        It waits only while `MOST_WAITING` others are pending.
 
         Raises:
-            WorkerFailed: Code of the model raised.
+            WorkerFailed: The model's code raised.
             WorkerLost: The process died too often.
         """
         self.start()
@@ -154,10 +154,10 @@ class Evaluator:
         self._launcher.give(self._token, ask)
 
     def drain(self, most: int = 0) -> list[Score]:
-        """Waits until so many scores, or fewer, are to come; returns what came.
+        """Waits until at most so many scores are pending; returns those that came.
 
         Raises:
-            WorkerFailed, WorkerLost: As `ask`.
+            WorkerFailed, WorkerLost: As for `ask`.
         """
         found = self.poll()
         while len(self._waiting) > most:
@@ -167,14 +167,14 @@ class Evaluator:
         return found
 
     def poll(self) -> list[Score]:
-        """Returns the scores that have come since the last call, in their order.
+        """Returns the scores since the last call, in their order.
 
         Raises:
-            WorkerFailed, WorkerLost: As `ask`.
+            WorkerFailed, WorkerLost: As for `ask`.
         """
         if not self._waiting:
             return []
-        # First who is gone: what it left before that is still read.
+        # Ended processes first: their results before the end are still read.
         gone = self._launcher.poll()
         found = self._new_lines()
         for end in gone.values():
@@ -214,7 +214,7 @@ class Evaluator:
                 "validation='async' out. Its output:",
                 traceback=gone.output,
             )
-        self._read = os.fstat(self._spec.results).st_size  # behind half a line
+        self._read = os.fstat(self._spec.results).st_size  # after a partial line
         self._start()
         for epoch in self._waiting:
             self._give(epoch)

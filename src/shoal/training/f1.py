@@ -1,4 +1,4 @@
-"""The F1 score of classifiers, from what a model predicts."""
+"""The F1 score of classifiers, from a model's predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def f1_of(y: Any, scores: Any, *, average: Literal["binary", "macro"]) -> float:
 
     Args:
         y: Classes as whole numbers, or one-hot, `(n,)`, `(n, 1)` or `(n, classes)`.
-        scores: What the model predicts: one probability, or one for each class.
+        scores: Predictions of the model: one probability, or one for each class.
         average: "binary" for the score of class 1, "macro" for the mean of all.
 
     Example:
@@ -25,7 +25,7 @@ def f1_of(y: Any, scores: Any, *, average: Literal["binary", "macro"]) -> float:
 
 
 def _labels(y: Any) -> Any:
-    """Class numbers of labels; whole numbers may be stored as floats."""
+    """Returns class numbers of labels; whole numbers may be stored as floats."""
     array = np.asarray(y)
     if array.ndim > 1 and array.shape[-1] > 1:
         return array.argmax(axis=-1).reshape(-1)
@@ -33,7 +33,7 @@ def _labels(y: Any) -> Any:
 
 
 def _guesses(scores: Any) -> Any:
-    """Class numbers of scores; a single column is the probability of class 1."""
+    """Returns class numbers of scores; one column is the probability of class 1."""
     array = np.asarray(scores)
     if array.ndim > 1 and array.shape[-1] > 1:
         return array.argmax(axis=-1).reshape(-1)

@@ -1,10 +1,10 @@
-"""When workers wait for batch hooks after each step.
+"""Decides when workers wait for batch hooks after each step.
 
 A callback may set the learning rate, or a variable, before every batch. Under a
 strategy that takes the steps of plain Keras the workers then take one step at a time,
-as the run's process is asked between two of them. That costs a round trip a step, so it
-is done only while hooks change something: from the first step on, until a few of them
-have changed nothing; and again from where a hook does.
+and ask the run's process between two of them. That costs a round trip a step, so it
+is done only while hooks change something: from the first step on, until a few hooks
+have changed nothing; and again after a hook that does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.training.changes import ModelChanges
 from shoal.training.hooks import BatchHooks
 
 PATIENCE = 3
-"""Steps whose hooks change nothing, after which workers do not wait any more."""
+"""Steps without changes by hooks after which workers no longer wait."""
 
 LATE_RATE = (
     "a callback sets the learning rate in a batch hook; strategy {name!r} does not "
@@ -37,13 +37,13 @@ class InStep:
     """Decides whether workers wait.
 
     Args:
-        hooks: Of batches.
-        watch: Finds what they change.
-        can_wait: Whether workers can.
-        is_free: To wait is no message: workers are in this thread.
-        name: Of the strategy.
-        rate: The learning rate now; None under a schedule.
-        warn: Told once of what comes late.
+        hooks: Batch hooks.
+        watch: Finds changes by hooks.
+        can_wait: Whether workers can wait.
+        is_free: Whether waiting needs no message: workers are in this thread.
+        name: Name of the strategy.
+        rate: Returns the present learning rate; None under a schedule.
+        warn: Called once for changes that come late.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class InStep:
 
     @contextmanager
     def hearing(self, *, is_step: bool = True) -> Generator[None]:
-        """Around hooks of batches.
+        """Context around batch hooks.
 
         Args:
-            is_step: A step has been taken before.
+            is_step: Whether a step has been taken before.
         """
         if not self._hooks.may_set:
             yield

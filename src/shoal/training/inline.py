@@ -1,9 +1,9 @@
 """A whole cluster in one thread: for experiments with many workers on few cores.
 
 Sequencer, center, strategy and compiled programs are those of a real run; only
-processes and sockets are not there. Sixteen workers cost no more compute than one.
-This file decides when imagined workers are busy and when their messages arrive.
-Time is a number in here, never a clock.
+processes and sockets are absent. Sixteen workers cost no more compute than one.
+This file decides when simulated workers are busy and when their messages arrive.
+Time is a number here, never a clock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FLUSH_S = 0.1
 
 
 def equal_speeds(rank: int) -> float:
-    """Every worker takes one unit of time for a step."""
+    """Returns one unit of time for a step of every worker."""
     del rank
     return 1.0
 
@@ -62,21 +62,21 @@ def train(
     options: DriverOptions,
     speeds: Speeds = equal_speeds,
 ) -> Outcome:
-    """Trains as `fitting.train` does, with all workers in this thread.
+    """Trains like `start_run.train`, with all workers in this thread.
 
     With rounds the outcome is that of a run on processes to float tolerance. With
     messages applied on arrival it is one of the possible outcomes, and the plan's
     seed repeats it.
 
     Args:
-        plan: Of the run.
+        plan: Plan of the run.
         work: Model and data.
-        run: Where it is recorded.
-        options: Of `fit`.
+        run: Record of the run.
+        options: Options of `fit`.
         speeds: Rank -> time of one step, 1 for all by default.
 
     Raises:
-        KeyboardInterrupt: After Ctrl-C; the model holds the center so far.
+        KeyboardInterrupt: After Ctrl-C; the model has the center so far.
     """
     driver = Driver(work.model, plan, run, options)
     plan = begin(driver, plan, work, run)
@@ -100,9 +100,9 @@ class InlineCluster:
     """Server and workers of one run, in one thread.
 
     Args:
-        plan: Of the run.
+        plan: Plan of the run.
         work: Packed model and data.
-        observer: Whom to tell, as a controller would.
+        observer: Observer of the run, as of a controller.
         speeds: Rank -> time of one step.
     """
 
@@ -143,17 +143,17 @@ class InlineCluster:
         self._changes = Changes()
 
     def copy_center(self) -> tuple[Vector, Vector]:
-        """Weights and statistics as they are; a backend may keep views of them."""
+        """Returns copies of weights and statistics; backends may keep views of them."""
         return self._center.vector.copy(), self._center.statistics.copy()
 
     def newest(self) -> tuple[Vector, Vector]:
-        """The same; in a gang the weights of its last step, which it publishes."""
+        """Returns the newest; under gradient exchange a worker publishes its own."""
         if self._plan.exchanges_gradients:
             self._center.vector[:] = self._inline_workers.read()
         return self.copy_center()
 
     def rescue(self) -> Rescue:
-        """What is left when the run is broken off."""
+        """Returns the results at an interruption."""
         vector, statistics = self.newest()
         return Rescue(
             vector=vector,
@@ -181,7 +181,7 @@ class InlineCluster:
                 self._end_epoch(self._ended.popleft())
 
     def _turn(self) -> None:
-        """The next thing that happens anywhere."""
+        """Runs the next event of any worker."""
         sequencer = self._sequencer
         if self._asking:
             worker = self._inline_workers.inline_workers[self._asking.popleft()]
@@ -204,7 +204,7 @@ class InlineCluster:
         self._carry_out(sequencer.push(push))
 
     def _begin(self, worker: InlineWorker) -> None:
-        """A worker sets to work on a window of its leases, or asks for some."""
+        """Starts a worker on a window of its leases, or requests leases."""
         steps = self._inline_workers.take_window(worker, self._sequencer.clock)
         if not steps:
             self._asking.append(worker.rank)
@@ -221,7 +221,7 @@ class InlineCluster:
         self._carry_out(self._sequencer.proceed(epoch))
 
     def _take_settings(self) -> None:
-        """What callbacks have set: the learning rate, and variables of the model."""
+        """Applies changes of callbacks: the learning rate, and model variables."""
         self._inline_workers.learning_rate = self._observer.learning_rate
         fresh = self._changes.absorb(self._observer.changes)
         if fresh:
@@ -229,7 +229,7 @@ class InlineCluster:
             self._inline_workers.change(fresh)
 
     def _tell(self, *, is_forced: bool) -> None:
-        """Tells of exchanges, every now and then as a server does."""
+        """Reports exchanges, regularly as a server does."""
         now = time.monotonic()
         if not self._records or not (is_forced or now - self._flushed >= FLUSH_S):
             return
@@ -243,7 +243,7 @@ class InlineCluster:
             self._carry_out(self._sequencer.halt())
 
     def _end_epoch(self, epoch: int) -> None:
-        """What the controller does when an epoch's last sample is committed."""
+        """Does the controller's work when an epoch's last sample is committed."""
         vector, statistics = self.copy_center()
         end = EpochEnd(
             epoch=epoch,
@@ -261,7 +261,7 @@ class InlineCluster:
     # ------------------------------------------------------------ the server
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        """What the server does with the sequencer's instructions."""
+        """Carries out the sequencer's instructions, as the server does."""
         for instruction in instructions:
             match instruction:
                 case Apply(rank, facts):
@@ -329,12 +329,12 @@ class InlineCluster:
         self._begin(worker)
 
     def _publish(self, worker: InlineWorker) -> None:
-        """The gang's weights become the center, as a worker's snapshot would."""
+        """Makes the workers' weights the center, as a worker's snapshot would."""
         self._center.vector[:] = self._inline_workers.read()
         self._carry_out(self._sequencer.published(worker.rank, worker.incarnation))
 
     def _record(self, worker: InlineWorker, facts: Facts, share: float = 1.0) -> None:
-        """Adds a push to the epoch's sums and to what the observer will hear."""
+        """Adds a push to the epoch's sums and to the observer's records."""
         epoch, rows = worker.pieces[0].epoch, worker.rows
         sums = self._metrics.setdefault(
             epoch, np.zeros(self._inline_workers.metrics_size)

@@ -1,8 +1,8 @@
-"""Workers that take turns in one set of compiled programs.
+"""Workers that run in turn on one set of compiled programs.
 
 Each has vectors, leases and an optimizer of its own; the programs are compiled once
-for all. This file decides what a turn of a worker computes; `inline.py` decides whose
-turn it is.
+for all. This file decides what a worker computes in its turn; `inline.py` decides the
+order of turns.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Doubles = npt.NDArray[np.float64]
 @final
 @dataclass(kw_only=True, eq=False)
 class InlineWorker:
-    """One worker of them: its vectors, its leases, and the window it is busy with.
+    """One of the workers: its vectors, its leases, and its present window.
 
     Args:
-        rank: Its number.
-        incarnation: As the sequencer gave it.
-        local: Weights.
-        anchor: The center as it last adopted it, None where the strategy needs none.
-        statistics: As it last got them.
+        rank: Rank of the worker.
+        incarnation: Incarnation from the sequencer.
+        local: Local weights.
+        anchor: The center that it last adopted, None if the strategy needs none.
+        statistics: Its last statistics.
         metrics: Sums of metric state of its last window.
-        message: What it sends; `message_statistics` beside it.
-        reply: Where its answer is written.
-        state: All else its programs carry on, in a gang its local state alone; the
-            backend's own.
+        message: Its message; `message_statistics` belongs to it.
+        reply: Buffer for its reply.
+        state: Other state of its programs, private to the backend; under gradient
+            exchange its local state alone.
     """
 
     rank: int
@@ -67,12 +67,12 @@ class InlineWorker:
 
     @property
     def pieces(self) -> list[Piece]:
-        """What the next push covers."""
+        """Returns the pieces that the next push covers."""
         return [piece for batches in self.window for piece in batches]
 
     @property
     def rows(self) -> int:
-        """Samples of the window."""
+        """Returns the samples of the window."""
         return sum(piece.rows for piece in self.pieces)
 
 
@@ -81,10 +81,10 @@ class InlineWorkers:
     """The workers of a run, and the programs they share.
 
     Args:
-        plan: Of the run.
-        packed: The model, so that the user's own is not touched.
-        source: The data.
-        clock_start: Where the optimizer began, in steps of the user's batch size.
+        plan: Plan of the run.
+        packed: The packed model, so that the user's own is not touched.
+        source: Data source.
+        clock_start: Step count of the optimizer at the start, in the user's batch size.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class InlineWorkers:
 
     @property
     def metrics_size(self) -> int:
-        """Values of the metric states."""
+        """Returns the number of metric state values."""
         return self._backend.metrics_size
 
     def open_launcher(
         self, incarnation: int, center: Vector, statistics: Vector
     ) -> InlineWorker:
-        """Adds the worker of the next rank, who adopts the center."""
+        """Adds the worker of the next rank, which adopts the center."""
         rank, strategy = len(self.inline_workers), self._plan.strategy
         if rank == 0:
             self._backend.load(center.copy(), statistics)
@@ -124,7 +124,7 @@ class InlineWorkers:
             message=np.empty_like(center),
             message_statistics=np.empty_like(statistics),
             reply=np.empty_like(center),
-            # A gang moves as one: its workers differ in rows and local state.
+            # Under gradient exchange workers differ only in rows and local state.
             state=self._backend.fork_local(rank)
             if self._plan.exchanges_gradients
             else self._backend.fork(rank),
@@ -133,7 +133,7 @@ class InlineWorkers:
         return worker
 
     def optimizer_state(self) -> bytes:
-        """The optimizer state of the lowest rank."""
+        """Returns the optimizer state of the lowest rank."""
         if self._plan.exchanges_gradients:
             self._backend.set_local(self.inline_workers[0].state)
             return self._backend.snapshot()
@@ -143,7 +143,7 @@ class InlineWorkers:
         return state
 
     def change(self, fresh: Changes) -> None:
-        """Takes in what callbacks have changed; each worker has a state of its own."""
+        """Applies changes of callbacks; each worker has a state of its own."""
         self._changes.absorb(fresh)
         for worker in self.inline_workers:
             fresh.write_statistics(worker.statistics)
@@ -164,7 +164,7 @@ class InlineWorkers:
         return sum(max(1, sum(p.rows for p in w) // size) for w in worker.window)
 
     def _window(self, worker: InlineWorker) -> list[list[Piece]]:
-        """One list of pieces for each call of the program, as a real worker does."""
+        """Returns one list of pieces for each program call, as in a real worker."""
         if self._plan.exchanges_gradients:
             return [[worker.leases.popleft()]] if worker.leases else []
         size, left = self._spec.batch_size, self._spec.window
@@ -198,14 +198,14 @@ class InlineWorkers:
         return self._source.take(rows)
 
     def _runs(self, pieces: list[Piece]) -> list[tuple[list[Piece], Any]]:
-        """Rows of pieces, of one shape at a time."""
+        """Yields rows of pieces, of one shape at a time."""
         try:
             return [(pieces, self._rows(pieces))]
         except ShapesDiffer:
             return uniform_runs(self._rows, pieces, self._spec.batch_size)
 
     def _steps(self, worker: InlineWorker) -> tuple[int, float]:
-        """Local steps of one worker."""
+        """Takes local steps of one worker."""
         backend, size, steps = self._backend, self._spec.batch_size, 0
         before = backend.swap(worker.state)
         backend.load(worker.local, worker.statistics)
@@ -232,7 +232,7 @@ class InlineWorkers:
         return steps, float(worker.rows)
 
     def _gradient(self, worker: InlineWorker) -> tuple[int, float]:
-        """One worker's part of a step of the gang; its samples are a mass."""
+        """Computes one worker's part of a common step; its samples are a mass."""
         backend, pieces = self._backend, worker.pieces
         backend.set_local(worker.state)
         backend.set_statistics(worker.statistics)
@@ -243,7 +243,7 @@ class InlineWorkers:
         return 1, mass
 
     def skip(self, worker: InlineWorker) -> None:
-        """A step of the gang that a worker had no rows of."""
+        """Skips a common step of which a worker had no rows."""
         self._backend.set_local(worker.state)
         self._backend.skip()
         worker.state = self._backend.local()
@@ -251,8 +251,8 @@ class InlineWorkers:
     # -------------------------------------------------------------- answers
 
     def pull(self, worker: InlineWorker) -> None:
-        """Takes the strategy's reply to a worker's message."""
-        # Fresh memory: the backend may still look at what it was given.
+        """Applies the strategy's reply to a worker's message."""
+        # New memory: the backend may still read its former argument.
         out, local = np.empty_like(worker.reply), worker.local
         anchor = local if worker.anchor is None else worker.anchor
         pull_into(self._plan.strategy, out, local, anchor, worker.reply)
@@ -265,12 +265,12 @@ class InlineWorkers:
             worker.anchor = center.copy()
 
     def apply(self, mean: Vector, statistics: Vector, clock: int) -> None:
-        """The gang's step; `clock` is what the run clock said before it."""
+        """Takes the common step; `clock` is the run clock before it."""
         if self.learning_rate is not None:
             self._backend.set_learning_rate(self.learning_rate)
         self._backend.set_statistics(statistics)
         self._backend.apply(mean, Clock(start=self._began + clock))
 
     def read(self) -> Vector:
-        """The gang's weights."""
+        """Returns the common weights."""
         return self._backend.read()[0]

@@ -1,8 +1,8 @@
-"""What a run is made of, kept beside it until it has ended well: `resume` needs it.
+"""The inputs of a run, kept beside it until it has ended well, for `resume`.
 
 This file decides what is kept and how it is read again: the model as it was sent to
-workers, the samples as workers see them, the plan and the callbacks. A run folder
-is as trusted as a program: reading it runs code.
+workers, the samples as workers see them, the plan and the callbacks. Reading a run
+folder runs code from it.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ INDEX = "inputs.pickle"
 MOST_DATA_BYTES = 1 << 30
 FORMAT = 1
 SEAL = b"shoal inputs sha256 "
-"""Begins the index, before its checksum. In older runs there is neither."""
+"""Prefix of the index, before its checksum. Older runs have neither."""
 PICKLE = b"\x80"
-"""Begins what was pickled."""
+"""Prefix of pickled content."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """All that a run began with.
+    """All inputs of a run.
 
     Args:
-        plan: Of the run, with the request it came from and the seed that was drawn.
-        packed: The model as `travel.pack` made it.
-        source: The samples; None where they are too many to be kept. Of what is read
-            in chunks only names and sizes are.
-        validation: What the model is validated on.
-        callbacks: None where they could not be kept.
+        plan: Plan of the run, with its request and the seed that was drawn.
+        packed: The model from `travel.pack`.
+        source: The samples; None if they are too many to keep. For chunked sources only
+            names and sizes are kept.
+        validation: Validation data.
+        callbacks: Callbacks, None if they could not be kept.
         settings: Other arguments of `fit`, by name.
         scoring: Batch size and steps of a validation.
-        likeness: To know the samples again; None in the folders of older runs.
+        likeness: Digests to recognise the samples; None in the folders of older runs.
     """
 
     plan: Plan
@@ -75,7 +75,7 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class _Index:
-    """What is written last; a run without it cannot be resumed."""
+    """The part that is written last; a run without it cannot be resumed."""
 
     format: int
     inputs: Inputs
@@ -87,15 +87,15 @@ class _Index:
 
 
 def write_inputs(folder: Folder, inputs: Inputs) -> None:
-    """Keeps them; whole when this returns.
+    """Writes the inputs; they are complete when this returns.
 
     Args:
-        folder: Of the run.
-        inputs: To keep. Samples beyond 1 GiB are left out.
+        folder: Folder of the run.
+        inputs: Inputs. Samples beyond 1 GiB are left out.
 
     Raises:
-        OSError: The storage is full or away.
-        CheckpointError: Something of the user's cannot be pickled.
+        OSError: The storage is full or cannot be reached.
+        CheckpointError: An object of the user's cannot be pickled.
     """
     place = folder.child(INPUTS)
     source, validation = inputs.source, inputs.validation
@@ -117,7 +117,7 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
     )
     try:
         content = cloudpickle.dumps(index)
-    except Exception as error:  # whatever __reduce__ of the user's raises
+    except Exception as error:  # a user's __reduce__ may raise anything
         raise CheckpointError(
             f"this run cannot be resumed: {type(error).__name__}: {error}. "
             "Expected a strategy and arguments that can be pickled. "
@@ -127,19 +127,19 @@ def write_inputs(folder: Folder, inputs: Inputs) -> None:
 
 
 def _packed(source: Source | None) -> bytes | None:
-    """A source that is read in chunks, None of others and where it cannot be packed."""
+    """Packs a chunked source; None for others, and if it cannot be packed."""
     if isinstance(source, ChunkedSource) and source.travels_alone:
-        with suppress(Exception):  # whatever code of the user's raises
+        with suppress(Exception):  # the user's code may raise anything
             return dumps(source)
     return None
 
 
 def read_inputs(folder: Folder) -> Inputs:
-    """Reads what `write_inputs` kept.
+    """Reads the output of `write_inputs`.
 
     Raises:
-        CheckpointError: It was not kept, or is damaged.
-        OSError: The storage is away.
+        CheckpointError: It does not exist, or is damaged.
+        OSError: The storage cannot be reached.
     """
     place = folder.child(INPUTS)
     if not place.exists(INDEX):
@@ -158,7 +158,7 @@ def read_inputs(folder: Folder) -> Inputs:
             held = loads(index.held_chunks)
     except OSError:
         raise
-    except Exception as error:  # a class that is gone, or bytes that are others
+    except Exception as error:  # a missing class, or damaged bytes
         raise CheckpointError(
             f"what the run {folder.name!r} began with cannot be read from "
             f"{place.url} ({type(error).__name__}: {error}). Expected the files as "
@@ -196,9 +196,9 @@ def _sealed(content: bytes) -> bytes:
 
 
 def _unsealed(found: bytes) -> bytes:
-    """What was sealed. It is checked before any of it is unpickled."""
+    """Returns sealed content, verified before any of it is unpickled."""
     if found.startswith(PICKLE):
-        return found  # of a run from before there was a seal
+        return found  # a run from before seals existed
     content = found.partition(b"\n")[2]
     if _sealed(content) != found:
         raise ValueError(f"{INDEX} is cut off or was changed")

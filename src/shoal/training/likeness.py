@@ -1,8 +1,8 @@
-"""Whether the data that `resume` is given is what a run began with.
+"""Compares the data given to `resume` with the data of the run.
 
-This file decides what is remembered of data that is not kept with a run, and how much
-of two sources is compared: arrays that were kept whole, all else by its size, the
-kind of its columns and some of its rows.
+This file decides which facts about data are kept if the data itself is not, and how
+much of two sources is compared: arrays that were kept completely, other data by its
+size, the kind of its columns and some of its rows.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from shoal.data.chunks import first_rows
 from shoal.data.digests import digest
 
 SOME_BYTES = 16 << 20
-"""Of arrays whose rows are looked at in places."""
+"""Bytes of arrays above which rows are sampled."""
 FIRST_ROWS = 4
 PART_BYTES = 64 << 20
-"""Of arrays that are compared whole, at a time."""
+"""Bytes of arrays that are compared at a time."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """What is remembered of data, to know it again.
+    """Facts about data, to recognise it.
 
     Args:
         rows: Samples.
-        columns: Names, shapes and dtypes of what a row has.
+        columns: Names, shapes and dtypes of a row's columns.
         first_rows: Rows whose digest is `first`.
         first: Digest of the first rows.
-        some: Digest of rows in places, "" where rows are not had by number.
+        some: Digest of sampled rows, "" if rows cannot be read by number.
 
     Example:
         >>> one = ArraySource(np.arange(9.0))
@@ -49,16 +49,16 @@ class Likeness:
 
     @classmethod
     def of(cls, source: Source, sample: Any = None) -> Likeness:
-        """Looks at a source.
+        """Computes the facts about a source.
 
         Args:
-            source: Of the samples.
+            source: Source of the samples.
             sample: Its first rows; default None means that they are read here.
         """
         count = min(FIRST_ROWS, len(source))
         if sample is None:
             sample = first_rows(source, count)
-        # A sample may go on with rows that are there a second time.
+        # A sample may continue with rows that are repeated.
         sample = trees.map_leaves(lambda leaf: leaf[:count], sample)
         some = ""
         if isinstance(source, ArraySource):
@@ -75,7 +75,7 @@ class Likeness:
         )
 
     def difference(self, source: Source) -> str:
-        """What of a source is not as it was, "" for nothing that could be seen."""
+        """Returns what differs in a source, "" if no difference was found."""
         if len(source) != self.rows:
             return f"it has {len(source):,} samples, and there were {self.rows:,}"
         sample = first_rows(source, self.first_rows)
@@ -83,24 +83,24 @@ class Likeness:
         if other.columns != self.columns:
             return f"its columns are {other.columns}, and were {self.columns}"
         if other.first != self.first:
-            return "its first samples are others"
-        return "" if other.some == self.some else "some of its samples are others"
+            return "its first samples differ"
+        return "" if other.some == self.some else "some of its samples differ"
 
 
 def difference(kept: Source, given: Source) -> str:
-    """What differs between data that was kept with a run and data that is given.
+    """Returns the difference between the kept data of a run and given data.
 
     Args:
-        kept: As workers saw it.
-        given: To be compared.
+        kept: Data as the workers saw it.
+        given: Data to compare.
 
     Returns:
-        A clause; "" where nothing differs that can be seen.
+        A clause; "" if no difference was found.
 
     Example:
         >>> kept = ArraySource(np.zeros((3, 2)))
         >>> difference(kept, ArraySource(np.eye(3, 2)))
-        'sample 0 is another one'
+        'sample 0 differs'
         >>> difference(kept, ArraySource(np.zeros((3, 2))))
         ''
     """
@@ -118,12 +118,12 @@ def difference(kept: Source, given: Source) -> str:
         )
         unlike = [row for one, other in pairs for row in _unlike(one, other)]
         if unlike:
-            return f"sample {start + min(unlike):,} is another one"
+            return f"sample {start + min(unlike):,} differs"
     return ""
 
 
 def _unlike(one: Any, other: Any) -> list[int]:
-    """The first row in which two arrays differ; not a number equals itself."""
+    """Returns the rows in which two arrays differ; NaN equals itself."""
     same = one == other
     if one.dtype.kind in "fc":
         same |= np.isnan(one) & np.isnan(other)

@@ -1,8 +1,8 @@
-"""What a user sees while a run goes on: one live line an epoch, and what went wrong.
+"""Progress of a run for the user: one live line an epoch, and warnings.
 
 A live line needs a terminal or a notebook; elsewhere, in logs, every epoch is one
-line when it is over. Where a terminal is too narrow for a live line, the least
-important of it is left out; the time left stays longest.
+line at its end. If a terminal is too narrow for a live line, the least
+important fields are left out; the time left stays longest.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from shoal.plan import Plan
 from shoal.terminal import one_line, say, say_output, write
 
 ERASE = "\r\x1b[K"
-PACE_S = 0.25  # between two looks of a live line
+PACE_S = 0.25  # seconds between two updates of a live line
 RECENT = 32  # exchanges whose staleness is shown
-NARROW = 20  # a terminal that says it has fewer columns than this does not know
+NARROW = 20  # a terminal that reports fewer columns than this is not believed
 GAP = "  "
 
 Field: TypeAlias = tuple[int, str]
-"""A part of the live line, after its weight: of the lightest a narrow line has none."""
+"""A part of the live line, after its weight: a narrow line omits the lightest."""
 
 
 def warn_aside(text: str) -> None:
-    """Warns of what goes wrong while a run trains; it must not cost the training."""
-    with suppress(ShoalWarning):  # where warnings are errors
+    """Warns of a fault during training, which it must not stop."""
+    with suppress(ShoalWarning):  # if warnings are errors
         warnings.warn(text, ShoalWarning, stacklevel=3)
 
 
 @final
 class Display:
-    """Where lines go: the standard output of the moment, with one line that may change.
+    """Writes lines to the present standard output, one of which may be rewritten.
 
     Args:
-        is_live: Whether a line may change at all.
+        is_live: Whether a line may be rewritten.
     """
 
     def __init__(self, *, is_live: bool) -> None:
@@ -52,12 +52,12 @@ class Display:
 
     @property
     def is_due(self) -> bool:
-        """Whether the line that may change would be written again now."""
+        """Whether the live line is due to be rewritten."""
         is_time = time.monotonic() - self._at >= PACE_S
         return self._is_live and is_time and can_change(sys.stdout)
 
     def show(self, fields: Sequence[Field]) -> None:
-        """Puts fields on the line that may change, as many as there is room for."""
+        """Shows fields on the live line, as many as there is room for."""
         if not self.is_due:
             return
         stream, self._at = sys.stdout, time.monotonic()
@@ -66,12 +66,12 @@ class Display:
         text = line_of(fields, columns - 1 if columns >= NARROW else None)
         if stream.isatty():
             write(stream, ERASE + text)
-        else:  # a notebook: no codes, so an older, longer text is painted over
+        else:  # a notebook: no codes, so a longer old text is overwritten
             write(stream, "\r" + text.ljust(self._shown))
         self._shown = len(text)
 
     def say(self, text: str) -> None:
-        """Writes a line that stays."""
+        """Writes a permanent line."""
         self.clear()
         say(text)
 
@@ -81,7 +81,7 @@ class Display:
         say_output(text, before=before)
 
     def clear(self) -> None:
-        """Empties the line that may change."""
+        """Empties the live line."""
         if self._shown:
             is_terminal = sys.stdout.isatty()
             write(sys.stdout, ERASE if is_terminal else f"\r{' ' * self._shown}\r")
@@ -89,15 +89,15 @@ class Display:
 
 
 def can_change(stream: TextIO) -> bool:
-    """Whether a line of a stream can be written again: a terminal or a notebook."""
+    """Whether a line of a stream can be rewritten: a terminal or a notebook."""
     return stream.isatty() or type(stream).__module__.startswith("ipykernel")
 
 
 def line_of(fields: Sequence[Field], columns: int | None = None) -> str:
-    """Joins fields; leaves out the lightest, of equals the last, until they fit.
+    """Joins fields; omits the lightest, the last of equals, until they fit.
 
     Args:
-        fields: In the order they are read.
+        fields: Fields in reading order.
         columns: Width of the line; None for any.
 
     Example:
@@ -123,7 +123,7 @@ class Progress:
     """Shows a run as `verbose` asks, as in Keras.
 
     Args:
-        plan: Of the run.
+        plan: Plan of the run.
         verbose: 0 nothing; 1 or "auto" a live line, where the output can show one,
             and a line for each epoch; 2 a line for each epoch.
     """
@@ -143,7 +143,7 @@ class Progress:
         self._span: tuple[float, float] | None = None
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Tells what a user should know at once."""
+        """Reports important events at once."""
         rank = int(fields.get("rank", -1))
         if kind == "worker_started":
             self._alive.add(rank)
@@ -164,23 +164,23 @@ class Progress:
             self._warn(str(fields.get("text")))
 
     def _warn(self, text: str) -> None:
-        """Writes a warning; where no lines are wanted, it goes where warnings go."""
+        """Writes a warning; without lines, as a Python warning."""
         if self._is_silent:
             warn_aside(text)
         else:
             self._display.say(f"warning: {text}")
 
     def say(self, text: str) -> None:
-        """Writes a line, unless nothing is to be shown."""
+        """Writes a line, unless output is off."""
         if not self._is_silent:
             self._display.say(text)
 
     def echo(self, name: str, line: str) -> None:
-        """Writes what a process wrote; whoever asked for it gets it."""
+        """Writes a process's output, in any verbosity."""
         self._display.say_output(line, f"[{name}] ")
 
     def epoch_begin(self, epoch: int) -> None:
-        """Starts a line."""
+        """Starts the line of an epoch."""
         self._begin(epoch)
         if not self._share.records and not self._is_silent:
             workers = f"{self._plan.workers} worker{'s'[: self._plan.workers > 1]}"
@@ -189,12 +189,12 @@ class Progress:
     def update(
         self, records: list[Record], logs: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Brings the line up to date with exchanges of the epoch it shows.
+        """Updates the line with exchanges of its epoch.
 
         Args:
-            records: Of the exchanges.
-            logs: Gives the metrics since the epoch began. To compute them takes
-                longer than all the rest: it is called when somebody will see them.
+            records: Records of the exchanges.
+            logs: Returns the metrics since the epoch began. Their computation takes
+                longer than all the rest: it is called only if they will be shown.
         """
         for record in records:
             self._samples += record.samples
@@ -211,7 +211,7 @@ class Progress:
         rate, left = self._rate(), max(0, self._rows - self._samples)
         staleness = sum(self._recent) / max(1, len(self._recent))
         alive = len(self._alive) or self._plan.workers
-        # The first metric, the loss, outlives the speed; the others do not.
+        # The first metric, the loss, outlasts the speed; the others do not.
         return [
             (6, self._title()),
             (5, f"{done:4.0%}"),
@@ -236,11 +236,11 @@ class Progress:
             self._display.show([(1, self._title(epoch)), (0, "validating")])
 
     def epoch_scored(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Tells what the validation of an epoch of the past gave."""
+        """Reports the validation of an earlier epoch."""
         self.say(GAP.join([self._title(epoch), *_numbers(logs)]))
 
     def advice(self) -> str | None:
-        """What would have been faster, when most of the time went to exchanges."""
+        """Returns a faster alternative if most of the time went to exchanges."""
         plan, share = self._plan, self._share.share
         is_cpu_gang = (
             plan.exchanges_gradients and plan.workers > 1 and plan.device == "cpu"
@@ -262,7 +262,7 @@ class Progress:
         return f"Epoch {number + 1}/{self._plan.request.epochs}"
 
     def _rate(self) -> float:
-        """Samples a second of this epoch, by the server's clock."""
+        """Returns samples a second of this epoch, by the server's clock."""
         if self._span is None or self._span[1] <= self._span[0]:
             return 0.0
         return self._samples / (self._span[1] - self._span[0])
@@ -272,7 +272,7 @@ class Progress:
 class ExchangeShare:
     """The share of the workers' working time that went to exchanges.
 
-    Waiting for callbacks between epochs is not work.
+    Waiting for callbacks between epochs is not counted as work.
 
     Example:
         >>> share = ExchangeShare()
@@ -288,19 +288,19 @@ class ExchangeShare:
         self._busy_s = self._exchange_s = 0.0
 
     def add(self, record: Record) -> None:
-        """Counts one exchange."""
+        """Adds one exchange."""
         self.records += 1
         self._busy_s += record.compute_s + record.data_s
         self._exchange_s += record.exchange_s
 
     @property
     def share(self) -> float:
-        """Between 0 and 1."""
+        """Returns the share, between 0 and 1."""
         return self._exchange_s / max(1e-9, self._busy_s + self._exchange_s)
 
 
 def _numbers(logs: Mapping[str, Any]) -> list[str]:
-    """Metrics, the loss first."""
+    """Returns metrics as text, the loss first."""
     names = sorted(logs, key=lambda name: (name != "loss", name.startswith("val_")))
     return [f"{n} {logs[n]:.4g}" for n in names if _is_number(logs[n])]
 
@@ -310,6 +310,6 @@ def _is_number(value: object) -> bool:
 
 
 def _minutes(seconds: float) -> str:
-    """Minutes and seconds, as a clock shows them."""
+    """Returns minutes and seconds, like a clock."""
     whole = round(seconds)
     return f"{whole // 60}:{whole % 60:02d}"

@@ -1,7 +1,7 @@
-"""From a call of `fit` to what is trained: a model, its data and a plan.
+"""From a call of `fit` to a model, its data and a plan.
 
-This file decides in which order arguments are read and refused. Nothing is started
-here; when it returns, the plan stands, the model is built and known to travel.
+This file decides the order in which arguments are read and refused. Nothing is started
+here; when it returns, the plan is made, and the model is built and can be sent.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ SEED_LIMIT = 2**31 - 1
 
 @final
 @dataclass(frozen=True, kw_only=True)
+
 class Ready:
-    """A call that was read and found good.
+    """A call that was read and checked.
 
     Args:
-        plan: What will happen; it has the request, completed.
+        plan: The plan, with the completed request.
         work: The model, built, and its data.
-        validation: None without validation data.
-        call: As given.
-        verbose: 0, 1, 2 or "auto", as Keras means it.
-        often: Between checkpoints, None for none.
+        validation: Validation data, None without any.
+        call: The user's call.
+        verbose: 0, 1, 2 or "auto", as in Keras.
+        often: Interval of checkpoints, None for none.
     """
 
     plan: Plan
@@ -69,7 +70,7 @@ class Ready:
     often: Often | None
 
     def options(self) -> DriverOptions:
-        """The part of the arguments that concerns this process."""
+        """Returns the arguments that concern this process."""
         validation, model = self.validation, self.work.model
         request = self.plan.request
         return DriverOptions(
@@ -83,15 +84,15 @@ class Ready:
 
 
 def read(call: FitCall, *, is_plan: bool = False) -> Ready:
-    """Reads everything, decides everything, and starts nothing.
+    """Reads and decides everything, and starts nothing.
 
     Args:
-        call: Of `fit`.
-        is_plan: Whether nothing but a plan is wanted.
+        call: Arguments of `fit`.
+        is_plan: Whether only a plan is wanted.
 
     Raises:
-        ConfigError: One argument is wrong in itself.
-        PlanError: Arguments cannot work together, or the model cannot travel.
+        ConfigError: A single argument is wrong.
+        PlanError: Arguments do not work together, or the model cannot be sent.
         DataError: An array is missing, or does not fit the model.
     """
     request, often = completed(call), read_often(call.checkpoint_every)
@@ -154,16 +155,16 @@ def read(call: FitCall, *, is_plan: bool = False) -> Ready:
 
 
 def _checked(work: Work, plan: Plan) -> Work:
-    """Refuses a model that no worker can have; returns it packed."""
+    """Refuses a model that cannot be sent to workers; returns it packed."""
     if plan.request.cluster != "inline":
         return work.with_packed()
     with lending():
         work.with_packed()
-    return work  # packed when training begins, together with what is shared
+    return work  # packed when training begins, together with shared objects
 
 
 def _check_travels(request: Request, source: Source) -> None:
-    """Refuses, for other machines, data that only this process can read."""
+    """Refuses data that only this process can read, for other machines."""
     is_here = request.cluster in ("local", "inline")
     if is_here or not isinstance(source, ChunkedSource) or source.travels_alone:
         return
@@ -176,7 +177,7 @@ def _check_travels(request: Request, source: Source) -> None:
 
 
 def reading_of(request: Request) -> Reading:
-    """For how long data is read, and by how many."""
+    """Returns for how long data is read, and by how many workers."""
     plain = request.with_plain_numbers()
     workers = plain.workers[-1] if isinstance(plain.workers, tuple) else plain.workers
     return Reading(
@@ -193,8 +194,8 @@ def check_batch_size(batch_size: int | None, natural: int | None) -> None:
     """Refuses, as Keras does, a batch size beside data that comes in batches.
 
     Args:
-        batch_size: As given.
-        natural: Of the data's batches, None where it has none.
+        batch_size: The user's value.
+        natural: Batch size of the data, None if it has none.
 
     Raises:
         ConfigError: The two differ.
@@ -208,7 +209,7 @@ def check_batch_size(batch_size: int | None, natural: int | None) -> None:
 
 
 def _chunk_facts(source: Source) -> dict[str, Any]:
-    """What a plan has to know of a source that is read in chunks."""
+    """Returns the facts about a chunked source that a plan needs."""
     if not isinstance(source, ChunkedSource):
         return {}
     row_bytes = max(1, source.size_bytes // max(1, len(source)))
@@ -231,7 +232,7 @@ def _chunk_facts(source: Source) -> dict[str, Any]:
 
 @contextmanager
 def keep_random_state() -> Generator[None]:
-    """Puts NumPy's random state back: who only asks must not change what follows."""
+    """Restores NumPy's random state: a plan must not change later draws."""
     state = np.random.get_state()
     try:
         yield
@@ -283,7 +284,7 @@ def _number_of(workers: Workers | Yarn, strategy: Strategy) -> Workers:
 
 
 def _check_inline(cluster: str | Cluster, request: Request) -> None:
-    """Refuses what workers that take turns in one process cannot do."""
+    """Refuses arguments that inline workers do not support."""
     if cluster != "inline":
         return
     if request.on_nan is not None:
@@ -302,7 +303,7 @@ def _check_inline(cluster: str | Cluster, request: Request) -> None:
     if request.overlap:
         raise PlanError(
             "overlap=True with cluster='inline'. Expected workers that are processes, "
-            "which compute while others speak. Leave one of the two out."
+            "which compute during exchanges. Leave one of the two out."
         )
     if request.strategy.is_independent:
         raise PlanError(
@@ -318,10 +319,10 @@ def _check_inline(cluster: str | Cluster, request: Request) -> None:
 
 
 def verbosity(verbose: int | str) -> int | str:
-    """Returns what is shown: an argument beats the environment.
+    """Returns the verbosity: an argument overrides the environment.
 
     Raises:
-        ConfigError: It is nothing that Keras knows.
+        ConfigError: The value is not one of Keras'.
 
     Example:
         >>> verbosity(2)
@@ -339,7 +340,7 @@ def verbosity(verbose: int | str) -> int | str:
 
 
 def _check_kinds(call: FitCall) -> None:
-    """Refuses what Keras would stumble over later."""
+    """Refuses values on which Keras would fail later."""
     for callback in _flat(call.callbacks):
         if isinstance(callback, type) or not hasattr(callback, "set_model"):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a run that goes on has behind it, and how that becomes a checkpoint."""
+"""The state of a resumed run, and its form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from shoal.runs.checkpoints import Checkpoint
 
 OPTIMIZER, CALLBACKS, CHANGES = "optimizer", "callbacks", "changes"
 WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What is raised where a document is of another kind."""
+"""Errors that a document of another kind causes."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Diary:
-    """What the user's process knows of a run, beside what the server does.
+    """State of the user's process, besides that of the server.
 
     Args:
-        epoch: The next one that callbacks will hear the end of.
-        history: Name -> a number an epoch.
-        epochs: Of the numbers in `history`.
+        epoch: The next epoch whose end callbacks will see.
+        history: Name -> one number an epoch.
+        epochs: Epochs of the numbers in `history`.
         best: Score of the best model, None before there is one.
-        learning_rate: Of the optimizer, None under a schedule.
-        is_stopped: A callback wants the run to end with this epoch.
-        callbacks: What `CallbackStates.take` returned.
-        unscored: Epochs whose validation had not come yet.
-        changes: What callbacks had changed in the model, as `Changes.pack` gives it.
-        kept: States of metrics that no reset changes, as this epoch began with them.
+        learning_rate: Learning rate of the optimizer, None under a schedule.
+        is_stopped: Whether a callback ends the run with this epoch.
+        callbacks: Result of `CallbackStates.take`.
+        unscored: Epochs whose validation was pending.
+        changes: Callbacks' changes of the model, as `Changes.pack` returns them.
+        kept: States of metrics that no reset changes, at the beginning of this epoch.
     """
 
     epoch: int
@@ -51,7 +51,7 @@ class Diary:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ResumeState:
-    """Where a run stood: on the server, and in the user's process."""
+    """The state of a run on the server, and in the user's process."""
 
     restart: Restart
     diary: Diary
@@ -86,13 +86,13 @@ class ResumeState:
         """The inverse of `to_checkpoint`.
 
         Raises:
-            CheckpointError: It holds something else, whatever its checksums say.
+            CheckpointError: The content is invalid, in spite of correct checksums.
         """
         try:
             return cls(restart=_restart(checkpoint), diary=_diary(checkpoint))
         except WRONG as error:
             raise CheckpointError(
-                f"checkpoint {checkpoint.number} does not hold what a run needs to go "
+                f"checkpoint {checkpoint.number} does not hold the state for a run to go "
                 f"on ({type(error).__name__}: {error!s:.200}). Expected one that this "
                 "version of Shoal wrote. Resume with the version that wrote it, or "
                 "remove it to go on from the one before."
@@ -120,7 +120,7 @@ def _diary(checkpoint: Checkpoint) -> Diary:
         changes=checkpoint.blobs.get(CHANGES, b""),
         **checkpoint.document["diary"],
     )
-    # Counted with before anything is trained.
+    # Needed by metrics before anything is trained.
     if not isinstance(diary.epoch, int) or diary.epoch < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"epoch={diary.epoch!r:.40}")
     diary.history.items()
@@ -128,5 +128,5 @@ def _diary(checkpoint: Checkpoint) -> Diary:
 
 
 def _name(rank: int) -> str:
-    """Of the blob with a worker's own state."""
+    """Returns the name of the blob with a worker's own state."""
     return f"{OPTIMIZER}-{rank}"

@@ -1,4 +1,4 @@
-"""Files that a run reads again when it goes on: they must be what they were."""
+"""Checks that the files of a resumed run have not changed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SHOWN = 3
 
 
 def check_files(name: str, source: Any, warn: Callable[[str], None]) -> None:
-    """Refuses files that changed since the run began; warns of others and of new ones.
+    """Refuses files that changed since the run began; warns of doubtful and new ones.
 
     Args:
-        name: What they are to the user: "the data" or "the validation data".
-        source: Of the run; one that reads no files is not looked at.
-        warn: Tells the user and the run.
+        name: Their name for the user: "the data" or "the validation data".
+        source: Source of the run; one that reads no files is not checked.
+        warn: Reports a line to the user and the run.
 
     Raises:
         DataError: A file is gone, of another size, or of another version.

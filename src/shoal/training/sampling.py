@@ -1,4 +1,4 @@
-"""What this machine is busy with goes into the records of the run it trains."""
+"""Records the load of this machine with the run that it trains."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from shoal.clusters.use import UseSampler
 from shoal.runs.base import Run
 
 NODE = "localhost"
-"""As workers of this machine call it."""
+"""Name of this machine for its workers."""
 
 
 @contextmanager
 def sampling(run: Run, on_turn: Callable[[], None]) -> Generator[Callable[[], None]]:
-    """Gives what is to be called in turns of a run, in place of another.
+    """Yields a function to call in turns of a run, in place of another.
 
-    Workers on other machines tell of theirs.
+    Workers on other machines report their own load.
 
     Args:
-        run: Where it is recorded.
-        on_turn: Is called, too.
+        run: Record of the run.
+        on_turn: Also called by it.
     """
     with closing(UseSampler()) as sampler:
 

@@ -1,4 +1,4 @@
-"""What a user sees while several processes score: the bar that Keras shows."""
+"""Progress while several processes score: the bar of Keras."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, final
 
 @final
 class ScoreBar:
-    """Keras' own progress bar, moved on by chunks.
+    """Keras' own progress bar, advanced by chunks.
 
     Args:
         bounds: First row and end of each chunk.
@@ -37,10 +37,10 @@ class ScoreBar:
             )
 
     def show(self, done: Sequence[bool]) -> None:
-        """Shows how far it is.
+        """Shows the progress.
 
         Args:
-            done: Of each chunk, whether it is.
+            done: For each chunk, whether it is done.
         """
         if self._bar is None:
             return
@@ -50,7 +50,7 @@ class ScoreBar:
             self._bar.update(steps)
 
     def end(self, results: Mapping[str, float] | None = None) -> None:
-        """Shows that all is done, and what came of it."""
+        """Shows the end, with the results."""
         if self._bar is not None:
             values = list((results or {}).items())
             self._bar.stateful_metrics = {name for name, _ in values}

@@ -1,8 +1,8 @@
-"""What a scoring process does: claims chunks of rows and leaves a result for each.
+"""The work of a scoring process: it claims chunks of rows and writes their results.
 
-Chunks are claimed by locking a byte of a shared file. The system gives a dead
-process's locks back, so its chunk is free for whoever comes next, and nobody has to
-keep a list of who does what.
+Chunks are claimed by locking a byte of a shared file. The system releases the locks of
+a dead process, so its chunk is free for the next process, and no list of assignments
+has to be kept.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ Join: TypeAlias = Callable[[Sequence[trees.Tree]], trees.Tree]
 @final
 @dataclass(frozen=True, kw_only=True)
 class ScoreTask:
-    """What a scoring process is given.
+    """The task of a scoring process.
 
     Args:
-        model: What `travel.pack` made.
-        compute: What to do with the rows of each part.
-        join: Makes the results of a chunk's parts one.
+        model: Output of `travel.pack`.
+        compute: Function for the rows of each part.
+        join: Combines the results of a chunk's parts.
         open_source: Opens the rows, in memory or in chunks.
         board: Descriptor of one byte a chunk: 0 to do, `DONE`; locked while claimed.
-        results: One descriptor a chunk, filled by whoever computes it.
+        results: One descriptor a chunk, filled by the process that computes it.
         bounds: First row and end of each chunk.
         batch_size: Rows of one step.
-        part_rows: That are in memory at a time, a whole number of steps.
-        first: The chunk to begin with, so that processes start apart.
+        part_rows: Rows in memory at a time, a whole number of steps.
+        first: Chunk to begin with, so that processes start apart.
     """
 
     model: bytes
@@ -69,18 +69,18 @@ class ScoreTask:
     first: int = 0
 
     def parts(self, chunk: int) -> list[tuple[int, int]]:
-        """Cuts a chunk into what is computed at a time."""
+        """Cuts a chunk into the parts that are computed at a time."""
         start, stop = self.bounds[chunk]
         edges = [*range(start, stop, self.part_rows), stop]
         return list(pairwise(edges))
 
 
 def score(task: ScoreTask) -> None:
-    """Computes every chunk nobody else has, then ends the process."""
+    """Computes every unclaimed chunk, then ends the process."""
     title("scores")
     source = task.open_source()
     model = unpack(task.model)
-    # Kept to the end: closing any descriptor of a file drops a process's locks on it.
+    # Kept open: closing any descriptor of a file drops a process's locks on it.
     board = mmap.mmap(task.board, 0)
     count = len(task.bounds)
     for place in range(count):
@@ -99,7 +99,7 @@ def score(task: ScoreTask) -> None:
 
 
 def _of_one_shape(source: Source, start: int, stop: int) -> Iterator[Any]:
-    """Rows of a part in one; or batch by batch, where their shapes differ."""
+    """Yields the rows of a part at once, or batch by batch if their shapes differ."""
     try:
         yield take_forwards(source, start, stop)
     except ShapesDiffer:
@@ -148,7 +148,7 @@ def join_rows(parts: Sequence[trees.Tree]) -> trees.Tree:
 
 @contextmanager
 def _claimed(board: int, chunk: int) -> Generator[bool]:
-    """Holds the lock of a chunk, or tells that another process does."""
+    """Holds the lock of a chunk; yields False if another process has it."""
     try:
         fcntl.lockf(board, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, chunk)
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes that stay for the next fit: a worker's start is most of a short run."""
+"""Processes that stay for the next fit: their start takes most of a short run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shoal.training.run_fit import FitContext, perform
 class Session:
     """Trains one model after the other on the same worker processes.
 
-    The first fit starts them, later ones find them waiting, everything imported. What
-    they compiled last serves every model of the same make, which may differ in weights,
-    in learning rate and in names that Keras gave. A fit that fails or is interrupted
-    ends them; the next one starts new ones. So does one that needs others, as its
-    number of workers or threads is another.
+    The first fit starts them, later ones reuse them, with everything imported. Their
+    last compiled programs serve every model of the same structure, which may differ in
+    weights, in learning rate and in names that Keras gave. A fit that fails or is
+    interrupted ends them; the next one starts new ones. So does one that needs other
+    processes, with another number of workers or threads.
 
     Example:
         >>> import keras, numpy as np, shoal
@@ -55,14 +55,14 @@ class Session:
         """Trains as `shoal.fit` does, with the same arguments and errors.
 
         Args:
-            model: As for `shoal.fit`.
-            x: The same.
-            y: The same.
-            arguments: All others of `shoal.fit`.
+            model: Model, as for `shoal.fit`.
+            x: Inputs, as for `shoal.fit`.
+            y: Targets, as for `shoal.fit`.
+            arguments: Other arguments of `shoal.fit`.
 
         Raises:
-            ConfigError: The session is closed, or trains already: in another thread, or
-                as a callback calls this.
+            ConfigError: The session is closed, or is training: in another thread, or
+                because a callback calls this.
         """
         if not self._training.acquire(blocking=False):
             raise ConfigError(
@@ -76,7 +76,7 @@ class Session:
             self._training.release()
 
     def _fit(self, model: Any, x: Any, y: Any, **arguments: Any) -> Any:
-        """The same, while nobody else does."""
+        """Trains, while no other thread does."""
         if self._is_closed:
             raise ConfigError(
                 "this session is closed. Expected `fit` to be called within its `with` "
@@ -105,7 +105,7 @@ class Session:
                 pool.close()
 
     def give_up(self) -> None:
-        """A fork has no processes; it may start its own."""
+        """Forgets the processes in a fork, which may start its own."""
         self._pool, self._training = None, threading.Lock()
 
     def close(self) -> None:

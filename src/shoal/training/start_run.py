@@ -1,4 +1,4 @@
-"""Trains one model as a plan says: the order in which everything is started.
+"""Trains one model by a plan: the order in which processes are started.
 
 Processes import what they need while the data is written to memory they can map.
 """
@@ -68,21 +68,21 @@ from shoal.wire.handshake import worker_secret
 from shoal.wire.tls import identity_for
 
 SECRET_BYTES = 32
-SALVAGE_S = 2.0  # for what the server has
-GANG_SALVAGE_S = 10.0  # for a gang's weights, which one of its workers has to send
+SALVAGE_S = 2.0  # limit for the server's state
+GANG_SALVAGE_S = 10.0  # limit for weights that a worker has to send
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is trained.
+    """The model and data of a run.
 
     Args:
-        model: The user's, built and compiled.
-        source: Its data.
-        custom_objects: As for `keras.saving.load_model`.
-        factory: Makes the model anew on workers, None to send it.
-        packed: The model as `pack` made it.
-        shared: Holds the data already, None to write it.
+        model: The user's model, built and compiled.
+        source: Source of its data.
+        custom_objects: Custom objects, as for `keras.saving.load_model`.
+        factory: Makes the model on workers, None to send it.
+        packed: The model from `pack`.
+        shared: Memory that contains the data already, None to write it.
         sample: A few of its rows; None to read them when they are needed.
     """
 
@@ -95,10 +95,10 @@ class Work:
     sample: Any = None
 
     def with_packed(self) -> Work:
-        """Returns this with the model packed as it is now.
+        """Returns this with the present model packed.
 
         Raises:
-            PlanError: A part of it cannot travel.
+            PlanError: A part of it cannot be sent.
         """
         custom, factory = self.custom_objects, self.factory
         sample = self.sample
@@ -110,12 +110,12 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What training gave.
+    """Result of training.
 
     Args:
-        history: Keras' own.
-        first_step: Monotonic seconds when the first step had been taken, None when
-            there was none.
+        history: Keras' own history.
+        first_step: Monotonic seconds when the first step had been taken, None without
+            one.
     """
 
     history: Any
@@ -129,19 +129,19 @@ def train(
     options: DriverOptions,
     pool: ProcessPool | None = None,
 ) -> Outcome:
-    """Trains `work.model` on processes of this machine, or on those of a stage.
+    """Trains `work.model` on processes of this machine, or on those of a pool.
 
     Args:
-        plan: Of the run.
+        plan: Plan of the run.
         work: Model and data.
-        run: Where it is recorded.
-        options: Of `fit`.
-        pool: Processes that have been started, and are the caller's to end; None
-            starts some.
+        run: Record of the run.
+        options: Options of `fit`.
+        pool: Started processes, which the caller ends; None
+            starts new ones.
 
     Raises:
         WorkerFailed, WorkerLost, NotFinite, ClusterError: See `shoal.errors`.
-        KeyboardInterrupt: After Ctrl-C; the model holds the center so far.
+        KeyboardInterrupt: After Ctrl-C; the model has the center so far.
     """
     driver = Driver(work.model, plan, run, options)
     plan = begin(driver, plan, work, run, options.resume_state)
@@ -196,7 +196,7 @@ def train(
 def evaluator_of(
     plan: Plan, work: Work, options: DriverOptions, run: Run
 ) -> Evaluator | None:
-    """What validates beside the training; None where training waits for it."""
+    """Returns the validation process; None if training waits for validations."""
     if options.late is None:
         return None
     return Evaluator(
@@ -210,16 +210,18 @@ def evaluator_of(
 
 
 def rescue(driver: Driver, ask: Callable[[], Rescue | None], *, is_told: bool) -> None:
-    """After Ctrl-C: saves what can be had, and says what that is.
+    """Handles Ctrl-C: saves the results so far, and reports them.
 
     Args:
-        driver: Of the run.
-        ask: For the center of now; not waited for when Ctrl-C is pressed again.
-        is_told: Whether the user wants to read of it.
+        driver: Driver of the run.
+        ask: Returns the present center; the wait for it ends at another Ctrl-C.
+        is_told: Whether to print a line.
     """
     try:
         found = None
-        with suppress(KeyboardInterrupt):  # pressed again: with what is here already
+        with suppress(
+            KeyboardInterrupt
+        ):  # at a second press the present results are used
             found = ask()
         with undisturbed():
             text = driver.interrupt(found)
@@ -230,7 +232,7 @@ def rescue(driver: Driver, ask: Callable[[], Rescue | None], *, is_told: bool) -
 
 
 def announce(plan: Plan, run: Run) -> None:
-    """Records that a run begins, and what it is to do."""
+    """Records the beginning of a run, and its plan."""
     order, first = plan.order(), plan.request.initial_epoch
     last = min(plan.request.epochs, first + order.epochs_per_pass)
     run.event(
@@ -240,7 +242,7 @@ def announce(plan: Plan, run: Run) -> None:
         rows=plan.rows,
         epochs=plan.request.epochs,
         initial_epoch=plan.request.initial_epoch,
-        # Of one model; after a pass over the data they repeat.
+        # Those of one model; after a pass over the data they repeat.
         epoch_rows=[order.rows_of(epoch) for epoch in range(first, last)],
         models=plan.models,
         samples_expected=plan.samples_expected,
@@ -250,7 +252,7 @@ def announce(plan: Plan, run: Run) -> None:
 
 
 def write_data(source: Source, blob: SharedBlob) -> None:
-    """Writes arrays to memory that children map; chunks they read themselves."""
+    """Writes arrays to memory that children map; chunks are read by workers."""
     if not isinstance(source, ArraySource):
         return
     with blob.allocate(source.blob_size()) as memory:
@@ -264,9 +266,9 @@ def begin(
     run: Run,
     resume_state: ResumeState | None = None,
 ) -> Plan:
-    """Lets callbacks begin; one of them may have restored a later epoch.
+    """Begins training for callbacks; one of them may restore a later epoch.
 
-    Not when the run itself goes on: it knows better where it stood.
+    A resumed run ignores that: its own state is newer.
     """
     work.model._initial_epoch = None
     driver.begin()
@@ -275,7 +277,7 @@ def begin(
         and "plain" in plan.strategy.promises
         and not plan.exchanges_gradients
     ):
-        # An exchange is what hooks are called for; here it changes no weight.
+        # Hooks are called once an exchange; here an exchange changes no weight.
         every = int(getattr(work.model, "steps_per_execution", 1) or 1)
         plan = replace(plan, strategy=replace(plan.strategy, period=every))
         driver.follow(plan)
@@ -312,7 +314,7 @@ def _job(plan: Plan, run: Run, options: DriverOptions) -> Job:
 
 
 def rules(plan: Plan) -> Rules:
-    """The sequencer's part of a plan."""
+    """Returns the sequencer's part of a plan."""
     order = plan.order()
     cycle = range(min(order.epochs_per_pass, max(1, plan.request.epochs)))
     return Rules(
@@ -338,11 +340,11 @@ def rules(plan: Plan) -> Rules:
 
 
 def compute_spec(plan: Plan, began: float) -> ComputeSpec:
-    """The backend's part of a plan.
+    """Returns the backend's part of a plan.
 
     Args:
-        plan: Of the run.
-        began: Where the optimizer began, in steps of the user's batch size.
+        plan: Plan of the run.
+        began: Step count of the optimizer at the start, in the user's batch size.
     """
     model = plan.model
     is_weighted = "mean_with_sample_weight" in model.reductions
@@ -375,18 +377,18 @@ def _scaling(plan: Plan, began: float) -> RateScaling | None:
 
 
 def most_state(model: Any) -> int:
-    """Most bytes of a worker's state beside the vectors: what a server takes of it."""
+    """Returns the most bytes of a worker's state besides the vectors, for the server."""
     slots = sum(size_bytes(variable) for variable in optimizer_variables(model))
     return slots + most_bytes(local_variables(model))
 
 
 def _memory_share(plan: Plan, hint: int) -> float:
-    """Of a GPU's memory, what a worker may take."""
+    """Returns the share of a GPU's memory for a worker."""
     return plan.places[hint % len(plan.places)].share if plan.places else 1.0
 
 
 def _collective(plan: Plan, pool: ProcessPool, tag: str) -> CollectiveSpec:
-    """Who makes the mean of gradients, and how."""
+    """Returns where and how gradients are averaged."""
     if plan.collective == "server":
         return ServerCollectiveSpec()
     if plan.collective == "shared":
@@ -399,14 +401,14 @@ def _collective(plan: Plan, pool: ProcessPool, tag: str) -> CollectiveSpec:
 
 
 def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
-    """How workers come by the data."""
+    """Returns how workers open the data."""
     if isinstance(source, ArraySource):
         return OpenMapped(descriptor=blob.descriptor)
     return OpenChunks(source=dumps(source))
 
 
 def _shards(plan: Plan, pool: ProcessPool) -> tuple[Addresses, ...]:
-    """Where the servers listen that share the vector with the one that orders."""
+    """Returns the addresses of the servers other than the primary."""
     pairs = [pool.pair(number) for number in range(1, plan.request.servers)]
     if plan.request.standby:
         return tuple((pair.address, pair.other_address) for pair in pairs)
@@ -421,7 +423,7 @@ def _give(
     resume_state: ResumeState | None,
     changes: Changes,
 ) -> None:
-    """Sends everyone their part."""
+    """Sends every process its argument."""
     model = work.model
     weights, statistics = exchanged_variables(model), statistic_variables(model)
     layout, beside = Layout.of(weights), Layout.of(statistics)

@@ -1,6 +1,6 @@
-"""Rows that do not fit in memory, as Keras' own `evaluate` and `predict` take them.
+"""Rows that do not fit in memory, in the form of Keras' `evaluate` and `predict`.
 
-A source in chunks is read forwards, batch by batch; few chunks are open at a time.
+A chunked source is read forwards, batch by batch; few chunks are open at a time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from shoal.data.sources import Batch, Source
 
 
 def take_forwards(source: Source, start: int, stop: int) -> Batch:
-    """Returns rows `start` to `stop`; what follows is read meanwhile, in chunks."""
+    """Returns rows `start` to `stop`; the next chunks are read meanwhile."""
     if isinstance(source, ReadAhead):
         source.expect(0, source.starts_from(stop)[:AHEAD])
     return source.take(slice(start, stop))
 
 
 def edges(source: Source, rows: int, batch_size: int) -> list[int]:
-    """Where batches begin, and the end of the last one.
+    """Returns the starts of batches, and the end of the last one.
 
     Args:
-        source: Of the rows. Batches of its own stay as they are.
-        rows: The first ones, so many.
-        batch_size: Rows of each batch but perhaps the last, elsewhere.
+        source: Source of the rows. Its own batches stay unchanged.
+        rows: Number of rows, from the first.
+        batch_size: Rows of each batch except perhaps the last, if it has no own ones.
     """
     if isinstance(source, ChunkedSource) and source.are_batches:
         ends = accumulate(source.chunk_rows)
@@ -53,10 +53,10 @@ def batches(
     """Opens a source as a `keras.utils.PyDataset`; yields it.
 
     Args:
-        source: Of the rows.
-        rows: The first ones, so many.
-        batch_size: Rows of each batch but perhaps the last.
-        is_input: Give x alone, as for `model.predict`.
+        source: Source of the rows.
+        rows: Number of rows, from the first.
+        batch_size: Rows of each batch except perhaps the last.
+        is_input: Whether to yield x alone, as for `model.predict`.
     """
     keras: Any = import_module("keras")
     reader, bounds = ReadAhead(source), edges(source, rows, batch_size)

@@ -1,4 +1,4 @@
-"""Rows of values as tables: numbers as people read them, words as they are."""
+"""Rows of values as tables, with numbers formatted for people."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shoal.terminal import one_line
 
 
 def table_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Table:
-    """Returns rows under column names; numbers are set to the right."""
+    """Returns rows under column names; numbers are right-aligned."""
     cells = [[format_cell(value) for value in row] for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
         is_numeric = all(_is_numeric(row[place]) for row in cells)
-        # Names and ids are what people copy: they are never cut.
+        # People copy names and ids: they are never cut.
         table.add_column(
             Text(one_line(column)),
             justify="right" if cells and is_numeric else "left",
@@ -25,7 +25,7 @@ def table_of(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Table:
             overflow="fold",
         )
     for row in cells:
-        # Plain text to rich, or a name such as "[red]" would vanish.
+        # Plain text, or rich would drop a name such as "[red]".
         table.add_row(*map(Text, row))
     return table
 
@@ -38,7 +38,7 @@ def table_of_records(records: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def format_cell(value: Any) -> str:
-    """Returns a value as people read it.
+    """Returns a value formatted for people.
 
     Example:
         >>> format_cell(1234567), format_cell(0.123456), format_cell(None)

@@ -1,12 +1,12 @@
-"""The user's model while workers train: what is put into it, and when.
+"""The user's model while workers train: its state, and when it is set.
 
-This file decides the state a model and its optimizer are in whenever a callback
-looks, and in which `fit` leaves them: weights and statistics of the center, slots of
-all optimizers and local state (integers, booleans, random state, frozen weights that
-move) of the worker that was asked, step counts where plain Keras would stand, and the
-learning rate that was set last. The worker asked is the lowest-ranked one that waits
-for data, which need not be rank 0; in a gang all workers' slots and counters are the
-same.
+This file decides the state of a model and its optimizer whenever a callback
+reads them, and after `fit`: weights and statistics of the center, slots of
+all optimizers and local state (integers, booleans, random state, changed frozen
+weights) of the asked worker, step counts as in plain Keras, and the
+learning rate that was set last. The asked worker is the lowest-ranked one that waits
+for data, which need not be rank 0; under gradient exchange all workers' slots and
+counters are equal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shoal.vectors import (
 
 @final
 class _Values(Sequence[Any]):
-    """Values of variables, each read when it is asked for: some are large."""
+    """Values of variables, each read on access: some are large."""
 
     def __init__(self, variables: list[Any]) -> None:
         self._variables = variables
@@ -59,11 +59,11 @@ class UserModel:
     """Writes the state of a run into a Keras model.
 
     Args:
-        model: Built and compiled, its optimizers built.
-        applied: How often a step of training applies each optimizer; empty for the
+        model: A built, compiled model, whose optimizers are built.
+        applied: Number of times a training step applies each optimizer; empty for the
             first one, once.
-        is_alone: One worker trains: its counts of steps are those of plain Keras,
-            where the step is of the user's making.
+        is_alone: Whether one worker trains: its counts of steps are those of plain
+            Keras, if the step is the user's.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class UserModel:
         self._statistics_layout = Layout.of(self._statistics)
         self._local = local_variables(model)
         self._came: dict[int, Any] = {}
-        """What local variables were, of those that workers have moved."""
+        """Initial values of the local variables that workers have changed."""
         self._checks: dict[int, int] = {}
         self._known: Vector | None = None
 
     def keep_came(self, place: int, value: Any) -> None:
-        """A callback has changed a local variable: what it was is what workers got."""
+        """Notes a callback's change of a local variable: workers have its former value."""
         if value is not None:
             self._came.setdefault(place, np.array(value))
 
@@ -100,17 +100,17 @@ class UserModel:
 
     @property
     def frozen(self) -> Frozen:
-        """The large local variables, as the model came with them."""
+        """Returns the large local variables with the model's initial values."""
         return Frozen(_Values(self._local), self._checks)
 
     def moved(self) -> dict[int, Any]:
-        """Copies of what training moves, by place among all variables.
+        """Returns copies of variables that training changes, by index among all.
 
-        That is all but what is as the model came: frozen weights, most often.
+        Those are all except unchanged ones: mostly frozen weights.
         """
         moving = {id(v) for v in (*self._weights, *self._statistics)}
         moving |= {id(self._local[place]) for place in self._came}
-        # Copied: a backend may lend what it goes on to change.
+        # Copied: a backend may return memory that it changes later.
         return {
             place: np.array(variable.numpy())
             for place, variable in enumerate(self._model.variables)
@@ -118,7 +118,7 @@ class UserModel:
         }
 
     def put(self, values: Mapping[int, Any]) -> None:
-        """Sets what `moved` returned; what has moved since stays."""
+        """Sets the result of `moved`; variables changed since stay."""
         variables = self._model.variables
         for place, value in values.items():
             variables[place].assign(value)
@@ -126,10 +126,10 @@ class UserModel:
     def remember(
         self, vector: Vector | None = None, statistics: Vector | None = None
     ) -> None:
-        """Adopts an epoch's center and remembers it as what workers go on with.
+        """Adopts an epoch's center and remembers it as the workers' weights.
 
         Args:
-            vector: Weights; None for those the model has, from which a run begins.
+            vector: Weights; None for those of the model, from which a run begins.
             statistics: Their statistics.
         """
         if vector is None or statistics is None:
@@ -139,25 +139,25 @@ class UserModel:
             self._checks = checks_of(_Values(self._local))
         else:
             self.adopt(vector, statistics)
-        # Narrow weights round: what comes back is not what was put in.
+        # Narrow weights are rounded: the values read differ from those written.
         self._known = self._layout.gather(self._weights)
 
     def is_changed(self) -> bool:
-        """Whether anybody has changed the weights since `remember`."""
+        """Whether the weights were changed since `remember`."""
         now = self._layout.gather(self._weights)
         return self._known is not None and not np.array_equal(
             now, self._known, equal_nan=True
         )
 
     def restore_state(self, blob: bytes) -> str | None:
-        """Takes a worker's optimizers and local state, but rates that were set here.
+        """Restores a worker's optimizers and local state, except rates set here.
 
         Args:
-            blob: What `Backend.snapshot` returned; it names no variables, so that
-                lengths are all there is to check.
+            blob: Result of `Backend.snapshot`; it names no variables, so that
+                only lengths can be checked.
 
         Returns:
-            What is wrong with it, and nothing was taken; None when all is well.
+            The fault, if nothing was restored; None otherwise.
         """
         blob, _ = unstamped(blob)
         variables = self._slots
@@ -186,7 +186,7 @@ class UserModel:
         return None
 
     def _restore_local(self, blob: memoryview) -> None:
-        """What a worker's layers counted and kept, and how far it drew."""
+        """Restores a worker's local variables and random counters."""
         found = read_changes(blob, _Values(self._local))
         for place in sorted({*found, *self._came}):
             variable = self._local[place]
@@ -200,7 +200,7 @@ class UserModel:
             variable.assign(np.array(value, came.dtype))
 
     def _other_rates(self) -> list[Any]:
-        """Variables with learning rates, but the one that workers are told of."""
+        """Returns variables with learning rates except the one that workers are sent."""
         kind = import_module("keras").Variable
         rates = [
             getattr(leaf, "_learning_rate", None)
@@ -211,7 +211,7 @@ class UserModel:
 
     @property
     def learning_rate(self) -> float | None:
-        """The optimizer's; None under a schedule. None sets nothing."""
+        """Returns the optimizer's rate; None under a schedule. Setting None does nothing."""
         return learning_rate_of(self._model)
 
     @learning_rate.setter
@@ -220,22 +220,22 @@ class UserModel:
             counted(self._optimizers[0]).learning_rate = value
 
     def count_steps(self, ticks: int) -> None:
-        """Sets step counts to where plain Keras would be after so many steps."""
+        """Sets step counts to those of plain Keras after so many steps."""
         self._is_exact = False
         for count in self._counts:
             count.step.assign(count.began + ticks * count.times)
 
     def settle_steps(self, ticks: int) -> None:
-        """The same where no worker has told its own counts since."""
+        """Sets step counts likewise, if no worker has reported its own since."""
         if not self._is_exact:
             self.count_steps(ticks)
 
     def finalize(self, ticks: int) -> None:
-        """What Keras does when training is over, for better or worse.
+        """Does what Keras does at the end of training.
 
-        Moving averages of the optimizer become the weights. Random state moves on, so
-        that another `fit` draws other numbers: as a worker's did, or by one draw a step
-        where no worker has told.
+        Moving averages of the optimizer become the weights. Random state advances, so
+        that another `fit` draws other numbers: like a worker's, or by one draw a step
+        if no worker has reported it.
         """
         self.settle_steps(ticks)
         own = self._model.optimizer
@@ -243,7 +243,7 @@ class UserModel:
             own.finalize_variable_values(self._model.trainable_weights)
         if own is not None and any(getattr(o, "use_ema", False) for o in leaves(own)):
             # Keras lets weights and averages share memory then, and its next fit on
-            # JAX would give the same buffer away twice.
+            # JAX would donate the same buffer twice.
             for variable in self._model.trainable_weights:
                 variable.assign(np.array(variable.numpy()))
         for place, variable in enumerate(self._local):
@@ -255,11 +255,11 @@ class UserModel:
 
 @dataclass(kw_only=True)
 class _Count:
-    """A count of steps of an optimizer.
+    """A step count of an optimizer.
 
     Args:
         step: Its variable.
-        times: That a step of training applies it.
+        times: Number of times a training step applies it.
         began: Its value when the run began.
     """
 
@@ -269,7 +269,7 @@ class _Count:
 
 
 def _counts(optimizers: Sequence[Any], applied: Sequence[int]) -> list[_Count]:
-    """Of all optimizers that a step of training applies, wrapped ones included."""
+    """Returns counts of all optimizers that a training step applies, nested ones too."""
     found: dict[int, _Count] = {}
     for optimizer, times in zip(optimizers, applied, strict=False):
         inner = [leaf._iterations for leaf in leaves(optimizer) if leaf.built]

@@ -1,4 +1,4 @@
-"""What a model is validated on while it trains, once that is known to work."""
+"""The validation data of a run, checked to work with its model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.training.streaming import batches, edges, rows_of_steps
 @final
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """What a model is validated on, and how.
+    """Validation data and how it is read.
 
     Args:
         source: The rows, in memory or in chunks.
@@ -34,7 +34,7 @@ class Validation:
     steps: int | None = None
 
     def of(self, model: Any, verbose: int | str = 0) -> Callable[..., dict[str, float]]:
-        """Returns what evaluates a model, for `Habits.validate`."""
+        """Returns a function that evaluates a model, for `DriverOptions.validate`."""
         source = self.source
         if isinstance(source, ChunkedSource):
             return self._of_chunks(model, source, verbose)
@@ -53,7 +53,7 @@ class Validation:
     def _of_chunks(
         self, model: Any, source: ChunkedSource, verbose: int | str
     ) -> Callable[..., dict[str, float]]:
-        """The same, of what is read in chunks, anew each time."""
+        """Returns the same for chunked data, which is read again each time."""
         rows = rows_of_steps(source, self.steps, self.batch_size)
 
         def validate(callbacks: Any = None) -> dict[str, float]:
@@ -67,11 +67,11 @@ class Validation:
 
 
 def validating(validation: Validation | None, model: Any, how: str) -> dict[str, Any]:
-    """Returns what `Habits` says of validation.
+    """Returns the validation part of `DriverOptions`.
 
     Args:
         validation: None for none.
-        model: That is trained.
+        model: Model that is trained.
         how: "blocking" or "async".
     """
     if validation is None:
@@ -82,13 +82,13 @@ def validating(validation: Validation | None, model: Any, how: str) -> dict[str,
 
 
 def check_late(callbacks: Any) -> None:
-    """Refuses callbacks that look for scores which come after they were called.
+    """Refuses callbacks that need scores which come after they were called.
 
     Args:
-        callbacks: As Keras takes them.
+        callbacks: Callbacks in a form that Keras accepts.
 
     Raises:
-        PlanError: One would do nothing, and say so at each epoch at best.
+        PlanError: A callback would have no effect.
     """
     for callback in import_module("keras").tree.flatten(callbacks or []):
         _check_late(callback)
@@ -117,17 +117,17 @@ def read_validation(
     steps: Any,
     usual_batch_size: int,
 ) -> Validation | None:
-    """Reads the arguments of `fit` about validation; None where there is no data.
+    """Reads the arguments of `fit` about validation; None without data.
 
     Args:
-        model: Prepared.
-        held: The rows.
-        batch_size: As given, None for the usual one.
-        steps: As given, None for all rows.
-        usual_batch_size: Of training.
+        model: A prepared model.
+        held: Source of the rows.
+        batch_size: The user's value, None for the default.
+        steps: The user's value, None for all rows.
+        usual_batch_size: Batch size of training.
 
     Raises:
-        ConfigError: A number is none, or too low.
+        ConfigError: A number is invalid.
         DataError: The model does not take the rows.
         PlanError: The model takes no steps of so many rows.
     """

@@ -1,4 +1,4 @@
-"""One request from standard input, one line in answer."""
+"""One request from standard input, one line as the answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 Fields = dict[str, Any]
 Verb = Callable[[Fields], Fields]
-SIGN = "SHOAL: "  # begins the answer: a shell's own files may print, too
+SIGN = "SHOAL: "  # prefix of the answer: a shell's startup files may print, too
 TAIL = 12  # lines that an error shows
 
 
 class Refused(Exception):
-    """Something that the user can mend, in words."""
+    """An error that the user can correct, in words."""
 
 
 def answer(verbs: dict[str, Verb]) -> None:
@@ -33,13 +33,13 @@ def answer(verbs: dict[str, Verb]) -> None:
 
 
 def tell(told: Fields) -> None:
-    """Writes a line to whoever asked."""
+    """Writes a line to the caller."""
     sys.stdout.write("\n" + SIGN + json.dumps(told) + "\n")
     sys.stdout.flush()
 
 
 def run(words: list[str], until: float, **more: Any) -> None:
-    """Runs a command; says the end of what it wrote when it fails."""
+    """Runs a command; on failure reports the end of its output."""
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -57,6 +57,6 @@ def run(words: list[str], until: float, **more: Any) -> None:
 
 
 def tail(said: Any) -> str:
-    """The last lines of what a command wrote."""
+    """Returns the last lines of a command's output."""
     text = said.decode(errors="replace") if isinstance(said, bytes) else said or ""
     return "\n".join([line for line in text.splitlines() if line.strip()][-TAIL:])

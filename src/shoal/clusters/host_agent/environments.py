@@ -1,4 +1,4 @@
-"""Python and its packages on a host: what is there, and how ours come there."""
+"""Python and its packages on a host: inspection and installation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPU_LIMIT_S = 30.0
 
 
 def facts(request: Fields) -> Fields:
-    """What this host is, and what the interpreter that runs this finds installed."""
+    """Returns facts about this host, and packages of the running interpreter."""
     folder = environment_folder(request["environment"])
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
@@ -39,24 +39,24 @@ def facts(request: Fields) -> Fields:
 
 
 def environment_folder(name: str | None) -> Path | None:
-    """Where an environment of ours is; None where the user has one."""
+    """Returns the folder of an installed environment; None for the user's own."""
     return Path.home() / ".shoal" / "environments" / name if name else None
 
 
 def is_ready(folder: Path) -> bool:
-    """Whether an environment was made to its end."""
+    """Whether the installation of an environment was completed."""
     return (folder / "ready").is_file()
 
 
 def package_version(name: str) -> str:
-    """Of an installed package, without what comes after a +; empty for none."""
+    """Returns a package's version, without the part after a +; empty for none."""
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(name).partition("+")[0]
     return ""
 
 
 def code_digest() -> str:
-    """Of Shoal's files: all versions under development have one number."""
+    """Returns a digest of Shoal's files: versions under development share a number."""
     spec = importlib.util.find_spec("shoal")
     if spec is None or not spec.origin:
         return ""
@@ -67,7 +67,7 @@ def code_digest() -> str:
 
 
 def gpu_lines(query: str) -> list[str]:
-    """What nvidia-smi tells of each GPU; nothing where there is none."""
+    """Returns nvidia-smi's line of each GPU; none without it."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
@@ -78,7 +78,7 @@ def gpu_lines(query: str) -> list[str]:
 
 
 def install(request: Fields) -> Fields:
-    """Makes the pinned environment, unless another host with this home just did."""
+    """Installs the pinned environment, unless another host with this home just did."""
     archive = io.BytesIO(sys.stdin.buffer.read(request["size"]))
     folder = environment_folder(request["environment"])
     if folder is None:
@@ -98,12 +98,12 @@ def _take(lock: IO[str], until: float) -> None:
             return fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() > until:
-                raise Refused(f"somebody else keeps {lock.name}") from None
+                raise Refused(f"another process keeps {lock.name}") from None
             time.sleep(0.2)
 
 
 def _make(folder: Path, archive: IO[bytes], request: Fields, until: float) -> None:
-    """A new environment, with what was asked for; `ready` is written last."""
+    """Makes a new environment with the requested packages; `ready` is written last."""
     shutil.rmtree(folder, ignore_errors=True)
     wheels, python = folder / "wheels", str(folder / "bin" / "python")
     run([sys.executable, "-m", "venv", str(folder)], until)

@@ -1,4 +1,4 @@
-"""Jobs on a host: started for good, looked at, ended; each has a folder."""
+"""Jobs on a host: start, state, end; each has a folder."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ do :; done
 echo $code >"$status.new"
 mv "$status.new" "$status"
 """
-"""Outlives the job by what it takes to write down how it ended."""
+"""A shell that outlives the job to write its exit status."""
 
 
 def jobs_folder(shared: str | None) -> Path:
-    """Where this user's jobs are.
+    """Returns the folder of this user's jobs.
 
     Args:
-        shared: The folder that all hosts share, and maybe other users, where there is
+        shared: The folder that all hosts share, perhaps with other users, if there is
             one.
 
     Raises:
-        Refused: Others could put something there, which would be run.
+        Refused: Other users could put files there, which would be run.
     """
     if not shared:
         return Path.home() / ".shoal" / "jobs"
@@ -53,10 +53,10 @@ def jobs_folder(shared: str | None) -> Path:
 
 
 def job_folder(request: Fields) -> Path:
-    """Of one job.
+    """Returns the folder of a job.
 
     Raises:
-        Refused: Its id would lead elsewhere.
+        Refused: Its id would lead outside.
     """
     if not re.fullmatch(r"\w[\w-]{0,99}", request["id"]):
         raise Refused(f"no job is called {request['id']!r}")
@@ -64,11 +64,11 @@ def job_folder(request: Fields) -> Path:
 
 
 def submit(request: Fields) -> Fields:
-    """Starts a job in a session of its own, so that it survives whoever asked."""
+    """Starts a job in a session of its own, so that it survives the caller."""
     base = jobs_folder(request["shared"])
     folder = job_folder(request)
     if request["shared"]:
-        make_own(base.parent)  # others may have made it since it was looked at
+        make_own(base.parent)  # another user may have made it since the check
     base.parent.mkdir(mode=0o700, exist_ok=True)
     base.mkdir(mode=0o700, exist_ok=True)
     for new in (folder, folder / "files"):
@@ -100,12 +100,12 @@ def submit(request: Fields) -> Fields:
 
 
 def jobs(request: Fields) -> Fields:
-    """All jobs, the newest first."""
+    """Returns all jobs, newest first."""
     found: list[Fields] = []
     for path in jobs_folder(request["shared"]).glob("*/job.json"):
         with suppress(OSError, ValueError):
             record = json.loads(path.read_text())
-            record["id"] = path.parent.name  # its folder, whatever the file says
+            record["id"] = path.parent.name  # the folder decides, not the file
             record["state"] = _state(path.parent, record)
             record["log"] = str(path.parent / "log")
             record["pid"] = next(iter(record["pids"]), "")
@@ -114,7 +114,7 @@ def jobs(request: Fields) -> Fields:
 
 
 def _state(folder: Path, record: Fields) -> str:
-    """How a job is: "running", "done", "failed (3)", "stopped" or "lost"."""
+    """Returns a job's state: "running", "done", "failed (3)", "stopped" or "lost"."""
     with suppress(OSError):
         code = (folder / "status").read_text().strip()
         if (folder / "stopped").exists():
@@ -124,7 +124,7 @@ def _state(folder: Path, record: Fields) -> str:
 
 
 def stop_job(request: Fields) -> Fields:
-    """Ends a job and all that it started; how it ended stays in its folder."""
+    """Ends all processes of a job; its exit status stays in its folder."""
     folder = job_folder(request)
     try:
         record = json.loads((folder / "job.json").read_text())
@@ -134,7 +134,7 @@ def stop_job(request: Fields) -> Fields:
         return {"ended": 0}
     (folder / "stopped").touch()
     ended = sweep(f"SHOAL_JOB={record['id']}", None, record["pids"], request["grace_s"])
-    if not (folder / "status").exists():  # its guard was killed with it
+    if not (folder / "status").exists():  # its shell was killed with it
         (folder / "status").write_text("137\n")
     return {"ended": ended}
 
@@ -147,7 +147,7 @@ def remove_job(request: Fields) -> Fields:
         if _state(folder, record) == "running":
             raise Refused(f"the job {request['id']} is running; stop it first")
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # what is not empty stays
+    with suppress(OSError):  # a folder that is not empty stays
         folder.parent.rmdir()
         folder.parent.parent.rmdir()
     return {}

@@ -1,4 +1,4 @@
-"""A node of Ray on a host: started, looked at, ended."""
+"""A node of Ray on a host: start, state, end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HEALTH = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "2",
 }
-"""A host that is cut off is noticed within ten seconds; Ray's own settings take 65."""
+"""Settings that find a lost host within ten seconds; Ray's own take 65."""
 
 
 def start(request: Fields) -> Fields:
-    """Starts a node of Ray, unless it runs; ends what is left of an earlier one."""
+    """Starts a node of Ray, unless it runs; ends the rest of an earlier one."""
     mark, port = request["mark"], request["port"]
     if is_alive(mark) and not request["again"]:
         return {"port": port, "is_new": False}
@@ -38,7 +38,7 @@ def start(request: Fields) -> Fields:
     for own in (*reversed(folder.parents[:2]), folder):
         own.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
-    # Ray opens its own folder to all users of a host: this one is around it.
+    # Ray opens its own folder to all users of a host: this one contains it.
     make_own(Path(temp_of(mark)))
     token = folder / "token"
     with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
@@ -67,10 +67,10 @@ def start(request: Fields) -> Fields:
 
 
 def make_own(folder: Path) -> None:
-    """Makes a folder under a name that others can know, for this user alone.
+    """Makes a private folder under a name that others can know.
 
     Raises:
-        Refused: It was there, and others could put something into it.
+        Refused: It existed, and others could write into it.
     """
     try:
         folder.mkdir(mode=0o700)
@@ -80,31 +80,31 @@ def make_own(folder: Path) -> None:
 
 
 def check_own(folder: Path) -> None:
-    """Makes sure that a folder is this user's, and that nobody else may write there.
+    """Checks that a folder is this user's, and that no other user may write there.
 
     Raises:
-        Refused: It is not, or it is a link or a file.
-        FileNotFoundError: Nothing is there.
+        Refused: It is not, or the path is a link or a file.
+        FileNotFoundError: The path does not exist.
     """
     found = folder.lstat()
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Refused(
             f"{folder} is not a folder that only you can write to, and what lies "
-            f"there is run. Look who made it, and remove it or `chmod go-w {folder}`"
+            f"there is run. Check its owner, and remove it or `chmod go-w {folder}`"
         )
 
 
 def remove_own(folder: Path) -> None:
-    """Removes a folder of this user's; what others put there under its name stays."""
+    """Removes a folder of this user's; files of others under its name stay."""
     with suppress(OSError, Refused):
         check_own(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def ray_words(request: Fields, port: int) -> list[str]:
-    """The command that starts Ray here."""
-    # Ray would take the same ports for all clusters of a host: 10001 and 52365.
+    """Returns the command that starts Ray here."""
+    # Ray would use the same ports for all clusters of a host: 10001 and 52365.
     client, agent = free_port(request["private"]), free_port(request["private"])
     where = [f"--address={request['head']}:{port}"]
     if request["head"] is None:
@@ -120,7 +120,7 @@ def ray_words(request: Fields, port: int) -> list[str]:
 
 
 def ray_variables(mark: str) -> dict[str, str]:
-    """Of Ray's processes, and of programs that are to reach them."""
+    """Returns variables of Ray's processes, and of programs that connect to them."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     return {
         **HEALTH, "PATH": path, "RAY_USAGE_STATS_ENABLED": "0",
@@ -130,29 +130,29 @@ def ray_variables(mark: str) -> dict[str, str]:
 
 
 def node_folder(mark: str) -> Path:
-    """Where a host keeps what it knows of its node."""
+    """Returns the folder of a node's records on its host."""
     return Path.home() / ".shoal" / "nodes" / mark
 
 
 def note(mark: str, record: Fields) -> None:
-    """Keeps what is known of a node."""
+    """Stores records of a node."""
     (node_folder(mark) / "node.json").write_text(json.dumps(record))
 
 
 def noted(mark: str) -> Fields:
-    """What is known of a node; nothing where there is none."""
+    """Returns the records of a node; empty without any."""
     with suppress(OSError, ValueError):
         return json.loads((node_folder(mark) / "node.json").read_text())
     return {}
 
 
 def temp_of(mark: str) -> str:
-    """The folder of Ray's: short, as paths of sockets are cut at 107 bytes."""
+    """Returns Ray's folder: a short path, because socket paths are cut at 107 bytes."""
     return f"/tmp/shoal-{mark}"
 
 
 def processes_of(mark: str, command: str = "") -> list[int]:
-    """A node's processes, or those of one program."""
+    """Returns a node's processes, or those of one program."""
     return marked(f"SHOAL_NODE={mark}", temp_of(mark), command)
 
 
@@ -162,25 +162,25 @@ def is_alive(mark: str) -> bool:
 
 
 def free_port(address: str) -> int:
-    """One that nobody listened at a moment ago."""
+    """Returns a port on which no program listened just now."""
     with closing(socket.create_server((address, 0))) as server:
         return server.getsockname()[1]
 
 
 def look(request: Fields) -> Fields:
-    """Which of a node's processes run; the head says what Ray thinks of all."""
+    """Returns which processes of a node run; the head adds Ray's view of all."""
     mark = request["mark"]
     count, runs = len(processes_of(mark)), is_alive(mark)
     found: Fields = {"processes": count, "is_alive": runs}
     is_asked = request["ask"] and runs
     if is_asked and (not request["is_head"] or processes_of(mark, "gcs_server")):
-        signal.alarm(LOOK_S)  # Ray would ask a head that hangs for much longer
+        signal.alarm(LOOK_S)  # Ray would wait much longer for a hung head
         found["nodes"] = nodes_of_ray(mark, request["ask"])
     return found
 
 
 def nodes_of_ray(mark: str, address: str) -> list[Fields]:
-    """What Ray itself says of its nodes."""
+    """Returns Ray's own list of its nodes."""
     os.environ.update(ray_variables(mark))
     import ray
 
@@ -201,7 +201,7 @@ def nodes_of_ray(mark: str, address: str) -> list[Fields]:
 
 
 def stop(request: Fields) -> Fields:
-    """Ends nodes of a cluster on this host; by its name where nobody knows which."""
+    """Ends nodes of a cluster on this host; by its name if the mark is unknown."""
     marks = [*request["marks"]]
     if not marks:
         for path in (Path.home() / ".shoal" / "nodes").glob("*/node.json"):
@@ -216,7 +216,7 @@ def stop(request: Fields) -> Fields:
     if request["environment"]:
         remove_environment(request["environment"])
     for folder in ("nodes", "environments", ""):
-        with suppress(OSError):  # what is not empty stays
+        with suppress(OSError):  # a folder that is not empty stays
             (Path.home() / ".shoal" / folder).rmdir()
     return {"ended": ended}
 

@@ -1,4 +1,4 @@
-"""How a host is, and how it reaches the others: asked in two steps."""
+"""The condition of a host, and its connections to the others, in two steps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ GPU_QUERY = "name,memory.used,memory.total,temperature.gpu"
 
 
 def probe(request: Fields) -> Fields:
-    """Tells how this host is, hears of the others, and tells how it reaches them."""
+    """Reports this host's condition, then, given the others, its connections."""
     signal.signal(signal.SIGALRM, _late)
-    signal.alarm(int(request["limit_s"]))  # a cable that is cut closes nothing
+    signal.alarm(int(request["limit_s"]))  # a broken network link closes nothing
     own = _shared_file(request["shared"], request["secret"], request["private"])
     listener = _listen(request)
     try:
@@ -53,13 +53,13 @@ def _shared_file(folder: str | None, secret: str, private: str) -> Path | None:
 
 
 def _condition(request: Fields, own: Path | None) -> Fields:
-    """Of the host alone."""
+    """Returns the condition of the host alone."""
     places = {"home": str(Path.home()), "temporary files": "/tmp"}
     complaint = ""
     if own is not None:
         places["shared folder"] = str(own.parent)
         try:
-            # A folder of others too: nothing that is there already is written to.
+            # The folder may be others' too: existing files are not written to.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with open(os.open(own, flags, 0o600), "w") as file:
                 file.write("here")
@@ -80,7 +80,7 @@ def _condition(request: Fields, own: Path | None) -> Fields:
 
 
 def _memory() -> int:
-    """Bytes that are free or can be."""
+    """Returns the bytes that are free or can be freed."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -88,7 +88,7 @@ def _memory() -> int:
 
 
 def _reach(asked: Fields, request: Fields) -> Fields:
-    """Of this host and the others."""
+    """Returns measurements between this host and the others."""
     places = [(address, port) for address, port in asked["ports"]]
     with ThreadPoolExecutor(16) as pool:
         closed = [
@@ -114,7 +114,7 @@ def _reach(asked: Fields, request: Fields) -> Fields:
 
 
 def _knock(place: tuple[str, int]) -> str:
-    """Why a port does not answer; empty when it does."""
+    """Returns why a port does not answer; empty if it does."""
     try:
         socket.create_connection(place, CONNECT_S).close()
     except OSError as error:
@@ -123,7 +123,7 @@ def _knock(place: tuple[str, int]) -> str:
 
 
 def _measure(head: tuple[str, int], secret: str) -> Fields:
-    """Seconds there and back, how far our clock is ahead, bytes a second."""
+    """Returns round-trip seconds, the lead of this clock, and bytes a second."""
     trips: list[tuple[float, float]] = []
     with closing(_greet(head, secret)) as line, line.makefile("rwb") as file:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -136,7 +136,7 @@ def _measure(head: tuple[str, int], secret: str) -> Fields:
             trips.append((trip, ours + trip / 2 - theirs))
         file.write(b"take\n")
         file.flush()
-        file.readline()  # it takes from one at a time
+        file.readline()  # it serves one at a time
         sent, until = 0, time.monotonic() + SEND_S
         while time.monotonic() < until and sent < MOST_BYTES:
             line.sendall(CHUNK)
@@ -176,7 +176,7 @@ def _listen(request: Fields) -> socket.socket:
 
 
 def _serve(line: socket.socket, secret: str, turn: threading.Lock) -> None:
-    """Tells the time, and takes bytes, of one other."""
+    """Sends the time, and receives bytes, for one other host."""
     with suppress(OSError), closing(line), line.makefile("rwb") as file:
         line.settimeout(60 * CONNECT_S)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""The processes of a node or a job: those that carry its mark, and no others."""
+"""The processes of a node or a job: only those that carry its mark."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ GRACE_S, KILL_S = 5.0, 10.0
 
 
 def marked(mark: str, place: str | None, command: str = "") -> list[int]:
-    """Processes that inherited a mark, or have files of a folder open to write.
+    """Returns processes that inherited a mark, or have files of a folder open to write.
 
-    Ray's workers write their titles over what the system shows of their variables;
+    Ray's workers overwrite the variables that the system shows with their titles;
     they still write logs of their node.
 
     Args:
-        mark: "NAME=VALUE", of the variable.
-        place: The folder, None for the mark alone.
-        command: Only those whose program is called so.
+        mark: "NAME=VALUE" of the variable.
+        place: Folder, None for the mark alone.
+        command: Only processes of this program; empty for all.
     """
     found: list[int] = []
     for folder in PROC.iterdir():
@@ -45,7 +45,7 @@ def _inherited(folder: Path, mark: str) -> bool:
 
 
 def _writes_to(folder: Path, place: str) -> bool:
-    """Whether a process has a file there open to write; who only reads is a guest."""
+    """Whether a process has a file there open to write; readers do not count."""
     for link in (folder / "fd").iterdir():
         with suppress(OSError):
             if os.readlink(link).startswith(f"{place}/"):
@@ -57,9 +57,9 @@ def _writes_to(folder: Path, place: str) -> bool:
 
 
 def began(pid: int) -> str:
-    """When a process was started: ticks, and since which start of the machine.
+    """Returns the start of a process: ticks, and the boot they count from.
 
-    Numbers come again, and after a restart ticks do. Empty for one that has ended.
+    Process numbers are reused, and after a reboot ticks repeat. Empty for an ended one.
     """
     with suppress(OSError):
         text = (PROC / str(pid) / "stat").read_text()
@@ -75,31 +75,31 @@ def _boot() -> str:
 
 
 def still_there(pids: dict[str, str]) -> list[int]:
-    """Of processes that were noted with their beginning, those that still run."""
+    """Returns the processes, among noted ones with their start, that still run."""
     return [int(pid) for pid, when in pids.items() if when and _is(int(pid), when)]
 
 
 def _is(pid: int, when: str) -> bool:
-    """Notes of older versions have ticks alone."""
+    """Compares starts; notes of older versions have ticks alone."""
     return when in (found := began(pid), found.partition(" ")[0])
 
 
 def sweep(
     mark: str, place: str | None, pids: dict[str, str], grace_s: float = GRACE_S
 ) -> int:
-    """Ends all processes that are marked or were noted; returns how many.
+    """Ends all processes that are marked or were noted; returns their number.
 
     Args:
-        mark: "NAME=VALUE".
-        place: A folder, or None; those that write there count as well.
-        pids: Those that were noted, with their beginning.
+        mark: "NAME=VALUE" of the variable.
+        place: Folder, or None; processes that write there count as well.
+        pids: Noted processes, with their start.
         grace_s: Seconds between SIGTERM and SIGKILL.
     """
     ended = set[int]()
     for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
         until = time.monotonic() + limit_s
         while left := {*marked(mark, place), *still_there(pids)}:
-            # New ones too: some start others while they are ended.
+            # New ones too: some start others while they are being ended.
             _tell(left if number == signal.SIGKILL else left - ended, number)
             ended |= left
             if time.monotonic() > until:
