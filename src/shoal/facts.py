@@ -303,7 +303,7 @@ class Monitor:
     """The metric that compares epochs and models, and its direction.
 
     Args:
-        name: As in a history, such as "val_loss".
+        name: Name in a history, such as "val_loss".
         is_higher_better: Whether the metric grows as a model gets better.
 
     Example:

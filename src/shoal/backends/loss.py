@@ -50,7 +50,7 @@ def mass_of(model: Any, spec: ComputeSpec, data: Any, outputs: Any) -> Any:
     Args:
         model: A built and compiled model.
         spec: How it is computed.
-        data: As `train_step` gets it.
+        data: Data, as `train_step` gets it.
         outputs: Outputs of the model for these rows.
     """
     masses: list[Any] = []

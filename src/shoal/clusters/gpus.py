@@ -45,7 +45,7 @@ def usable_gpus(proc: Path = PROC) -> tuple[Gpu, ...]:
     Without `nvidia-smi`, the driver only gives their number.
 
     Args:
-        proc: Where process information is mounted.
+        proc: Mount point of process information.
     """
     listed = _listed() or _installed(proc)
     return visible_gpus(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))

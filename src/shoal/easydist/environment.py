@@ -62,13 +62,13 @@ class ExecutionEnvironment:
         batch_size: Samples of a step of each worker; default None means 32.
         opt: Optimizer, a name or an object of Keras, in place of the one the model was
             compiled with; loss and metrics stay. Default None keeps it.
-        bucket_name: The same as `bucket`.
+        bucket_name: Other name of the argument `bucket`.
         model: The model to train; default None: the one compiled model among the
             names of the module (and function) that calls.
         preprocess: Code that reads the files; default None: the class `Preprocessing`
             of `preprocessing.py` beside the script.
-        strategy: As for `shoal.fit`.
-        workers: As for `shoal.fit`.
+        strategy: Strategy, as for `shoal.fit`.
+        workers: Workers, as for `shoal.fit`.
 
     Raises:
         ConfigError: No bucket is named, or two are.

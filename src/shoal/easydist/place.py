@@ -10,7 +10,7 @@ def bucket_of(bucket: str | None, bucket_name: str | None) -> str:
 
     Args:
         bucket: Name of the bucket, without "s3://".
-        bucket_name: The same, under the other name scripts use.
+        bucket_name: Name of the bucket, under the other argument that scripts use.
 
     Raises:
         ConfigError: No name was given, two that differ, or an invalid one.

@@ -35,7 +35,7 @@ class Role:
 
     Args:
         target: "module:function" that takes the one argument of `give`.
-        name: For logs and messages, such as "worker-0".
+        name: Name for logs and messages, such as "worker-0".
         preload: Modules to import while the argument is being made.
         environment: Variables on top of the launcher's own.
         threads: Compute threads of the process.

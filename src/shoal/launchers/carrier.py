@@ -91,7 +91,7 @@ class Carrier(ABC):
     def call(self, agent: Any, method: str, *arguments: Any) -> Any:
         """Calls a method of an agent; returns a hashable handle of the call.
 
-        An agent runs its calls one after the other, in this order; "report" is separate,
+        An agent runs its calls one after the other, in this order; "report" is apart,
         and is answered meanwhile.
 
         Args:

@@ -94,7 +94,7 @@ class Compiled:
         """Returns the values for the variables of a model with the same fingerprint.
 
         Args:
-            model: That model, to which the sent optimizer refers.
+            model: Model to which the sent optimizer refers.
         """
         arguments = loads(self.arguments or b"", anchors=_anchors(model))
         return Values(

@@ -40,14 +40,15 @@ class Trial:
 
     Args:
         logs: See `StepLogs`.
-        applies: The optimizers it applies, in its order, one entry a call; None for a
-            step that is Keras' own, or failed.
-        applied: How often it applies each of `optimizers_of`; empty where that is
-            not known.
-        unseen: Of those in `applies`, the ones that the model does not hold.
-        beside: Paths of variables that it changes on its own where they follow from
+        applies: The optimizers it applies, in its order, one entry a call; None if the
+            step is Keras' own, or failed.
+        applied: Number of times it applies each of `optimizers_of`; empty if
+            unknown.
+        unseen: Optimizers in `applies` that the model does not hold.
+        beside: Paths of variables that it changes itself, if they follow from
             weights that an optimizer has just updated, or are such weights.
-        is_sum: It takes the gradient of a sum over the batch, and of nothing else.
+        is_sum: Whether it takes the gradient of a sum over the batch, and of nothing
+            else.
     """
 
     logs: StepLogs = field(default_factory=StepLogs)

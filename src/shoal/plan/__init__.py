@@ -59,13 +59,13 @@ __all__ = [
 
 
 NOT_SHOWN = ("known_clusters", "has_callbacks", "validation_freq")
-"""Fields of a request that `plan.json` has not."""
+"""Fields of a request that `plan.json` does not contain."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Plan(Decisions):
-    """Everything that is decided before anything starts, and how it is shown.
+    """Everything that is decided before anything starts, with its presentations.
 
     `request` has the options of the call; the other fields are decided from them:
     see `Decisions`.
@@ -78,7 +78,7 @@ class Plan(Decisions):
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as plain data; the strategy as its name and fields.
 
-        Each option has its resolved value where there is one, else the one asked for.
+        Each option has its resolved value if there is one, else the requested one.
         """
         own = asdict(self)
         asked = own.pop("request")

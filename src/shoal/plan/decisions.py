@@ -1,7 +1,7 @@
-"""What is decided about a run: values that a plan holds, and what follows from them.
+"""The decisions about a run: the fields of a plan, and values derived from them.
 
-This file decides what a plan remembers. It has the request as it was asked, and beside
-it only what had to be worked out.
+This file decides what a plan contains: the request, and besides it
+only what had to be decided.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shoal.strategies.base import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Decisions(ABC):
-    """Everything that is decided before anything starts; `Plan` is the one class of it.
+    """Everything that is decided before anything starts; `Plan` is its only subclass.
 
     Args:
-        request: What was asked for. An option is used from here unless one of the
+        request: The request. An option is read from here unless one of the
             fields below has its resolved value.
         strategy: Resolved: `period` is a positive number of steps.
-        workers: Training processes aimed at; `min_workers` the least to go on with.
+        workers: Planned training processes; `min_workers` is the minimum to continue.
         threads: Compute threads of each worker.
         rows: Samples of one epoch, after `steps_per_epoch` is applied. Where that
             does not divide a pass over the data, later epochs may have fewer:
@@ -34,19 +34,19 @@ class Decisions(ABC):
             clock.
         worker_batch_size: Rows of one optimizer step on one worker (for
             `all_reduce` the largest share of `gang_batch_size`).
-        gang_batch_size: Rows all workers together consume in one step.
-        exchanges_per_epoch: Of one worker, estimated.
-        model: Facts of the model.
-        data: Facts of the data.
-        models: Models that are trained: 1, but for independent workers.
-        machine: Facts of the machines.
+        gang_batch_size: Rows of one step of all workers together.
+        exchanges_per_epoch: Exchanges of one worker, estimated.
+        model: Facts about the model.
+        data: Facts about the data.
+        models: Number of models that are trained: 1, except for independent workers.
+        machine: Facts about the machines.
         monitor: Metric by which the best model is kept.
-        warnings: One line each.
-        quorum: Workers of a round that are enough when the others are late, 0 for all.
-        places: The GPU of each worker; none where they compute on the CPU.
-        collective: Who averages gradients: "server", or the workers among themselves:
-            "shared" in memory of their machine, "native" by their backend.
-        growth: More workers that join when the cluster has room for them.
+        warnings: Warnings, one line each.
+        quorum: Workers that suffice for a round when the others are late, 0 for all.
+        places: The GPU of each worker; empty if they compute on the CPU.
+        collective: Where gradients are averaged: "server", or by the workers
+            themselves: "shared" in memory of their machine, "native" by their backend.
+        growth: Number of further workers that join when the cluster has room.
     """
 
     request: Request
@@ -72,36 +72,36 @@ class Decisions(ABC):
 
     @abstractmethod
     def explain(self) -> str:
-        """Returns what will happen, in lines a person reads."""
+        """Returns the plan in lines for people."""
 
     @property
     def seed(self) -> int:
-        """The seed of the order of samples: 0 where none was drawn."""
+        """Returns the seed of the order of samples: 0 if none was drawn."""
         return self.request.seed or 0
 
     @property
     def epoch_range(self) -> range:
-        """The epochs to train, 0 for the first."""
+        """Returns the epochs to train, 0 for the first."""
         return range(self.request.initial_epoch, self.request.epochs)
 
     @property
     def backend(self) -> str:
-        """The backend of Keras."""
+        """Returns the name of the Keras backend."""
         return self.model.backend
 
     @property
     def data_rows(self) -> int:
-        """Samples in the data."""
+        """Returns the samples in the data."""
         return self.data.rows
 
     @property
     def most_workers(self) -> int:
-        """Workers that may train at the same time."""
+        """Returns how many workers may train at the same time."""
         return self.workers + self.growth
 
     @property
     def device(self) -> str:
-        """What workers compute on: "gpu" or "cpu"."""
+        """Returns the device of the workers: "gpu" or "cpu"."""
         return "gpu" if self.places else "cpu"
 
     @property
@@ -118,12 +118,12 @@ class Decisions(ABC):
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of one message: weights or gradients, and statistics beside them."""
+        """Returns the bytes of one message: weights or gradients, and statistics."""
         return 4 * (self.model.parameters + self.model.statistics)
 
     @property
     def samples_expected(self) -> int:
-        """Samples the whole run commits."""
+        """Returns the samples that the whole run commits."""
         order = self.order()
         return self.models * sum(order.rows_of(epoch) for epoch in self.epoch_range)
 

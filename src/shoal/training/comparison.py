@@ -199,7 +199,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 
 def _load_figure() -> Callable[..., Any]:
-    """Returns matplotlib's figure, which needs no display and leaves no global state."""
+    """Returns matplotlib's figure class, which needs no display or global state."""
     try:
         return import_module("matplotlib.figure").Figure
     except ImportError:

@@ -1,7 +1,7 @@
-"""What `fit` was called with: the request, the data, and what concerns this process.
+"""A call of `fit`: the request, the data, and the options of this process.
 
 This file decides where an argument of `fit` belongs. `fit` fills a call by name;
-`plan` and `Session.fit`, which take any arguments of `fit`, have it sorted here.
+`plan` and `Session.fit`, which accept all arguments of `fit`, sort them here.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from shoal.strategies import get
 
 STRATEGY = "all_reduce"
 LOOKED_UP = ("workers", "cluster")
-"""Options that a call has as they were written, until machines are looked at."""
+"""Options that a call keeps as written, until the machines are known."""
 DERIVED = ("known_clusters", "has_callbacks")
-"""Fields of a request that are no arguments."""
+"""Fields of a request that are not arguments."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FitCall:
-    """A call of `shoal.fit`; for what the arguments mean see there.
+    """A call of `shoal.fit`, which explains the arguments.
 
     Args:
-        model: The model, or what makes it.
-        request: The options that decide what will happen.
-        workers: As written; `request` gets the number.
-        cluster: As written; `request` gets the name.
+        model: The model, or a callable that makes it.
+        request: The options that decide the plan.
+        workers: Workers as written; `request` gets the number.
+        cluster: Cluster as written; `request` gets the name.
         x: Inputs.
         y: Targets.
         sample_weight: Weights of samples.
         class_weight: Weights of classes.
         validation_split: Share of the rows to validate on.
-        validation_data: What to validate on.
+        validation_data: Data to validate on.
         validation_steps: Steps of a validation.
         validation_batch_size: Rows of a step of a validation.
-        files: How files are read, where `x` names some.
+        files: Arguments about files, if `x` names some.
         callbacks: Keras callbacks.
-        verbose: What is shown.
-        echo: Whether to print what workers print.
-        run: Where records are kept.
-        checkpoint_every: What may pass between two checkpoints.
+        verbose: Verbosity.
+        echo: Whether to print the workers' output.
+        run: Name or place of the records.
+        checkpoint_every: Interval of checkpoints.
         custom_objects: Classes and functions that Keras cannot find by itself.
     """
 
@@ -77,10 +77,10 @@ class FitCall:
 
     @classmethod
     def of(cls, **given: Any) -> FitCall:
-        """Sorts arguments of `fit` that came by name.
+        """Sorts arguments of `fit` by name.
 
         Raises:
-            ConfigError: One of them `fit` does not have, or the strategy is unknown.
+            ConfigError: `fit` has no argument of that name, or the strategy is unknown.
         """
         options = _names(Request) - {*LOOKED_UP, *DERIVED}
         files = _names(FileArguments)

@@ -49,13 +49,12 @@ SEED_LIMIT = 2**31 - 1
 
 @final
 @dataclass(frozen=True, kw_only=True)
-
 class Ready:
     """A call that was read and checked.
 
     Args:
         plan: The plan, with the completed request.
-        work: The model, built, and its data.
+        work: The built model, and its data.
         validation: Validation data, None without any.
         call: The user's call.
         verbose: 0, 1, 2 or "auto", as in Keras.
@@ -87,7 +86,7 @@ def read(call: FitCall, *, is_plan: bool = False) -> Ready:
     """Reads and decides everything, and starts nothing.
 
     Args:
-        call: Arguments of `fit`.
+        call: The call of `fit`.
         is_plan: Whether only a plan is wanted.
 
     Raises:
@@ -241,11 +240,11 @@ def keep_random_state() -> Generator[None]:
 
 
 def completed(call: FitCall) -> Request:
-    """Returns the request with what the environment, Keras and the cluster add to it.
+    """Returns the request, completed by the environment, Keras and the cluster.
 
     Raises:
-        ConfigError, PlanError: A cluster or a number of workers cannot be used.
-        ClusterError: YARN's ResourceManager does not tell the number of workers.
+        ConfigError, PlanError: The cluster or the number of workers is invalid.
+        ClusterError: YARN's ResourceManager does not answer.
     """
     request = replace(
         call.request,
@@ -271,14 +270,14 @@ def completed(call: FitCall) -> Request:
 
 
 def _number_of(workers: Workers | Yarn, strategy: Strategy) -> Workers:
-    """The workers that are meant: YARN counts its cores, and a variable may say."""
+    """Returns the number of workers: counted by YARN, or from the environment."""
     if workers == "yarn":
         workers = Yarn()
     if isinstance(workers, Yarn):
         return workers.count(environment().yarn)
     asked = environment().workers
     if workers == "auto" and asked is not None:
-        # A variable stands for many runs: it bows to a strategy's own limit.
+        # A variable applies to many runs: a strategy's own limit overrides it.
         return "auto" if strategy.max_workers == 1 else asked
     return workers
 

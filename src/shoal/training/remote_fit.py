@@ -1,8 +1,8 @@
-"""Trains on a cluster of hosts from outside of it: sent to its head, and followed.
+"""Trains on a cluster from outside of it: a job is sent to its head, and followed.
 
-The run's folder is made here with all it begins with, goes to the head as a job, and
-is trained there as a run that goes on is. Whoever follows may go, and come back; when
-the job is over the folder comes back here, with the trained model.
+The run's folder is made here with all its inputs, goes to the head as a job, and
+is trained there like a resumed run. The user may disconnect and attach again; when
+the job has ended the folder is copied back, with the trained model.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ import shoal
 folder = os.path.dirname(os.path.abspath(__file__))
 shoal.resume(os.path.join(folder, {run!r}), workers={workers!r}, force=True)
 """
-PAUSE_S = 2.0  # between two tries to reach the head again
-PATIENCE_S = 300.0  # of tries, one after the other, that all fail
-LIVE_S, TOLD_S = 0.2, 5.0  # between two words of what has gone
+PAUSE_S = 2.0  # seconds between two attempts to reach the head again
+PATIENCE_S = 300.0  # limit for consecutive failing attempts
+LIVE_S, TOLD_S = 0.2, 5.0  # seconds between two progress reports
 
 
 @final
@@ -60,8 +60,8 @@ class Sent:
     """A job that trains.
 
     Args:
-        jobs: Of its cluster.
-        id: Of the job.
+        jobs: Jobs of its cluster.
+        id: Id of the job.
     """
 
     jobs: RemoteJobs
@@ -69,13 +69,13 @@ class Sent:
 
     @property
     def hint(self) -> str:
-        """How to come back to it."""
+        """Returns the command that attaches to it."""
         return f"shoal attach {self.id} --cluster {self.jobs.name}"
 
     def follow(self, write: Callable[[bytes], object]) -> Job:
-        """Passes on what it writes, until it is over; returns it as it is then.
+        """Passes on its output until it has ended; returns its final state.
 
-        A connection that is lost is made again.
+        A lost connection is made again.
 
         Raises:
             ClusterError: The head cannot be reached any more.
@@ -97,7 +97,7 @@ class Sent:
                 time.sleep(PAUSE_S)
 
     def _new(self, job: Job, seen: int) -> Generator[bytes]:
-        """What it wrote, but for so many bytes at the beginning."""
+        """Yields its output after the first bytes that were seen already."""
         count = 0
         with closing(self.jobs.read(job)) as written:
             for data in written:
@@ -107,15 +107,15 @@ class Sent:
                     yield new
 
     def fetch(self, job: Job, root: Path) -> StoredRun:
-        """Brings the folder of its run here.
+        """Fetches the folder of its run.
 
         Args:
-            job: That is over.
-            root: Where runs are kept here.
+            job: A job that has ended.
+            root: Local folder of runs.
 
         Raises:
-            ClusterError: It cannot be had.
-            DataError: What came could write outside of `root`, or is no archive.
+            ClusterError: It cannot be fetched.
+            DataError: The archive could write outside of `root`, or is invalid.
         """
         make_private(root)
         with tempfile.TemporaryDirectory(dir=root, prefix=".") as folder:
@@ -127,18 +127,18 @@ class Sent:
                 _say(f"links stay where they are: {', '.join(left_out)}")
             if not place.exists() and not made.is_dir():
                 raise ClusterError(
-                    f"what came of job {self.id} is not its run. Expected a folder "
+                    f"the content of job {self.id} is not its run. Expected a folder "
                     f"{SENT_RUN!r} from {self.jobs.head}. Try again: {self.hint}"
                 )
             if not place.exists():
-                made.chmod(0o700)  # whatever the archive says
+                made.chmod(0o700)  # in spite of the archive's modes
                 made.rename(place)
                 share(place)
         return open_run(str(place.resolve()))
 
 
 def is_away(given: Any) -> bool:
-    """Whether this is a cluster that a call of `fit` has to be sent to."""
+    """Whether this is a cluster to which a call of `fit` is sent."""
     if is_known_elsewhere(given, environment().clusters):
         return True
     cluster = find_cluster(given)
@@ -146,10 +146,10 @@ def is_away(given: Any) -> bool:
 
 
 def jobs_of(given: Any) -> RemoteJobs:
-    """The jobs of a cluster.
+    """Returns the jobs of a cluster.
 
     Raises:
-        ConfigError: None of this name was brought up from here.
+        ConfigError: No cluster of this name was brought up from here.
     """
     cluster = find_cluster(given)
     if isinstance(cluster, Cluster):
@@ -158,7 +158,7 @@ def jobs_of(given: Any) -> RemoteJobs:
 
 
 def sent_to(given: Any, job: str) -> Sent:
-    """A job that was sent to a cluster, by its id or the beginning of one."""
+    """Returns a job that was sent to a cluster, by its id or the beginning of one."""
     jobs = jobs_of(given)
     try:
         return Sent(jobs=jobs, id=jobs.find(job).id)
@@ -171,8 +171,8 @@ def send(call: FitCall) -> Sent:
     """Sends a call of `fit` to the head of its cluster.
 
     Raises:
-        PlanError: Something of it cannot travel.
-        ClusterError: The head does not take it.
+        PlanError: A part of it cannot be sent.
+        ClusterError: The head refuses.
     """
     jobs = jobs_of(call.cluster)
     if call.run is False:
@@ -203,13 +203,13 @@ def send(call: FitCall) -> Sent:
 
 
 def there(given: Any) -> Any:
-    """The cluster, as the process that trains is to see it."""
+    """Returns the cluster for the process that trains there."""
     cluster = find_cluster(given)
     return cluster.inside() if isinstance(cluster, Cluster) else "ray"
 
 
 def _fill(record: StoredRun, ready: Ready, cluster: Any) -> None:
-    """What the run begins with, for the process that trains it on a cluster."""
+    """Writes the run's inputs, for the process that trains it on a cluster."""
     source = ready.work.source
     if isinstance(source, ArraySource) and source.size_bytes > MOST_DATA_BYTES:
         raise PlanError(
@@ -225,7 +225,7 @@ def _fill(record: StoredRun, ready: Ready, cluster: Any) -> None:
 
 
 def finish(sent: Sent, job: Job, model: Any = None) -> Any:
-    """Brings a job's run here, puts the weights into the model; returns the history.
+    """Fetches a job's run, puts the weights into the model; returns the history.
 
     Raises:
         ClusterError: The job did not end well.
@@ -236,7 +236,7 @@ def finish(sent: Sent, job: Job, model: Any = None) -> Any:
     if job.state != DONE:
         raise ClusterError(
             f"job {sent.id} on {sent.jobs.name} {job.state}. Expected it to train to "
-            f"the end; what it said is above. What it left is in {record.url}."
+            f"the end; its output is above. Its files are in {record.url}."
         )
     if model is not None:
         _take_weights(model, record, f"job {sent.id} on {sent.jobs.name}")
@@ -254,17 +254,17 @@ def finish(sent: Sent, job: Job, model: Any = None) -> Any:
 
 
 def _take_weights(model: Any, record: StoredRun, job: str) -> None:
-    """Puts what the run has trained into a model.
+    """Puts the trained weights of the run into a model.
 
     Raises:
-        ClusterError: The file that came is none, or of another model.
+        ClusterError: The file is invalid, or of another model.
     """
     found = Path(record.folder.local_path(model_file(record.folder)))
     # The state of the optimizer is in the archive as well.
     model.optimizer.build(model.trainable_variables)
     try:
         model.load_weights(found)
-    except Exception as error:  # whatever a reader of archives raises
+    except Exception as error:  # a reader of archives may raise anything
         raise ClusterError(
             f"{job} has trained its model, and {found} cannot be read "
             f"({type(error).__name__}: {error!s:.300}). Expected the file as it was "
@@ -278,7 +278,7 @@ def _say(text: str) -> None:
 
 @final
 class _Upload:
-    """Says how much of what is sent has gone: on a terminal often, in one line."""
+    """Reports the progress of an upload: on a terminal often, in one line."""
 
     def __init__(self) -> None:
         self._is_live = sys.stderr.isatty()
@@ -286,7 +286,7 @@ class _Upload:
         self._next = time.monotonic() + self._pause_s
 
     def tell(self, gone: int, whole: int) -> None:
-        """Takes note; says so now and then, and at the end of what took long."""
+        """Notes progress; reports it regularly, and at the end of a slow upload."""
         now, is_over = time.monotonic(), gone == whole
         if now < self._next and not (is_over and self._is_live):
             return
@@ -297,9 +297,11 @@ class _Upload:
 
 
 def fit_there(call: FitCall) -> Any:
-    """`fit` on a cluster, from outside of it; see `send`, `follow` and `finish`."""
+    """Runs `fit` on a cluster from outside; see `send`, `follow` and `finish`."""
     sent = send(call)
-    _say(f"job {sent.id}; it goes on without you, and you come back by: {sent.hint}")
+    _say(
+        f"job {sent.id}; it runs on without this process; attach to it by: {sent.hint}"
+    )
     return attach(sent, call.model)
 
 
@@ -315,7 +317,7 @@ def attach(sent: Sent, model: Any = None) -> Any:
         try:
             job = sent.follow(show)
         except KeyboardInterrupt:
-            _say(f"\nthe job goes on; come back by: {sent.hint}")
+            _say(f"\nthe job runs on; attach to it by: {sent.hint}")
             raise
         finally:
             for piece in lines.end():

@@ -92,7 +92,7 @@ class ResumeState:
             return cls(restart=_restart(checkpoint), diary=_diary(checkpoint))
         except WRONG as error:
             raise CheckpointError(
-                f"checkpoint {checkpoint.number} does not hold the state for a run to go "
+                f"checkpoint {checkpoint.number} does not hold what a run needs to go "
                 f"on ({type(error).__name__}: {error!s:.200}). Expected one that this "
                 "version of Shoal wrote. Resume with the version that wrote it, or "
                 "remove it to go on from the one before."

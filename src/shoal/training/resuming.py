@@ -1,7 +1,7 @@
-"""Goes on with a run that was broken off, in another process.
+"""Resumes an interrupted run, in another process.
 
-This file decides which runs can be gone on with, and what of the call beats what the
-run began with: the number of workers, the callbacks, what is shown.
+This file decides which runs can be resumed, and which arguments override those of the
+run: the number of workers, the callbacks, the verbosity.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from shoal.training.validation import Validation, check_late, validating
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """The arguments of `shoal.resume`; see there."""
+    """The arguments of `shoal.resume`; see `resume`."""
 
     run: str | os.PathLike[str] | Run
     x: Any = None
@@ -61,12 +61,12 @@ class Call:
 
 
 def resume(call: Call) -> Any:
-    """Goes on with a run to its end; returns the history, with all its epochs.
+    """Resumes a run to its end; returns the history, with all its epochs.
 
     Raises:
         ConfigError: There is no such run, or it is running, or it has finished.
         CheckpointError: It cannot be read.
-        PlanError: It cannot go on here, or with so many workers.
+        PlanError: It cannot be resumed here, or with so many workers.
     """
     began = time.monotonic()
     with ExitStack() as stack:
@@ -76,11 +76,11 @@ def resume(call: Call) -> Any:
         _check_backend(inputs.plan.backend)
         warn = Withheld(record)
         store = CheckpointStore(record.folder.child(CHECKPOINTS), complain=warn)
-        store.open()  # from here on, whoever else writes for this run is refused
+        store.open()  # from here on, other writers of this run are refused
         found = store.latest(warn)
         resume_state = None if found is None else ResumeState.of(found)
         _check_nothing_is_lost(record, inputs, resume_state, call, warn)
-        with interruptible():  # data of the user is read, and the model made
+        with interruptible():  # reads the user's data, and makes the model
             inputs = _with_data(inputs, call, warn)
             check_files("the data", inputs.source, warn)
             if inputs.validation is not None:
@@ -114,10 +114,10 @@ def resume(call: Call) -> Any:
 
 @final
 class Withheld:
-    """Warnings of a run, not recorded before this process writes it.
+    """Warnings of a run, recorded only once this process writes it.
 
-    An event names who writes the run. One of a process that refuses to go on with it
-    would have the run look as if it were running, for as long as that process lives.
+    An event names the writer of the run. An event of a process that then refuses to
+    resume it would make the run look running, for as long as that process lives.
 
     Args:
         record: The run.
@@ -128,7 +128,7 @@ class Withheld:
         self._texts: list[str] | None = []
 
     def __call__(self, text: str) -> None:
-        """Tells the user of a line, and the run, now or later."""
+        """Reports a line to the user, and to the run, now or later."""
         warn_aside(text)
         if self._texts is None:
             self._record.event("warning", text=text)
@@ -136,7 +136,7 @@ class Withheld:
             self._texts.append(text)
 
     def release(self) -> None:
-        """Records what was withheld; from now on, each line at once."""
+        """Records the withheld lines; from now on, each line at once."""
         texts, self._texts = self._texts or [], None
         for text in texts:
             self._record.event("warning", text=text)
@@ -187,7 +187,7 @@ def _check_nothing_is_lost(
     call: Call,
     warn: Callable[[str], None],
 ) -> None:
-    """Compares the checkpoint with what the run's events tell.
+    """Compares the checkpoint with the events of the run.
 
     Raises:
         CheckpointError: Epochs have ended, and there is no checkpoint.
@@ -196,7 +196,7 @@ def _check_nothing_is_lost(
     first = inputs.plan.request.initial_epoch
     lost = ended - (0 if resume_state is None else resume_state.diary.epoch - first)
     # The checkpoint of an epoch's end is written while the next one begins: a run that
-    # was killed meanwhile has lost nothing that was ever kept.
+    # was killed meanwhile has lost nothing that was ever saved.
     if resume_state is None and ended > 1 and not call.force:
         raise CheckpointError(
             f"run {record.id!r} has no checkpoint, though its events tell that {ended} "
@@ -215,11 +215,11 @@ def _check_nothing_is_lost(
 
 
 def _with_data(inputs: Inputs, call: Call, warn: Callable[[str], None]) -> Inputs:
-    """The samples: as they were kept, or as they are given again.
+    """Returns the inputs with samples: the kept ones, or the given ones.
 
     Raises:
         CheckpointError: They were not kept, and are not given.
-        PlanError: Others are given than the run began with.
+        PlanError: The given samples differ from those of the run.
     """
     has_validation = (
         inputs.validation is not None or not inputs.plan.data.validation_rows
@@ -264,7 +264,7 @@ def _with_data(inputs: Inputs, call: Call, warn: Callable[[str], None]) -> Input
 def _with_same_validation(
     inputs: Inputs, call: Call, warn: Callable[[str], None]
 ) -> Inputs:
-    """Validation data was given again, and nothing else."""
+    """Checks validation data that was given again without other data."""
     held = held_out(
         call.validation_data, inputs.settings.get("files"), inputs.scoring[1]
     )
@@ -272,7 +272,7 @@ def _with_same_validation(
 
 
 def _held(inputs: Inputs, held: Any, warn: Callable[[str], None]) -> Validation | None:
-    """What the model is validated on: as it was kept, or as it is given."""
+    """Returns the validation data: the kept one, or the given one."""
     kept = inputs.validation
     if held is None:
         return kept
@@ -286,17 +286,17 @@ def _held(inputs: Inputs, held: Any, warn: Callable[[str], None]) -> Validation 
 def _compare(
     name: str, found: str, source: Source, warn: Callable[[str], None]
 ) -> None:
-    """Refuses other data; warns where samples may be made anew each time.
+    """Refuses other data; warns if samples may differ in each reading.
 
     Raises:
-        PlanError: It is other data.
+        PlanError: The data differs.
     """
     if not found:
         return
     if isinstance(source, ChunkedSource) and found.endswith("are others"):
         warn(
             f"{name} of resume does not seem to be what fit was given: {found}. The "
-            "run goes on; where these samples are not made anew each time they are "
+            "run goes on; if these samples are not generated each time they are "
             "read, pass what fit was given."
         )
         return
@@ -308,21 +308,21 @@ def _compare(
 
 
 def _prepare(inputs: Inputs, call: Call) -> tuple[Plan, Work]:
-    """The plan and the model as they were, on the machine as it is."""
+    """Returns request, plan and model of the run, for the present machine."""
     source = inputs.source
     if source is None:
         raise CheckpointError("the run has no samples. Pass them to resume.")
     model = unpack(inputs.packed)
     prepare(model, first_rows(source, sample_rows(model)))
     before = inputs.plan
-    # Told "auto", the machine of today might give another number.
+    # With "auto", the present machine might give another number.
     workers = call.workers
     if workers is None:
         most = before.most_workers
         workers = (before.min_workers, most) if before.growth else most
     request = replace(before.request, workers=workers).with_plain_numbers()
     if call.workers is not None and isinstance(request.quorum, int):
-        # So many of those there were: of another number, the same share.
+        # The former number of workers of the quorum; for another number the same share.
         share = min(1.0, request.quorum / before.most_workers)
         request = replace(request, quorum=share)
     if request.collective == "native" and why_no_group(before.backend):
@@ -342,7 +342,7 @@ def _prepare(inputs: Inputs, call: Call) -> tuple[Plan, Work]:
 
 
 def _cluster(inputs: Inputs) -> Any:
-    """As `fit` was given it; folders of before clusters say nothing."""
+    """Returns the cluster as given to `fit`; older folders do not have it."""
     return inputs.settings.get("cluster", inputs.plan.request.cluster)
 
 

@@ -1,4 +1,4 @@
-"""What a call of `fit` does: it reads the arguments, trains, and records all of it."""
+"""The implementation of `fit`: it reads the arguments, trains, and records the run."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ RETRIES_S = (0.5, 2.0)
 
 @dataclass(frozen=True, kw_only=True)
 class FitContext:
-    """What `fit` has at hand before it knows what to do with it.
+    """Resources of a call of `fit`.
 
     Args:
         began: Monotonic seconds of the call.
-        pool: Processes that have been started, None for none.
-        allocation: Where workers are; None for this one.
+        pool: Started processes, None for none.
+        allocation: Allocation of the workers; None for this machine.
     """
 
     began: float
@@ -57,11 +57,11 @@ class FitContext:
 
 def perform(call: FitCall, context: FitContext) -> Any:
     """Does what a call of `fit` says, and records it; returns the history."""
-    with interruptible():  # data of the user is read, models are tried
+    with interruptible():  # reads the user's data, tries models
         ready = read(call)
     name, root = ready.work.model.name, environment().runs
     with ExitStack() as stack:
-        # What cannot be had is found out before there is a record of a run.
+        # Unavailable resources are found before a record of the run exists.
         found = opened(call.cluster, ready.plan)
         with interruptible():  # it may wait for room
             plan, allocation = stack.enter_context(found)
@@ -74,7 +74,7 @@ def perform(call: FitCall, context: FitContext) -> Any:
         def work() -> Outcome:
             for text in plan.warnings:
                 record.event("warning", text=text)
-                # Of the caller of `fit`, four calls away.
+                # Warnings name the caller of `fit`, four calls away.
                 warnings.warn(text, ShoalWarning, stacklevel=5)
             return _train(
                 ready, record, replace(context, allocation=allocation), writer
@@ -90,17 +90,18 @@ def follow(
     work: Callable[[], Outcome],
     writer: CheckpointWriter | None,
 ) -> Any:
-    """Trains, saves the model, and records how that ends.
+    """Trains, saves the model, and records the end.
 
     Args:
-        record: Of the run.
-        model: That is trained.
+        record: Record of the run.
+        model: Model that is trained.
         began: Monotonic seconds of the user's call.
-        work: Trains it.
-        writer: Of its checkpoints, None for none. They go when the model is saved.
+        work: Function that trains it.
+        writer: Writer of its checkpoints, None for none. They are removed once the
+            model is saved.
 
     Raises:
-        ModelNotSaved: It is trained, and the storage did not take it.
+        ModelNotSaved: The model is trained, but the storage refused it.
     """
     before_s, started = time.monotonic() - began, time.monotonic()
     origin = Origin()
@@ -108,7 +109,7 @@ def follow(
         outcome = work()
         is_saved = _save(record, model)
     except BaseException as error:
-        if origin.is_forked:  # code of the user has forked, and raised there
+        if origin.is_forked:  # the user's code has forked, and raised there
             raise
         with undisturbed():
             try:
@@ -132,10 +133,10 @@ def follow(
 
 
 def _save(record: Run, model: Any) -> bool:
-    """Saves the trained model; a storage that is away for a moment is waited for.
+    """Saves the trained model; waits for a storage that is briefly unreachable.
 
     Returns:
-        False when it is nowhere, and might have been saved.
+        False if it is not saved, and could have been.
     """
     for wait_s in (*RETRIES_S, None):
         with no_tensorflow():
@@ -148,7 +149,7 @@ def _save(record: Run, model: Any) -> bool:
 
 
 def _is_away(record: Run) -> bool:
-    """Whether it was not the model that could not be saved."""
+    """Whether the storage failed, not the model."""
     error = record.model_error if isinstance(record, StoredRun) else None
     return error is not None and is_of_storage(error)
 
@@ -156,7 +157,7 @@ def _is_away(record: Run) -> bool:
 def _not_saved(
     record: Run, history: Any, writer: CheckpointWriter | None, report: dict[str, Any]
 ) -> ModelNotSaved:
-    """A program must not end as if all were well when the model is nowhere."""
+    """Returns the error about an unsaved model: the program must not end normally."""
     cause, place = None, record.url
     if isinstance(record, StoredRun):
         cause, place = record.model_error, record.model_place or place
@@ -182,7 +183,7 @@ def _not_saved(
 def _tell_of_resume(
     record: Run, writer: CheckpointWriter, error: BaseException
 ) -> None:
-    """What a traceback ends with; of Ctrl-C there is a line of its own."""
+    """Adds the resume command to a traceback; Ctrl-C has a line of its own."""
     is_fenced = isinstance(error, CheckpointError)
     if writer.has_saved and isinstance(error, Exception) and not is_fenced:
         error.add_note(
@@ -192,7 +193,7 @@ def _tell_of_resume(
 
 
 def _writer(ready: Ready, record: Run) -> CheckpointWriter | None:
-    """Of the checkpoints of a run that can be resumed."""
+    """Returns the writer of checkpoints, for a run that can be resumed."""
     is_kept = ready.often is not None and not (
         ready.plan.strategy.is_independent or ready.plan.request.cluster == "inline"
     )
@@ -222,14 +223,14 @@ def _train(
 
 
 def keeping(writer: CheckpointWriter, options: DriverOptions) -> DriverOptions:
-    """The habits of a run that has checkpoints."""
+    """Returns the driver options of a run with checkpoints."""
     return replace(
         options, keep=lambda resume_state: writer.keep(resume_state.to_checkpoint())
     )
 
 
 def warner(record: Run) -> Callable[[str], None]:
-    """Tells the user and the run of a line."""
+    """Returns a function that reports a line to the user and the run."""
 
     def warn(text: str) -> None:
         record.event("warning", text=text)
@@ -239,7 +240,7 @@ def warner(record: Run) -> Callable[[str], None]:
 
 
 def inputs_of(ready: Ready) -> Inputs:
-    """What the run begins with, for another process that may go on with it."""
+    """Returns the inputs of the run, for another process that may resume it."""
     call, validation = ready.call, ready.validation
     settings = {
         "verbose": ready.verbose,
@@ -268,9 +269,9 @@ def inputs_of(ready: Ready) -> Inputs:
 
 
 def _record_end(record: Run, model: Any, error: BaseException) -> None:
-    """Records why a run ended early; what was interrupted keeps its weights."""
+    """Records why a run ended early; an interrupted one keeps its weights."""
     if isinstance(error, CheckpointError):
-        return  # another process goes on with the run, and will say how it ends
+        return  # another process has resumed the run, and will record its end
     if isinstance(error, KeyboardInterrupt):
         with no_tensorflow():
             record.save_model(model, "last")

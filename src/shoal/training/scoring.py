@@ -1,8 +1,8 @@
 """Evaluates and predicts on several processes, with the results of one.
 
-This file decides how rows are cut, who is started, and how parts become a whole:
-states of metrics are summed, predictions are joined in order. A chunk is a whole
-number of batches, so that every batch is the one Keras would have made.
+This file decides how rows are cut, which processes are started, and how results are
+combined: states of metrics are summed, predictions are joined in order. A chunk is a
+whole number of batches, so that every batch is the one that Keras would have made.
 """
 
 from __future__ import annotations
@@ -63,30 +63,30 @@ from shoal.vectors import recurrent_states
 POLL_S = 0.02
 MOST_LOSSES = 3
 CHUNKS_PER_WORKER = 4
-"""More than one, so that a slow process leaves work to the others."""
+"""Chunks of each worker: more than one, so that slow processes leave work to others."""
 
 PART_BYTES = 16 << 20
-"""Of data in chunks that one process has in memory at a time, beside open chunks."""
+"""Bytes of chunked data that one process has in memory, besides open chunks."""
 MOST_CHUNKS = 256
-"""Each has an open file for its result; a process may have 1,024 of them."""
+"""Limit of chunks: each has an open result file; a process may have 1,024."""
 
 WORTH_A_PROCESS = 3e10
-"""Multiplications one core does while another process starts, about three seconds."""
+"""Multiplications of one core during the start of a process, about three seconds."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a user asks for.
+    """The user's request.
 
     Args:
         workers: Processes, `(min, max)` or "auto".
-        threads: Compute threads of each, None to share the cores.
+        threads: Compute threads of each process, None to share the cores.
         batch_size: Rows of one step, None for 32.
         steps: Steps to take, None for all rows.
-        custom_objects: As for `keras.saving.load_model`.
-        factory: Makes the model anew on processes, None to send it.
-        verbose: As in Keras.
+        custom_objects: Custom objects, as for `keras.saving.load_model`.
+        factory: Makes the model on processes, None to send it.
+        verbose: Verbosity, as in Keras.
     """
 
     workers: Workers = "auto"
@@ -101,7 +101,7 @@ class Asked:
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What is scored, on what, and by how many."""
+    """What is scored, on which rows, and by how many processes."""
 
     model: Any
     source: ArraySource | ChunkedSource
@@ -123,7 +123,7 @@ def evaluate(
 
     Raises:
         ConfigError: An argument is wrong, or the model is not compiled.
-        WorkerFailed: Code of the model raised on a process.
+        WorkerFailed: The model's code raised on a process.
         WorkerLost: Processes died too often.
     """
     with undisturbed(), source.serving():
@@ -133,14 +133,14 @@ def evaluate(
 def _evaluate(
     model: Any, source: ArraySource | ChunkedSource, asked: Asked
 ) -> dict[str, float]:
-    """The same, of rows that can be read."""
+    """Evaluates rows whose source is readable."""
     with interruptible():
         sample = first_rows(source, sample_rows(model))
         prepare(model, sample)
     job = _job(model, source, asked, sample, step="test_step")
     targets = import_module("keras").utils.unpack_x_y_sample_weight(sample)[1]
     states = MetricStates.of(model)
-    # What no reset changes goes on in the user's model, so it counts there.
+    # States that no reset changes continue in the user's model, so it counts here.
     can_share = not states.has_kept and not unmergeable(model, targets)
     if job.workers > 1 and can_share:
         found, bar = _scored(job, evaluate_chunk, add_states)
@@ -160,7 +160,7 @@ def predict(
     Raises:
         ConfigError: An argument is wrong.
         DataError: The model does not take such rows.
-        WorkerFailed: Code of the model raised on a process.
+        WorkerFailed: The model's code raised on a process.
         WorkerLost: Processes died too often.
     """
     with undisturbed(), source.serving():
@@ -170,7 +170,7 @@ def predict(
 def _predict(
     model: Any, source: ArraySource | ChunkedSource, asked: Asked
 ) -> trees.Tree:
-    """The same, from rows that can be read."""
+    """Predicts from rows whose source is readable."""
     with interruptible():
         sample = first_rows(source, sample_rows(model))
         build(model, sample)
@@ -197,7 +197,7 @@ def _job(
     *,
     step: str,
 ) -> _Job:
-    """Resolves what was asked for."""
+    """Resolves the request."""
     batch_size, steps, threads = (
         None if value is None else require_whole(name, value, 1)
         for name, value in (
@@ -223,7 +223,7 @@ def _job(
         work=float(rows) * model.count_params(),
     )
     if recurrent_states(model):
-        workers = 1  # what a batch leaves for the next one stays in its process
+        workers = 1  # states between batches stay in one process
     return _Job(
         model=model,
         source=source,
@@ -242,23 +242,23 @@ def _job(
 def worker_count(
     workers: Workers, machine: MachineFacts, batches: int, work: float
 ) -> int:
-    """Chooses how many processes score; 1 means none but this one.
+    """Chooses how many processes score; 1 means only this one.
 
     Args:
         workers: A number, `(min, max)`, or "auto".
-        machine: What there is.
-        batches: Steps of the whole job; there are never more processes.
+        machine: Resources of the machine.
+        batches: Steps of the whole job, the largest number of processes.
         work: Multiplications of the whole job; "auto" starts no process for little.
 
     Raises:
-        ConfigError: `workers` is something else.
+        ConfigError: `workers` is invalid.
 
     Example:
         >>> worker_count("auto", MachineFacts(cores=2), batches=9, work=1e6)
         1
     """
     if workers == "auto":
-        # One process keeps a GPU busy; more of them share it, when they are asked for.
+        # One process keeps a GPU busy; more of them share it only on request.
         cores = 1 if machine.gpus else machine.cores
         most = min(cores, MOST_AUTO_WORKERS, int(work / WORTH_A_PROCESS))
     else:
@@ -269,7 +269,7 @@ def worker_count(
 def _scored(
     job: _Job, compute: Compute, join: Join
 ) -> tuple[list[trees.Tree], ScoreBar]:
-    """Has every chunk computed; returns their results in order."""
+    """Computes every chunk; returns the results in order."""
     with interruptible():
         packed = pack(
             job.model,
@@ -307,7 +307,7 @@ def _blob(stack: ExitStack) -> SharedBlob:
 def _opening(
     source: ArraySource | ChunkedSource, blob: SharedBlob
 ) -> OpenMapped | OpenChunks:
-    """How processes come by the rows; arrays are written for them."""
+    """Returns how processes open the rows; arrays are written for them."""
     if isinstance(source, ChunkedSource):
         return OpenChunks(source=dumps(source))
     with blob.allocate(source.blob_size()) as memory:
@@ -318,7 +318,8 @@ def _opening(
 def _bounds(job: _Job) -> tuple[tuple[int, int], ...]:
     """Cuts rows into chunks of whole batches, a few for each worker.
 
-    Of data that is not in memory they are more, so that nobody waits long for the last.
+    If data is not in memory there are more chunks, so that the last one is not awaited
+    long.
     """
     rows, batch_size = job.rows, job.batch_size
     starts = edges(job.source, rows, batch_size)
@@ -333,7 +334,7 @@ def _bounds(job: _Job) -> tuple[tuple[int, int], ...]:
 
 
 def _part_rows(job: _Job) -> int:
-    """Rows that one process has in memory at a time, in whole batches."""
+    """Returns the rows that one process has in memory, in whole batches."""
     if not isinstance(job.source, ChunkedSource):
         return job.rows
     row_bytes = max(1, job.source.size_bytes // len(job.source))
@@ -341,7 +342,7 @@ def _part_rows(job: _Job) -> int:
 
 
 def _result(descriptor: int) -> trees.Tree:
-    """Copies what a process left: its memory goes with the descriptor."""
+    """Copies the result of a process: its memory ends with the descriptor."""
 
     def copied(column: Column) -> Any:
         return np.array(column.values)
@@ -375,7 +376,7 @@ class _Crew:
                 for gone in launcher.poll().values():
                     self.living -= 1
                     is_left = self.living == 0 and board[:].count(DONE) < count
-                    if gone.code or is_left:  # code of the model may end a process
+                    if gone.code or is_left:  # the model's code may end a process
                         self._replace(launcher, gone)
                 pause(POLL_S)
         finally:
@@ -383,7 +384,7 @@ class _Crew:
             board.close()
 
     def _first_of(self, number: int) -> int:
-        """Where a process begins: apart from others, but for what comes in order."""
+        """Returns the first chunk of a process: apart from others, unless in order."""
         source, workers = self.job.source, self.job.workers
         if isinstance(source, ChunkedSource) and not source.travels_alone:
             return 0

@@ -377,7 +377,7 @@ def _scaling(plan: Plan, began: float) -> RateScaling | None:
 
 
 def most_state(model: Any) -> int:
-    """Returns the most bytes of a worker's state besides the vectors, for the server."""
+    """Returns the most bytes of a worker's state besides the vectors."""
     slots = sum(size_bytes(variable) for variable in optimizer_variables(model))
     return slots + most_bytes(local_variables(model))
 

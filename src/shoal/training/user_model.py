@@ -89,7 +89,7 @@ class UserModel:
         self._known: Vector | None = None
 
     def keep_came(self, place: int, value: Any) -> None:
-        """Notes a callback's change of a local variable: workers have its former value."""
+        """Notes a callback's change of a local variable; workers have the old value."""
         if value is not None:
             self._came.setdefault(place, np.array(value))
 
@@ -200,7 +200,7 @@ class UserModel:
             variable.assign(np.array(value, came.dtype))
 
     def _other_rates(self) -> list[Any]:
-        """Returns variables with learning rates except the one that workers are sent."""
+        """Returns variables with learning rates, except the one sent to workers."""
         kind = import_module("keras").Variable
         rates = [
             getattr(leaf, "_learning_rate", None)
@@ -211,7 +211,7 @@ class UserModel:
 
     @property
     def learning_rate(self) -> float | None:
-        """Returns the optimizer's rate; None under a schedule. Setting None does nothing."""
+        """Returns the optimizer's rate; None under a schedule, and to set nothing."""
         return learning_rate_of(self._model)
 
     @learning_rate.setter
@@ -269,7 +269,7 @@ class _Count:
 
 
 def _counts(optimizers: Sequence[Any], applied: Sequence[int]) -> list[_Count]:
-    """Returns counts of all optimizers that a training step applies, nested ones too."""
+    """Returns counts of all optimizers that a training step applies, also nested."""
     found: dict[int, _Count] = {}
     for optimizer, times in zip(optimizers, applied, strict=False):
         inner = [leaf._iterations for leaf in leaves(optimizer) if leaf.built]

@@ -162,7 +162,7 @@ def text_column(file: FileEntry, name: str, what: str) -> DataError:
 
     Args:
         file: File of the column.
-        name: Of the column.
+        name: Name of the column.
         what: Content of the column: "text (string)".
     """
     return DataError(
