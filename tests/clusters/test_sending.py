@@ -79,7 +79,7 @@ def test_mnist_on_three_hosts(mnist: Digits, capfd: pytest.CaptureFixture[str]) 
     assert len(nodes) == 3
     said = capfd.readouterr()
     assert "Epoch 3/3" in said.out
-    assert "come back by: shoal attach" in said.err
+    assert "attach to it by: shoal attach" in said.err
 
 
 def test_a_host_that_is_cut_off(
