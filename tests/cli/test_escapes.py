@@ -87,7 +87,7 @@ def test_commands_show_what_they_read(
     done = shoal(*words)
     assert odd_in(done.stdout) == odd_in(done.stderr) == set()
     assert "\x1b" not in done.output
-    assert "not foreseen" not in done.output
+    assert "not expected" not in done.output
     assert "owned" in done.output or "2026" in done.output or "removed" in done.output
 
 
@@ -230,7 +230,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_jobs_of_a_host(words: list[str], shoal: Shoal, lab: Path):
     done = shoal("jobs", "--cluster", "lab", *words)
     assert odd_in(done.output) == set(), done.output
-    assert "not foreseen" not in done.output
+    assert "not expected" not in done.output
     if words != ["logs", "x"]:
         assert "owned" in done.output
 

@@ -91,7 +91,7 @@ def test_what_was_there_before_is_refused_and_stays(
     else:
         place.mkdir(mode=0o700)
         os.chown(place, NOBODY, NOBODY)
-    with pytest.raises(Refused, match="Look who made it"):
+    with pytest.raises(Refused, match="Check its owner"):
         start()
     stop()
     assert os.path.lexists(place)

@@ -132,7 +132,7 @@ def check_all(root: str) -> list[Result]:
         ("runs", "status", "damaged", "--json"), ("runs", "logs", "damaged"),
     ):  # fmt: skip
         result = shoal(*words, *(() if "--root" in words else ("--root", root)))
-        assert "not foreseen" not in result.output, result.output
+        assert "not expected" not in result.output, result.output
         assert result.exit_code in (0, 2), result.output
         done.append(result)
     return done
@@ -391,7 +391,7 @@ def test_any_plan_is_read_or_said_on_resume(root: str, plan: Any):
     """Of a plan `resume` takes the name of the backend, and nothing else."""
     a_run(root).write("plan.json", json.dumps(plan).encode())
     done = shoal("runs", "resume", "damaged", "--root", root)
-    assert "not foreseen" not in done.output
+    assert "not expected" not in done.output
     assert done.exit_code == 2
     if isinstance(plan, dict) and plan.get("backend", "") in ("", *BACKENDS):
         assert "run .damaged. is running" in done.stderr.replace("'", ".")

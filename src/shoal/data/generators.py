@@ -76,7 +76,7 @@ class FedSource(ChunkedSource):
         """Reads batches from an iterator that continues from epoch to epoch.
 
         Args:
-            batches: Endless iterator, or with enough batches for all epochs; of one size.
+            batches: Endless iterator, or one with batches for all epochs; of one size.
             packing: How batches are made into chunks.
             steps_per_epoch: Batches of an epoch; needed.
             epochs: The first one, and one past the last.
