@@ -119,13 +119,13 @@ def test_a_checkpoint_says_which_changes_it_holds() -> None:
     assert restart.changes == 1
     for known, wanted in ((restart, 6.0), (replace(restart, changes=0), 5.0)):
         spec = replace(stand.replica.spec, changes=changes, restart=known)
-        assert list(Replica(spec, stand, SYSTEM.clock).center.statistics) == [wanted]
+        assert list(Replica(spec, SYSTEM.clock).center.statistics) == [wanted]
 
 
 def test_a_standby_knows_what_was_changed() -> None:
     stand = Stand("aeasgd", workers=1)
     stand.happens("command", changed(level=5.0).pack(), kind="changes")
-    other = Replica(stand.replica.spec, stand, SYSTEM.clock)
+    other = Replica(stand.replica.spec, SYSTEM.clock)
     other.thaw(stand.replica.freeze())
     assert other.changes == stand.replica.changes
     assert other.sessions[0].told == stand.replica.sessions[0].told

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.engine.server.event_log import LogEntry
 from shoal.engine.transport.codec import CODECS
+from shoal.engine.transport.messages.worker_to_server import Snapshot
 from shoal.strategies import get
 from shoal.testing.faults import leave
 from shoal.testing.problems import LeastSquares
-from shoal.wire.frames import Head
 from tests.engine.test_standby import WHERE, kill
 from tests.support.inline import Cluster, Outcome, Setup, train
 
@@ -132,11 +133,12 @@ def test_a_gang_is_kept_as_it_was_asked_for_whoever_is_lost_then() -> None:
             server = cluster.server
             handle = server.replica.handle
 
-            def handled(event: Head, *rest: Any) -> None:
-                if event["event"] == "snapshot" and is_lost:
+            def handled(entry: LogEntry, *rest: Any) -> Any:
+                said = getattr(entry.event, "message", None)
+                if isinstance(said, Snapshot) and is_lost:
                     server.close = server._connections.close  # type: ignore[method-assign]
                     raise SystemExit
-                handle(event, *rest)
+                return handle(entry, *rest)
 
             server.replica.handle = handled  # type: ignore[method-assign]
             return cluster.run()

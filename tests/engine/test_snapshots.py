@@ -10,14 +10,11 @@ import pytest
 from shoal.engine.controller.resume_point import ResumePoint
 from shoal.engine.environment import SYSTEM
 from shoal.engine.server.checkpoint import Restart, Snapshot
-from shoal.engine.server.event_log import LogEntry
+from shoal.engine.server.effects import AnswerWorker, Raise, TellController
 from shoal.engine.server.replica import Replica
-from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Sizes
 from shoal.engine.transport.messages.events import read_event
-from shoal.engine.transport.messages.server_to_controller import Report
-from shoal.engine.transport.messages.server_to_worker import ToWorker
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.strategies import get
 from shoal.testing.problems import LeastSquares
@@ -45,7 +42,7 @@ class Stand:
             vector=setup.vector,
             statistics=setup.statistics,
         )
-        self.replica = Replica(spec, self, SYSTEM.clock)
+        self.replica = Replica(spec, SYSTEM.clock)
         self.reports: list[tuple[Any, bytes]] = []
         self.answers: dict[int, Any] = {}
         self.questions = dict.fromkeys(range(workers), 0)
@@ -56,17 +53,16 @@ class Stand:
         for rank in range(workers):
             self.says(rank, "ready")
 
-    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
-        self.answers[session.rank] = message
-
-    def ordered(self, order: LogEntry) -> None: ...
-
-    def report(self, report: Report, *body: bytes) -> None:
-        self.reports.append((report, b"".join(body)))
-
     def happens(self, event: str, blob: bytes = b"", **fields: Any) -> None:
         found, at = read_event({"event": event, "at": 0.0, **fields})
-        self.replica.handle(found, at, blob)
+        for effect in self.replica.handle(self.replica.enter(found, at), blob):
+            match effect:
+                case AnswerWorker(session, message, _):
+                    self.answers[session.rank] = message
+                case TellController(report, body):
+                    self.reports.append((report, b"".join(body)))
+                case Raise(error):
+                    raise error
 
     def command(self, kind: str, **fields: Any) -> None:
         self.happens("command", kind=kind, **fields)

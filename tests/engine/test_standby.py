@@ -17,10 +17,8 @@ import pytest
 
 from shoal.engine.environment import SYSTEM
 from shoal.engine.server.base import BaseServer
-from shoal.engine.server.event_log import LogEntry
 from shoal.engine.server.primary import JOINED_AGAIN
 from shoal.engine.server.replica import Replica
-from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.standby import Standby, StandbySpec
 from shoal.engine.server.state_transfer import pack, unpack
 from shoal.engine.transport.messages.events import (
@@ -28,8 +26,6 @@ from shoal.engine.transport.messages.events import (
     pack_event,
     read_event,
 )
-from shoal.engine.transport.messages.server_to_controller import Report
-from shoal.engine.transport.messages.server_to_worker import ToWorker
 from shoal.engine.transport.server_connection import TURN_FRAMES, ServerConnection
 from shoal.engine.worker.shared_memory_allreduce import SharedMemoryAllReduceSpec
 from shoal.strategies import get
@@ -52,6 +48,7 @@ def kill(server: BaseServer, at: int, where: str) -> None:
     """
     count = 0
     handle, log = server.replica.handle, server._replication.log
+    carry_out = server._carry_out
 
     def die() -> None:
         server.close = server._connections.close  # type: ignore[method-assign]
@@ -64,15 +61,19 @@ def kill(server: BaseServer, at: int, where: str) -> None:
             die()
         log(*given)
 
-    def handled(*given: Any) -> None:
+    def handled(*given: Any) -> Any:
         if count == at and where == "knows":
             die()
-        handle(*given)
+        return handle(*given)
+
+    def carried_out(effects: Any) -> None:
+        carry_out(effects)
         if count == at and where == "after":
             die()
 
     server._replication.log = logged  # type: ignore[method-assign]
     server.replica.handle = handled  # type: ignore[method-assign]
+    server._carry_out = carried_out  # type: ignore[method-assign]
 
 
 def setup(name: str, **fields: Any) -> Setup:
@@ -177,18 +178,6 @@ def test_one_server_after_the_other(name: str) -> None:
     is_exact(train(setup(name), (9, "after"), (12, "before"), (7, "knows")))
 
 
-class Silence:
-    """Nobody who could be told anything."""
-
-    def answer(
-        self, session: WorkerSession, message: ToWorker, blob: bytes
-    ) -> None: ...
-
-    def ordered(self, order: LogEntry) -> None: ...
-
-    def report(self, report: Report, *body: bytes) -> None: ...
-
-
 def describe(replica: Replica) -> dict[str, Any]:
     """What machines that took the same events agree on."""
     found = unpack(pack(replica.freeze()))
@@ -232,7 +221,7 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
 
         cluster.server._replication.log = record  # type: ignore[method-assign]
         spec = cluster.server.spec
-        again = Replica(spec, Silence(), SYSTEM.clock)
+        again = Replica(spec, SYSTEM.clock)
         again.thaw(unpack(pack(replica.freeze())))
         cluster.run()
     assert len(taken) > 20  # joins, pushes, and how often somebody has to wait
@@ -242,7 +231,7 @@ def test_a_machine_is_what_its_events_make_of_it(name: str) -> None:
         if vectors:
             assert isinstance(event, WorkerSays)
             again.sessions[event.rank].buffers.up[:] = vectors
-        again.handle(event, at, blob)
+        again.handle(again.enter(event, at), blob)
 
 
 def test_a_leader_with_much_to_say_leaves_time_for_others() -> None:

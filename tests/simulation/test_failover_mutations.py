@@ -61,7 +61,8 @@ def answers_before_the_standby_knows(patch: Patch) -> None:
 @mutant
 def tells_the_standby_after_the_event(patch: Patch) -> None:
     def do(self: Any, event: Any, session: Any = None, blob: Any = b"") -> None:
-        self.replica.handle(event, 0.0, blob)
+        entry = self.replica.enter(event, 0.0)
+        self._carry_out(self.replica.handle(entry, blob))
         self._replication.log(event, 0.0, session, blob)
 
     patch.setattr(Primary, "_do", do)

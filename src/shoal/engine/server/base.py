@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import socket
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from shoal.engine.coordination.timeouts import StragglerTimeout
 from shoal.engine.environment import SYSTEM, Environment
-from shoal.engine.server.event_log import LogEntry
+from shoal.engine.server.effects import (
+    AnswerWorker,
+    Effect,
+    Raise,
+    TellController,
+)
 from shoal.engine.server.replica import Replica, StrategyFailed
 from shoal.engine.server.replication import FailoverState, Replication, StandbyPeer
 from shoal.engine.server.reports import ReportChannel
@@ -102,14 +107,14 @@ class BaseServer(Listener):
                 ReportChannel(),
                 StragglerTimeout(),
             )
-            self.replica = Replica(spec, self, environment.clock)
+            self.replica = Replica(spec, environment.clock)
+            self._carry_out(self.replica.take_effects())
         else:
             self._report_channel, self._straggler_timeout = (
                 handover.report_channel,
                 handover.straggler_timeout,
             )
             self.replica = handover.replica
-            self.replica.serve(self)
         self._spread = InPairs()
         self.replica.center.spread(self._spread, self._spread.beside(self._count_busy))
         connections.deliver_to(self)
@@ -200,8 +205,21 @@ class BaseServer(Listener):
                 peer.vector_codec.sent()
         self._replication.send(peer, message, *parts, blob)
 
-    def ordered(self, order: LogEntry) -> None:
-        """An event is about to be handled."""
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        """Does what follows from an event, in order.
+
+        Raises:
+            StrategyFailed: The strategy's own code raised.
+            ValueError: The event made no sense; or another of `WRONG`.
+        """
+        for effect in effects:
+            match effect:
+                case AnswerWorker(session, message, blob):
+                    self.answer(session, message, blob)
+                case TellController(report, body):
+                    self.report(report, *body)
+                case Raise(error):
+                    raise error
 
     @abstractmethod
     def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:

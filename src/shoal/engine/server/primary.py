@@ -173,7 +173,7 @@ class Primary(BaseServer):
         super().close()
 
     def _tell_of_failure(self, report: Broken) -> None:
-        self.replica.tell(report)
+        self._carry_out(self.replica.tell(report))
 
     # ---------------------------------------------------------------- events
 
@@ -192,14 +192,12 @@ class Primary(BaseServer):
         """
         at = round(self._clock() - self._began, 6)
         self._replication.log(event, at, session, blob)
-        self.replica.handle(event, at, blob)
+        entry = self.replica.enter(event, at)
+        for shard in list(self._shards.values()):
+            self._send_order(shard, entry)
+        self._carry_out(self.replica.handle(entry, blob))
         if self.spec.rules.quorum:
             self._straggler_timeout.look(self.replica.sequencer.standing, self._clock())
-
-    def ordered(self, order: LogEntry) -> None:
-        """Other servers are told before this one does its part."""
-        for shard in list(self._shards.values()):
-            self._send_order(shard, order)
 
     def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
         """Answers a worker; one that is on its way back asks again."""

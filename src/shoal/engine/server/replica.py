@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from shoal.engine.coordination import instructions
 from shoal.engine.coordination.instructions import (
@@ -27,9 +27,10 @@ from shoal.engine.coordination.instructions import (
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.timeouts import LivenessTimeout
 from shoal.engine.server.center import Center
+from shoal.engine.server.effects import AnswerWorker, Effect, Raise
 from shoal.engine.server.event_log import EventLog, LogEntry
 from shoal.engine.server.pending_requests import PendingRequests
-from shoal.engine.server.reports import ReportBuffer, ReportOutlet
+from shoal.engine.server.reports import ReportBuffer
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Buffers
@@ -99,34 +100,22 @@ class StrategyFailed(Exception):
     """The strategy's own code raised; its text is for the user."""
 
 
-class Outlet(ReportOutlet, Protocol):
-    """Where answers and reports go."""
-
-    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
-        """A worker is answered; vectors that go along are in its bulk."""
-
-    def ordered(self, order: LogEntry) -> None:
-        """An event is about to be handled; others that hold vectors may begin."""
-
-
 @final
 class Replica:
     """A run, as its server knows it.
 
     Args:
         spec: What to serve.
-        outlet: Where answers and reports go.
         clock: Measures how long workers are silent; it decides nothing in here.
     """
 
-    def __init__(
-        self, spec: ServerSpec, outlet: Outlet, clock: Callable[[], float]
-    ) -> None:
-        self.spec, self._outlet, self._clock = spec, outlet, clock
+    def __init__(self, spec: ServerSpec, clock: Callable[[], float]) -> None:
+        self.spec, self._clock = spec, clock
+        self._effects: list[Effect] = []
         self.sessions: dict[int, WorkerSession] = {}
         self.at = 0.0
         """Seconds of the run at the last event."""
-        self.report_buffer = ReportBuffer(spec.sizes, outlet, spec.losses)
+        self.report_buffer = ReportBuffer(spec.sizes, self._effects, spec.losses)
         self.event_log = EventLog(spec.others)
         restart = spec.restart
         self.sequencer = (
@@ -167,9 +156,14 @@ class Replica:
 
     _PLAIN = ("at", "sequencer", "learning_rate", "_nan_status")
 
-    def serve(self, outlet: Outlet) -> None:
-        """Answers and reports go elsewhere from now on."""
-        self._outlet = self.report_buffer.outlet = outlet
+    def take_effects(self) -> list[Effect]:
+        """What is to be done, and was not taken yet.
+
+        A run that goes on from a checkpoint has something to tell from its beginning.
+        """
+        found = self._effects.copy()
+        self._effects.clear()
+        return found
 
     @property
     def is_quiet(self) -> bool:
@@ -208,20 +202,38 @@ class Replica:
 
     # -------------------------------------------------------------- events
 
-    def handle(self, event: Event, at: float, blob: bytes | memoryview = b"") -> None:
-        """Takes one event.
+    def enter(self, event: Event, at: float) -> LogEntry:
+        """Gives an event its place among all; `handle` is next.
+
+        Where several servers share the vector, the others are told before this one
+        does its part, so that all parts are computed at once.
 
         Args:
             event: What happens. The vectors of a worker's message lie in the buffers
                 of its session.
             at: Seconds of the run.
-            blob: An optimizer's state, of a `Snapshot`; or changes of callbacks.
-
-        Raises:
-            StrategyFailed: The strategy's own code raised.
         """
         self.at = at
-        self._outlet.ordered(self.event_log.add(event, at))
+        return self.event_log.add(event, at)
+
+    def handle(self, entry: LogEntry, blob: bytes | memoryview = b"") -> list[Effect]:
+        """Handles an event, and calls nobody.
+
+        Args:
+            entry: What `enter` gave.
+            blob: An optimizer's state, of a `Snapshot`; or changes of callbacks.
+
+        Returns:
+            What is to be done, in this order. The last one raises where the strategy's
+            own code did (`StrategyFailed`), or where the event makes no sense.
+        """
+        try:
+            self._handle(entry.event, blob)
+        except Exception as error:
+            self._effects.append(Raise(error))
+        return self.take_effects()
+
+    def _handle(self, event: Event, blob: bytes | memoryview) -> None:
         match event:
             case WorkerJoins():
                 self._join(event)
@@ -253,7 +265,7 @@ class Replica:
         )
         self.sessions[rank] = session
         session.liveness.answered(self._clock())
-        self.tell(
+        self._tell(
             Joined(
                 rank=rank,
                 incarnation=incarnation,
@@ -277,7 +289,7 @@ class Replica:
         )
         if isinstance(message, WorkerReport):
             told = WorkerTold(rank=rank, incarnation=incarnation, said=message)
-            self.tell(told)
+            self._tell(told)
         session.question, session.answer = event.question, None
         match message:
             case Push():
@@ -285,7 +297,7 @@ class Replica:
             case Need():
                 self._carry_out(self.sequencer.need(*who))
             case Ready():
-                self.tell(WorkerReady(rank=rank, incarnation=incarnation))
+                self._tell(WorkerReady(rank=rank, incarnation=incarnation))
                 self._carry_out(self.sequencer.ready(*who))
             case Snapshot():
                 self._refresh(session)
@@ -304,7 +316,7 @@ class Replica:
         rank, incarnation = session.rank, session.incarnation
         del self.sessions[rank]
         self.center.forget(rank)
-        self.tell(
+        self._tell(
             WorkerLeft(
                 rank=rank,
                 incarnation=incarnation,
@@ -319,7 +331,7 @@ class Replica:
         late = self.sequencer.standing.awaited
         found = self.sequencer.overdue()
         if found:
-            self.tell(Late(ranks=[*late]))
+            self._tell(Late(ranks=[*late]))
         self._carry_out(found)
 
     def _push(self, session: WorkerSession, message: Push) -> None:
@@ -361,14 +373,14 @@ class Replica:
                     self._pending_requests.roll_back()
                     self._tell_rollback(lineage)
                 case Ungroup():
-                    self.tell(Warned(text=UNGROUPED))
+                    self._tell(Warned(text=UNGROUPED))
 
     def _tell_rollback(self, lineage: int) -> None:
         """What was counted since the snapshot is not committed any more."""
         ledger = self.sequencer.ledger
         committed = {str(e): ledger.committed(e) for e in ledger.epochs}
         clock = self.sequencer.clock
-        self.tell(RolledBack(lineage=lineage, clock=clock, committed=committed))
+        self._tell(RolledBack(lineage=lineage, clock=clock, committed=committed))
 
     def _apply(self, session: WorkerSession, facts: Facts) -> None:
         buffers = session.buffers
@@ -485,7 +497,7 @@ class Replica:
         """Answers a worker; the next word is its own."""
         session.liveness.answered(self._clock())
         session.answer = message, blob
-        self._outlet.answer(session, message, blob)
+        self._effects.append(AnswerWorker(session, message, blob))
 
     def state(self) -> RunState:
         """What every answer tells."""
@@ -550,6 +562,10 @@ class Replica:
         )
         self.report_buffer.show(report, center)
 
-    def tell(self, report: Report, *body: bytes) -> None:
+    def tell(self, report: Report) -> list[Effect]:
         """Tells the controller, after everything that happened before."""
-        self.report_buffer.tell(report, *body)
+        self._tell(report)
+        return self.take_effects()
+
+    def _tell(self, report: Report) -> None:
+        self.report_buffer.tell(report)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 
 from shoal.engine.server.center import Center
+from shoal.engine.server.effects import Effect, TellController
 from shoal.engine.server.records import EpochEnd, Record
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.buffers import Sizes
@@ -192,27 +193,20 @@ def share_of_loss(rank: int, facts: Mapping[int, Facts]) -> float:
     return facts[rank].samples / mass * sum(rows.values()) / rows[rank]
 
 
-class ReportOutlet(Protocol):
-    """Where reports go."""
-
-    def report(self, report: Report, *body: bytes) -> None:
-        """The controller is told; `report.number` counts what it was told."""
-
-
 @final
 class ReportBuffer:
     """Gathers and numbers what the controller is told.
 
     Args:
         sizes: Of the vectors.
-        outlet: Where reports go.
+        effects: Where reports are added.
         losses: See `EpochTotals`.
     """
 
     def __init__(
-        self, sizes: Sizes, outlet: ReportOutlet, losses: Sequence[int] = ()
+        self, sizes: Sizes, effects: list[Effect], losses: Sequence[int] = ()
     ) -> None:
-        self.outlet = outlet
+        self._effects = effects
         self.epoch_totals = EpochTotals(sizes.metrics, losses)
         self._told, self._has_worked = 0, False
 
@@ -276,7 +270,8 @@ class ReportBuffer:
 
     def _report(self, report: Report, *body: bytes) -> None:
         self._told += 1
-        self.outlet.report(numbered(report, self._told), *body)
+        told = numbered(report, self._told)
+        self._effects.append(TellController(told, body))
 
 
 Send = Callable[..., None]

@@ -170,7 +170,8 @@ class Shard(BaseServer):
             self._replication.log(event, at, None, blob)
             # What number 0 could not carry out, this one cannot either.
             with suppress(ArithmeticError, LookupError, TypeError, ValueError):
-                self.replica.handle(event, at, blob)
+                entry = self.replica.enter(event, at)
+                self._carry_out(self.replica.handle(entry, blob))
             if isinstance(event, WorkerJoins):
                 self._seat_early()
 

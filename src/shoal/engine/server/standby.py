@@ -16,12 +16,16 @@ from typing import final
 from shoal.engine.coordination.timeouts import StragglerTimeout
 from shoal.engine.environment import SYSTEM, Environment
 from shoal.engine.server.base import FLUSH_S, BaseServer, open_connections
-from shoal.engine.server.event_log import LogEntry
+from shoal.engine.server.effects import (
+    AnswerWorker,
+    Effect,
+    Raise,
+    TellController,
+)
 from shoal.engine.server.primary import Primary
 from shoal.engine.server.replica import Replica, StrategyFailed
 from shoal.engine.server.replication import Caller, FailoverState
 from shoal.engine.server.reports import ReportChannel
-from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.shard import Shard
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import unpack
@@ -30,8 +34,8 @@ from shoal.engine.transport.listener import Connections, Listener, Peer
 from shoal.engine.transport.messages.base import by_kind, read
 from shoal.engine.transport.messages.controller_to_server import Control, Lead
 from shoal.engine.transport.messages.events import Staged, WorkerLeaves, WorkerSays
-from shoal.engine.transport.messages.server_to_controller import Report, VectorReport
-from shoal.engine.transport.messages.server_to_worker import Elsewhere, ToWorker
+from shoal.engine.transport.messages.server_to_controller import VectorReport
+from shoal.engine.transport.messages.server_to_worker import Elsewhere
 from shoal.engine.transport.messages.shard import Attend, ShardCalls
 from shoal.engine.transport.messages.standby import (
     TO_STANDBY,
@@ -93,7 +97,7 @@ class Standby(Listener):
         self._environment, self._clock = environment, environment.clock
         self._spec, self._connections, self._link = spec, connections, link
         connections.deliver_to(self)
-        self._replica = Replica(spec, self, environment.clock)
+        self._replica = Replica(spec, environment.clock)
         self._landing = memoryview(bytearray(spec.sizes.up_bytes))
         self._report_channel, self._straggler_timeout = (
             ReportChannel(),
@@ -358,13 +362,11 @@ class Standby(Listener):
             return
         if self._failure is not None:
             return
-        try:
-            self._replica.handle(event, logged.at, blob)
-        except StrategyFailed as error:
-            self._failure = error  # the leader found the same, and tells if it can
+        entry = self._replica.enter(event, logged.at)
+        for effect in self._replica.handle(entry, blob):
+            self._keep(effect)
+        if self._failure is not None:
             return
-        except (ArithmeticError, LookupError, TypeError, ValueError):
-            pass  # what the leader could not carry out, it cannot either
         if isinstance(event, WorkerLeaves):
             self._forget_slot(event.rank, event.incarnation)
         self._took_at = self._clock()
@@ -372,6 +374,23 @@ class Standby(Listener):
             self._straggler_timeout.look(
                 self._replica.sequencer.standing, self._took_at
             )
+
+    def _keep(self, effect: Effect) -> None:
+        """The leader does what follows from an event; this one must know of it."""
+        match effect:
+            case AnswerWorker():
+                pass  # the session keeps it
+            case TellController(report, body):
+                # Kept until the controller has heard it of the leader.
+                if not self._spec.shard or isinstance(report, VectorReport):
+                    self._report_channel.keep(report, *body)
+            case Raise(StrategyFailed() as error):
+                self._failure = error  # the leader found the same, and tells if it can
+            case Raise(error):
+                # What the leader could not carry out, it cannot either.
+                known = ArithmeticError, LookupError, TypeError, ValueError
+                if not isinstance(error, known):
+                    raise error
 
     def _forget_slot(self, rank: int, incarnation: int) -> None:
         slot = self._slots.pop((rank, incarnation), None)
@@ -387,17 +406,6 @@ class Standby(Listener):
                 self._forget_slot(*who)
 
     # ----------------------------------------------------------------- peers
-
-    def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
-        """The leader answers; the post keeps it."""
-
-    def ordered(self, order: LogEntry) -> None:
-        """The leader tells others; the machine keeps what they may lack."""
-
-    def report(self, report: Report, *body: bytes) -> None:
-        """Kept until the controller has heard it of the leader."""
-        if not self._spec.shard or isinstance(report, VectorReport):
-            self._report_channel.keep(report, *body)
 
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
         """Workers that lost the leader wait; new ones are sent to it."""
