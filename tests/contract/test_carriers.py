@@ -340,14 +340,20 @@ def test_a_caller_without_the_key_hears_nothing(bench: Bench, toy: Any) -> None:
     assert "caller(s) were turned away" in bench.carrier.room
 
 
-def test_an_agent_that_talks_nonsense_is_dropped(bench: Bench, toy: Any) -> None:
+@pytest.mark.parametrize(
+    "said",
+    ["{'kind': 'arrive', 'node': 7}", "{'kind': 'hello'}", "{'kind': 'a'}, b'x'"],
+)
+def test_an_agent_that_talks_nonsense_is_dropped(
+    bench: Bench, toy: Any, said: str
+) -> None:
     toy.text[0] = (
         "import sys, time; sys.path[:] = sys.argv[1].split(':')\n"
         "from shoal.launchers.agent_loop import Ticket\n"
         "from shoal.wire.frames import Link\n"
         "t = Ticket.from_text(sys.stdin.readline())\n"
         "link = Link((t.host, t.port), t.key, certificate=t.certificate)\n"
-        "link.send({'kind': 'arrive', 'node': 7})\n"
+        f"link.send({said})\n"
         "time.sleep(600)"
     )
     assert "is none of ours" in bench.end_of(bench.start("pass")).reason

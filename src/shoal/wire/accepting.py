@@ -21,6 +21,7 @@ def accept(
     connection: socket.socket,
     keys: Mapping[str, bytes],
     context: ssl.SSLContext | None = None,
+    max_body_bytes: int = 0,
 ) -> tuple[str, Link]:
     """Greets a caller that proves one of these keys; hangs up on any other.
 
@@ -28,6 +29,7 @@ def accept(
         connection: That was accepted; owned from now on.
         keys: Name of a caller -> its key.
         context: Of TLS, None for none.
+        max_body_bytes: Larger frames of the caller are refused; default 0: heads only.
 
     Returns:
         The name of the caller, and the connection for frames.
@@ -53,7 +55,7 @@ def accept(
         connection.close()
         raise
     connection.settimeout(None)
-    return name, Link.accepted(connection)
+    return name, Link.accepted(connection, max_body_bytes)
 
 
 def _answer(hello: bytes, keys: Mapping[str, bytes]) -> tuple[str, Callee, bytes]:

@@ -162,14 +162,15 @@ class Link:
             raise
 
     @classmethod
-    def accepted(cls, connection: socket.socket) -> Link:
+    def accepted(cls, connection: socket.socket, max_body_bytes: int) -> Link:
         """The side that was called, after the greeting; see `accepting.accept`.
 
         Args:
             connection: Owned from now on.
+            max_body_bytes: Larger frames are refused.
         """
         link = cls.__new__(cls)
-        link._max_body_bytes, link._meanwhile = 1 << 40, lambda: None
+        link._max_body_bytes, link._meanwhile = max_body_bytes, lambda: None
         link._room, link._ahead = memoryview(bytearray(AHEAD_BYTES)), memoryview(b"")
         link._place, link._until = "a caller", 0.0
         link.is_closing, link.socket = False, connection
