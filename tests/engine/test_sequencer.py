@@ -68,6 +68,11 @@ class Table:
     def incarnation(self, rank: int) -> int:
         return self.sequencer.members[rank].incarnation
 
+    def asked(self, rank: int) -> bool:
+        """Whether a worker was asked for its state, or is with its next answer."""
+        publishing = self.sequencer._publishing
+        return publishing.publisher == rank or publishing.ask(rank)
+
     def push(self, rank: int, *pieces: Piece, **fields: Any) -> list[Any]:
         self.sequences[rank] += 1
         rows = sum(piece.rows for piece in pieces)
@@ -299,7 +304,7 @@ class TestGang:
         table.seat(0, 1)
         table.seat(2)
         found = table.push(0, table.held(0)[0]) + table.push(1, table.held(1)[0])
-        assert table.sequencer.asked(0)
+        assert table.asked(0)
         found = table.publish(0)
         assert answers(found, 2) == [Answer(2, "grant", "snapshot")]
         table.need(2)
@@ -330,7 +335,7 @@ class TestGang:
         table.push(1, table.held(1)[0])
         table.seat(2)
         table.push(0, table.held(0)[0])
-        assert table.sequencer.asked(0)
+        assert table.asked(0)
         [welcome] = answers(table.publish(0), 2)
         assert (welcome.kind, welcome.body) == ("grant", "snapshot")
 
@@ -339,7 +344,7 @@ class TestGang:
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
-        assert table.sequencer.asked(0)
+        assert table.asked(0)
         assert EpochDone(0) in table.publish(0)
         table.need(0)
         assert table.seat(1) == [Answer(0, "publish")]
@@ -357,11 +362,11 @@ class TestGang:
         table.seat(0, 1)
         table.seat(2)
         if is_told:
-            assert table.sequencer.asked(0)
+            assert table.asked(0)
             assert table.sequencer.publisher == 0
         table.leave(0)
         assert table.sequencer.publisher is None
-        assert table.sequencer.asked(1)
+        assert table.asked(1)
 
     def test_the_controllers_question_outlives_who_was_asked(self) -> None:
         table = Table(workers=1)
@@ -372,7 +377,7 @@ class TestGang:
         assert table.seat(1)[0] == Answer(1, "publish")
         table.publish(1)
         assert table.sequencer.publisher is None
-        assert not table.sequencer.asked(1)
+        assert not table.asked(1)
 
     def test_only_one_is_asked_at_a_time(self) -> None:
         # A second one was, and its older state could arrive last.
@@ -382,8 +387,8 @@ class TestGang:
         table.seat(3)
         table.push(1, table.held(1)[0])
         assert table.seat(4) == []
-        assert table.sequencer.asked(0)
-        assert not table.sequencer.asked(1)
+        assert table.asked(0)
+        assert not table.asked(1)
         assert table.publish(1) == []
 
     def test_all_lost_goes_back_to_the_snapshot(self) -> None:
@@ -405,7 +410,7 @@ class TestGang:
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
-        assert table.sequencer.asked(0)
+        assert table.asked(0)
         table.publish(0)
         table.leave(0)
         [welcome] = table.seat(0)
@@ -416,7 +421,7 @@ class TestGang:
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
-        assert table.sequencer.asked(0)
+        assert table.asked(0)
         table.need(0)  # said before it was asked, and delivered late
         assert table.publish(0) == [EpochDone(0)]
         assert not table.sequencer.members[0].is_parked
@@ -437,7 +442,7 @@ class TestGang:
         table.sequencer.halt()
         for piece in table.held(0):
             table.push(0, piece)
-        assert table.sequencer.asked(0)
+        assert table.asked(0)
         assert table.publish(0) == [EpochDone(0)]
         assert table.sequencer.ledger.committed(0) == 8
 
@@ -461,7 +466,7 @@ class TestGang:
         table.sequencer.halt()
         table.leave(0)
         table.seat(0)
-        assert table.sequencer.publisher == 0 or table.sequencer.asked(0)
+        assert table.asked(0)
         assert EpochDone(0) in table.publish(0)
 
 
@@ -529,7 +534,7 @@ class TestCheckpoints:
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
-        assert table.sequencer.asked(0)
+        assert table.asked(0)
         table.publish(0)
         table.sequencer.proceed(1)
         table.need(0)

@@ -324,7 +324,7 @@ class InlineCluster:
             self._inline_workers.pull(worker)
         elif answer.body == "center":
             self._inline_workers.adopt(worker, center.vector)
-        if answer.kind == "publish" or self._sequencer.asked(worker.rank):
+        if answer.kind == "publish" or answer.wants_snapshot:
             self._publish(worker)
         self._begin(worker)
 

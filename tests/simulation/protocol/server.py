@@ -315,9 +315,7 @@ class SimServer:
         if line is None:
             require(False, "answers go to the living", answer)
             return
-        is_order = answer.kind == "publish" or (
-            answer.kind != "again" and self.sequencer.asked(answer.rank)
-        )
+        is_order = answer.kind == "publish" or answer.wants_snapshot
         is_mean = answer.body == "reply" and self.rules.exchanges_gradients
         value = self._mean() if is_mean else self.center.value
         letter = Letter(answer.kind, answer.body, answer.pieces, weights=value)

@@ -155,6 +155,8 @@ class Answer(NamedTuple):
         pieces: New leases; of a "repeat" all leases, as an answer was lost.
         group: That averages the next step, None where the server does.
         sums: Of the round, that the push is to be computed for; see `Push.assumed`.
+        wants_snapshot: The worker is also asked for its state; "publish" says nothing
+            else.
     """
 
     rank: int
@@ -163,6 +165,7 @@ class Answer(NamedTuple):
     pieces: tuple[Piece, ...] = ()
     group: Group | None = None
     sums: tuple[float, ...] = ()
+    wants_snapshot: bool = False
 
 
 class Refuse(NamedTuple):

@@ -133,6 +133,13 @@ class Publishing:
         later = [member for member in members if member.rank > after]
         return (later or members)[0]
 
+    def ask(self, rank: int) -> bool:
+        """Whether an answer to a worker has to ask it; it is asked then."""
+        if self.asked != rank:
+            return False
+        self.asked, self.publisher = None, rank
+        return True
+
     def forget(self, rank: int) -> None:
         """A worker is gone; another will be asked in its place."""
         self.joiners = [r for r in self.joiners if r != rank]

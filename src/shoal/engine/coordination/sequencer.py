@@ -7,7 +7,9 @@ thread or vector here, so that tests can drive it through any schedule.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 from shoal.engine.coordination.epochs import Epochs
 from shoal.engine.coordination.groups import Grouping
@@ -46,6 +48,25 @@ __all__ = [
     "Rules",
     "Sequencer",
 ]
+
+
+P = ParamSpec("P")
+Method: TypeAlias = Callable[Concatenate["Sequencer", P], list[Instruction]]
+
+
+def _asking(method: Method[P]) -> Method[P]:
+    """Completes what a method tells with a request for a worker's state, if one is due.
+
+    Only then, as whom to ask is not clear before all of an event is decided.
+    """
+
+    @wraps(method)
+    def complete(
+        self: Sequencer, *args: P.args, **kwargs: P.kwargs
+    ) -> list[Instruction]:
+        return self.with_request(method(self, *args, **kwargs))
+
+    return complete
 
 
 class Sequencer:
@@ -168,6 +189,7 @@ class Sequencer:
         """The worker that is asked for its state, and has not sent it yet."""
         return self._publishing.publisher
 
+    @_asking
     def ready(self, rank: int, incarnation: int) -> list[Instruction]:
         """A worker has compiled and can take data."""
         if not self._roster.is_current(rank, incarnation):
@@ -191,6 +213,7 @@ class Sequencer:
         found = self._welcome([member]) if has_snapshot else []
         return found + self._ask() + self._hand_out()
 
+    @_asking
     def leave(self, rank: int, incarnation: int) -> list[Instruction]:
         """A worker is gone: its leases return, its round does not wait for it."""
         if not self._roster.is_current(rank, incarnation):
@@ -211,6 +234,7 @@ class Sequencer:
             found += self._roll_back()
         return found + self._ask() + self._close_round() + self._hand_out()
 
+    @_asking
     def expect(self, workers: int) -> list[Instruction]:
         """The controller will not bring up more workers than this before the start."""
         self.expected = workers
@@ -221,6 +245,7 @@ class Sequencer:
 
     # ------------------------------------------------------------- epochs
 
+    @_asking
     def proceed(self, epoch: int) -> list[Instruction]:
         """Opens an epoch; without a barrier the one after it may open by itself.
 
@@ -230,6 +255,7 @@ class Sequencer:
         untold = self._epochs.proceed(epoch)
         return [*map(EpochDone, untold), *self._hand_out()]
 
+    @_asking
     def pace(self, after: int | None) -> list[Instruction]:
         """Hands out one step after this version, and no more: the controller is asked.
 
@@ -252,11 +278,13 @@ class Sequencer:
         """Most steps that a worker may hold; None where it does not matter."""
         return None if self._limit is None else max(0, self._limit - self.version)
 
+    @_asking
     def halt(self) -> list[Instruction]:
         """Hands out no more: open epochs end with the samples that are held."""
         self._epochs.halt()
         return self._end_epochs() + self._ask()
 
+    @_asking
     def finish(self) -> list[Instruction]:
         """Ends the run: whoever waits is told, the others at their next message."""
         self.has_finished = True
@@ -285,6 +313,7 @@ class Sequencer:
 
     # -------------------------------------------------------------- pushes
 
+    @_asking
     def push(self, push: Push) -> list[Instruction]:
         """A worker sends what it did since its last push."""
         # Who sent it comes first, then which history it belongs to, then whether it
@@ -345,6 +374,7 @@ class Sequencer:
         member.version, member.is_stale = self.version, False
         return Answer(member.rank, "repeat", "center", held)
 
+    @_asking
     def need(self, rank: int, incarnation: int) -> list[Instruction]:
         """A worker has no data left; it is answered when there is some."""
         if not self._roster.is_current(rank, incarnation):
@@ -367,6 +397,7 @@ class Sequencer:
         ready = self._roster.ready()
         return self._round.standing(self.version, ready, self.ledger, self.publisher)
 
+    @_asking
     def overdue(self) -> list[Instruction]:
         """The time of grace is over: a quorate round closes without the late.
 
@@ -431,6 +462,7 @@ class Sequencer:
 
     # ------------------------------------------------- published snapshots
 
+    @_asking
     def ask(self, after: int | None = None) -> list[Instruction]:
         """The controller wants the whole state of one worker.
 
@@ -462,13 +494,23 @@ class Sequencer:
         self._publishing.asked, self._publishing.publisher = None, member.rank
         return [Answer(member.rank, "publish")]
 
-    def asked(self, rank: int) -> bool:
-        """Whether an answer to a worker must ask for a snapshot; it is asked then."""
-        if self._publishing.asked != rank:
-            return False
-        self._publishing.asked, self._publishing.publisher = None, rank
-        return True
+    def with_request(self, found: list[Instruction]) -> list[Instruction]:
+        """Lets the next answer to the worker that is to publish its state say so.
 
+        Told "again", a worker has something else to say first. The request goes out
+        with this answer and with no other, on the standby too, which makes the same
+        answers (decision 14).
+        """
+        if self._publishing.asked is None:
+            return found
+        for place, answer in enumerate(found):
+            if not isinstance(answer, Answer) or answer.kind in ("again", "publish"):
+                continue
+            if self._publishing.ask(answer.rank):
+                found[place] = answer._replace(wants_snapshot=True)
+        return found
+
+    @_asking
     def published(self, rank: int, incarnation: int) -> list[Instruction]:
         """A snapshot has arrived: the center is the gang's state of this version."""
         if not self._roster.is_current(rank, incarnation) or self.publisher != rank:

@@ -235,6 +235,14 @@ class Replica:
 
     def _handle(self, event: Event, blob: bytes | memoryview) -> None:
         match event:
+            case WorkerSays() | WorkerLeaves():
+                session = self.sessions.get(event.rank)
+                if session is None or session.incarnation != event.incarnation:
+                    return
+                if isinstance(event, WorkerSays):
+                    self._hear(session, event, blob)
+                else:
+                    self._leave(session, event)
             case WorkerJoins():
                 self._join(event)
             case Commanded(command=command):
@@ -243,14 +251,6 @@ class Replica:
                 self.report_buffer.flush()
             case Overdue():
                 self._close_without_the_late()
-            case WorkerSays() | WorkerLeaves():
-                session = self.sessions.get(event.rank)
-                if session is None or session.incarnation != event.incarnation:
-                    return
-                if isinstance(event, WorkerLeaves):
-                    self._leave(session, event)
-                else:
-                    self._hear(session, event, blob)
 
     def _join(self, event: WorkerJoins) -> None:
         member = self.sequencer.join(event.hint)
@@ -459,12 +459,6 @@ class Replica:
     def _answer(self, answer: Answer) -> None:
         session = self.sessions[answer.rank]
         buffers = session.buffers
-        wants_snapshot = answer.kind == "publish" or (
-            # Told "again", a worker has something else to say first. `asked` changes
-            # the sequencer: the request goes out with this answer and with no other,
-            # on the standby too, which makes the same answers (decision 14).
-            answer.kind != "again" and self.sequencer.asked(answer.rank)
-        )
         if answer.body != "none":
             if answer.body != "reply":
                 buffers.reply[:] = self.center.vector
@@ -477,7 +471,7 @@ class Replica:
             nan_status=self._nan_status,
             group=answer.group,
             sums=answer.sums,
-            wants_snapshot=wants_snapshot,
+            wants_snapshot=answer.wants_snapshot or answer.kind == "publish",
             changes=len(changes),
             state=self.state(),
         )

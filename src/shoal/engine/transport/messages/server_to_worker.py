@@ -10,7 +10,7 @@ import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias, final
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, final
 
 from shoal.engine.coordination.instructions import Body, Group
 from shoal.engine.coordination.ledger import Piece
@@ -69,8 +69,7 @@ def pack_slot(offer: SlotOffer | None) -> dict[str, str] | None:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+class RunState(NamedTuple):
     """What every answer tells of the run.
 
     Args:
