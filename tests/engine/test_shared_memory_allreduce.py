@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from shoal.data.order import Order
 from shoal.engine.coordination.instructions import Group
 from shoal.engine.coordination.ledger import Piece
+from shoal.engine.environment import SYSTEM
+from shoal.engine.transport.messages.worker_to_server import NanStatus
 from shoal.engine.transport.shared_memory import Slot
 from shoal.engine.worker import shared_memory_allreduce
 from shoal.engine.worker.client import Times, Weight
@@ -366,10 +368,12 @@ def test_who_is_told_that_the_run_is_over_takes_no_step(tmp_path: Path) -> None:
         group = Group(1, (0, 1))
         client: Any = SimpleNamespace(
             push_shared=lambda *_: None, confirm=lambda: True, times=Times(),
+            environment=SYSTEM,
             progress=SimpleNamespace(is_done=True, sums=(), group=group, lineage=0),
         )  # fmt: skip
         zero = np.zeros(PROBLEM.size, "f4")
-        part = Part(Piece(0, 0, 1), zero, zero[:0], Weight(1.0, 1.0), 0, 0)
+        fine, weight = NanStatus.FINITE, Weight(1.0, 1.0)
+        part = Part(Piece(0, 0, 1), zero, zero[:0], weight, fine, fine)
         with pipe() as (server, other):
             client.line_to_server = server
             os.write(other, b"done")
