@@ -1,4 +1,4 @@
-"""What is decided about a run: samples, leases, rounds, versions, timeouts. Pure.
+"""Decisions about a run: samples, leases, rounds, versions, timeouts. Pure.
 
 Imports no clock, socket, thread or vector, and no other folder of the engine.
 """

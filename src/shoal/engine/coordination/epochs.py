@@ -1,7 +1,7 @@
-"""Which epochs are open, and what the run clock says. Pure.
+"""Open epochs and the run clock. Pure.
 
-This file decides when an epoch opens and when it is complete; the samples in
-between are the ledger's.
+This file decides when an epoch opens and when it is complete; the ledger decides
+about the samples in between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.engine.coordination.ledger import Ledger
 
 
 class Saved(NamedTuple):
-    """A ledger to go back to, and the version of the center that shows it."""
+    """A ledger to restore, and the version of the center that belongs to it."""
 
     ledger: dict[str, Any]
     version: int
@@ -25,7 +25,7 @@ class Epochs:
     """The epochs of a run, and the ledger of their samples.
 
     Args:
-        rules: Of the run.
+        rules: Rules of the run.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -41,10 +41,10 @@ class Epochs:
         """Opens an epoch; without a barrier the one after it may open by itself.
 
         Returns:
-            Epochs from this one on that were complete in a checkpoint: whoever asks
-            for them may have missed that.
+            Epochs from this one on that were already complete in the checkpoint; the
+            controller that asks may not have heard of them.
         """
-        # Of a run that was halted, a controller says again what it said before that.
+        # After a halt and a restart, a controller repeats what it said before the halt.
         is_last = self._rules.has_barrier or self.is_halted
         self._allowed = epoch if is_last else epoch + 1
         self.ledger.open(epoch, self._rules.rows_of(epoch))
@@ -60,14 +60,14 @@ class Epochs:
 
     @property
     def has_data(self) -> bool:
-        """Whether there are samples that nobody holds and nobody has done."""
+        """Whether there are samples that are neither leased nor committed."""
         return any(self.ledger.free(e) for e in self.ledger.active)
 
     @property
     def clock(self) -> int:
-        """Steps of the user's batch size that are committed; a short batch counts.
+        """Committed steps of the user's batch size; a short batch counts.
 
-        It ends where plain Keras' step count would.
+        It ends at the step count of plain Keras.
         """
         return self._past_steps + sum(map(self._steps, self.ledger.active))
 
@@ -96,28 +96,28 @@ class Epochs:
         return [e for e in self.ledger.epochs if e not in active]
 
     def halt(self) -> None:
-        """Opens no more epochs, and ends those that are open with what is held."""
+        """Opens no more epochs; open ones end with the samples that are leased."""
         self.is_halted = True
         self._allowed = self._rules.first_epoch - 1
         for epoch in self.ledger.active:
             self.ledger.cut(epoch)
 
     def save(self, version: int) -> None:
-        """Keeps what is committed now, to go back to."""
+        """Saves what is committed now, for a rollback."""
         self._saved = Saved(self.ledger.to_json(), version)
 
     @property
     def is_saved(self) -> bool:
-        """Whether anything was kept."""
+        """Whether anything was saved."""
         return self._saved is not None
 
     @property
     def saved_version(self) -> int:
-        """Of the center that shows what was kept; 0 is what the run began with."""
+        """Version of the center that was saved with it; 0 for the initial one."""
         return 0 if self._saved is None else self._saved.version
 
     def restore(self) -> None:
-        """Goes back to what was kept; epochs that were open stay so."""
+        """Restores what was saved; open epochs stay open."""
         self._take(self._kept())
 
     def _kept(self) -> Ledger:
@@ -128,7 +128,7 @@ class Epochs:
         return ledger
 
     def _take(self, ledger: Ledger) -> None:
-        """Goes on from another ledger; nothing of it is leased."""
+        """Continues from another ledger; none of it is leased."""
         self.ledger = ledger
         if self.is_halted:
             self.halt()
@@ -137,7 +137,7 @@ class Epochs:
     # ----------------------------------------------------------- checkpoints
 
     def to_json(self) -> dict[str, Any]:
-        """What a new server goes on from: in a gang, what was kept last."""
+        """State for a new server; under gradient exchange, what was saved last."""
         ledger = self._kept() if self._rules.exchanges_gradients else self.ledger
         return {
             "ledger": ledger.to_json(),
@@ -148,12 +148,12 @@ class Epochs:
 
     @classmethod
     def from_json(cls, rules: Rules, document: dict[str, Any], version: int) -> Epochs:
-        """Goes on from `to_json`: what was leased is free, what is complete stays so.
+        """Continues from `to_json`: leases are free, complete epochs stay complete.
 
         Args:
-            rules: Of the run from now on.
-            document: What `to_json` gave.
-            version: Of the center beside it.
+            rules: Rules of the run from now on.
+            document: Result of `to_json`.
+            version: Version of the center in the same checkpoint.
         """
         epochs = cls(rules)
         epochs._allowed = document["allowed"]
@@ -161,7 +161,7 @@ class Epochs:
         ledger = Ledger.from_json(document["ledger"])
         ledger.release_all()
         epochs._take(ledger)
-        epochs.end()  # of a run that was halted, all that is open
+        epochs.end()  # after a halt, all open epochs
         epochs._untold = epochs._complete()
         if document["is_saved"]:
             epochs.save(version)

@@ -1,9 +1,9 @@
-"""Which steps of a gang its workers may average among themselves. Pure.
+"""Steps that workers may average among themselves. Pure.
 
-A group is a set of workers of which all take part in the step that is next. This file
-decides when there is one, and whether what they computed may be taken for the mean of
-a round: only where all of the round, and nobody else, are in it. Whatever else happens
-goes through the server, whose way is always open.
+A group is the set of all workers that take part in the next step. This file decides
+when there is one, and whether the mean they computed may be taken as the mean of a
+round: only if the round consists of exactly these workers. Everything else goes
+through the server, which is always possible.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from shoal.engine.coordination.instructions import Group, Push
 from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.roster import Member
 
-MOST_FAILURES = 3  # in a row, of groups of which nobody was lost
+MOST_FAILURES = 3  # in a row, of groups that lost no member
 
 
 @final
 @dataclass
 class Grouping:
-    """The group of a gang, and how it fares.
+    """The group of workers that average their gradients, and its failures.
 
     Args:
         is_wanted: Groups may be formed.
-        generation: Number of the newest group; each has members of its own.
-        members: Rank and incarnation of all that are in it.
-        is_broken: Nothing is averaged in it any more.
+        generation: Number of the newest group; each group has its own.
+        members: Rank and incarnation of all members.
+        is_broken: The group averages nothing any more.
         is_due: The open round was announced as one that the group averages.
-        failures: Rounds since the last one that it averaged, though all were there.
+        failures: Rounds since the last averaged one in which all members were present.
 
     Example:
         >>> ledger, members = Ledger(), [Member(r, 1, 0, is_ready=True) for r in (0, 1)]
@@ -53,15 +53,15 @@ class Grouping:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether groups failed too often without a reason that could be seen."""
+        """Whether groups failed too often without a visible reason."""
         return self.failures >= MOST_FAILURES
 
     def announce(self, ready: Sequence[Member], ledger: Ledger) -> Group | None:
-        """The group of the next step, None where it goes through the server.
+        """Returns the group of the next step, None if the server averages it.
 
         Args:
-            ready: All members that take part; every one of them will hear of it.
-            ledger: Of what they hold.
+            ready: All members that take part; every one of them is told.
+            ledger: Ledger with their leases.
         """
         self.is_due = False
         has_all = all(ledger.pieces_held(member.rank) for member in ready)
@@ -75,7 +75,7 @@ class Grouping:
         return Group(self.generation, tuple(rank for rank, _ in members))
 
     def unfit(self, ready: Sequence[Member], pushes: Mapping[int, Push]) -> list[int]:
-        """Those that sent no vector, where the mean they have is not the round's."""
+        """Ranks that sent no vector, where the group's mean is not the round's."""
         without = [rank for rank, push in pushes.items() if push.group]
         is_whole = len(without) == len(pushes) == len(ready)
         current = all(push.group == self.generation for push in pushes.values())
@@ -84,7 +84,7 @@ class Grouping:
         return [] if is_whole and is_theirs else without
 
     def closed(self, pushes: Sequence[Push]) -> bool:
-        """Takes note of a round that closes; returns whether its group averaged it."""
+        """Records a round that closes; returns whether its group averaged it."""
         is_grouped = all(push.group for push in pushes)
         if is_grouped:
             self.failures = 0

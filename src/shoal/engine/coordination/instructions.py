@@ -1,6 +1,7 @@
-"""What goes into the sequencer and what comes out of it: plain values.
+"""Inputs and outputs of the sequencer: plain values.
 
-This file decides what a server may be told to do; `sequencer.py` decides when.
+This file defines the instructions for a server; `sequencer.py` decides when to give
+them.
 """
 
 from __future__ import annotations
@@ -15,37 +16,38 @@ from shoal.strategies.base import Facts
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the sequencer needs to know of the plan.
+    """The parts of the plan that the sequencer needs.
 
     Args:
         epoch_rows: Samples of epochs 0, 1, ..., repeated from the start.
-        first_epoch: The epoch a run starts with.
-        epochs: The epoch it ends before.
-        workers: How many must be ready before a round strategy starts.
-        batch: Rows of one step of one worker;
-            of all together with `exchanges_gradients`.
+        first_epoch: The first epoch of the run.
+        epochs: The epoch before which the run ends.
+        workers: Number of workers that must be ready before a round strategy starts.
+        batch: Rows of one step of one worker; with `exchanges_gradients`, of all
+            workers together.
         window: Steps between two exchanges.
         is_rounds: Messages are merged in rounds.
         exchanges_gradients: Rounds are single steps of gradients, one share a worker.
         is_elastic: A worker keeps its own weights where others adopt the center.
         has_barrier: An epoch opens when the controller says so; otherwise when the
             one before is leased out, but never two ahead of the controller.
-        quorum: Workers of a round that are enough to close it when the others are
-            late, 0 for all. Not for gangs: a worker that misses a step does not have
-            the gang's weights any more, and would have to join it anew.
-        borders: Where chunks begin in an epoch, in order: workers then go on where
-            they are, and open few chunks twice. None where every sample is as near as
-            any other, and for gangs, which share each step. It must be picklable.
-        starts: Where the data's own batches begin in an epoch, each of them a step;
-            None, or None of an epoch, where steps are cut from the samples.
-        share: Rows that each share of a gang's step must have, of a model that takes
-            no others; 0 for any. A step then has fewer rows while workers are missing.
-        has_groups: Workers of a gang may average a step among themselves.
-        group_s: Seconds for which they may wait for each other without a word.
+        quorum: Number of workers whose messages can close a round while others are
+            late, 0 for all. Not with `exchanges_gradients`: a worker that misses a step
+            no longer has the common weights, and has to join again.
+        borders: Positions in an epoch where chunks begin, in order: each worker then
+            continues near its last lease, and few chunks are opened twice. None if
+            every sample costs the same, and with `exchanges_gradients`, where workers
+            share each step. It must be picklable.
+        starts: Positions in an epoch where the data's own batches begin, each of them a
+            step; None, or None for an epoch, if steps are cut from the samples.
+        share: Rows that each share of a common step must have, for a model that takes
+            no others; 0 for any. A step has fewer rows while workers are missing.
+        has_groups: Workers that exchange gradients may average a step among themselves.
+        group_s: Seconds for which they may wait for each other without a message.
 
     Raises:
         ValueError: A batch or a window is empty, so that no data could be dealt; or
-            there is a quorum where there is no round, or of a gang.
+            there is a quorum without rounds, or with `exchanges_gradients`.
     """
 
     epoch_rows: tuple[int, ...]
@@ -77,23 +79,23 @@ class Rules:
         return self.epoch_rows[epoch % len(self.epoch_rows)]
 
     def starts_of(self, epoch: int) -> Sequence[int] | None:
-        """Where steps begin in an epoch; None where they are cut from the samples."""
+        """Positions where steps begin in an epoch; None if cut from the samples."""
         return None if self.starts is None else self.starts(epoch)
 
 
 class Push(NamedTuple):
-    """What a worker says about a message, without its vector.
+    """A worker's push, without its vector.
 
-    With a `group` there is no vector: the sender has the mean of that group, or all of
-    the group can read its gradient.
+    With a `group` there is no vector: the sender has the mean of that group, or all
+    members of the group can read its gradient.
 
     Some losses are scaled by sums over the whole step, such as its rows: the sender
-    says what it has of each sum (`own`) and which sums it took (`assumed`). A round
-    closes only where these are the sums of its messages; both are empty for losses
-    that depend on no such sum.
+    tells its part of each sum (`own`) and the sums that it used (`assumed`). A round
+    closes only if these are the sums of its messages; both are empty for losses that
+    depend on no such sum.
 
-    `rows` are the samples that something was learnt from, where `samples` is another
-    weight of the message; None where it is the same.
+    `rows` is the number of samples that were trained on, if `samples` is another weight
+    of the message; None if both are the same.
     """
 
     rank: int
@@ -114,7 +116,7 @@ class Group(NamedTuple):
 
     Args:
         generation: Counts groups; 1 is the first.
-        ranks: Of its members.
+        ranks: Ranks of its members.
     """
 
     generation: int
@@ -129,7 +131,7 @@ class Apply(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """Merge the messages of a round; of a grouped one all but their vectors."""
+    """Merge the messages of a round; for a grouped one everything but the vectors."""
 
     facts: dict[int, Facts]
     is_grouped: bool = False
@@ -145,18 +147,17 @@ class Answer(NamedTuple):
     """Answer a worker that waits.
 
     Args:
-        rank: Whom.
-        kind: "reply" to its push, "merged" for a round it had no rows in, "grant"
-            of data, "repeat" of a push that was applied before, "again" where a push
-            must come with its vector after all, or be computed for other `sums`,
-            "publish" to ask for a snapshot, "done" at the end of the run.
-        body: What travels along: the strategy's reply, the center, or the center
-            with the state of the worker that published it.
-        pieces: New leases; of a "repeat" all leases, as an answer was lost.
-        group: That averages the next step, None where the server does.
-        sums: Of the round, that the push is to be computed for; see `Push.assumed`.
-        wants_snapshot: The worker is also asked for its state; "publish" says nothing
-            else.
+        rank: The worker's rank.
+        kind: "reply" to its push, "merged" for a round in which it had no rows, "grant"
+            of data, "repeat" of a push that was already applied, "again" if a push must
+            be sent again with its vector, or be computed again for other `sums`,
+            "publish" to request a snapshot, "done" at the end of the run.
+        body: What is sent with it: the strategy's reply, the center, or the center with
+            the state of the worker that published it.
+        pieces: New leases; for a "repeat" all leases, as an answer was lost.
+        group: The group that averages the next step, None if the server does.
+        sums: Sums of the round for which the push must be computed; see `Push.assumed`.
+        wants_snapshot: The worker is also asked for its state; "publish" only asks.
     """
 
     rank: int
@@ -169,7 +170,7 @@ class Answer(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Refuse a message: the sender drops it and joins again, or exits."""
+    """Refuse a message: the sender drops it, and joins again or exits."""
 
     rank: int
     incarnation: int
@@ -183,13 +184,13 @@ class EpochDone(NamedTuple):
 
 
 class Rollback(NamedTuple):
-    """All copies of the weights are lost: go on from the last published center."""
+    """All copies of the weights are lost: continue from the last published center."""
 
     lineage: int
 
 
 class Ungroup(NamedTuple):
-    """Groups fail, and nobody can see why: all goes through the server from now on."""
+    """Groups fail for an unknown reason: the server averages from now on."""
 
 
 Instruction: TypeAlias = (

@@ -1,7 +1,7 @@
-"""How much data a worker is given, and when. Pure.
+"""The size and time of leases. Pure.
 
 This file decides how samples are shared: fast workers take more, all end an epoch
-together, and the workers of a gang always hold shares of the same steps.
+together, and workers that exchange gradients always hold shares of the same steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.engine.coordination.ledger import Ledger
 from shoal.engine.coordination.locality import Locality
 from shoal.engine.coordination.roster import Member
 
-AHEAD = 2  # windows a worker holds: one it computes, one it can read ahead
+AHEAD = 2  # windows that a worker holds: one to compute, one to read ahead
 
 
 def fair_rows(rules: Rules, free: int, workers: int) -> int:
@@ -31,7 +31,7 @@ class Leases:
     """Gives leases to workers.
 
     Args:
-        rules: Of the run.
+        rules: Rules of the run.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -41,7 +41,7 @@ class Leases:
             self._places = Locality(rules.borders, rules.batch, rules.starts_of)
 
     def forget(self, rank: int) -> None:
-        """A worker is gone."""
+        """Forgets a lost worker."""
         if self._places is not None:
             self._places.forget(rank)
 
@@ -51,10 +51,10 @@ class Leases:
         """Leases what one worker may read ahead, and leaves the others their part.
 
         Args:
-            ledger: Of all.
-            member: Who gets it.
-            workers: That share an epoch.
-            ahead: Steps that it may hold at most; None for windows, as ever.
+            ledger: Ledger of the run.
+            member: The worker that gets the lease.
+            workers: Number of workers that share an epoch.
+            ahead: Most steps that it may hold; None for the usual windows.
         """
         most = AHEAD if ahead is None else ahead
         for epoch in ledger.active:
@@ -75,12 +75,12 @@ class Leases:
         """Leases rounds in rank order, so that a run repeats exactly.
 
         Args:
-            ledger: Of all.
-            members: Who get them.
-            ahead: Rounds that they may hold at most, None for as many as ever.
+            ledger: Ledger of the run.
+            members: The workers that get leases.
+            ahead: Most rounds that they may hold, None for the usual number.
 
         Returns:
-            Whether anybody got anything.
+            Whether any worker got a lease.
         """
         rules, has_dealt = self._rules, False
         most = AHEAD if ahead is None else min(AHEAD, ahead)
@@ -88,8 +88,9 @@ class Leases:
             while self._together(ledger, epoch):
                 held = {m.rank: ledger.pieces_held(m.rank) for m in members}
                 needy = [m for m in members if held[m.rank] < most]
-                # Shares of one step must be pushed in one round: whoever is new, or got
-                # no row of a short step, waits until the others have used up theirs.
+                # Shares of one step must be pushed in one round: a worker that is new,
+                # or got no row of a short step, waits until the others have used up
+                # theirs.
                 if not needy or (
                     rules.exchanges_gradients and len(set(held.values())) > 1
                 ):
@@ -99,7 +100,7 @@ class Leases:
         return has_dealt
 
     def _together(self, ledger: Ledger, epoch: int) -> int:
-        """Rows that can be dealt at once: they lie together, or may lie anywhere."""
+        """Rows that can be dealt at once: contiguous ones, or any with borders."""
         return ledger.run(epoch) if self._places is None else ledger.free(epoch)
 
     def _deal(self, ledger: Ledger, needy: Sequence[Member], epoch: int) -> None:
@@ -135,9 +136,9 @@ class Leases:
 
 
 def _room(rules: Rules, ledger: Ledger, rank: int, epoch: int, workers: int) -> int:
-    """Rows a worker may still take of an epoch: its part, less what it holds.
+    """Rows that a worker may still take of an epoch: its part, less what it holds.
 
-    A long window, or what is read ahead, can be more than all there is.
+    A long window, or what is read ahead, can be more than the whole epoch.
     """
     held = (piece for piece in ledger.held(rank) if piece.epoch == epoch)
     mine = sum(steps(piece.rows, rules.batch) for piece in held)
@@ -149,7 +150,7 @@ def _room(rules: Rules, ledger: Ledger, rank: int, epoch: int, workers: int) -> 
 def _counts(
     rules: Rules, ledger: Ledger, epoch: int, run: int, ranks: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Rows of each rank; a small gap that a dead worker left is shared as well."""
+    """Rows of each rank; a small gap left by a lost worker is shared as well."""
     first, starts = ledger.first(epoch), rules.starts_of(epoch)
     if rules.exchanges_gradients:
         size = min(rules.batch, run)
@@ -175,7 +176,7 @@ def _counts(
 
 
 def whole_batches(rules: Rules, epoch: int, first: int, rows: int) -> int:
-    """Rows from a position on, and those to the end of a batch that they end in."""
+    """Rows from a position to at least `rows` further, up to the end of a batch."""
     starts = rules.starts_of(epoch)
     if starts is None or not rows:
         return rows
@@ -183,6 +184,6 @@ def whole_batches(rules: Rules, epoch: int, first: int, rows: int) -> int:
 
 
 def _next_start(starts: Sequence[int], position: int) -> int:
-    """The first start of a batch at a position or behind it; far away behind all."""
+    """The first start of a batch at or behind a position; far away behind all."""
     place = bisect_left(starts, position)
     return starts[place] if place < len(starts) else 1 << 62

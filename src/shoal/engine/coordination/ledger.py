@@ -1,8 +1,8 @@
-"""Who may train on which samples, and which are done. Pure: no vectors, no clock.
+"""Leased and committed samples. Pure: no vectors, no clock.
 
-The ledger hands out ranges of an epoch's order as leases, takes back those of
-the dead, and commits a range once. Everything the promise "each sample counted
-exactly once" rests on is decided here.
+The ledger hands out ranges of an epoch's order as leases, takes back those of lost
+workers, and commits a range once. "Each sample is counted exactly once" is decided
+here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ranges:
 
     def __len__(self) -> int:
         bounds = self.bounds
-        if len(bounds) == 2:  # as it is almost always
+        if len(bounds) == 2:  # the usual case
             return bounds[1] - bounds[0]
         return sum(bounds[1::2]) - sum(bounds[::2])
 
@@ -53,7 +53,7 @@ class Ranges:
         self.bounds[low:high] = head + tail
 
     def remove(self, start: int, stop: int) -> None:
-        """Removes a range, whether or not all of it is there."""
+        """Removes a range, even if only parts of it are present."""
         if start >= stop:
             return
         low, high = bisect_left(self.bounds, start), bisect_right(self.bounds, stop)
@@ -70,8 +70,8 @@ class Ranges:
         """Removes and returns up to `count` integers from one range.
 
         Args:
-            count: At most so many.
-            start: The first of them, default None: the first there is.
+            count: Most integers to remove.
+            start: The first of them, default None: the first in the set.
         """
         if start is None:
             start = self.bounds[0] if self.bounds else 0
@@ -85,7 +85,7 @@ class Ranges:
 
 @dataclass
 class EpochBook:
-    """One epoch: its size, what is free, and what is committed."""
+    """One epoch: its size, its free samples, its committed samples."""
 
     rows: int
     free: Ranges
@@ -130,29 +130,29 @@ class Ledger:
         return list(self._active)
 
     def close(self, epoch: int) -> None:
-        """Takes an epoch that is done off the list that is looked through."""
+        """Takes a finished epoch off the list of active ones."""
         self._active.remove(epoch)
 
     def cut(self, epoch: int) -> None:
-        """Shrinks an epoch to the samples that are held or done."""
+        """Shrinks an epoch to the samples that are leased or committed."""
         book = self._books[epoch]
         book.rows -= len(book.free)
         book.free = Ranges()
 
     def free(self, epoch: int) -> int:
-        """Samples of an epoch that nobody holds and nobody has done."""
+        """Samples of an epoch that are neither leased nor committed."""
         return len(self._books[epoch].free)
 
     def first(self, epoch: int) -> int:
-        """The first free position of an epoch, which has one."""
+        """The first free position of an epoch; it must have one."""
         return self._books[epoch].free.bounds[0]
 
     def run(self, epoch: int) -> int:
-        """Free samples of an epoch that lie together at its first gap."""
+        """Free samples of an epoch that are contiguous at its first gap."""
         return self._books[epoch].free.run
 
     def committed(self, epoch: int) -> int:
-        """Samples of an epoch that are done."""
+        """Committed samples of an epoch."""
         return len(self._books[epoch].committed)
 
     def is_done(self, epoch: int) -> bool:
@@ -170,13 +170,13 @@ class Ledger:
         """Gives up to `count` free samples, contiguous, to an owner.
 
         Args:
-            owner: Who gets them.
+            owner: Rank that gets them.
             epoch: The epoch to take from.
-            count: At most so many.
-            start: The position of the first, default None: the first that is free.
+            count: Most samples to lease.
+            start: Position of the first, default None: the first free one.
 
         Returns:
-            None where nothing is free, there.
+            None if nothing is free there.
         """
         taken = self._books[epoch].free.take(count, start)
         return None if taken is None else self._grant(owner, epoch, *taken, gang=0)
@@ -192,8 +192,8 @@ class Ledger:
 
         Args:
             epoch: The epoch to take from.
-            counts: (owner, rows) in rank order. Where fewer are left, the last
-                owners get less or nothing.
+            counts: (owner, rows) in rank order. If fewer rows are left, the last
+            owners get less or nothing.
             exchanges_gradients: The pieces are the shares of one step.
         """
         wanted = list(counts)
@@ -216,11 +216,11 @@ class Ledger:
         return piece
 
     def held(self, owner: int) -> list[Piece]:
-        """What an owner has leased and not yet committed."""
+        """Leases of an owner that are not committed yet."""
         return list(self._leases.get(owner, ()))
 
     def pieces_held(self, owner: int) -> int:
-        """How many leases an owner has."""
+        """Number of an owner's leases."""
         return len(self._leases.get(owner, ()))
 
     def held_rows(self, owner: int) -> int:
@@ -232,7 +232,7 @@ class Ledger:
         return self._without(owner, pieces) is not None
 
     def _without(self, owner: int, pieces: Iterable[Piece]) -> list[Piece] | None:
-        """The leases that are left after `pieces`; None where they do not cover."""
+        """Leases left without `pieces`; None if they do not cover `pieces`."""
         left = self.held(owner)
         for piece in pieces:
             for place, lease in enumerate(left):
@@ -250,7 +250,7 @@ class Ledger:
         return left
 
     def commit(self, owner: int, pieces: Iterable[Piece]) -> bool:
-        """Marks samples as done; False, and nothing changes, if not all are leased."""
+        """Marks samples as done; False, without any change, if not all are leased."""
         wanted = list(pieces)
         left = self._without(owner, wanted)
         if left is None:
@@ -261,12 +261,12 @@ class Ledger:
         return True
 
     def release_all(self) -> None:
-        """Returns every lease to the pool, as after a restart."""
+        """Frees every lease, as after a restart."""
         for owner in list(self._leases):
             self.release(owner)
 
     def release(self, owner: int) -> int:
-        """Returns an owner's leases to the pool; gives the number of samples."""
+        """Frees an owner's leases; returns the number of samples."""
         pieces = self._leases.pop(owner, [])
         for piece in pieces:
             self._books[piece.epoch].free.add(piece.start, piece.stop)

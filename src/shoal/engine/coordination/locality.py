@@ -1,8 +1,9 @@
-"""Where in an epoch each worker goes on reading. Pure.
+"""Positions where each worker continues to read. Pure.
 
-Samples in chunks cost most when a chunk is opened. Workers that take their leases in
-turn from one place each open every chunk; here each goes on where its last lease ended,
-and one that has come to an end takes over a part of the longest stretch that is left.
+The cost of samples in chunks is that of opening chunks. Workers that take their
+leases in turn from one place each open every chunk; here each continues where its
+last lease ended, and one at the end of its stretch takes over a part of the longest
+stretch that is left.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from typing import TypeAlias, final
 from shoal.engine.coordination.ledger import Ledger, Piece
 
 Borders: TypeAlias = Callable[[int], Sequence[int]]
-"""The positions of an epoch at which chunks begin that are read together, in order."""
+"""Positions in an epoch where chunks that are read together begin, in order."""
 
 
 @final
 class Locality:
-    """The last position of each worker, and where it goes on.
+    """The last position of each worker, and where it continues.
 
-    It is no part of what a checkpoint keeps: without it every sample is leased just
-    the same, only to others.
+    It is no part of a checkpoint: without it every sample is still leased, only to
+    other workers.
 
     Args:
-        borders: Where chunks begin.
+        borders: Positions where chunks begin.
         batch: Rows of a step; a worker begins at a multiple of it.
-        starts: Where the data's own batches begin in an epoch, None where it has none.
+        starts: Positions where the data's own batches begin in an epoch, None if there
+            are none.
 
     Example:
         >>> ledger, places = Ledger(), Locality(lambda epoch: (0, 40, 70), batch=4)
@@ -53,17 +55,17 @@ class Locality:
         """Returns a free position for a worker's next lease.
 
         Args:
-            rank: Of the worker.
-            epoch: With at least one free sample.
-            ledger: Says what is free.
-            workers: The epoch is shared among.
+            rank: Rank of the worker.
+            epoch: Epoch with at least one free sample.
+            ledger: Ledger with the free samples.
+            workers: Number of workers that share the epoch.
         """
         runs = ledger.runs(epoch)
         at_work = {rank: stop for rank, (e, stop) in self._last.items() if e == epoch}
         mine = at_work.pop(rank, None)
         if mine is not None and any(start <= mine < stop for start, stop in runs):
             return mine
-        # Of a stretch somebody is in, those who have no place yet get even parts.
+        # Workers without a place get even parts of a stretch that is in use.
         parts = max(1, workers - len(at_work)) + 1
         taken = set(at_work.values())
 
@@ -77,7 +79,7 @@ class Locality:
         return self._begin(epoch, start, stop, start + (stop - start) // parts)
 
     def _begin(self, epoch: int, start: int, stop: int, asked: int) -> int:
-        """A position of a stretch near to a wished one: where chunks begin, if any."""
+        """A position of a stretch near a wished one: the start of a chunk, if any."""
         own = self._starts(epoch)
         if own is not None:  # the data's own batches: a step is one of them
             near = bisect_left(own, asked)
@@ -87,7 +89,8 @@ class Locality:
             return min(inside, key=lambda place: abs(place - asked), default=start)
         borders = self._borders(epoch)
         near = bisect_left(borders, asked)
-        # A step does not begin within another's: the next whole one behind the border.
+        # A step does not begin within another one: the next whole one behind the
+        # border.
         whole = [
             -(-b // self._batch) * self._batch
             for b in borders[max(0, near - 1) : near + 1]
@@ -98,9 +101,9 @@ class Locality:
         return max(start, asked - (asked - start) % self._batch)
 
     def took(self, rank: int, piece: Piece) -> None:
-        """A worker was given a lease."""
+        """Records a worker's new lease."""
         self._last[rank] = piece.epoch, piece.stop
 
     def forget(self, rank: int) -> None:
-        """A worker is gone: its stretch is nobody's."""
+        """Forgets a lost worker: its stretch is free."""
         self._last.pop(rank, None)

@@ -1,4 +1,4 @@
-"""What to do about a process that is gone. Pure: no clock, no processes, no log."""
+"""Reactions to a lost process. Pure: no clock, no processes, no log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 FIRST_DELAY_S = 0.0
 LATER_DELAY_S = 1.0
 LONGEST_DELAY_S = 30.0
-SETTLED_S = 10.0  # work that shows that a process was not lost for what it is
+SETTLED_S = 10.0  # a process that worked for so long is not lost because of its place
 MOST_DOUBLINGS = 16
 
 
@@ -18,7 +18,7 @@ class RestartPolicy:
 
     Args:
         max_restarts: Replacements of all workers together in one run.
-        min_workers: The run goes on with this many; below, it stops.
+        min_workers: Fewest workers with which the run continues; below, it stops.
     """
 
     max_restarts: int = 3
@@ -30,11 +30,11 @@ class Loss:
     """What was observed.
 
     Args:
-        name: Of the process, such as "worker-2".
+        name: Name of the process, such as "worker-2".
         reason: Why it ended.
-        living: Workers that are left.
-        failures: Processes before it in the same place that were lost before they had
-            worked for long, one after the other.
+        living: Number of workers that are left.
+        failures: Earlier processes in the same place that were lost in a row, each
+            before it had worked for long.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Shrink:
-    """Go on with the workers that are left."""
+    """Continue with the workers that are left."""
 
     workers: int
 
@@ -68,7 +68,7 @@ Decision: TypeAlias = Restart | Shrink | Abort
 
 
 def decide(loss: Loss, policy: RestartPolicy, restarts: int) -> Decision:
-    """Chooses what to do about a worker that is gone.
+    """Chooses the reaction to a lost worker.
 
     Args:
         loss: What was observed.
@@ -100,7 +100,7 @@ def decide(loss: Loss, policy: RestartPolicy, restarts: int) -> Decision:
 
 
 def later_delay_s(failures: int) -> float:
-    """Seconds before a process is started once more, after so many failures.
+    """Seconds to wait before a process is started again, after so many failures.
 
     Example:
         >>> later_delay_s(1), later_delay_s(3), later_delay_s(99)

@@ -1,7 +1,7 @@
-"""Who takes part in a run, and who tells the others what the weights are. Pure.
+"""Members of a run, and the worker that publishes the weights. Pure.
 
-This file decides which process has which rank, and which worker of a gang
-publishes its weights for those that join, for the controller, for a restart.
+This file decides which process has which rank, and which worker publishes the common
+weights under gradient exchange: for workers that join, the controller, a restart.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ class Member:
     """A live worker, as the server sees it.
 
     Args:
-        rank: Its place.
+        rank: The worker's rank.
         incarnation: Counts the processes that had this rank.
-        version: Of the center it last saw.
-        is_ready: It has compiled, and holds the weights it should.
+        version: Version of the center that it last received.
+        is_ready: It has compiled, and holds the right weights.
         is_parked: It waits for data.
-        is_stale: It is given the center with its next data.
-        is_late: A round closed without it, and it has said nothing since: what it
-            works on is no longer its own.
-        missed: Rounds that did without it since its last push that was applied.
-        sequence: Of its last push that was applied.
-        untold: Leases it will hear of with its next answer.
+        is_stale: It gets the center with its next data.
+        is_late: A round closed without it, and it has sent nothing since: the samples
+            it works on are no longer leased to it.
+        missed: Rounds that closed without it since its last applied push.
+        sequence: Number of its last push that was applied.
+        untold: Leases that its next answer will contain.
     """
 
     rank: int
@@ -42,28 +42,28 @@ class Member:
     untold: list[Piece] = field(default_factory=list[Piece])
 
     def tell(self) -> tuple[Piece, ...]:
-        """Returns the leases it has not heard of; it has then."""
+        """Returns the leases that were not told yet, and marks them as told."""
         pieces, self.untold = tuple(self.untold), []
         return pieces
 
 
 LINEAGE_INCARNATIONS = 1_000_000
-"""Processes a rank may have under one server.
+"""Number of processes that a rank may have under one server.
 
-A new server counts from the next million: processes that joined after its checkpoint
-was taken are not in it, and their numbers must not be given again. A number that is
-given twice would let a process that was replaced push in the name of its successor.
+A new server counts from the next million: processes that joined after its
+checkpoint are not in it, and their numbers must not be given again. With the same
+number, a process that was replaced could push in the name of its successor.
 """
 
 
 @dataclass
 class Roster:
-    """The living members of a run, one a rank.
+    """The living members of a run, one per rank.
 
     Args:
-        floor: Incarnations up to this one were given by servers before.
-        members: By rank, in order.
-        incarnations: The last one of each rank.
+        floor: Incarnations up to this one were given by earlier servers.
+        members: Members by rank, in order.
+        incarnations: The last incarnation of each rank.
     """
 
     floor: int = 0
@@ -71,7 +71,7 @@ class Roster:
     incarnations: dict[int, int] = field(default_factory=dict[int, int])
 
     def join(self, hint: int, version: int) -> Member:
-        """Gives a new process a free rank, the hinted one if it can, and fences it."""
+        """Gives a new process a free rank, if possible the hinted one; fences it."""
         taken = self.members
         free = (r for r in range(len(taken) + 1) if r not in taken)
         rank = hint if hint >= 0 and hint not in taken else next(free)
@@ -82,7 +82,7 @@ class Roster:
         return taken[rank]
 
     def is_current(self, rank: int, incarnation: int) -> bool:
-        """Whether a message comes from the process that holds the rank now."""
+        """Whether a message comes from the current process of the rank."""
         member = self.members.get(rank)
         return member is not None and member.incarnation == incarnation
 
@@ -91,10 +91,10 @@ class Roster:
         return [member for member in self.members.values() if member.is_ready]
 
     def punctual(self) -> list[Member]:
-        """Those of them that are not late, in rank order.
+        """Ready members that are not late, in rank order.
 
-        But whoever missed rounds comes after those that did not: where there is not
-        enough for all, it goes to who will be in time.
+        Members that missed rounds come after the others: if there is not enough data
+        for all, it goes to those that are likely to be in time.
         """
         members = [member for member in self.ready() if not member.is_late]
         return sorted(members, key=lambda member: member.missed)
@@ -102,15 +102,16 @@ class Roster:
 
 @dataclass
 class Publishing:
-    """Who was asked for its whole state, and what for.
+    """Requests for a worker's whole state, and their reasons.
 
     Args:
-        publisher: The rank that is sending it now.
-        asked: The rank that will be told with its next answer.
-        is_wanted: The controller waits for it.
-        after: It wants that of the next rank after this one, None: of the first.
-        joiners: Ranks that join a gang and wait for it.
-        epochs: Epochs that are complete, but for a center that shows it.
+        publisher: Rank that is sending its state now.
+        asked: Rank that is asked with its next answer.
+        is_wanted: The controller waits for a state.
+        after: The controller wants the state of the next rank after this one; None for
+            the first.
+        joiners: Ranks that join under gradient exchange and wait for the state.
+        epochs: Epochs that are complete, except for a center that shows it.
     """
 
     publisher: int | None = None
@@ -122,12 +123,12 @@ class Publishing:
 
     @property
     def is_due(self) -> bool:
-        """Whether somebody should be asked who was not yet."""
+        """Whether a worker must be asked now."""
         is_needed = bool(self.joiners or self.epochs or self.is_wanted)
         return is_needed and self.publisher is None and self.asked is None
 
     def choose(self, members: Sequence[Member]) -> Member:
-        """Who is to publish: the first, or the next in turn."""
+        """The member that publishes: the first, or the next in turn."""
         members = sorted(members, key=lambda member: member.rank)
         after = -1 if self.after is None else self.after
         later = [member for member in members if member.rank > after]
@@ -141,21 +142,21 @@ class Publishing:
         return True
 
     def forget(self, rank: int) -> None:
-        """A worker is gone; another will be asked in its place."""
+        """Forgets a lost worker; another one will be asked."""
         self.joiners = [r for r in self.joiners if r != rank]
         self.asked = None if self.asked == rank else self.asked
         self.publisher = None if self.publisher == rank else self.publisher
 
     def pass_over(self, rank: int) -> None:
-        """A worker is late, and may never hear that it was asked."""
+        """Asks another worker: a late one may never receive the request."""
         self.asked = None if self.asked == rank else self.asked
 
     def take_joiners(self) -> list[int]:
-        """Returns those that wait; nobody does then."""
+        """Returns the ranks that wait, and clears them."""
         joiners, self.joiners = self.joiners, []
         return joiners
 
     def take_epochs(self) -> list[int]:
-        """Returns the epochs that wait; none does then."""
+        """Returns the epochs that wait, and clears them."""
         epochs, self.epochs = self.epochs, []
         return epochs

@@ -1,7 +1,7 @@
-"""The round that is open: who has pushed, and whom it waits for. Pure.
+"""The open round: the messages it has, and the workers it waits for. Pure.
 
-This file decides whether a round may close without those it waits for. When that
-is done lies in `timeouts.py`, what follows from it in `sequencer.py`.
+This file decides whether a round may close without late workers. `timeouts.py`
+decides when that is done, `sequencer.py` what follows from it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from shoal.strategies.base import Facts
 
 
 class Standing(NamedTuple):
-    """How far a round has come; `Grace` is fed with it.
+    """Progress of a round; input of `StragglerTimeout`.
 
     Args:
         closed: Rounds before this one.
-        dealt: How often data was dealt; a worker begins to compute with it.
-        pushes: Messages of this round that are there.
-        awaited: Ranks it waits for.
-        is_quorate: It may close without them.
-        fruitless: How often it gave up whom it waited for, without any message.
+        dealt: Number of times data was dealt; a worker begins to compute with it.
+        pushes: Messages of this round that have arrived.
+        awaited: Ranks that the round waits for.
+        is_quorate: The round may close without them.
+        fruitless: Times that it gave up the awaited workers without any message.
     """
 
     closed: int = 0
@@ -39,13 +39,13 @@ class Standing(NamedTuple):
 @final
 @dataclass
 class Round:
-    """The messages of the round that is open.
+    """The messages of the open round.
 
     Args:
-        quorum: Workers that are enough for it, 0 for all.
-        pushes: By rank.
-        dealt: How often data was dealt.
-        fruitless: How often it gave up whom it waited for, without any message.
+        quorum: Number of workers that can close it, 0 for all.
+        pushes: Messages by rank.
+        dealt: Number of times data was dealt.
+        fruitless: Times that it gave up the awaited workers without any message.
 
     Example:
         >>> ledger, members = Ledger(), [Member(r, 1, 0, is_ready=True) for r in (0, 1)]
@@ -65,9 +65,9 @@ class Round:
     fruitless: int = 0
 
     def awaited(self, ready: Sequence[Member], ledger: Ledger) -> list[Member]:
-        """Members that will push, or say that they have no data.
+        """Members that will push, or report that they have no data.
 
-        Not those that are late: whatever they say next, it is of an earlier round.
+        Late members are not among them: their next message belongs to an earlier round.
         """
         return [
             m
@@ -78,20 +78,20 @@ class Round:
         ]
 
     def has_begun(self, ready: Sequence[Member], ledger: Ledger) -> bool:
-        """Whether it is too late to take part in it.
+        """Whether it is too late to take part in the round.
 
-        With a first message it is: otherwise deals would depend on who is faster. With
-        a quorum already while somebody computes: others had less time than the rest.
+        It is after the first message: otherwise deals would depend on who is faster.
+        With a quorum it is as soon as a member computes: others had less time.
         """
         if self.pushes or not self.quorum:
             return bool(self.pushes)
         return any(ledger.pieces_held(m.rank) for m in self.awaited(ready, ledger))
 
     def is_quorate(self, ready: Sequence[Member], ledger: Ledger) -> bool:
-        """Whether it may close without those it waits for.
+        """Whether the round may close without the awaited members.
 
-        Whoever waits for data has done its part. Without any message there is nothing
-        to close, but others can take over what the one they all wait for holds.
+        Members that wait for data have done their part. Without any message nothing can
+        be closed, but others can take over the leases of the one that all wait for.
         """
         awaited = self.awaited(ready, ledger)
         done = sum(not m.is_late for m in ready) - len(awaited)
@@ -106,14 +106,14 @@ class Round:
         ledger: Ledger,
         publisher: int | None,
     ) -> Standing:
-        """How far it has come.
+        """Returns the progress of the round.
 
         Args:
-            closed: Rounds before this one.
+            closed: Number of rounds before this one.
             ready: Members that take part.
-            ledger: Of what they hold.
-            publisher: Who sends its whole state. That takes as long as it takes:
-                nothing is quorate while the round waits for it.
+            ledger: Ledger with their leases.
+            publisher: Rank that sends its whole state, which may take long: the round
+                is not quorate while it waits for it.
         """
         awaited = tuple(m.rank for m in self.awaited(ready, ledger))
         return Standing(
@@ -126,24 +126,24 @@ class Round:
         )
 
     def pass_over(self, ready: Sequence[Member], ledger: Ledger) -> list[int]:
-        """Gives up whom it waits for: their leases return; they are late."""
+        """Gives up the awaited members: their leases return; they are late."""
         late = self.awaited(ready, ledger)
         self.fruitless += 1
         for member in late:
             ledger.release(member.rank)
             member.missed += 1
-            # If it seemed to wait with data in hand, that was an old word of it.
+            # If it seemed to wait although it had data, that message was an old one.
             member.is_late, member.is_parked, member.untold = True, False, []
         return [member.rank for member in late]
 
     @property
     def sums(self) -> tuple[float, ...]:
-        """What the messages have together of each sum that losses are scaled by."""
+        """The messages' total of each sum that losses are scaled by."""
         parts = [push.own for _, push in sorted(self.pushes.items()) if push.own]
         return tuple(map(sum, zip(*parts, strict=False)))
 
     def outdated(self) -> list[int]:
-        """Ranks whose losses were scaled by other sums than those of this round."""
+        """Ranks whose losses were scaled by sums other than those of this round."""
         sums = self.sums
         return [r for r, p in self.pushes.items() if p.own and p.assumed != sums]
 
@@ -156,13 +156,13 @@ class Round:
 def tell_of_round(
     rules: Rules, ready: Sequence[Member], facts: Mapping[int, Facts], version: int
 ) -> list[Answer]:
-    """What members hear of a round that was merged.
+    """Updates members after a merged round.
 
     Args:
-        rules: Of the run.
+        rules: Rules of the run.
         ready: Members that take part.
-        facts: Of those whose messages went into it.
-        version: Of the center since.
+        facts: Facts of the ranks whose messages were merged.
+        version: Version of the center after the merge.
     """
     found: list[Answer] = []
     for member in ready:

@@ -1,8 +1,8 @@
 """The server's state machine: members, leases, rounds, duplicates, versions. Pure.
 
-Events go in (a worker joins, is ready, pushes, runs out of data, leaves; the
-controller opens an epoch), instructions come out. There is no socket, clock,
-thread or vector here, so that tests can drive it through any schedule.
+Inputs are events: a worker joins, is ready, pushes, runs out of data, leaves; the
+controller opens an epoch. Outputs are instructions. There is no socket, clock, thread
+or vector here, so that tests can run any schedule.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ Method: TypeAlias = Callable[Concatenate["Sequencer", P], list[Instruction]]
 
 
 def _asking(method: Method[P]) -> Method[P]:
-    """Completes what a method tells with a request for a worker's state, if one is due.
+    """Adds the request for a worker's state to the result of a method, if it is due.
 
-    Only then, as whom to ask is not clear before all of an event is decided.
+    The request comes last: an event can change which worker is asked.
     """
 
     @wraps(method)
@@ -70,10 +70,10 @@ def _asking(method: Method[P]) -> Method[P]:
 
 
 class Sequencer:
-    """Decides what happens to each event, in the order of arrival.
+    """Decides the instructions for each event, in the order of arrival.
 
     Args:
-        rules: Of the run.
+        rules: Rules of the run.
 
     Example:
         >>> sequencer = Sequencer(Rules(epoch_rows=(8,), first_epoch=0, epochs=1,
@@ -107,10 +107,10 @@ class Sequencer:
     # -------------------------------------------------------- checkpoints
 
     def to_json(self) -> dict[str, Any]:
-        """What a server must keep to go on after it is gone, as plain JSON values.
+        """State that a server must store for its successor, as plain JSON values.
 
-        It belongs to the center as it is now; in a gang, to the snapshot that was
-        published last, or to what the run began with.
+        It belongs to the center as it is now; under gradient exchange, to the snapshot
+        that was published last, or to the initial weights.
         """
         exchanges_gradients = self.rules.exchanges_gradients
         return {
@@ -125,17 +125,17 @@ class Sequencer:
     def from_json(
         cls, rules: Rules, document: dict[str, Any], *, newest_lineage: int = 0
     ) -> Sequencer:
-        """A new server's sequencer: nobody has joined, nothing is leased.
+        """Returns a new server's sequencer: no members, no leases.
 
-        Its lineage is one higher, so that nothing that was rolled back comes in. A
-        document of the new lineage must be stored before anybody is answered: two
-        servers that began with the same one would share it.
+        Its lineage is one higher, so that messages from before a rollback are refused.
+        A document of the new lineage must be stored before any worker is answered:
+        two servers that began with the same document would share the lineage.
 
         Args:
-            rules: Of the run from now on; the number of workers may have changed.
-            document: What `to_json` gave.
-            newest_lineage: The highest that is known of, where `document` is not the
-                newest one, because that one was damaged.
+            rules: Rules of the run from now on; the number of workers may have changed.
+            document: Result of `to_json`.
+            newest_lineage: The highest known lineage, if `document` is not the newest
+                one because that one was damaged.
 
         Example:
             >>> rules = Rules(epoch_rows=(8,), first_epoch=0, epochs=1, workers=1,
@@ -155,18 +155,18 @@ class Sequencer:
 
     @property
     def upcoming(self) -> int:
-        """The first epoch that is not complete: where a controller goes on."""
+        """The first epoch that is not complete, where a controller continues."""
         return self._epochs.upcoming
 
     @property
     def is_halted(self) -> bool:
-        """Whether open epochs end with what was held."""
+        """Whether open epochs end with the samples that were leased."""
         return self._epochs.is_halted
 
     # ------------------------------------------------------------ members
 
     def join(self, hint: int = -1) -> Member:
-        """Gives a new process a free rank, the hinted one if it can, and fences it."""
+        """Gives a new process a free rank, if possible the hinted one; fences it."""
         return self._roster.join(hint, self.version)
 
     @property
@@ -176,17 +176,17 @@ class Sequencer:
 
     @property
     def ledger(self) -> Ledger:
-        """Who has leased what, and what is committed."""
+        """The leased and committed samples."""
         return self._epochs.ledger
 
     @property
     def has_round(self) -> bool:
-        """Whether somebody has pushed to a round that is not closed."""
+        """Whether a worker has pushed to a round that is not closed."""
         return bool(self._round.pushes)
 
     @property
     def publisher(self) -> int | None:
-        """The worker that is asked for its state, and has not sent it yet."""
+        """The worker that was asked for its state, and has not sent it yet."""
         return self._publishing.publisher
 
     @_asking
@@ -201,7 +201,8 @@ class Sequencer:
         if self.has_finished:
             return self._dismiss()
         if self.rules.exchanges_gradients and self.has_started:
-            # Its weights must be the gang's of one version: somebody publishes them.
+            # Its weights must be the common ones of one version: a worker publishes
+            # them.
             self._publishing.joiners.append(rank)
             return self._ask()
         member.is_ready = True
@@ -249,19 +250,20 @@ class Sequencer:
     def proceed(self, epoch: int) -> list[Instruction]:
         """Opens an epoch; without a barrier the one after it may open by itself.
 
-        After a restart a controller proceeds with the first epoch it has not heard the
-        end of, or with `upcoming` if that is earlier, and hears of those since.
+        After a restart, a controller proceeds with the first epoch whose end was not
+        reported to it, or with `upcoming` if that is earlier; it then gets the reports
+        of all later ones.
         """
         untold = self._epochs.proceed(epoch)
         return [*map(EpochDone, untold), *self._hand_out()]
 
     @_asking
     def pace(self, after: int | None) -> list[Instruction]:
-        """Hands out one step after this version, and no more: the controller is asked.
+        """Hands out one step after this version, then waits for the controller.
 
         Args:
-            after: What the controller has heard of; -1 for as it is now, None to hand
-                out as much as ever again.
+            after: Newest version that was reported to the controller; -1 for the
+                current one, None for no limit any more.
         """
         self._limit = None
         if after is not None:
@@ -275,18 +277,18 @@ class Sequencer:
 
     @property
     def _ahead(self) -> int | None:
-        """Most steps that a worker may hold; None where it does not matter."""
+        """Most steps that a worker may hold; None for no limit."""
         return None if self._limit is None else max(0, self._limit - self.version)
 
     @_asking
     def halt(self) -> list[Instruction]:
-        """Hands out no more: open epochs end with the samples that are held."""
+        """Hands out no more data: open epochs end with the samples that are leased."""
         self._epochs.halt()
         return self._end_epochs() + self._ask()
 
     @_asking
     def finish(self) -> list[Instruction]:
-        """Ends the run: whoever waits is told, the others at their next message."""
+        """Ends the run: tells waiting workers now, the others at their next message."""
         self.has_finished = True
         self._publishing = Publishing()
         for rank, _ in self._round.take():
@@ -301,11 +303,11 @@ class Sequencer:
 
     @property
     def clock(self) -> int:
-        """Steps of the user's batch size that are committed; a short batch counts."""
+        """Committed steps of the user's batch size; a short batch counts."""
         return self._epochs.clock
 
     def _end_epochs(self) -> list[Instruction]:
-        """Tells of epochs that are complete, or waits for a center that shows it."""
+        """Reports complete epochs, or waits for a center that shows them."""
         if not self.rules.exchanges_gradients:
             return [EpochDone(e) for e in self._epochs.end()]
         self._publishing.epochs += self._epochs.end()
@@ -315,11 +317,10 @@ class Sequencer:
 
     @_asking
     def push(self, push: Push) -> list[Instruction]:
-        """A worker sends what it did since its last push."""
-        # Who sent it comes first, then which history it belongs to, then whether it
-        # came before, then whether its samples are the sender's. A refusal for a later
-        # reason would tell a process that was replaced what it must not learn
-        # (decision 14).
+        """A worker sends its work since its last push."""
+        # The order of these checks matters: sender, lineage, duplicate, leases. A
+        # refusal for a later reason would tell a process that was replaced what it must
+        # not learn (decision 14).
         if not self._roster.is_current(push.rank, push.incarnation):
             return [self._stranger(push.rank, push.incarnation)]
         member = self.members[push.rank]
@@ -360,12 +361,12 @@ class Sequencer:
         )
 
     def _repeat(self, member: Member) -> Answer | Refuse:
-        """Answers a push that was applied, but whose answer was lost; or one too late.
+        """Answers a duplicate whose answer was lost, or a push that came too late.
 
-        Either way its samples are no longer the sender's to do.
+        In both cases the sender no longer holds its samples.
         """
         if self.rules.exchanges_gradients:
-            # The mean it needs is gone, and with it the gang's weights.
+            # The mean that it needs is gone, and so are its common weights.
             return Refuse(member.rank, member.incarnation, "a step of the past")
         member.untold, member.is_late = [], False
         held = tuple(self.ledger.held(member.rank))
@@ -391,7 +392,7 @@ class Sequencer:
 
     @property
     def standing(self) -> Standing:
-        """How far the round has come; of a run that waits for all, nothing is told."""
+        """Progress of the open round; without a quorum it tells nothing."""
         if not self.rules.quorum or self.has_finished:
             return Standing()
         ready = self._roster.ready()
@@ -399,11 +400,11 @@ class Sequencer:
 
     @_asking
     def overdue(self) -> list[Instruction]:
-        """The time of grace is over: a quorate round closes without the late.
+        """Closes a round that has its quorum, without the late members.
 
-        Their leases return. What they push for it is answered as a repeat and not
-        committed; nobody waits for them until then. A round that is not quorate, or
-        not any more, stays as it is.
+        Their leases return. Their pushes for it are answered as repeats and are not
+        committed; no round waits for them until then. A round without its quorum stays
+        as it is.
         """
         if not self.standing.is_quorate:
             return []
@@ -414,20 +415,20 @@ class Sequencer:
     def _close_round(self) -> list[Instruction]:
         """Closes the round when every ready worker has pushed or waits for data.
 
-        A worker that publishes its state has done neither: the round stays open, and
-        with it the weights that are published.
+        A worker that publishes its state has done neither: the round stays open, so
+        that the published weights are the current ones.
         """
-        # The order below matters. Messages that no longer fit are sent back before the
+        # The order below matters. Messages with outdated sums are sent back before the
         # round is taken apart. Samples are committed in the same event in which the
         # center moves, so that no checkpoint or standby sees one without the other.
-        # Epochs end, and the controller's questions are asked, after all that
+        # Epochs end, and the controller's requests are served, after all that
         # (decisions 3 and 16).
         ready = self._roster.ready()
         if not self._round.pushes or self._round.awaited(ready, self.ledger):
             return []
         if outdated := self._round.outdated():
-            # A worker is lost that was to take part: the step has fewer rows than its
-            # messages were scaled by, so they are computed again with the new sums.
+            # A worker of the round was lost: the step has fewer rows than its messages
+            # were scaled by, so they are computed again with the new sums.
             sums = self._round.sums
             for rank in outdated:
                 del self._round.pushes[rank]
@@ -450,9 +451,9 @@ class Sequencer:
         return [Merge(facts, is_grouped), *self._grouped(told, ready), *asked]
 
     def _grouped(self, told: list[Answer], ready: list[Member]) -> list[Answer]:
-        """Answers that reach all members say who averages the next step.
+        """Adds the group of the next step to answers that reach all members.
 
-        Not when one of them is asked for its state: the others would wait for it.
+        There is no group if a member is asked for its state: the others would wait.
         """
         busy = self._publishing.asked, self._publishing.publisher
         if not self.rules.has_groups or len(told) < len(ready) or busy != (None, None):
@@ -464,10 +465,11 @@ class Sequencer:
 
     @_asking
     def ask(self, after: int | None = None) -> list[Instruction]:
-        """The controller wants the whole state of one worker.
+        """The controller requests the whole state of one worker.
 
         Args:
-            after: Of the next in turn after this rank, default None: of the first.
+            after: The worker's rank is the next one in turn after this; default None:
+                the first rank.
         """
         self._publishing.is_wanted, self._publishing.after = True, after
         return self._ask()
@@ -478,7 +480,7 @@ class Sequencer:
         return rank == min((member.rank for member in ready), default=rank)
 
     def _ask(self) -> list[Instruction]:
-        """Asks one worker to publish its state, if anybody needs it."""
+        """Asks one worker to publish its state, if it is needed."""
         ready = self._roster.punctual() or self._roster.ready()
         if not self._publishing.is_due or not ready:
             return []
@@ -495,11 +497,11 @@ class Sequencer:
         return [Answer(member.rank, "publish")]
 
     def with_request(self, found: list[Instruction]) -> list[Instruction]:
-        """Lets the next answer to the worker that is to publish its state say so.
+        """Marks the next answer to the worker that must publish its state.
 
-        Told "again", a worker has something else to say first. The request goes out
-        with this answer and with no other, on the standby too, which makes the same
-        answers (decision 14).
+        After "again", a worker has to send something else first. The request goes out
+        with this answer and no other, on the standby too, which makes the same answers
+        (decision 14).
         """
         if self._publishing.asked is None:
             return found
@@ -512,10 +514,12 @@ class Sequencer:
 
     @_asking
     def published(self, rank: int, incarnation: int) -> list[Instruction]:
-        """A snapshot has arrived: the center is the gang's state of this version."""
+        """A snapshot has arrived: the center is the common state of this version."""
         if not self._roster.is_current(rank, incarnation) or self.publisher != rank:
             return []
-        self.members[rank].is_parked = False  # it publishes, whatever it said before
+        self.members[
+            rank
+        ].is_parked = False  # it publishes; what it sent before is outdated
         self._publishing.publisher, self._publishing.is_wanted = None, False
         if not self.rules.exchanges_gradients:
             return []
@@ -525,9 +529,9 @@ class Sequencer:
         return [*done, *self._welcome(joiners), *self._hand_out()]
 
     def _welcome(self, fresh: list[Member]) -> list[Instruction]:
-        """Gives the snapshot to workers that join a gang, with or without data.
+        """Gives the snapshot to workers that join under gradient exchange.
 
-        At once: the next round changes the weights, theirs like all others'.
+        They get it at once, with or without data: the next round changes their weights.
         """
         for member in fresh:
             member.is_ready, member.is_parked = True, False
@@ -537,11 +541,11 @@ class Sequencer:
         return [Answer(m.rank, "grant", "snapshot", m.tell()) for m in fresh]
 
     def _roll_back(self) -> list[Instruction]:
-        """The last worker of a gang is gone, and the weights after its snapshot."""
-        # The server holds no weights of a gang but the snapshot that was published
-        # last. Samples committed since then are in weights that nobody has: they are
-        # free again. A new lineage refuses pushes that were made from those weights
-        # (decision 3).
+        """The last worker is lost, and with it the weights after its snapshot."""
+        # Under gradient exchange the server holds no weights but the snapshot that was
+        # published last. Samples committed since then are free again: the weights that
+        # were trained on them are lost. A new lineage refuses pushes that were made
+        # from those weights (decision 3).
         self.lineage += 1
         self._epochs.restore()
         self._publishing.take_epochs()
@@ -550,14 +554,14 @@ class Sequencer:
         joiners = [self.members[rank] for rank in self._publishing.take_joiners()]
         if self._epochs.is_saved:
             return found + self._welcome(joiners)
-        for member in joiners:  # they hold what the run began with
+        for member in joiners:  # they hold the initial weights
             member.is_ready, member.version = True, self.version
         return found
 
     # --------------------------------------------------------------- grants
 
     def _hand_out(self) -> list[Instruction]:
-        """Gives data to every worker that waits and can get some."""
+        """Gives data to every waiting worker for which there is some."""
         ready = self._roster.ready()
         if self.has_finished or not self._start(len(ready)):
             return []
@@ -566,14 +570,14 @@ class Sequencer:
         return [*self._grouped([self._grant_answer(m) for m in waiting], ready)]
 
     def _start(self, ready: int) -> bool:
-        """Whether data may be given; rounds begin when all expected workers are."""
+        """Whether data may be given; round strategies wait for all expected workers."""
         if not self.has_started:
             is_full = ready >= (self.expected if self.rules.is_rounds else 1)
             self.has_started = is_full and self._epochs.has_data
         return self.has_started
 
     def _distribute(self) -> None:
-        """Leases what may be leased now; the workers hear of it with their answers."""
+        """Leases what may be leased now; answers tell the workers."""
         self._epochs.open_next()
         ready = self._roster.ready()
         if not self.rules.is_rounds:
@@ -591,7 +595,7 @@ class Sequencer:
             self._round.dealt += 1
 
     def _sharers(self) -> int:
-        """Workers an epoch is shared among, those that still compile included."""
+        """Number of workers that share an epoch, compiling ones included."""
         return max(1, self.expected, len(self._roster.ready()))
 
     def _grant_answer(self, member: Member) -> Answer:

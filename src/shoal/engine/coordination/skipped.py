@@ -1,4 +1,4 @@
-"""Samples that count and are not trained on, as they did harm before. Pure."""
+"""Samples that count as trained but are skipped, as they did harm. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.engine.coordination.ledger import Piece
 @final
 @dataclass(frozen=True)
 class Skipped:
-    """What a run that was rolled back does not train on again.
+    """Samples on which a run that was rolled back does not train again.
 
     Args:
         ranges: (epoch, start, stop) in the order of an epoch.
-        rows: Numbers of rows of the data, in any epoch.
+        rows: Row numbers of the data, in any epoch.
 
     Example:
         >>> out = Skipped().also(0, [(8, 16)], rows=[3])
@@ -36,12 +36,12 @@ class Skipped:
     def also(
         self, epoch: int, ranges: Iterable[Sequence[int]], rows: Iterable[int]
     ) -> Skipped:
-        """Returns this and more.
+        """Returns these samples and more.
 
         Args:
-            epoch: Of the ranges.
+            epoch: Epoch of the ranges.
             ranges: (start, stop) in the order of that epoch.
-            rows: Numbers of rows of the data, in any epoch.
+            rows: Row numbers of the data, in any epoch.
         """
         found = ((epoch, int(start), int(stop)) for start, stop in ranges)
         return Skipped((*self.ranges, *found), (*self.rows, *map(int, rows)))
@@ -51,11 +51,11 @@ class Skipped:
         pieces: Sequence[Piece],
         indices: Callable[[], Iterable[Any]],
     ) -> bool:
-        """Whether some samples of pieces are left out.
+        """Whether some samples of the pieces are skipped.
 
         Args:
-            pieces: Of the order of an epoch.
-            indices: Gives the numbers of their rows.
+            pieces: Ranges in the order of an epoch.
+            indices: Returns the row numbers of the pieces.
         """
         if self.rows and not set(self.rows).isdisjoint(map(int, indices())):
             return True

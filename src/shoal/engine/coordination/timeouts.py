@@ -1,8 +1,8 @@
-"""How long a silent worker, and a round that has its quorum, are waited for. Pure.
+"""Timeouts of silent workers, and of rounds that have their quorum. Pure.
 
 Both limits are measured: a worker whose step takes a minute is given minutes. A round
-waits for stragglers by a token bucket: it absorbs single delays, and repeated ones use
-it up.
+waits for stragglers by a token bucket: it absorbs single delays, and repeated ones
+use it up.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import final
 
 from shoal.engine.coordination.rounds import Standing
 
-FLOOR_S = 3.0  # for what no step has shown yet: a slow disk, a busy machine
-STARTUP_TIMES = 2.0  # how much longer another program may take to compile
-TIMES = 4.0  # longest silences that are still believed
-PAUSE_S = 1.0  # the server itself did not run for so long: nobody is to blame
+FLOOR_S = 3.0  # for delays not measured yet: a slow disk, a busy machine
+STARTUP_TIMES = 2.0  # factor on the first compilation, for another one
+TIMES = 4.0  # factor on the longest silence so far
+PAUSE_S = 1.0  # a longer gap means that the server itself did not run
 
 
 @dataclass
 class LivenessTimeout:
-    """What is known of one worker's pace.
+    """A worker's measured pace.
 
     Args:
-        startup_s: From joining until it had compiled, 0 before.
-        longest_s: The longest it ever took to say something after an answer.
-        since: When it was answered and so has to say something next, in seconds of a
-            monotonic clock; None while it waits for an answer.
-        is_compiling: It has said that a batch of another size has to be compiled.
-        more_s: For which it may wait for other workers without a word.
-        busy_s: Seconds that it has been busy, and said so.
+        startup_s: Seconds from joining until it had compiled, 0 before.
+        longest_s: The longest time from an answer to its next message.
+        since: Time of the last answer, after which its next message is due, in seconds
+            of a monotonic clock; None while it waits for an answer.
+        is_compiling: It has reported that it compiles for a batch of another size.
+        more_s: Additional seconds in which it may wait for other workers in silence.
+        busy_s: Seconds in which it has reported that it is busy.
     """
 
     startup_s: float = 0.0
@@ -41,16 +41,16 @@ class LivenessTimeout:
     busy_s: float = 0.0
 
     def answered(self, now: float) -> None:
-        """It has been answered: the next word is the worker's."""
+        """It has been answered: its next message is due."""
         self.since = now
 
     def moves(self, now: float) -> None:
-        """Bytes go to it or come from it: it is not silent until they have arrived."""
+        """Bytes go to it or come from it: it is not silent before they have arrived."""
         if self.since is not None:
             self.since = now
 
     def waits(self) -> None:
-        """It has said again what it waits for an answer to."""
+        """It has repeated the message that it waits for an answer to."""
         self.since = None
 
     def heard(
@@ -61,15 +61,15 @@ class LivenessTimeout:
         is_reading: bool = False,
         is_busy: bool = False,
     ) -> None:
-        """It has said something, and waits for an answer.
+        """It has sent a message, and waits for an answer.
 
         Args:
             now: Seconds of the clock.
-            is_ready: It said that it has compiled.
-            is_reading: It said, as it does every second then, that it waits for data,
-                which is no pace of its own.
-            is_busy: It said the same of steps of a kind that it takes for the first
-                time. When they are taken it is known how long that is.
+            is_ready: It reported that it has compiled.
+            is_reading: It reported, as it does every second then, that it waits for
+                data; this says nothing about its pace.
+            is_busy: It reported the same about steps of a kind that it takes for the
+                first time. Their duration is known when they are done.
         """
         if self.since is None:
             return
@@ -87,12 +87,12 @@ class LivenessTimeout:
         self.is_compiling = False
 
     def compiles(self) -> None:
-        """It will be silent for longer than it ever was, and says so."""
+        """It has reported that it will be silent for longer than ever."""
         self.is_compiling = True
 
     @property
     def limit_s(self) -> float:
-        """Seconds it may be silent; for ever until it has compiled once.
+        """Seconds that it may be silent; infinite until it has compiled once.
 
         Example:
             >>> LivenessTimeout(startup_s=2.0, longest_s=0.5).limit_s
@@ -110,43 +110,43 @@ class LivenessTimeout:
         return self.since is not None and now - self.since > self.limit_s
 
     def forgive(self, pause_s: float) -> None:
-        """The server was not there to hear it."""
+        """Shifts the clock by a time in which the server itself did not run."""
         if self.since is not None:
             self.since += pause_s
 
 
-HICCUP_S = 0.25  # a slow disk, garbage collection, a busy machine: once in a while
-LEAST_S = 0.01  # a turn of the machine's scheduler, at any time
-REFILL = 0.1  # of the time that rounds take
+HICCUP_S = 0.25  # size of the bucket: a slow disk, garbage collection, a busy machine
+LEAST_S = 0.01  # one turn of the machine's scheduler
+REFILL = 0.1  # refill of the bucket, as part of the time that rounds take
 ROUNDS = 8  # the last rounds, of which the longest counts
 
 
 @final
 @dataclass
 class StragglerTimeout:
-    """The clock of the round that is open; times are seconds of a monotonic clock.
+    """Timeout of the open round; times are seconds of a monotonic clock.
 
     A round may take twice as long as its quorum took, or as the longest of the last
     rounds: workers that are up to twice as slow as the others always come in time,
-    and the short windows at the end of an epoch do not count against long ones. One
-    that is five times slower costs the others one such wait for each of its windows,
-    in all about a quarter of their time, where waiting for it would cost five times.
+    and the short windows at the end of an epoch do not count against long ones. A
+    worker that is five times slower costs the others one such wait for each of its
+    windows, about a quarter of their time, where waiting for it would cost five times.
 
-    Beyond that there is a store of patience, `HICCUP_S`, for rounds of milliseconds, of
-    which one slip of the machine is many: what was waited is taken from it, and a tenth
-    of the time that rounds take comes back. So a slip costs nobody a window, and who is
-    slow every time soon has no more than the double time and `LEAST_S`.
+    In addition there is a token bucket of `HICCUP_S`, for rounds of milliseconds,
+    many of which fit into one delay of the machine: waiting takes from it, and a tenth
+    of the time that rounds take comes back. So a single delay makes no worker late, and
+    a worker that is always slow soon gets no more than the double time and `LEAST_S`.
 
-    Each time a round gave up whom it waited for and had no message from anybody, it
-    waits twice as long for who has the data then: at some time somebody is in time,
-    however slow all of them have become.
+    Each time a round gave up the workers that it waited for and had no message at
+    all, it waits twice as long for the next ones: in the end one is in time, however
+    slow all of them have become.
 
     Args:
-        standing: Of the round, as it was seen last.
-        began: When data was dealt, or the round before closed.
-        reached: When it had its quorum and its first message, None before.
-        spare_s: Patience in store.
-        lengths: How long the last rounds took to their quorum.
+        standing: Progress of the round at the last look.
+        began: Time when data was dealt, or when the round before closed.
+        reached: Time when it had its quorum and its first message, None before.
+        spare_s: Seconds in the bucket.
+        lengths: Seconds that the last rounds took to their quorum.
 
     Example:
         >>> straggler_timeout = StragglerTimeout()
@@ -168,7 +168,7 @@ class StragglerTimeout:
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
 
     def look(self, standing: Standing, now: float) -> None:
-        """Sees how far the round is; to be called whenever that may have changed."""
+        """Takes note of the round's progress; called whenever that may have changed."""
         before = self.standing
         if standing.closed != before.closed:
             self._settle(now)
@@ -190,20 +190,20 @@ class StragglerTimeout:
         self.lengths.append(took)
 
     def _end(self) -> float:
-        """When whoever is at most twice as slow as the others has come."""
+        """The time by which workers up to twice as slow as the others have come."""
         took = 0.0 if self.reached is None else self.reached - self.began
         double = 2.0 ** (1 + self.standing.fruitless)
         return self.began + double * max([took, *self.lengths])
 
     @property
     def due(self) -> float:
-        """When the round is overdue; never without a quorum, or with none measured."""
+        """When the round is overdue; infinite without a quorum, or a measurement."""
         if self.reached is None or not (self.lengths or self.standing.pushes):
             return float("inf")
         return self._end() + max(self.spare_s, LEAST_S)
 
     def left_s(self, now: float) -> float:
-        """Seconds until it is overdue, at least 0; infinite if it will not be."""
+        """Seconds until it is overdue, at least 0; infinite if it never is."""
         return max(0.0, self.due - now)
 
     def is_over(self, now: float) -> bool:
@@ -211,7 +211,7 @@ class StragglerTimeout:
         return now > self.due
 
     def forgive(self, pause_s: float) -> None:
-        """The server was not there to hear anybody."""
+        """Shifts the clock by a time in which the server itself did not run."""
         self.began += pause_s
         if self.reached is not None:
             self.reached += pause_s
