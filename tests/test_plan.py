@@ -304,7 +304,7 @@ def test_a_quorum_of_more_workers_than_there_are():
 def test_explain_says_that_late_workers_make_runs_differ():
     text = plan(LocalSGD(), workers=4).explain()
     assert "a round closes with 3 of 4" in text
-    assert "repeatable while nobody is late" in text
+    assert "repeatable while no worker is late" in text
     assert "late" not in plan(LocalSGD(), workers=4, quorum=1.0).explain()
 
 

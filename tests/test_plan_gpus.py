@@ -140,10 +140,10 @@ def test_a_plan_says_who_averages_and_refuses_what_cannot():
         {"strategy": AEASGD()}, {"cluster": "inline"}, {"deterministic": True}
     ]  # fmt: skip
     for given_ in refused:
-        with pytest.raises(PlanError, match="collective='native' cannot be had"):
+        with pytest.raises(PlanError, match="collective='native' is not available"):
             plan(workers=2, collective="native", model=model, **given_)
         assert plan(workers=2, model=model, **given_).collective == "server"
-        with pytest.raises(PlanError, match="collective='shared' cannot be had"):
+        with pytest.raises(PlanError, match="collective='shared' is not available"):
             plan(workers=2, collective="shared", model=model, **given_)
     with pytest.raises(ConfigError, match="Did you mean 'native'"):
         plan(workers=2, collective="natives")

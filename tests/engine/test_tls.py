@@ -217,7 +217,7 @@ RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: to close is to reset
 
 @contextmanager
 def reset() -> Iterator[socket.socket]:
-    """A socket whose other end has hung up rudely."""
+    """A socket whose other end has reset the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         caller = socket.create_connection(listener.getsockname(), timeout=20)
         accepted, _ = listener.accept()

@@ -293,7 +293,7 @@ def _compare(
     """
     if not found:
         return
-    if isinstance(source, ChunkedSource) and found.endswith("are others"):
+    if isinstance(source, ChunkedSource) and found.endswith("samples differ"):
         warn(
             f"{name} of resume does not seem to be what fit was given: {found}. The "
             "run goes on; if these samples are not generated each time they are "
