@@ -333,7 +333,7 @@ def test_a_caller_without_the_key_hears_nothing(bench: Bench, toy: Any) -> None:
     bench.start("pass")
     bench.until(lambda: toy.tasks)
     certificate = bench.identity.certificate
-    with pytest.raises(ConnectionResetError, match="closed the connection in the handshake"):
+    with pytest.raises(ConnectionResetError, match="closed the connection"):
         Link(bench.carrier.address, b"x" * 32, certificate=certificate)
     with pytest.raises((ConnectionResetError, BadFrame)):
         Link(bench.carrier.address, toy.tasks[0].ticket.key)

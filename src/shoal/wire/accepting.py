@@ -75,6 +75,6 @@ def _exactly(connection: socket.socket, count: int, until: float) -> bytes:
         connection.settimeout(max(0.001, until - time.monotonic()))
         part = connection.recv(count - len(data))
         if not part:
-            raise ConnectionResetError("the caller closed the connection in the handshake")
+            raise ConnectionResetError("the caller left in the handshake")
         data += part
     return bytes(data)
