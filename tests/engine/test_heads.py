@@ -14,8 +14,11 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.engine.transport import messages
+from shoal.engine.transport.fields import WRONG
 from shoal.engine.transport.messages import events
 from shoal.engine.transport.messages.base import Message
 from shoal.engine.transport.messages.controller_to_server import read_command
@@ -47,7 +50,8 @@ from shoal.engine.transport.messages.worker_to_server import (
     Request,
     SlotSettled,
 )
-from shoal.wire.frames import HEADER, Head, pack_head
+from shoal.wire.frames import HEADER, BadFrame, Head, pack_head
+from tests.engine.test_messages import hostile
 
 LINES = (Path(__file__).parents[1] / "golden/heads.txt").read_text().splitlines()
 Read = Callable[[Head], Any]
@@ -128,3 +132,23 @@ def test_every_message_has_its_line() -> None:
 def test_every_event_has_its_line() -> None:
     logged = [m.event for _, m in parsed() if isinstance(m, Logged)]
     assert sent(events.BaseEvent) == set(map(type, logged))
+
+
+@pytest.mark.parametrize("line", LINES)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_value_in_any_field_is_refused_or_read(line: str, data: Any) -> None:
+    """What is read is packed again, and no further field of it is anything else."""
+    way, text = line.split("\t")
+    head = json.loads(text)
+    field = data.draw(st.sampled_from(["", *sorted(set(head) - {"kind"})]))
+    if field:
+        head[field] = data.draw(hostile)
+    else:
+        head = {"kind": head["kind"]}  # and nothing else
+    try:
+        message = READERS[way](head)
+    except (BadFrame, *WRONG):
+        return
+    again = json.loads(json.dumps(message.pack()))
+    assert json.dumps(READERS[way](again).pack()) == json.dumps(message.pack())
