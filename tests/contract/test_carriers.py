@@ -337,7 +337,7 @@ def test_a_caller_without_the_key_hears_nothing(bench: Bench, toy: Any) -> None:
         Link(bench.carrier.address, b"x" * 32, certificate=certificate)
     with pytest.raises((ConnectionResetError, BadFrame)):
         Link(bench.carrier.address, toy.tasks[0].ticket.key)
-    assert "caller(s) were turned away" in bench.carrier.room
+    bench.until(lambda: "2 caller(s) were turned away" in bench.carrier.room)
 
 
 @pytest.mark.parametrize(
