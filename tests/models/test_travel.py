@@ -176,6 +176,33 @@ def test_archive_goes_first(name: str, body: type) -> None:
     assert type(parcel.body) is body
 
 
+@pytest.mark.parametrize(
+    "name", ["mlp", "layer_with_config_and_add_loss", "lambda_layer", "own_compile"]
+)
+def test_what_has_not_changed_is_packed_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes, without a second copy of them; whatever changed is noticed."""
+    model = CASES[name]()[0]
+    pack(model)  # reading it back gives a class of this file its methods anew
+    packed = pack(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(travel, "_comes_back", None)  # it did, the first time
+        assert pack(model, before=packed) is packed
+    kernel, rate = model.trainable_variables[-1], model.optimizer.learning_rate
+    for variable in (kernel, rate):
+        value = np.array(variable.numpy())
+        variable.assign(value + 1)
+        changed = pack(model, before=packed)
+        assert changed != packed
+        assert changed == pack(model)
+        variable.assign(value)
+        assert pack(model, before=packed) is packed
+    model.layers[-1].trainable = False
+    assert pack(model, before=packed) == pack(model) != packed
+    assert pack(model, before=packed[:-1]) == pack(model)
+
+
 def test_loaded_from_file_keeps_its_optimizer(tmp_path: Path) -> None:
     model = CASES["trained_before"]()[0]
     model.save(tmp_path / "m.keras")

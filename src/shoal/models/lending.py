@@ -28,8 +28,12 @@ _TAKEN_APART = (
 
 
 @contextmanager
-def lending() -> Generator[None]:
+def lending() -> Generator[list[Any]]:
     """Context in which packed models share the objects that cannot be copied.
+
+    Yields:
+        The shared objects, a list that grows. A model that shares none may also be
+        opened outside of this context.
 
     Example:
         >>> import threading
@@ -39,9 +43,10 @@ def lending() -> Generator[None]:
         ...     loads(dumps([lock]))[0] is lock
         True
     """
-    token = _LENT.set([])
+    held: list[Any] = []
+    token = _LENT.set(held)
     try:
-        yield
+        yield held
     finally:
         _LENT.reset(token)
 

@@ -185,6 +185,7 @@ def dumps(
     anchors: Sequence[Any] = (),
     variables: Iterable[Any] = (),
     has_values: bool = True,
+    before: bytes = b"",
 ) -> bytes:
     """Turns an object into bytes for `loads` in another process.
 
@@ -197,11 +198,16 @@ def dumps(
         anchors: See `TravelPickler`, also for the other arguments.
         variables: Variables of optimizers.
         has_values: False for bytes that are only compared.
+        before: Earlier bytes of the object. They are returned themselves if no byte
+            has changed, so that a large model is not held twice. Classes pickled by
+            value may have other bytes after they were read back in this process.
 
     Raises:
         CannotPickle: Neither way works.
     """
     with _REGISTRY:
+        if before and _is_still(obj, before, anchors, variables):
+            return before
         try:
             with by_value():
                 return _dump_all(obj, anchors, variables, has_values)
@@ -257,8 +263,68 @@ def _dump_all(
     has_values: bool,
     lends: bool = False,
 ) -> bytes:
-    """Writes the object, then the state of each queued one, then None."""
+    """Returns the bytes of an object."""
     file = io.BytesIO()
+    _write(file, obj, anchors, variables, has_values, lends)
+    return file.getvalue()
+
+
+def _is_still(
+    obj: Any, before: bytes, anchors: Sequence[Any], variables: Iterable[Any]
+) -> bool:
+    """Whether an object would be turned into the same bytes again."""
+    file = _Comparison(before)
+    try:
+        with by_value():
+            _write(file, obj, anchors, variables)
+    except (CannotPickle, _Differs):
+        return False
+    return file.is_equal
+
+
+class _Differs(Exception):
+    """A byte is another one than before."""
+
+
+@final
+class _Comparison(io.BytesIO):
+    """A file that keeps nothing: it compares what is written with bytes.
+
+    Args:
+        before: To compare with.
+    """
+
+    def __init__(self, before: bytes) -> None:
+        super().__init__()
+        self._before, self._at = before, 0
+
+    def write(self, data: Any, /) -> int:
+        """Takes the next bytes.
+
+        Raises:
+            _Differs: They are others.
+        """
+        size = memoryview(data).nbytes
+        if not self._before.startswith(data, self._at):
+            raise _Differs
+        self._at += size
+        return size
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all has come."""
+        return self._at == len(self._before)
+
+
+def _write(
+    file: io.BytesIO,
+    obj: Any,
+    anchors: Sequence[Any],
+    variables: Iterable[Any],
+    has_values: bool = True,
+    lends: bool = False,
+) -> None:
+    """Writes the object, then the state of each queued one, then None."""
     pickler = TravelPickler(
         file, anchors=anchors, variables=variables, has_values=has_values, lends=lends
     )
@@ -271,9 +337,10 @@ def _dump_all(
                 state = {k: v for k, v in state.items() if k not in ("name", "_name")}
             pickler.dump((owner, state))
         pickler.dump(None)
+    except _Differs:
+        raise
     except Exception as error:  # pickling runs code of any object
         raise CannotPickle(owner, error) from error
-    return file.getvalue()
 
 
 def is_named_by_keras(obj: Any) -> bool:

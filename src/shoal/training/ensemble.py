@@ -137,7 +137,9 @@ def _works(ready: Ready) -> list[Work]:
         prepare(model, sample)
         if work.factory is None and member:
             _reseed(model, member)
-        found.append(replace(work, model=model).with_packed())
+        # The first one, often, is as it was packed.
+        before = b"" if member else work.packed
+        found.append(replace(work, model=model, packed=before).with_packed())
     return found
 
 

@@ -81,7 +81,8 @@ def train(
     driver = Driver(work.model, plan, run, options)
     plan = begin(driver, plan, work, run)
     with lending():
-        cluster = InlineCluster(plan, work.with_packed(), driver, speeds)
+        work = work.as_training_begins(options)
+        cluster = InlineCluster(plan, work, driver, speeds)
     driver.fetch_center = cluster.newest
     try:
         with work.source.serving():

@@ -157,9 +157,10 @@ def _checked(work: Work, plan: Plan) -> Work:
     """Refuses a model that cannot be sent to workers; returns it packed."""
     if plan.request.cluster != "inline":
         return work.with_packed()
-    with lending():
-        work.with_packed()
-    return work  # packed when training begins, together with shared objects
+    with lending() as shared:
+        packed = work.with_packed()
+    # A model with shared objects is packed when training begins, together with them.
+    return work if shared else packed
 
 
 def _check_travels(request: Request, source: Source) -> None:

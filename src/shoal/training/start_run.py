@@ -95,7 +95,7 @@ class Work:
     sample: Any = None
 
     def with_packed(self) -> Work:
-        """Returns this with the present model packed.
+        """Returns this with the present model packed; unchanged bytes are kept.
 
         Raises:
             PlanError: A part of it cannot be sent.
@@ -104,8 +104,25 @@ class Work:
         sample = self.sample
         if sample is None:
             sample = first_rows(self.source, sample_rows(self.model))
-        packed = pack(self.model, custom_objects=custom, factory=factory, sample=sample)
+        packed = pack(
+            self.model,
+            custom_objects=custom,
+            factory=factory,
+            sample=sample,
+            before=self.packed,
+        )
         return replace(self, packed=packed)
+
+    def as_training_begins(self, options: DriverOptions) -> Work:
+        """Returns this with the model packed as callbacks left it.
+
+        Raises:
+            PlanError: A part of it cannot travel.
+        """
+        if self.packed and (not options.callbacks or options.resume_state is not None):
+            return self
+        with interruptible():  # a callback may have loaded other weights
+            return self.with_packed()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +162,7 @@ def train(
     """
     driver = Driver(work.model, plan, run, options)
     plan = begin(driver, plan, work, run, options.resume_state)
-    if not work.packed or (options.callbacks and options.resume_state is None):
-        # A callback may have loaded other weights when training began.
-        with interruptible():
-            work = work.with_packed()
+    work = work.as_training_begins(options)
     cast = cast_for(plan)
     own = pool is None
     pool = pool or ProcessPool(cast, work.shared)
