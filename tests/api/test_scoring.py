@@ -19,7 +19,7 @@ import shoal
 from shoal.data import ArraySource, ChunkedSource
 from shoal.errors import ConfigError, DataError, WorkerFailed, WorkerLost
 from shoal.facts import Gpu, MachineFacts
-from shoal.training import scoring
+from shoal.training import scoring, scoring_processes
 from shoal.training.scoring import Asked, worker_count
 from tests.api.problems import line, linear, two_headed, two_targets
 
@@ -220,7 +220,7 @@ def test_the_chunk_of_a_lost_process_is_done_again(tmp_path: Path) -> None:
 def test_processes_that_keep_dying_end_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "MOST_LOSSES", 0)
+    monkeypatch.setattr(scoring_processes, "MOST_LOSSES", 0)
     model = keras.Sequential([keras.Input((2,)), Fragile(str(tmp_path / "no" / "w"))])
     x, _ = line(64)
     with pytest.raises((WorkerLost, WorkerFailed)) as caught:
@@ -243,7 +243,7 @@ class Leaving(keras.layers.Layer):
 def test_processes_that_end_themselves_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scoring, "MOST_LOSSES", 0)
+    monkeypatch.setattr(scoring_processes, "MOST_LOSSES", 0)
     model = keras.Sequential([keras.Input((2,)), Leaving()])
     x, _ = line(64)
     with pytest.raises(WorkerLost, match="exited with status 0; 0 of 0 replacements"):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,34 @@ from rich.console import Console
 
 from shoal.demo import flights as flights_file
 from shoal.demo import main
-from shoal.demo.contest import Result, Settings, first_exchange
+from shoal.demo.contest import Result, Settings
 from shoal.demo.flights import Flights, load_flights
 from shoal.demo.main import describe_kill, run_demo, table, verdict
 from shoal.demo.picture import draw
 from shoal.demo.resumed import Resumed, describe_resume
 from shoal.errors import ConfigError
-from shoal.runs.store import create
+from shoal.training.comparison import ComparisonEntry, Point
 
 PNG = b"\x89PNG\r\n"
 
 
 def result(who: str, speed: float, accuracy: float = 0.8) -> Result:
+    curve = [(3.0, 0.6), (8.0, 0.5), (12.0, 0.45)]
+    entry = ComparisonEntry(
+        strategy=who,
+        workers=2,
+        seed=0,
+        metrics={"accuracy": accuracy},
+        seconds=12.5,
+        samples_per_s=speed,
+        points=tuple(
+            Point(seconds=seconds, samples=0, metrics={"loss": loss})
+            for seconds, loss in curve
+        ),
+    )
     return Result(
         who=who,
-        workers=2,
-        accuracy=accuracy,
-        seconds=12.5,
-        seconds_after=10.0,
-        samples_after=int(speed * 10),
-        curve=[(3.0, 0.6), (8.0, 0.5), (12.0, 0.45)],
+        entry=entry,
         committed=1000,
         expected=1000,
     )
@@ -122,7 +129,7 @@ def test_verdict_when_shoal_wins():
 
 
 def test_verdict_when_keras_wins():
-    text = verdict([PLAIN, replace(FAST, samples_after=9000), SLOW])
+    text = verdict([PLAIN, result("shoal aeasgd", 900), SLOW])
     assert text.startswith("Plain Keras wins on this machine: shoal aeasgd")
     assert "0.90 times" in text
     assert "all_reduce loses" in text
@@ -180,20 +187,6 @@ def test_picture(killed_at: float | None, replaced_s: float | None, tmp_path: Pa
     content = (tmp_path / "demo.png").read_bytes()
     assert content.startswith(PNG)
     assert len(content) > 10_000
-
-
-def test_first_exchange_is_read_from_the_servers_clock(tmp_path: Path):
-    with create(tmp_path, "demo") as run:
-        assert math.isfinite(first_exchange(run)[0])
-        run.exchanges([{"t": 2.0, "samples": 64}, {"t": 2.5, "samples": 32}])
-        [event] = [e for e in events_of(run) if e["kind"] == "exchanges"]
-        assert first_exchange(run) == (pytest.approx(event["time"] - 0.5), 64)
-
-
-def events_of(run: Any) -> list[dict[str, Any]]:
-    from shoal.runs.events import read_events
-
-    return list(read_events(run.folder))
 
 
 @pytest.mark.process

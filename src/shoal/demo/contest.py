@@ -1,4 +1,4 @@
-"""The contestants of the demo: their data, their training, and their times.
+"""The contestants of the demo and their data; `compare` times and evaluates them.
 
 This file decides that all of them train the same samples in the same number of
 steps of the same size, and that plain Keras has the better of its own settings.
@@ -10,8 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from types import TracebackType
 from typing import Any, final
@@ -20,11 +19,15 @@ from shoal.api import fit
 from shoal.demo.flights import Flights
 from shoal.models.no_tensorflow import no_tensorflow
 from shoal.plan import environment
-from shoal.runs.events import read_events, unpack_exchanges
+from shoal.runs.events import read_events
 from shoal.runs.store import StoredRun, create
+from shoal.strategies import get
+from shoal.training.comparing import Task, train_baseline, train_one
+from shoal.training.comparison import ComparisonEntry
 
 # Divides the steps of an epoch: Keras runs whole executions, even past the end.
 LONG_EXECUTION = 32
+SEED = 2013
 
 
 @final
@@ -68,12 +71,7 @@ class Result:
 
     Args:
         who: Name in the table.
-        workers: Training processes.
-        accuracy: Accuracy on test rows.
-        seconds: Seconds from the call of fit to its return.
-        seconds_after: Seconds from the first step (or exchange) to the last.
-        samples_after: Samples trained on in that time.
-        curve: (seconds since the call of fit, training loss) of each epoch.
+        entry: Measurements, as `shoal.compare` takes them.
         committed: Committed samples.
         expected: Expected number of committed samples.
         run: Path or URL of the run folder, "" for none.
@@ -82,12 +80,7 @@ class Result:
     """
 
     who: str
-    workers: int
-    accuracy: float
-    seconds: float
-    seconds_after: float
-    samples_after: int
-    curve: list[tuple[float, float]]
+    entry: ComparisonEntry
     committed: int
     expected: int
     run: str = ""
@@ -95,58 +88,30 @@ class Result:
     replaced_s: float | None = None
 
     @property
+    def accuracy(self) -> float:
+        """Accuracy on test rows."""
+        return self.entry.metrics["accuracy"]
+
+    @property
     def speed(self) -> float:
-        """Returns samples per second, without the start-up."""
-        return self.samples_after / max(self.seconds_after, 1e-9)
+        """Samples per second after the first epoch, without start-up and compilation."""
+        return self.entry.samples_per_s
 
-
-@dataclass
-class _Watch:
-    """Records the ends of epochs and of the first step."""
-
-    began: float = field(default_factory=time.perf_counter)
-    began_at: float = field(default_factory=time.time)
-    curve: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    first: float | None = None
-
-    def epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Adds a point to the curve."""
-        del epoch
-        self.curve.append((self.elapsed(), float(logs["loss"])))
-
-    def batch_end(self, batch: int, logs: object) -> None:
-        """Records the first step and ignores the others."""
-        del batch, logs
-        if self.first is None:
-            self.first = self.elapsed()
-
-    def elapsed(self) -> float:
-        """Returns the seconds since the call of fit."""
-        return time.perf_counter() - self.began
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """Seconds since the call of fit, and training loss, of each epoch."""
+        points = self.entry.points
+        return [(point.seconds, point.metrics["loss"]) for point in points]
 
 
 def train_plainly(
     flights: Flights, settings: Settings, steps_per_execution: int
 ) -> Result:
     """Trains with `keras.Model.fit` in this process, on all cores."""
-    model = make_model(flights, settings, steps_per_execution)
-    watch = _Watch()
-    callback = import_module("keras").callbacks.LambdaCallback(
-        on_epoch_end=watch.epoch_end, on_train_batch_end=watch.batch_end
-    )
-    # Keras computes on while this callback runs, as it would without it.
-    callback.async_safe = True
-    model.fit(*rows(flights, settings), callbacks=[callback], **request(settings))
-    seconds = watch.elapsed()
-    first = watch.first or 0.0
+    task = _task(flights, settings, steps_per_execution=steps_per_execution)
     return Result(
         who="keras.Model.fit",
-        workers=1,
-        accuracy=accuracy(model, flights),
-        seconds=seconds,
-        seconds_after=watch.curve[-1][0] - first,
-        samples_after=settings.samples - settings.batch_size * steps_per_execution,
-        curve=watch.curve,
+        entry=train_baseline(task, SEED),
         committed=settings.samples,
         expected=settings.samples,
     )
@@ -162,36 +127,49 @@ def train_with_shoal(
     root: str | None = None,
 ) -> Result:
     """Trains with `shoal.fit`; kills one of its workers during the run if asked to."""
-    model = make_model(flights, settings)
     name = f"demo-{strategy}{'-killed' if is_killed else ''}"
     run = create(root or environment().runs, name)
-    watch = _Watch()
-    callback = import_module("keras").callbacks.LambdaCallback(
-        on_epoch_end=watch.epoch_end
-    )
     goal = settings.kill_at * settings.samples if is_killed else float("inf")
-    with Killer(run, goal, watch.elapsed) as killer:
-        fit(
-            model, *rows(flights, settings), strategy=strategy, workers=workers,
-            callbacks=[callback], run=run, **request(settings),
-        )  # fmt: skip
-    seconds = watch.elapsed()
+    killer = Killer(run, goal)
+
+    def train(*data: Any, **arguments: Any) -> Any:
+        with killer:
+            return fit(*data, **arguments)
+
+    task = _task(flights, settings, run=run)
+    entry = train_one(task, train, get(strategy), workers, SEED)
     summary = run.summary()
-    first_at, first_samples = first_exchange(run)
     replaced = [e for e in read_events(run.folder) if e["kind"] == "worker_replaced"]
     return Result(
         who=f"shoal {strategy}{', one worker killed' if is_killed else ''}",
-        workers=workers,
-        accuracy=accuracy(model, flights),
-        seconds=seconds,
-        seconds_after=watch.curve[-1][0] - (first_at - watch.began_at),
-        samples_after=settings.samples - first_samples,
-        curve=watch.curve,
+        entry=entry,
         committed=summary.samples_committed,
         expected=summary.samples_expected,
         run=run.url,
         killed_at=killer.killed_at,
         replaced_s=float(replaced[0]["seconds"]) if replaced else None,
+    )
+
+
+def _task(
+    flights: Flights,
+    settings: Settings,
+    *,
+    steps_per_execution: int = 1,
+    run: StoredRun | bool = False,
+) -> Task:
+    """The task of every contestant, evaluated on test rows."""
+    x, y = rows(flights, settings)
+    return Task(
+        make_model=lambda: make_model(flights, settings, steps_per_execution),
+        x=x,
+        y=y,
+        validation_data=(flights.x_test, flights.y_test),
+        has_curves=False,
+        run=run,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        steps_per_epoch=settings.steps_per_epoch,
     )
 
 
@@ -201,7 +179,7 @@ def make_model(
     """Returns the demo's model, with the same weights each time."""
     keras = import_module("keras")
     with no_tensorflow():
-        keras.utils.set_random_seed(2013)
+        keras.utils.set_random_seed(SEED)
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -219,18 +197,6 @@ def make_model(
         steps_per_execution=steps_per_execution,
     )
     return model
-
-
-def first_exchange(run: StoredRun) -> tuple[float, int]:
-    """Returns when the first exchange was (Unix time), and its samples."""
-    for event in read_events(run.folder):
-        if event["kind"] == "exchanges":
-            records = list(unpack_exchanges(event))
-            # Written when the last exchange was known; the records have the server's
-            # clock.
-            behind = float(records[-1]["t"]) - float(records[0]["t"])
-            return float(event["time"]) - behind, int(records[0]["samples"])
-    return time.time(), 0
 
 
 def rows(flights: Flights, settings: Settings) -> tuple[Any, Any]:
@@ -263,20 +229,19 @@ class Killer:
     Args:
         run: Run whose events show its progress and the processes of its workers.
         goal: Committed samples to wait for; infinity never kills.
-        elapsed: Clock that gives `killed_at`.
     """
 
     POLL_S = 0.02
 
-    def __init__(
-        self, run: StoredRun, goal: float, elapsed: Callable[[], float]
-    ) -> None:
+    def __init__(self, run: StoredRun, goal: float) -> None:
         self.killed_at: float | None = None
-        self._run, self._goal, self._elapsed = run, goal, elapsed
+        """Seconds since the beginning of this context."""
+        self._run, self._goal, self._began = run, goal, 0.0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shoal-demo-killer")
 
     def __enter__(self) -> Killer:
+        self._began = time.perf_counter()
         if self._goal < float("inf"):
             self._thread.start()
         return self
@@ -306,4 +271,4 @@ class Killer:
         }
         if pids:
             os.kill(pids[max(pids)], signal.SIGKILL)
-            self.killed_at = self._elapsed()
+            self.killed_at = time.perf_counter() - self._began

@@ -124,17 +124,16 @@ def table(contest: Sequence[Result]) -> Table:
     found = Table(box=None, pad_edge=False, header_style="bold")
     found.add_column("who")
     for name in (
-        "workers", "accuracy", "seconds\nin all", "after the\nfirst step",
-        "samples/s", "ratio to\nplain Keras",
+        "workers", "accuracy", "seconds\nin all", "samples/s after\nthe first epoch",
+        "ratio to\nplain Keras",
     ):  # fmt: skip
         found.add_column(name, justify="right")
     for result in contest:
         found.add_row(
             result.who,
-            f"{result.workers}",
+            f"{result.entry.workers}",
             f"{result.accuracy:.1%}",
-            f"{result.seconds:.1f}",
-            f"{result.seconds_after:.1f}",
+            f"{result.entry.seconds:.1f}",
             f"{result.speed:,.0f}",
             f"{result.speed / contest[0].speed:.2f}",
         )
@@ -145,12 +144,14 @@ def verdict(contest: Sequence[Result]) -> str:
     """Returns a sentence about the fastest and the slowest, by samples/s.
 
     Example:
-        >>> times = {"plain Keras": 3.0, "shoal aeasgd": 2.0, "shoal all_reduce": 6.0}
+        >>> from shoal.training.comparison import ComparisonEntry
+        >>> speeds = {"plain Keras": 200, "shoal aeasgd": 300, "shoal all_reduce": 100}
+        >>> def entry(speed):
+        ...     return ComparisonEntry(strategy="", workers=2, seed=1, seconds=9.0,
+        ...                            metrics={"accuracy": 0.8}, samples_per_s=speed)
         >>> results = [
-        ...     Result(who=who, workers=2, accuracy=0.8, seconds=9.0,
-        ...            seconds_after=seconds, samples_after=600, curve=[],
-        ...            committed=600, expected=600)
-        ...     for who, seconds in times.items()
+        ...     Result(who=who, entry=entry(speed), committed=600, expected=600)
+        ...     for who, speed in speeds.items()
         ... ]
         >>> print(verdict(results).partition(",")[0])
         shoal aeasgd wins with 1.50 times the samples/s of plain Keras at +0.0 points...
@@ -184,9 +185,11 @@ def describe_kill(killed: Result, undisturbed: Result) -> str:
     """Returns a sentence about the cost of the killed worker.
 
     Example:
-        >>> run = Result(who="shoal aeasgd", workers=2, accuracy=0.8, seconds=9.0,
-        ...              seconds_after=7.0, samples_after=600, curve=[], committed=600,
-        ...              expected=600, killed_at=3.0, replaced_s=2.5)
+        >>> from shoal.training.comparison import ComparisonEntry
+        >>> entry = ComparisonEntry(strategy="aeasgd", workers=2, seed=1, seconds=9.0,
+        ...                         metrics={"accuracy": 0.8}, samples_per_s=86.0)
+        >>> run = Result(who="shoal aeasgd", entry=entry, committed=600, expected=600,
+        ...              killed_at=3.0, replaced_s=2.5)
         >>> print(describe_kill(run, run))
         A worker was killed after 3.0 s: samples committed 600 of 600, worker replaced in 2.5 s...
     """  # noqa: E501
@@ -200,7 +203,7 @@ def describe_kill(killed: Result, undisturbed: Result) -> str:
     return (
         f"A worker was killed after {killed.killed_at:.1f} s: samples committed "
         f"{killed.committed:,} of {killed.expected:,}, {replaced}; "
-        f"{killed.seconds:.1f} s in all, with programs that the first run had "
-        f"compiled, instead of {undisturbed.seconds:.1f}; "
+        f"{killed.entry.seconds:.1f} s in all, with programs that the first run had "
+        f"compiled, instead of {undisturbed.entry.seconds:.1f}; "
         f"accuracy {killed.accuracy:.1%} instead of {undisturbed.accuracy:.1%}."
     )

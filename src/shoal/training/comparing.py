@@ -39,6 +39,7 @@ class Task:
         validation_data: Data on which models are evaluated; None for the training data.
         epochs: Passes over the data.
         batch_size: Samples of one step.
+        steps_per_epoch: Steps of an epoch, with `batch_size`; None for all rows.
         f1: "binary" or "macro" to add that F1 score, None for none.
         cluster: Name of a cluster, or "inline" for workers in this process.
         run: Records, as for `fit`.
@@ -51,6 +52,7 @@ class Task:
     validation_data: Any = None
     epochs: int = 1
     batch_size: int | None = None
+    steps_per_epoch: int | None = None
     f1: F1 | None = None
     cluster: str = "local"
     run: Any = False
@@ -129,6 +131,7 @@ def train_baseline(task: Task, seed: int) -> ComparisonEntry:
             task.y,
             epochs=task.epochs,
             batch_size=task.batch_size,
+            steps_per_epoch=task.steps_per_epoch,
             validation_data=task.watched,
             callbacks=[clock],
             verbose=0,
@@ -153,6 +156,7 @@ def train_one(
             cluster=task.cluster,
             epochs=task.epochs,
             batch_size=task.batch_size,
+            steps_per_epoch=task.steps_per_epoch,
             validation_data=task.watched,
             callbacks=[clock],
             run=task.run,
@@ -194,7 +198,7 @@ def _measure(
     began = time.perf_counter()
     workers = train(model, clock)
     seconds = time.perf_counter() - began
-    points = _points(clock.ends, began, _rows(keras, task.x))
+    points = _points(clock.ends, began, _epoch_rows(keras, task))
     data = task.validation_data or (task.x, task.y)
     return ComparisonEntry(
         strategy=name,
@@ -259,5 +263,8 @@ def _rate(points: Sequence[Point], seconds: float) -> float:
     return (last.samples - first.samples) / (last.seconds - first.seconds)
 
 
-def _rows(keras: Any, x: Any) -> int:
-    return len(keras.tree.flatten(x)[0])
+def _epoch_rows(keras: Any, task: Task) -> int:
+    """Samples of an epoch."""
+    if task.steps_per_epoch is not None and task.batch_size is not None:
+        return task.steps_per_epoch * task.batch_size
+    return len(keras.tree.flatten(task.x)[0])

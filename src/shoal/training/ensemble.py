@@ -36,7 +36,8 @@ from shoal.training.driver import DriverOptions
 from shoal.training.ensemble_records import EnsembleRecords, MemberRun
 from shoal.training.read_fit import SEED_LIMIT, Ready
 from shoal.training.sampling import sampling
-from shoal.training.start_run import Outcome, Work, train, write_data
+from shoal.training.shared_rows import write_data
+from shoal.training.start_run import Outcome, Work, train
 
 TURN_S = 0.1
 

@@ -15,22 +15,30 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from shoal.data.chunks import ChunkedSource
-from shoal.errors import WorkerFailed, WorkerLost
 from shoal.interruption import pause
-from shoal.launchers.base import Exit, Role
-from shoal.launchers.process import ProcessLauncher
+from shoal.launchers.base import Exit
 from shoal.launchers.shared import SharedBlob
 from shoal.models.pickling import dumps
 from shoal.runs.base import Run
-from shoal.training.early_start import cast_of, preload_for
+from shoal.training.early_start import cast_of
 from shoal.training.evaluation_spec import Ask, EvaluationSpec, Weights
+from shoal.training.scoring_processes import Purpose, ScoringProcesses, shared_bytes
+from shoal.training.shared_rows import write_data
 from shoal.training.validation import Validation
 
 NAME = "evaluator"
 MOST_WAITING = 8
 """Epochs whose scores may be pending. Each takes the memory of the weights, twice."""
-MOST_LOSSES = 3
 POLL_S = 0.02
+PURPOSE = Purpose(
+    target="shoal.training.evaluation_spec:score_epoch",
+    doing="validated",
+    must="a process of its own",
+    instead="leave validation='async' out",
+    expected="Every epoch was expected to be validated",
+    relief="Pass a smaller validation_batch_size if memory is short, or leave "
+    "validation='async' out",
+)
 
 
 @final
@@ -75,18 +83,15 @@ class Evaluator:
         self._backend, self._threads, self._heed = backend, threads, heed
         self._run = run
         self._waiting: dict[int, Weights] = {}
-        self._losses = self._read = 0
+        self._read = 0
         self._token = ""
         self._stack = ExitStack()
         model, data, results = (self._blob() for _ in range(3))
-        with model.allocate(len(packed)) as memory:
-            memory[:] = packed
+        shared_bytes(model, packed)
         source, chunks = validation.source, b""
         if isinstance(source, ChunkedSource):
             chunks = dumps(source)
-        else:
-            with data.allocate(source.blob_size()) as memory:
-                source.write_blob(memory)
+        write_data(source, data)
         self._spec = EvaluationSpec(
             model=model.descriptor,
             data=data.descriptor,
@@ -97,8 +102,8 @@ class Evaluator:
             steps=validation.steps,
         )
         shared = (model.descriptor, data.descriptor, results.descriptor)
-        self._launcher = ProcessLauncher(shared=shared)
-        self._stack.callback(self._launcher.close)
+        self._processes = ScoringProcesses(PURPOSE, backend, threads, shared)
+        self._stack.callback(self._processes.close)
 
     def _blob(self) -> SharedBlob:
         blob = SharedBlob()
@@ -113,7 +118,7 @@ class Evaluator:
     @property
     def pid(self) -> int:
         """Returns the id of the process, once it has been started."""
-        return self._launcher.pid(self._token)
+        return self._processes.pid(self._token)
 
     def start(self) -> None:
         """Starts the process if it is not running: it imports before it is needed."""
@@ -121,17 +126,10 @@ class Evaluator:
             self._start()
 
     def _start(self) -> None:
-        role = Role(
-            target="shoal.training.evaluation_spec:score_epoch",
-            name=NAME,
-            preload=preload_for(self._backend, "shoal.training.evaluation_spec"),
-            environment={
-                **cast_of(self._backend, 1, self._threads).environment,
-                "CUDA_VISIBLE_DEVICES": "",  # the workers use them
-            },
-            threads=self._threads,
-        )
-        self._token = self._launcher.start(role)
+        environment = cast_of(self._backend, 1, self._threads).environment
+        # The workers use the GPUs.
+        hidden = {**environment, "CUDA_VISIBLE_DEVICES": ""}
+        self._token = self._processes.start(NAME, hidden)
         if self._run is not None:
             self._run.event("process_started", name=NAME, pid=self.pid)
 
@@ -151,7 +149,7 @@ class Evaluator:
 
     def _give(self, epoch: int) -> None:
         ask = Ask(spec=self._spec, epoch=epoch, weights=self._waiting[epoch])
-        self._launcher.give(self._token, ask)
+        self._processes.give(self._token, ask)
 
     def drain(self, most: int = 0) -> list[Score]:
         """Waits until at most so many scores are pending; returns those that came.
@@ -175,9 +173,9 @@ class Evaluator:
         if not self._waiting:
             return []
         # Ended processes first: their results before the end are still read.
-        gone = self._launcher.poll()
+        gone = self._processes.poll()
         found = self._new_lines()
-        for end in gone.values():
+        for end in gone:
             self._replace(end)
         return found
 
@@ -197,23 +195,7 @@ class Evaluator:
 
     def _replace(self, gone: Exit) -> None:
         """Starts another process for one that died; gives up on errors of code."""
-        if gone.code > 0:
-            raise WorkerFailed(
-                f"the {gone.name} {gone.reason} while it validated. Code of the model, "
-                "its layers, loss or metrics must run on a process of its own as it "
-                "does here. Its output follows; correct it, or leave "
-                "validation='async' out.",
-                traceback=gone.output,
-            )
-        self._losses += 1
-        if self._losses > MOST_LOSSES:
-            raise WorkerLost(
-                f"the {gone.name} {gone.reason}; {MOST_LOSSES} of {MOST_LOSSES} "
-                "replacements used. Every epoch was expected to be validated. Pass a "
-                "smaller validation_batch_size if memory is short, or leave "
-                "validation='async' out. Its output:",
-                traceback=gone.output,
-            )
+        self._processes.count_loss(gone)
         self._read = os.fstat(self._spec.results).st_size  # after a partial line
         self._start()
         for epoch in self._waiting:

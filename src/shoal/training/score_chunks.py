@@ -26,6 +26,7 @@ from shoal.data.blob import blob_size, write_blob
 from shoal.data.chunks import ShapesDiffer
 from shoal.data.read_ahead import ReadAhead
 from shoal.data.sources import Source
+from shoal.launchers.shared import map_inherited
 from shoal.launchers.titles import title
 from shoal.models.metrics import MetricStates
 from shoal.models.travel import unpack
@@ -45,7 +46,7 @@ class ScoreTask:
     """The task of a scoring process.
 
     Args:
-        model: Output of `travel.pack`.
+        model: Descriptor of the output of `travel.pack`.
         compute: Function for the rows of each part.
         join: Combines the results of a chunk's parts.
         open_source: Opens the rows, in memory or in chunks.
@@ -57,7 +58,7 @@ class ScoreTask:
         first: Chunk to begin with, so that processes start apart.
     """
 
-    model: bytes
+    model: int
     compute: Compute
     join: Join
     open_source: Callable[[], Source]
@@ -79,7 +80,7 @@ def score(task: ScoreTask) -> None:
     """Computes every unclaimed chunk, then ends the process."""
     title("scores")
     source = task.open_source()
-    model = unpack(task.model)
+    model = unpack(map_inherited(task.model)[:])
     # Kept open: closing any descriptor of a file drops a process's locks on it.
     board = mmap.mmap(task.board, 0)
     count = len(task.bounds)

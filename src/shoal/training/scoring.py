@@ -21,17 +21,12 @@ from shoal.data import ArraySource, trees
 from shoal.data.arrays import Column
 from shoal.data.blob import read_blob
 from shoal.data.chunks import ChunkedSource, first_rows
-from shoal.engine.worker.factories import OpenChunks, OpenMapped
-from shoal.errors import WorkerFailed, WorkerLost
 from shoal.facts import MachineFacts
 from shoal.interruption import interruptible, pause, undisturbed
-from shoal.launchers.base import Exit, Role
-from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob, map_inherited
 from shoal.models.fixed_batch import check_steps, sample_rows
 from shoal.models.inspection import build, check_inputs, prepare
 from shoal.models.metrics import MetricStates, unmergeable
-from shoal.models.pickling import dumps
 from shoal.models.travel import pack
 from shoal.plan import BATCH_SIZE, Place, environment
 from shoal.plan.gpus import places
@@ -43,7 +38,7 @@ from shoal.plan.request import (
 )
 from shoal.training.callback_list import safe_points, whole
 from shoal.training.caps import capped_steps
-from shoal.training.early_start import place_variables, preload_for
+from shoal.training.early_start import place_variables
 from shoal.training.read_fit import check_batch_size, check_custom_objects, verbosity
 from shoal.training.score_bar import ScoreBar
 from shoal.training.score_chunks import (
@@ -56,12 +51,21 @@ from shoal.training.score_chunks import (
     join_rows,
     predict_chunk,
 )
+from shoal.training.scoring_processes import Purpose, ScoringProcesses, shared_bytes
+from shoal.training.shared_rows import opening, write_data
 from shoal.training.streaming import batches, edges, rows_of_steps
 from shoal.training.validation import Validation
 from shoal.vectors import recurrent_states
 
 POLL_S = 0.02
-MOST_LOSSES = 3
+PURPOSE = Purpose(
+    target="shoal.training.score_chunks:score",
+    doing="scored",
+    must="workers",
+    instead="pass workers=1",
+    expected="Every chunk was expected to be computed",
+    relief="Pass fewer workers or a smaller batch_size if memory is short",
+)
 CHUNKS_PER_WORKER = 4
 """Chunks of each worker: more than one, so that slow processes leave work to others."""
 
@@ -279,14 +283,14 @@ def _scored(
         )
     bounds = _bounds(job)
     with ExitStack() as stack:
-        data, board, *results = (_blob(stack) for _ in range(2 + len(bounds)))
-        open_source = _opening(job.source, data)
+        model, data, board, *results = (_blob(stack) for _ in range(3 + len(bounds)))
+        write_data(job.source, data)
         board.allocate(len(bounds)).close()
         task = ScoreTask(
-            model=packed,
+            model=shared_bytes(model, packed),
             compute=compute,
             join=join,
-            open_source=open_source,
+            open_source=opening(job.source, data),
             board=board.descriptor,
             results=tuple(result.descriptor for result in results),
             bounds=bounds,
@@ -294,7 +298,7 @@ def _scored(
             part_rows=_part_rows(job),
         )
         bar = ScoreBar(bounds, job.batch_size, job.verbose)
-        _Crew(task, job, data.descriptor, bar).work()
+        _Chunks(task, job, data.descriptor, bar).compute()
         return [_result(descriptor) for descriptor in task.results], bar
 
 
@@ -302,17 +306,6 @@ def _blob(stack: ExitStack) -> SharedBlob:
     blob = SharedBlob()
     stack.callback(blob.close)
     return blob
-
-
-def _opening(
-    source: ArraySource | ChunkedSource, blob: SharedBlob
-) -> OpenMapped | OpenChunks:
-    """Returns how processes open the rows; arrays are written for them."""
-    if isinstance(source, ChunkedSource):
-        return OpenChunks(source=dumps(source))
-    with blob.allocate(source.blob_size()) as memory:
-        source.write_blob(memory)
-    return OpenMapped(descriptor=blob.descriptor)
 
 
 def _bounds(job: _Job) -> tuple[tuple[int, int], ...]:
@@ -351,36 +344,39 @@ def _result(descriptor: int) -> trees.Tree:
 
 
 @dataclass
-class _Crew:
-    """The processes of one job."""
+class _Chunks:
+    """The chunks of one job, and the processes that compute them."""
 
     task: ScoreTask
     job: _Job
     data: int
     bar: ScoreBar
-    losses: int = field(default=0, init=False)
     living: int = field(default=0, init=False)
 
-    def work(self) -> None:
+    def compute(self) -> None:
         """Starts processes and follows them until every chunk is done."""
-        task, workers = self.task, self.job.workers
+        task, job = self.task, self.job
         board = map_inherited(task.board)
-        shared = (self.data, task.board, *task.results)
-        launcher = ProcessLauncher(shared=shared)
+        shared = (task.model, self.data, task.board, *task.results)
+        backend = import_module("keras").backend.backend()
+        purpose = replace(PURPOSE, doing=f"scored {job.model.name!r}")
+        processes = ScoringProcesses(purpose, backend, job.threads, shared)
         count = len(task.bounds)
         try:
-            for number in range(workers):
-                self._start(launcher, number, self._first_of(number))
+            for number in range(job.workers):
+                self._start(processes, number, self._first_of(number))
             while (done := board[:]).count(DONE) < count:
                 self.bar.show([state == DONE for state in done[:count]])
-                for gone in launcher.poll().values():
+                for gone in processes.poll():
                     self.living -= 1
                     is_left = self.living == 0 and board[:].count(DONE) < count
                     if gone.code or is_left:  # the model's code may end a process
-                        self._replace(launcher, gone)
+                        number = int(gone.name.rpartition("-")[2])
+                        processes.count_loss(gone, number)
+                        self._start(processes, number, 0)
                 pause(POLL_S)
         finally:
-            launcher.close()
+            processes.close()
             board.close()
 
     def _first_of(self, number: int) -> int:
@@ -390,38 +386,11 @@ class _Crew:
             return 0
         return len(self.task.bounds) * number // workers
 
-    def _start(self, launcher: ProcessLauncher, number: int, first: int) -> None:
-        backend, gpus = import_module("keras").backend.backend(), self.job.places
-        role = Role(
-            target="shoal.training.score_chunks:score",
-            name=f"worker-{number}",
-            preload=preload_for(backend, "shoal.training.score_chunks"),
-            environment=place_variables(backend, gpus[number % len(gpus)])
-            if gpus
-            else None,
-            threads=self.job.threads,
-        )
-        launcher.give(launcher.start(role), replace(self.task, first=first))
+    def _start(self, processes: ScoringProcesses, number: int, first: int) -> None:
+        gpus, environment = self.job.places, None
+        if gpus:
+            backend = import_module("keras").backend.backend()
+            environment = place_variables(backend, gpus[number % len(gpus)])
+        token = processes.start(f"worker-{number}", environment)
+        processes.give(token, replace(self.task, first=first))
         self.living += 1
-
-    def _replace(self, launcher: ProcessLauncher, gone: Exit) -> None:
-        """Starts another process for one that died; gives up on errors of code."""
-        rank = int(gone.name.rpartition("-")[2])
-        if gone.code > 0:
-            raise WorkerFailed(
-                f"{gone.name} {gone.reason} while it scored {self.job.model.name!r}. "
-                "Code of the model, its layers, loss or metrics must run on workers "
-                "as it does here. Its output follows; correct it, or pass workers=1.",
-                rank=rank,
-                traceback=gone.output,
-            )
-        self.losses += 1
-        if self.losses > MOST_LOSSES:
-            raise WorkerLost(
-                f"{gone.name} {gone.reason}; {MOST_LOSSES} of {MOST_LOSSES} "
-                "replacements used. Every chunk was expected to be computed. Pass "
-                "fewer workers or a smaller batch_size if memory is short. Its output:",
-                rank=rank,
-                traceback=gone.output,
-            )
-        self._start(launcher, rank, 0)

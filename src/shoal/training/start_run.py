@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.backends.base import ComputeSpec, Mass, RateScaling
 from shoal.backends.fixed import most_bytes, size_bytes
-from shoal.data import ArraySource, Source
+from shoal.data import Source
 from shoal.data.chunks import first_rows
 from shoal.engine.controller.controller import Controller, Job
 from shoal.engine.controller.process_pool import ProcessPool
@@ -30,9 +30,7 @@ from shoal.engine.worker.collective import CollectiveSpec, ServerCollectiveSpec
 from shoal.engine.worker.factories import (
     CleanUp,
     OpenBackend,
-    OpenChunks,
     OpenGroup,
-    OpenMapped,
 )
 from shoal.engine.worker.nan_policy import reaction_to
 from shoal.engine.worker.native_allreduce import NativeAllReduceSpec
@@ -47,7 +45,6 @@ from shoal.launchers.shared import SharedBlob
 from shoal.models.fixed_batch import sample_rows
 from shoal.models.inspection import learning_rate_of, step_variable
 from shoal.models.metrics import MetricStates, loss_totals
-from shoal.models.pickling import dumps
 from shoal.models.travel import pack
 from shoal.optimizers import optimizer_variables
 from shoal.plan import Plan
@@ -58,6 +55,7 @@ from shoal.training.allocation import cast_for
 from shoal.training.driver import Driver, DriverOptions
 from shoal.training.evaluator import Evaluator
 from shoal.training.resume_state import ResumeState
+from shoal.training.shared_rows import opening, write_data
 from shoal.vectors import (
     Layout,
     exchanged_variables,
@@ -265,14 +263,6 @@ def announce(plan: Plan, run: Run) -> None:
     )
 
 
-def write_data(source: Source, blob: SharedBlob) -> None:
-    """Writes arrays to memory that children map; chunks are read by workers."""
-    if not isinstance(source, ArraySource):
-        return
-    with blob.allocate(source.blob_size()) as memory:
-        source.write_blob(memory)
-
-
 def begin(
     driver: Driver,
     plan: Plan,
@@ -414,13 +404,6 @@ def _collective(plan: Plan, pool: ProcessPool, tag: str) -> CollectiveSpec:
     )
 
 
-def _opening(source: Source, blob: SharedBlob) -> OpenMapped | OpenChunks:
-    """Returns how workers open the data."""
-    if isinstance(source, ArraySource):
-        return OpenMapped(descriptor=blob.descriptor)
-    return OpenChunks(source=dumps(source))
-
-
 def _shards(plan: Plan, pool: ProcessPool) -> tuple[Addresses, ...]:
     """Returns the addresses of the servers other than the primary."""
     pairs = [pool.pair(number) for number in range(1, plan.request.servers)]
@@ -475,7 +458,7 @@ def _give(
     )
     began = float(int(step_variable(model).numpy()))
     compute = compute_spec(plan, began)
-    open_source = _opening(work.source, pool.blob)
+    open_source = opening(work.source, pool.blob)
     collective = _collective(plan, pool, tag_of(secret))
 
     def make(hint: int, token: str) -> WorkerSpec:
