@@ -16,6 +16,7 @@ from benchmarks.works import WORKS
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.launchers.base import Role
 from shoal.training.early_start import cast_of
+from shoal.training.fit_call import FitCall
 from shoal.training.run_fit import FitContext, perform
 from tests.support.hosts import Cable, Hosts
 
@@ -38,7 +39,8 @@ def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:
     pool = ProcessPool(cast_of("jax", 2, 1), host=hosts.address, through=through)
     try:
         context = FitContext(began=time.monotonic(), pool=pool)
-        return perform({"workers": 2, "run": False, "verbose": 0, **arguments}, context)
+        given: dict[str, Any] = {"workers": 2, "run": False, "verbose": 0, **arguments}
+        return perform(FitCall.of(**given), context)
     finally:
         pool.close()
         hosts.close()

@@ -65,7 +65,7 @@ def test_callbacks_that_do_without_scores_are_taken() -> None:
         keras.callbacks.EarlyStopping("loss"),
         keras.callbacks.ModelCheckpoint("{epoch}.keras"),
     ]
-    assert plan(callbacks=callbacks).validation == "async"
+    assert plan(callbacks=callbacks).request.validation == "async"
 
 
 @pytest.fixture

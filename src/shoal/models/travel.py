@@ -144,7 +144,7 @@ def _importing() -> Generator[None]:
         ) from error
 
 
-def _pack_whole(model: Any, before: bytes) -> bytes:
+def _pack_whole(model: Any, before: bytes = b"") -> bytes:
     """Pickles the model as it stands and checks that it comes back."""
     what = f"model '{model.name}'"
     try:
