@@ -94,7 +94,7 @@ class Result:
 
     @property
     def speed(self) -> float:
-        """Samples per second after the first epoch, without start-up and compilation."""
+        """Samples per second after the first epoch, so without start-up."""
         return self.entry.samples_per_s
 
     @property
