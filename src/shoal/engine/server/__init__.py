@@ -1,4 +1,4 @@
-"""What a server is: it applies and merges messages, and is followed by a standby.
+"""Servers: they apply and merge messages, and send events to a standby.
 
 Imports `transport` and `coordination`; knows no code of workers.
 """

@@ -1,9 +1,9 @@
-"""What every server of a run does: it serves, tells its standby, obeys the controller.
+"""The common part of all servers: serving, the standby, the controller's commands.
 
-One thread: an event is handled before the next is looked at, which is what makes
-commits atomic. What a run is lies in `replica.py`, who is connected in `listener.py`,
-what a standby must know first in `replication.py`. Where events come from is decided in
-`primary.py`, or in `shard.py` where another server orders them.
+One thread: an event is handled before the next one is read, which makes commits
+atomic. The state of a run is in `replica.py`, connections are in `listener.py`, the
+standby's part is in `replication.py`. `primary.py` decides where events come from, or
+`shard.py` if another server orders them.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def open_connections(
     """Listens for the peers of a run.
 
     Args:
-        spec: Of the run.
-        socket_: Bound and listening; it is owned from now on.
-        environment: Time.
+        spec: Spec of the server.
+        socket_: Bound and listening socket; it is owned from now on.
+        environment: Clock.
     """
     limit = spec.sizes.frame_bytes
     tls = None if spec.identity is None else server_context(spec.identity)
@@ -71,13 +71,13 @@ def open_connections(
 
 
 class BaseServer(Listener):
-    """A server that leads: nobody else answers for what it holds.
+    """A server that leads: the only one that answers for its state.
 
     Args:
-        spec: What to serve.
-        connections: Where peers call; owned from now on.
-        handover: What a standby leaves to the server it becomes; None for a new run.
-        environment: Time, and connections that this server makes itself.
+        spec: Spec of the server.
+        connections: Connections of the peers; owned from now on.
+        handover: State from the standby that becomes this server; None for a new run.
+        environment: Clock, and connections that this server makes itself.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class BaseServer(Listener):
 
     @property
     def is_running(self) -> bool:
-        """Whether the controller is there, and has not said stop."""
+        """Whether the controller is connected, and has not sent `Stop`."""
         return self._is_running
 
     def run(self) -> None:
-        """Serves until the controller says stop, or is gone."""
+        """Serves until the controller sends `Stop`, or is gone."""
         try:
             self.begin()
             while self._is_running:
@@ -141,30 +141,30 @@ class BaseServer(Listener):
 
     @abstractmethod
     def turn(self) -> None:
-        """Hears whoever speaks, or waits for a moment; then looks at the clock."""
+        """Handles what peers send, or waits for a moment; then looks at the clock."""
 
     def _see_off(self) -> None:
-        """The run is over: what is left to say."""
+        """Serves the last messages after the end of the run."""
 
     @abstractmethod
     def _tell_of_failure(self, report: Broken) -> None:
-        """The strategy's own code raised: tells the controller."""
+        """Tells the controller that the strategy's own code raised."""
 
     def _count_busy(self) -> int:
         """Cores of this machine that are in use while one worker waits for an answer.
 
-        Its own is free for this thread; workers elsewhere have no shared memory.
+        That worker's core is free for this thread; workers elsewhere have no slot.
         """
         sessions = self.replica.sessions.values()
         return sum(p.buffers.slot is not None for p in sessions) + self.spec.shards - 1
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether a standby could be taken now."""
+        """Whether a standby can be accepted now."""
         return self.replica.is_quiet
 
     def _look(self) -> bool:
-        """Takes a standby that waits; whether it is time to look at all else."""
+        """Accepts a waiting standby; returns whether all other checks are due."""
         if (
             self._standby_peer.has_caller
             and self._report_channel.controller is not None
@@ -180,12 +180,12 @@ class BaseServer(Listener):
         return True
 
     def close(self) -> None:
-        """Closes every connection and gives every slot back."""
+        """Closes every connection, and every worker's slot."""
         self._is_running = False
         self._connections.close()
         for (
             session
-        ) in self.replica.sessions.values():  # of those who were not seen to leave
+        ) in self.replica.sessions.values():  # sessions of workers that did not leave
             session.buffers.close()
         self._spread.close()
 
@@ -194,7 +194,7 @@ class BaseServer(Listener):
     def _send_vectors(
         self, peer: Peer, session: WorkerSession, message: Answer | Part, blob: bytes
     ) -> None:
-        """Sends a worker what was written for it."""
+        """Sends a worker the vectors of its answer."""
         parts = (session.buffers.inline_down,)
         if peer.vector_codec is not None:
             is_reply = message.body == "reply"
@@ -206,11 +206,11 @@ class BaseServer(Listener):
         self._replication.send(peer, message, *parts, blob)
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
-        """Does what follows from an event, in order.
+        """Carries out the effects of an event, in order.
 
         Raises:
             StrategyFailed: The strategy's own code raised.
-            ValueError: The event made no sense; or another of `WRONG`.
+            ValueError: The event is invalid; or another of `WRONG`.
         """
         for effect in effects:
             match effect:
@@ -223,14 +223,14 @@ class BaseServer(Listener):
 
     @abstractmethod
     def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
-        """Answers a worker, as its replica says."""
+        """Sends a replica's answer to a worker."""
 
     def report(self, report: Report, *body: bytes) -> None:
-        """Tells the controller what follows from events."""
+        """Sends a replica's report to the controller."""
         self._report_channel.say(self._replication.send, report, *body)
 
     def _mention(self, report: Report) -> None:
-        """Tells the controller of something that is no part of the run's state."""
+        """Tells the controller something that is not part of the run's state."""
         self._report_channel.say(self._connections.send, report)
 
     def _tell_of_strangers(self) -> None:
@@ -239,14 +239,14 @@ class BaseServer(Listener):
             self._mention(found)
 
     def _refuse(self, peer: Peer, reason: str) -> None:
-        """Tells one that proved the secret; it stays under the limits of callers."""
+        """Refuses a peer that proved the secret; it counts as a caller still."""
         peer.is_refused = True
         self._connections.send(peer, Refused(reason=reason))
 
     # ----------------------------------------------------------------- peers
 
     def on_gone(self, peer: Peer, reason: str) -> None:
-        """A connection is closed: the machine hears of it, nothing else changes."""
+        """Handles a closed connection; of the run, only the replica's event changes."""
         if peer is self._report_channel.controller:
             self._report_channel.controller, self._is_running = None, False
         elif peer.role == "worker":
@@ -270,7 +270,7 @@ class BaseServer(Listener):
         """The connection of another server is closed."""
 
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
-        """One message; anything malformed counts as a bad frame."""
+        """Handles one message; a malformed one counts as a bad frame."""
         receive = self._receivers.get(peer.role, self._hear_server)
         try:
             receive(peer, head, body)
@@ -279,11 +279,11 @@ class BaseServer(Listener):
 
     @abstractmethod
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
-        """A worker says something."""
+        """Handles a worker's message."""
 
     @abstractmethod
     def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
-        """Another server of the run says something."""
+        """Handles a message of another server of the run."""
 
     def _greet(self, peer: Peer, head: Head, _body: memoryview) -> None:
         kind, is_commander = head["kind"], peer.channel.is_commander
@@ -298,7 +298,7 @@ class BaseServer(Listener):
 
     @abstractmethod
     def _take_caller(self, peer: Peer, head: Head) -> bool:
-        """Somebody says what it is; whether it is known here."""
+        """Handles a peer's first message; returns whether its kind is known here."""
 
     def _seat(self, peer: Peer, session: WorkerSession) -> None:
         peer.role = "worker"
@@ -324,14 +324,14 @@ class BaseServer(Listener):
 
     @abstractmethod
     def _command(self, command: Command, body: memoryview) -> None:
-        """The controller says something that is for one kind of server."""
+        """Handles a command that only one kind of server knows."""
 
     def begin(self) -> None:
-        """Goes on where another server was lost, if one was.
+        """Continues where another server was lost, if there was one.
 
         Raises:
-            StrategyFailed: At an event that the other server may not have told of any
-                more, or now.
+            StrategyFailed: The strategy failed at an event that the lost server may not
+                have reported, or fails now.
         """
         handover = self._handover
         if handover is None:
@@ -350,4 +350,4 @@ class BaseServer(Listener):
 
     @abstractmethod
     def _start(self, handover: FailoverState | None) -> None:
-        """It leads from now on; who called meanwhile is heard after this."""
+        """Begins to lead; peers that called before are handled after this."""

@@ -1,8 +1,8 @@
-"""The center and its arithmetic, cut into segments that fit the cache.
+"""The center and its arithmetic, in segments that fit the cache.
 
-The sequencer decides what is applied when; this file does the
-arithmetic. Messages are read and replies written where they lie, one segment
-at a time, so that no vector-sized temporary is ever made.
+The sequencer decides what is applied when; this file does the arithmetic. Messages
+are read and replies written in place, one segment at a time, so that no temporary
+of a vector's size is made.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Doubles = npt.NDArray[np.float64]
 
 
 class Center:
-    """The weights all workers agree on, their statistics, and the strategy's state.
+    """The common weights, their statistics, and the strategy's state.
 
     Args:
-        strategy: Whose `apply` or `merge` runs.
-        vector: Initial weights, `(size,)`; they are changed in place.
-        statistics: Initial statistics, `(count,)`; the same.
+        strategy: Strategy whose `apply` or `merge` runs.
+        vector: Initial weights, `(size,)`; changed in place.
+        statistics: Initial statistics, `(count,)`; changed in place.
     """
 
     def __init__(self, strategy: Strategy, vector: Vector, statistics: Vector) -> None:
@@ -38,13 +38,13 @@ class Center:
         self._spread_round = self._spread_one = in_turn
 
     def spread(self, a_round: Spread, one: Spread) -> None:
-        """Says how work is spread over threads, where this server leads.
+        """Sets how work is spread over threads, on a server that leads.
 
         Strategies keep nothing between two segments.
 
         Args:
-            a_round: Used for the merge of a round, for which all workers wait.
-            one: Used for one message, while other workers compute.
+            a_round: Spread for the merge of a round, for which all workers wait.
+            one: Spread for one message, while other workers compute.
         """
         self._spread_round, self._spread_one = a_round, one
 
@@ -70,10 +70,10 @@ class Center:
         self._blend(rank, statistics, facts)
 
     def _blend(self, rank: int, statistics: Vector, facts: Facts) -> None:
-        """Keeps a sample-weighted running average of the statistics."""
+        """Updates a sample-weighted running average of the statistics."""
         # Messages come one by one, not in rounds. Each moves the average by the
-        # sender's share of the samples in the last messages of all, so that equal
-        # workers get equal shares, and a slow one is not forgotten (decision 4).
+        # sender's share of the samples in the last messages of all workers, so that
+        # equal workers get equal shares, and a slow one keeps its share (decision 4).
         self._last_samples[rank] = facts.samples
         if statistics.size == 0:
             return
@@ -113,7 +113,7 @@ class Center:
     def merge_statistics(
         self, statistics: Mapping[int, Vector], facts: Mapping[int, Facts]
     ) -> None:
-        """Merges what rides beside a round, whose vectors others have merged."""
+        """Merges the statistics of a round whose vectors were merged elsewhere."""
         rows = {r: f.samples if f.rows is None else f.rows for r, f in facts.items()}
         total = sum(rows.values())
         if self.statistics.size and total > 0:
@@ -123,7 +123,7 @@ class Center:
             self.statistics[:] = mean
 
     def freeze(self) -> dict[str, Any]:
-        """Everything but the strategy, as one value; read it before the next change."""
+        """Returns everything but the strategy; read it before the next change."""
         return {
             "vector": self.vector,
             "statistics": self.statistics,
@@ -137,5 +137,5 @@ class Center:
         self.state, self._last_samples = frozen["state"], frozen["samples"]
 
     def forget(self, rank: int) -> None:
-        """A worker is gone: its weight in the running average goes with it."""
+        """Forgets a lost worker, and its weight in the running average."""
         self._last_samples.pop(rank, None)

@@ -1,4 +1,4 @@
-"""What a server leaves to the one after it: the run as one value."""
+"""A server's checkpoint: the run as one value."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STATE, SUMS = "state/", "sums/"
 
 
 class Snapshot(NamedTuple):
-    """The optimizer's state of one worker, at one moment of its own.
+    """The optimizer's state of one worker, at its own moment.
 
     Args:
-        incarnation: Of the worker.
-        sequence: Of its last push that was applied.
-        blob: What `Backend.snapshot` returned.
+        incarnation: Incarnation of the worker.
+        sequence: Number of its last push that was applied.
+        blob: Result of `Backend.snapshot`.
     """
 
     incarnation: int
@@ -40,13 +40,13 @@ class Restart:
     """Ledger, center and state of the strategy at one moment.
 
     Args:
-        sequencer: As JSON values.
-        arrays: "vector", "statistics", "state/NAME" and "sums/EPOCH".
-        blob: Of one worker's optimizer, empty for none.
-        left_out: Samples that did harm, of which the server knows nothing.
-        snapshots: By rank, the newest there is; the server does not keep them. Empty
-            where gradients are exchanged: all workers have the state in `blob`.
-        changes: Serial number of the newest change of a callback that is in here.
+        sequencer: The sequencer as JSON values.
+        arrays: Arrays "vector", "statistics", "state/NAME" and "sums/EPOCH".
+        blob: Optimizer state of one worker, empty for none.
+        left_out: Samples that did harm; the server does not know them.
+        snapshots: The newest snapshot by rank; the server does not keep them. Empty
+            under gradient exchange: all workers have the state in `blob`.
+        changes: Serial number of the newest callback change that is included.
     """
 
     sequencer: dict[str, Any]
@@ -58,12 +58,12 @@ class Restart:
 
     @property
     def newest_state(self) -> bytes | None:
-        """Of one worker: what the server had, or of the lowest rank; None for none."""
+        """Optimizer state of the server, or of the lowest rank; None for none."""
         of_workers = [self.snapshots[rank].blob for rank in sorted(self.snapshots)]
         return next((blob for blob in (self.blob, *of_workers) if blob), None)
 
     def at_least(self, lineage: int) -> Restart:
-        """Returns this as if it were of a lineage, if it is of an older one."""
+        """Returns this with a lineage that is not lower than the given one."""
         newest = max(lineage, int(self.sequencer["lineage"]))
         return replace(self, sequencer={**self.sequencer, "lineage": newest})
 
@@ -72,7 +72,7 @@ class Restart:
         return Sequencer.from_json(rules, self.sequencer)
 
     def fill(self, center: Center, epoch_totals: EpochTotals) -> None:
-        """Puts everything back where it was."""
+        """Restores center and sums."""
         center.vector[:] = self.arrays["vector"]
         center.statistics[:] = self.arrays["statistics"]
         sums: dict[int, npt.NDArray[np.float64]] = {}
@@ -91,14 +91,14 @@ def pack_restart(
     blob: bytes,
     changes: int,
 ) -> tuple[RestartState, list[bytes]]:
-    """A report that tells of a server's whole state, and what follows it.
+    """Returns a report of a server's whole state, and its body.
 
     Args:
-        sequencer: Of the run.
-        center: Of the run.
+        sequencer: Sequencer of the run.
+        center: Center of the run.
         epoch_totals: Sums of metrics.
-        blob: Of one worker's optimizer, empty for none.
-        changes: Serial number of the newest change of a callback.
+        blob: Optimizer state of one worker, empty for none.
+        changes: Serial number of the newest callback change.
     """
     arrays: dict[str, npt.NDArray[Any]] = {
         "vector": center.vector,
@@ -120,7 +120,7 @@ def read_restart(report: RestartState, body: memoryview) -> Restart:
     at = 0
     for name, dtype, size in report.arrays:
         end = at + np.dtype(dtype).itemsize * size
-        # Copied: a part need not start where its numbers may.
+        # Copied: a part may not be aligned for its numbers.
         arrays[name] = np.frombuffer(bytes(body[at:end]), dtype)
         at = end
     return Restart(

@@ -1,7 +1,7 @@
-"""What a server is to do after an event: plain values, in the order that counts.
+"""Effects of an event: plain values for a server to carry out, in order.
 
-A replica calls nobody. A server sends what is said here, a standby keeps the reports,
-and each of them raises what was raised, at the place where it was.
+A replica calls nothing. A server sends these answers and reports, a standby keeps the
+reports, and both raise an error at the place of its effect.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from shoal.engine.transport.messages.server_to_worker import ToWorker
 
 
 class AnswerWorker(NamedTuple):
-    """A worker is answered.
+    """Answer a worker.
 
     Args:
-        session: Whose; vectors that go along are in its buffers.
+        session: Session of the worker; vectors of the answer are in its buffers.
         message: The answer.
-        blob: What follows the vectors.
+        blob: Bytes that follow the vectors.
     """
 
     session: WorkerSession
@@ -28,11 +28,11 @@ class AnswerWorker(NamedTuple):
 
 
 class TellController(NamedTuple):
-    """The controller is told.
+    """Report to the controller.
 
     Args:
-        report: What; its number counts the reports.
-        body: What follows it.
+        report: The report; its number counts the reports.
+        body: Bytes that follow it.
     """
 
     report: Report
@@ -40,12 +40,12 @@ class TellController(NamedTuple):
 
 
 class Raise(NamedTuple):
-    """The event could not be handled to its end.
+    """Raise an error: the event could not be handled to its end.
 
-    What was said until then counts, and so does what changed.
+    Effects before this one, and changes until then, count.
 
     Args:
-        error: Why.
+        error: The error.
     """
 
     error: Exception

@@ -1,9 +1,9 @@
-"""In which order things happened at the server that decides it, for the other shards.
+"""The order of events, decided by one server and followed by the other shards.
 
-Each shard carries the same events out in the same order. What not all of them have yet
-is kept here, and on the standby as well: whichever server leads can tell a shard, or
-its standby, what it lacks. A message is entered when all parts of it have arrived, so
-that nothing is committed of which a part might be lost.
+Each shard handles the same events in the same order. Events that some shards still
+lack are kept here, and on the standby as well, so that the server that leads can send
+them to a shard or its standby. A message is entered when all parts of it have
+arrived, so that no sample is committed of which a part could be lost.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shoal.engine.transport.messages.events import Flush as Flush
 
 
 class LogEntry(NamedTuple):
-    """An event, in its place among all.
+    """An event with its place in the order.
 
     Args:
-        number: How many there were until then.
-        event: What happened.
+        number: Number of events up to this one.
+        event: The event.
         at: Seconds of the run.
     """
 
@@ -34,11 +34,11 @@ class LogEntry(NamedTuple):
 @final
 @dataclass
 class EventLog:
-    """What was ordered.
+    """The ordered events.
 
     Args:
-        shards: That hear of it, by number; none where one server has all.
-        number: Of the last order.
+        shards: Numbers of the shards that follow; none if one server has all parts.
+        number: Number of the last entry.
 
     Example:
         >>> event_log = EventLog(shards=(1,))
@@ -59,7 +59,7 @@ class EventLog:
         """Enters an event.
 
         Args:
-            event: What happens.
+            event: The event.
             at: Seconds of the run.
         """
         self.number += 1
@@ -69,17 +69,17 @@ class EventLog:
         return order
 
     def after(self, number: int) -> Iterator[LogEntry]:
-        """Orders that are kept, after this one."""
+        """Returns the kept entries after a number."""
         return (order for order in self._kept if order.number > number)
 
     def took(self, shard: int, number: int) -> bool:
-        """A shard, and its standby if it has one, knows orders up to this number.
+        """Records that a shard, and its standby, have entries up to a number.
 
         Returns:
-            Whether some need not be kept any more.
+            Whether some entries were dropped.
 
         Raises:
-            ValueError: It cannot.
+            ValueError: The number is impossible.
         """
         if not self._known.get(shard, 0) <= number <= self.number:
             raise ValueError(f"order {number} of {self.number}")
@@ -90,16 +90,16 @@ class EventLog:
 
     @property
     def oldest(self) -> int:
-        """Number before the first order that is kept."""
+        """Number before the first entry that is kept."""
         return self._kept[0].number - 1 if self._kept else self.number
 
     def forget(self, number: int) -> None:
-        """All shards know orders up to this number."""
+        """Drops entries up to a number, which all shards have."""
         while self._kept and self._kept[0].number <= number:
             self._kept.popleft()
 
     def freeze(self) -> dict[str, Any]:
-        """Everything that another server would need."""
+        """Returns the state for another server."""
         return {"number": self.number, "kept": list(self._kept)}
 
     def thaw(self, frozen: dict[str, Any]) -> None:
@@ -110,10 +110,10 @@ class EventLog:
 
 @final
 class Arrivals:
-    """Which parts of whose messages have arrived at the other shards.
+    """The parts of messages that have arrived at the other shards.
 
     Args:
-        shards: By number.
+        shards: Numbers of the shards.
 
     Example:
         >>> arrivals = Arrivals((1, 2))
@@ -129,21 +129,21 @@ class Arrivals:
         self._questions: dict[int, dict[tuple[int, int], int]] = {n: {} for n in shards}
 
     def note(self, shard: int, who: tuple[int, int], question: int) -> None:
-        """A shard has its part of a message.
+        """Records that a shard has its part of a message.
 
         Args:
-            shard: By number.
+            shard: Number of the shard.
             who: Rank and incarnation of the sender.
             question: Number of the message.
         """
         self._questions[shard][who] = question
 
     def has_all(self, who: tuple[int, int], question: int) -> bool:
-        """Whether all shards have theirs."""
+        """Whether all shards have their parts of a message."""
         found = self._questions.values()
         return all(known.get(who, 0) >= question for known in found)
 
     def forget(self, who: tuple[int, int]) -> None:
-        """A worker is gone."""
+        """Forgets a lost worker."""
         for known in self._questions.values():
             known.pop(who, None)

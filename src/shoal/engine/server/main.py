@@ -1,4 +1,4 @@
-"""A server's process. It imports no more than it serves with: others wait for it."""
+"""A server's process. It imports only what serving needs: others wait for it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from shoal.launchers.titles import title
 
 @dataclass(frozen=True, kw_only=True)
 class ServeInherited:
-    """What to serve, or to follow, and the inherited socket it listens on.
+    """A spec, and the inherited socket for it.
 
     Args:
-        spec: Of a server, or of a standby.
-        descriptor: Of the socket.
-        is_kept: The process will be given another run when this one is over.
-        name: Of the server, as it is called when it leads.
-        run: Id of the run, empty for one that has none.
+        spec: Spec of a server, or of a standby.
+        descriptor: Descriptor of the socket.
+        is_kept: The process gets another run when this one is over.
+        name: Name of the server when it leads.
+        run: Id of the run, empty if it has none.
     """
 
     spec: ServerSpec | StandbySpec
@@ -38,8 +38,8 @@ class ServeInherited:
 
 
 def serve(given: ServeInherited) -> None:
-    """Runs a server process until its run is over, then ends it or lets it wait."""
-    # A copy: who serves closes it, and there may be other runs.
+    """Runs a server until its run is over, then ends the process or returns."""
+    # A copy: the server closes it, and there may be other runs.
     listener = socket.socket(fileno=os.dup(given.descriptor))
     lead = partial(title, given.name, given.run)
     if isinstance(given.spec, ServerSpec):

@@ -1,7 +1,7 @@
-"""What the controller asks a machine for: the center, a checkpoint, a worker's state.
+"""Requests of the controller: the center, a checkpoint, a worker's state.
 
-Some of it only workers have: then one of them is asked to publish its state, and the
-controller is told when that has come. What was published last is kept here.
+Only workers have some of these states: then one of them is asked to publish its
+state, and the controller gets it afterwards. The last published state is kept here.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from shoal.vectors import Vector
 
 @final
 class PendingRequests:
-    """What is asked for and not told yet; methods return what is to be carried out.
+    """Requests without an answer so far; methods return instructions.
 
     Args:
-        center: Of the run; of a gang, what was published last.
-        report_buffer: Tells the controller.
-        state: What every answer of the machine tells.
-        version: Of the center as it is now.
-        blob: The optimizer's state that goes with it, empty for none.
-        changes: What callbacks changed in the model.
-        exchanges_gradients: Only workers have the weights; what they published is
-            kept.
+        center: Center of the run; under gradient exchange, the last published one.
+        report_buffer: Buffer of reports to the controller.
+        state: Returns the state that every answer tells.
+        version: Version of the center as it is now.
+        blob: Optimizer state that belongs to it, empty for none.
+        changes: Changes that callbacks made in the model.
+        exchanges_gradients: Only workers have the weights; what they published is kept.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class PendingRequests:
     )  # fmt: skip
 
     def freeze(self) -> dict[str, Any]:
-        """Everything that may change; pickle it before it does."""
+        """Returns the mutable state; pickle it before it changes."""
         return {name: getattr(self, name) for name in self._PLAIN}
 
     def thaw(self, frozen: dict[str, Any]) -> None:
@@ -86,12 +85,12 @@ class PendingRequests:
             self._saved = (center.vector.copy(), center.statistics.copy())
 
     def change(self, fresh: Changes) -> None:
-        """A callback has changed something; a gang that goes back keeps that."""
+        """Records a callback's change; a rollback keeps it."""
         if self._saved is not None:
             fresh.write_statistics(self._saved[1])
 
     def roll_back(self) -> None:
-        """A gang is gone: center and sums are again what was published last."""
+        """Restores the published center and sums, after all workers are lost."""
         if self._saved is not None:
             self._center.vector[:], self._center.statistics[:] = self._saved
         self._report_buffer.epoch_totals.restore()
@@ -99,19 +98,19 @@ class PendingRequests:
     # ------------------------------------------------------------- questions
 
     def ask_center(self, sequencer: Sequencer) -> list[Instruction]:
-        """The controller is to be shown the center."""
+        """Requests a report that shows the center."""
         self._is_center_wanted = True
         return self._ask_worker(sequencer)
 
     def ask_checkpoint(
         self, sequencer: Sequencer, with_snapshot: bool
     ) -> list[Instruction]:
-        """The controller is to get all that another server would need to go on.
+        """Requests all that another server needs to continue.
 
         Args:
-            sequencer: Of the run.
-            with_snapshot: And, later, the optimizer's state of the next worker in
-                turn; in a gang the checkpoint has it.
+            sequencer: Sequencer of the run.
+            with_snapshot: Also request, later, the optimizer's state of the next worker
+                in turn; under gradient exchange the checkpoint contains it.
         """
         self._is_whole_wanted = True
         found = self._ask_worker(sequencer)
@@ -120,7 +119,7 @@ class PendingRequests:
         return found
 
     def ask_state(self, sequencer: Sequencer) -> list[Instruction]:
-        """The controller is to get one worker's optimizer state: fit returns it."""
+        """Requests one worker's optimizer state, which `fit` returns."""
         if sequencer.rules.exchanges_gradients and self.blob:
             self._report_buffer.tell(OptimizerState(), self.blob)
             return []
@@ -128,7 +127,7 @@ class PendingRequests:
         return sequencer.ask()
 
     def _ask_worker(self, sequencer: Sequencer) -> list[Instruction]:
-        """Tells now what is wanted; of a gang, once some worker has published it."""
+        """Answers now; under gradient exchange, once a worker has published."""
         has_ready = any(m.is_ready for m in sequencer.members.values())
         is_old = self._version != sequencer.version
         if sequencer.rules.exchanges_gradients and has_ready and is_old:
@@ -141,8 +140,8 @@ class PendingRequests:
     def published(
         self, sequencer: Sequencer, session: WorkerSession, blob: bytes
     ) -> list[Instruction]:
-        """A worker's whole state has come; that of a gang's becomes the center."""
-        if sequencer.publisher != session.rank:  # the run was ended meanwhile
+        """Handles a published state; under gradient exchange it is the new center."""
+        if sequencer.publisher != session.rank:  # the run has ended in between
             return []
         exchanges_gradients = sequencer.rules.exchanges_gradients
         self.blob, self._last_publisher = blob, session.rank
@@ -151,7 +150,7 @@ class PendingRequests:
             self._center.statistics[:] = session.buffers.message_statistics
             self._report_buffer.epoch_totals.save()
             self._save(sequencer.version)
-        # First of all the ledger of this moment is saved: it goes with the center.
+        # The ledger of this moment is saved first: it belongs to the center.
         later = sequencer.published(session.rank, session.incarnation)
         self._tell(sequencer)
         if self._is_state_wanted and (
@@ -159,16 +158,14 @@ class PendingRequests:
         ):
             self._is_state_wanted = False
             self._tell_state(OptimizerState, sequencer, session)
-        elif (
-            not exchanges_gradients
-        ):  # in a gang all have the same, and checkpoints hold it
+        elif not exchanges_gradients:  # under gradient exchange checkpoints contain it
             self._tell_state(WorkerSnapshot, sequencer, session)
-        if self._is_state_wanted:  # what fit returns is the state of the first
+        if self._is_state_wanted:  # `fit` returns the state of the first rank
             later = [*later, *sequencer.ask()]
         return later
 
     def _tell(self, sequencer: Sequencer) -> None:
-        """Tells the controller what it waits for, if it does."""
+        """Answers the controller's request, if there is one."""
         if self._is_whole_wanted:
             self._is_whole_wanted = False
             report, body = pack_restart(

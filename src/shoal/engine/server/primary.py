@@ -1,7 +1,7 @@
-"""The server: brings what peers say to the machine, and back what it answers.
+"""The server that orders events: from peers to the replica, and back.
 
-Where several servers share the vector this is number 0: it says in which order things
-happen, and the others follow (`shard.py`).
+Where several servers share the vector this is number 0: it decides the order of
+events, and the others follow (`shard.py`).
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from shoal.engine.transport.messages.worker_to_server import (
 from shoal.engine.transport.shared_memory import Slot, SlotOffer, tag_of
 from shoal.wire.frames import BadFrame, Head
 
-SEE_OFF_S = 1.0  # most that a worker which hangs holds up the end of a run
+SEE_OFF_S = 1.0  # most time for which a hung worker delays the end of a run
 JOINED_AGAIN = "it joined again"
 
 
 class Pending(NamedTuple):
-    """A message of which other servers have not got all parts yet."""
+    """A message of which other servers lack some parts."""
 
     event: WorkerSays
     session: WorkerSession
@@ -78,10 +78,10 @@ class Primary(BaseServer):
     """Serves one run until the controller ends it.
 
     Args:
-        spec: What to serve.
-        connections: Where peers call; the server owns it from now on.
-        handover: What a standby leaves to the server it becomes; None for a new run.
-        environment: Time, and connections that this server makes itself.
+        spec: Spec of the server.
+        connections: Connections of the peers; owned from now on.
+        handover: State from the standby that becomes this server; None for a new run.
+        environment: Clock, and connections that this server makes itself.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Primary(BaseServer):
     # -------------------------------------------------------------- the loop
 
     def _see_off(self) -> None:
-        """Whoever still works hears, with its next message, that the run is over.
+        """Serves until every worker has been told that the run is over.
 
         A worker of a session that were cut off could not wait for the next run.
         """
@@ -113,19 +113,19 @@ class Primary(BaseServer):
 
     @property
     def _has_work_out(self) -> bool:
-        """Whether a worker was told of anything but the end, last."""
+        """Whether a worker has not been told that the run is over."""
         answers = [self.replica.sessions[rank].answer for rank in self._workers]
         return any(answer and not isinstance(answer[0], Done) for answer in answers)
 
     def turn(self) -> None:
-        """Hears whoever speaks, or waits for a moment; then looks at the clock."""
+        """Handles what peers send, or waits for a moment; then looks at the clock."""
         before = self._clock()
         self._connections.serve(min(FLUSH_S, self._straggler_timeout.left_s(before)))
         if self._clock() - before > PAUSE_S:
             self._straggler_timeout.forgive(self._clock() - before)
         if self._straggler_timeout.is_over(
             before
-        ):  # and who spoke until then has been heard
+        ):  # messages that came before were handled
             self._do(Overdue())
         if self._look():
             if self.replica.report_buffer.has_records:
@@ -133,10 +133,10 @@ class Primary(BaseServer):
             self._drop_hung(before)
 
     def _drop_hung(self, before: float) -> None:
-        """Drops whoever is silent for too long, by its own measure.
+        """Drops workers that are silent for too long, each by its own limit.
 
         Args:
-            before: When the server last looked; it may have been stopped since.
+            before: Time of the last look; the server may have been stopped since.
         """
         now = self._clock()
         pause_s = now - before
@@ -146,7 +146,7 @@ class Primary(BaseServer):
         for session in list(self.replica.sessions.values()):
             peer = self._workers.get(session.rank)
             if peer in waiting or (not is_whole and session.rank in self._pending):
-                session.liveness.answered(now)  # it will be, once another server can
+                session.liveness.answered(now)  # it will be, when another server can
             elif peer is not None and peer.channel.has_moved():
                 session.liveness.moves(now)
             elif pause_s > PAUSE_S:
@@ -157,7 +157,7 @@ class Primary(BaseServer):
         self._standby_peer.look(pause_s)
 
     def _lose(self, session: WorkerSession, reason: str) -> None:
-        """A worker hangs, or has not come back after its server was lost."""
+        """Drops a worker that hangs, or that has not returned after a failover."""
         peer = self._workers.get(session.rank)
         if peer is None:
             self._leave(session, reason, is_hung=True)
@@ -166,7 +166,7 @@ class Primary(BaseServer):
             self._connections.drop(peer, reason)
 
     def close(self) -> None:
-        """Closes every connection and gives every slot back."""
+        """Closes every connection, and every worker's slot."""
         self._is_running = False
         if self.replica.report_buffer.has_records:
             self._do(Flush())
@@ -186,9 +186,9 @@ class Primary(BaseServer):
         """Handles an event, here and on the standby.
 
         Args:
-            event: What happens.
-            session: Whose vectors come with it, else None.
-            blob: That comes with it.
+            event: The event.
+            session: Session of the sender of vectors, else None.
+            blob: Bytes that follow the event.
         """
         at = round(self._clock() - self._began, 6)
         self._replication.log(event, at, session, blob)
@@ -200,7 +200,7 @@ class Primary(BaseServer):
             self._straggler_timeout.look(self.replica.sequencer.standing, self._clock())
 
     def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
-        """Answers a worker; one that is on its way back asks again."""
+        """Answers a worker; one without a connection repeats its message later."""
         peer = self._workers.get(session.rank)
         if peer is None or not peer.is_asking:
             return
@@ -248,7 +248,7 @@ class Primary(BaseServer):
             return
         for session in list(replica.sessions.values()):
             if session.token == message.token and session.token:
-                self._forget(session, JOINED_AGAIN)  # it never heard that it had
+                self._forget(session, JOINED_AGAIN)  # it never received its welcome
         before = set(replica.sessions)
         self._do(
             WorkerJoins(
@@ -276,7 +276,7 @@ class Primary(BaseServer):
         )
 
     def _take_back(self, peer: Peer, message: Rejoin) -> None:
-        """A worker whose server was lost goes on here."""
+        """Seats a worker again whose server was lost."""
         session = self.replica.sessions.get(message.rank)
         is_known = (
             session is not None
@@ -291,7 +291,7 @@ class Primary(BaseServer):
         self._connections.send(peer, WelcomeBack(slot=slot))
 
     def _offer(self, peer: Peer, *, wants_slot: bool) -> SlotOffer | None:
-        """Shared memory for a worker that can map it, with its last message in it."""
+        """Makes shared memory for a worker that can map it, with its last message."""
         sizes = self.spec.sizes
         tag = tag_of(self.spec.secret)
         made = Slot.make(sizes.slot_bytes, tag) if wants_slot else None
@@ -305,7 +305,7 @@ class Primary(BaseServer):
         return slot.offer
 
     def _settle(self, peer: Peer, *, is_shared: bool) -> None:
-        """The worker has mapped its slot or cannot; the name is not needed again."""
+        """Records whether the worker has mapped its slot; the slot's name is dropped."""
         if peer.is_settled:
             raise BadFrame("a slot that is settled already")
         offer, peer.offer = peer.offer, None
@@ -366,8 +366,8 @@ class Primary(BaseServer):
             vectors, rest = body[: len(target)], body[len(target) :]
             exactly(vectors, len(target), "vectors")
             if len(target) and body.obj is not target.obj:
-                # Too long for where messages are received, or it came with the word
-                # that settled where that is.
+                # It was too long for the inbox, or came together with the message that
+                # set the inbox.
                 target[:] = vectors
         if not is_snapshot:
             exactly(rest, 0, "more than vectors")
@@ -389,7 +389,7 @@ class Primary(BaseServer):
     # ---------------------------------------------------------- other servers
 
     def _take_shard(self, peer: Peer, message: ShardCalls) -> None:
-        """Another server follows: it is told what it lacks."""
+        """Accepts a shard, and sends it the entries that it lacks."""
         number = message.number
         if number not in self.spec.others:
             raise BadFrame(f"shard {number} of {self.spec.shards}")
@@ -421,7 +421,7 @@ class Primary(BaseServer):
                     self._enter((rank, incarnation))
 
     def _enter(self, who: tuple[int, int]) -> None:
-        """A message is entered once all of its parts are there."""
+        """Enters a message when all of its parts have arrived."""
         rank, incarnation = who
         pending = self._pending.get(rank)
         if pending is None or pending.session.incarnation != incarnation:
@@ -448,7 +448,7 @@ class Primary(BaseServer):
             raise BadFrame(f"{command.kind!r} to a server that leads")
 
     def _forget(self, session: WorkerSession, reason: str = ENDED) -> None:
-        """A worker that is not connected will not come back."""
+        """Removes a worker that is not connected and will not return."""
         if session.rank not in self._workers:
             self._leave(session, reason, is_hung=False)
 
@@ -457,6 +457,6 @@ class Primary(BaseServer):
             return
         now = self._clock()
         for session in list(self.replica.sessions.values()):
-            session.liveness.answered(now)  # the next word is: here I am
+            session.liveness.answered(now)  # its return is due
             if session.token not in handover.lead.living:
                 self._forget(session)

@@ -1,4 +1,4 @@
-"""What the controller is told of exchanges, epochs and damage."""
+"""Reports to the controller about exchanges, epochs and failures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Record(NamedTuple):
 
     Args:
         t: Seconds since the server began.
-        rank: Of the sender.
-        epoch: Its samples are of.
-        samples: Committed by it.
-        steps: Local optimizer steps it covers.
-        version: Of the center afterwards.
+        rank: Rank of the sender.
+        epoch: Epoch of its samples.
+        samples: Samples that it committed.
+        steps: Local optimizer steps that it covers.
+        version: Version of the center afterwards.
         staleness: Server updates since the sender's last pull, plus 1.
-        compute_s: Computing.
-        data_s: Reading data.
-        wait_s: Waiting for work, at the end of an epoch for example.
-        exchange_s: Exchanging, waiting for others in a round included, before it.
-        sums: The epoch's metric states so far, where they are small.
+        compute_s: Seconds of computing.
+        data_s: Seconds of reading data.
+        wait_s: Seconds of waiting for work, such as at the end of an epoch.
+        exchange_s: Seconds of the exchange before it, waiting for a round included.
+        sums: Metric states of the epoch so far, if they are small.
     """
 
     t: float
@@ -47,12 +47,13 @@ class EpochEnd:
 
     Args:
         epoch: Its number.
-        rows: Samples that are committed of it.
+        rows: Committed samples of the epoch.
         metrics: Its metric states.
         vector: Weights.
         statistics: Their statistics.
-        optimizer_state: Of one worker, about then; None where none could be had.
-        changes: Serial number of the newest change of a callback that is in here.
+        optimizer_state: Optimizer state of one worker, from about that time; None if
+            there is none.
+        changes: Serial number of the newest callback change that is included.
     """
 
     epoch: int
@@ -66,14 +67,14 @@ class EpochEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Rescue:
-    """What is left of a run that is broken off.
+    """The result of a run that was broken off.
 
     Args:
         vector: Weights of the center.
         statistics: Their statistics.
-        samples: Committed in all epochs.
-        clock: Steps of the user's batch size they make.
-        optimizer_state: Of one worker, None when none answered in time.
+        samples: Committed samples of all epochs.
+        clock: Committed steps of the user's batch size.
+        optimizer_state: Optimizer state of one worker, None if none answered in time.
     """
 
     vector: Vector

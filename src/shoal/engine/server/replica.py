@@ -1,9 +1,9 @@
-"""What a server keeps of a run and does with it: events in, answers and reports out.
+"""The state of a server: it takes events, and returns answers and reports.
 
-The same events in the same order make the same machine, bit for bit, wherever it runs:
-that is what a standby server lives on. So there is no socket in here, and no clock that
-decides anything. What is decided lies in `sequencer.py`, what is computed in
-`center.py`; this file carries the one out on the other.
+The same events in the same order make the same replica, bit for bit, on any host: a
+standby server relies on it. So there is no socket in here, and no clock that decides
+anything. `sequencer.py` decides, `center.py` computes; this file carries out the
+sequencer's instructions on the center.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Replica:
     """A run, as its server knows it.
 
     Args:
-        spec: What to serve.
-        clock: Measures how long workers are silent; it decides nothing in here.
+        spec: Spec of the server.
+        clock: Clock for the silence of workers; it decides nothing in here.
     """
 
     def __init__(self, spec: ServerSpec, clock: Callable[[], float]) -> None:
@@ -132,7 +132,7 @@ class Replica:
         self._nan_status = NanStatus.FINITE
         if restart is not None:
             restart.fill(self.center, self.report_buffer.epoch_totals)
-            # Others are in what it left, and workers may have moved them since.
+            # Older changes are in the checkpoint; workers may have moved them since.
             fresh = self.changes.after(restart.changes)
             fresh.write_statistics(self.center.statistics)
         self._pending_requests = PendingRequests(
@@ -157,9 +157,9 @@ class Replica:
     _PLAIN = ("at", "sequencer", "learning_rate", "_nan_status")
 
     def take_effects(self) -> list[Effect]:
-        """What is to be done, and was not taken yet.
+        """Returns the effects that were not taken yet.
 
-        A run that goes on from a checkpoint has something to tell from its beginning.
+        A run that continues from a checkpoint has some from the beginning.
         """
         found = self._effects.copy()
         self._effects.clear()
@@ -167,11 +167,11 @@ class Replica:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no message lies here that was received and not applied yet."""
+        """Whether every received message was applied."""
         return not self.sequencer.has_round
 
     def freeze(self) -> dict[str, Any]:
-        """Everything that `spec` does not tell; `pack` it before the next event."""
+        """Returns everything that `spec` lacks; `pack` it before the next event."""
         return {
             "plain": {name: getattr(self, name) for name in self._PLAIN},
             "changes": self.changes.found,
@@ -183,9 +183,9 @@ class Replica:
         }
 
     def thaw(self, found: dict[str, Any]) -> None:
-        """Becomes what another machine of the same spec was when it was frozen.
+        """Takes over the frozen state of another replica of the same spec.
 
-        What `found` holds belongs to this machine from now on.
+        `found` belongs to this replica from now on.
         """
         for name, value in found["plain"].items():
             setattr(self, name, value)
@@ -203,29 +203,29 @@ class Replica:
     # -------------------------------------------------------------- events
 
     def enter(self, event: Event, at: float) -> LogEntry:
-        """Gives an event its place among all; `handle` is next.
+        """Gives an event its place in the order; call `handle` next.
 
         Where several servers share the vector, the others are told before this one
-        does its part, so that all parts are computed at once.
+        computes its part, so that all parts are computed at once.
 
         Args:
-            event: What happens. The vectors of a worker's message lie in the buffers
-                of its session.
+            event: The event. The vectors of a worker's message are in the buffers of
+                its session.
             at: Seconds of the run.
         """
         self.at = at
         return self.event_log.add(event, at)
 
     def handle(self, entry: LogEntry, blob: bytes | memoryview = b"") -> list[Effect]:
-        """Handles an event, and calls nobody.
+        """Handles an event, and calls nothing.
 
         Args:
-            entry: What `enter` gave.
-            blob: An optimizer's state, of a `Snapshot`; or changes of callbacks.
+            entry: Result of `enter`.
+            blob: Optimizer state of a `Snapshot`; or changes of callbacks.
 
         Returns:
-            What is to be done, in this order. The last one raises where the strategy's
-            own code did (`StrategyFailed`), or where the event makes no sense.
+            The effects, in order. The last one raises if the strategy's own code did
+            (`StrategyFailed`), or if the event is invalid.
         """
         try:
             self._handle(entry.event, blob)
@@ -278,7 +278,7 @@ class Replica:
     def _hear(
         self, session: WorkerSession, event: WorkerSays, blob: bytes | memoryview
     ) -> None:
-        """A worker says something."""
+        """Handles a worker's message."""
         rank, incarnation = who = session.rank, session.incarnation
         message = event.message
         session.liveness.heard(
@@ -376,7 +376,7 @@ class Replica:
                     self._tell(Warned(text=UNGROUPED))
 
     def _tell_rollback(self, lineage: int) -> None:
-        """What was counted since the snapshot is not committed any more."""
+        """Reports that work since the snapshot is not committed any more."""
         ledger = self.sequencer.ledger
         committed = {str(e): ledger.committed(e) for e in ledger.epochs}
         clock = self.sequencer.clock
@@ -427,7 +427,7 @@ class Replica:
         self._note(facts)
 
     def _refresh(self, session: WorkerSession) -> None:
-        """What a callback changed after a worker began to compute is not put back."""
+        """Keeps a callback's change that came after the worker began to compute."""
         values = self.center.statistics
         if not values.size:
             return
@@ -440,11 +440,11 @@ class Replica:
     def _note(self, found: dict[int, Facts]) -> None:
         self.report_buffer.note(self.sessions, found, self.at, self.sequencer.version)
         if self.sequencer.is_in_step:
-            self.report_buffer.flush()  # the controller is waited for
+            self.report_buffer.flush()  # all wait for the controller
 
     @contextmanager
     def _strategy_at_work(self) -> Generator[None]:
-        """Its samples are committed: an error in here ends the run, no worker."""
+        """Ends the run at a strategy's error: the samples are committed already."""
         try:
             yield
         except Exception as error:
@@ -478,7 +478,7 @@ class Replica:
         self._say(session, message, blob + changes)
 
     def _untold(self, session: WorkerSession) -> bytes:
-        """What callbacks changed, and this worker was not told yet."""
+        """Returns the callback changes that this worker has not got yet."""
         if self.spec.shard or session.told == self.changes.serial:
             return b""
         found = self.changes.after(session.told, session.adopted)
@@ -488,13 +488,13 @@ class Replica:
     def _say(
         self, session: WorkerSession, message: ToWorker, blob: bytes = b""
     ) -> None:
-        """Answers a worker; the next word is its own."""
+        """Answers a worker; its next message is due."""
         session.liveness.answered(self._clock())
         session.answer = message, blob
         self._effects.append(AnswerWorker(session, message, blob))
 
     def state(self) -> RunState:
-        """What every answer tells."""
+        """The state that every answer tells."""
         return RunState(
             version=self.sequencer.version,
             lineage=self.sequencer.lineage,
@@ -507,7 +507,7 @@ class Replica:
     # ------------------------------------------------------------ controller
 
     def _change(self, blob: bytes | memoryview) -> None:
-        """A callback has changed something; shards only hear that one did."""
+        """Records a callback's change; shards only learn that there is one."""
         fresh = self.changes.absorb(Changes.read(blob))
         if self.center.statistics.size:
             fresh.write_statistics(self.center.statistics)
@@ -523,7 +523,7 @@ class Replica:
                 self._carry_out(self._asked_for(command))
 
     def _asked_for(self, command: RunCommand) -> list[Instruction]:
-        """What a command of the controller comes to."""
+        """Returns the instructions for a command of the controller."""
         sequencer, pending = self.sequencer, self._pending_requests
         match command:
             case Proceed(epoch=epoch):
@@ -557,7 +557,7 @@ class Replica:
         self.report_buffer.show(report, center)
 
     def tell(self, report: Report) -> list[Effect]:
-        """Tells the controller, after everything that happened before."""
+        """Reports to the controller, after everything that happened before."""
         self._tell(report)
         return self.take_effects()
 

@@ -1,10 +1,10 @@
-"""The standby of a server: what it is sent, when it is given up, what it takes over.
+"""The standby of a server: sending events to it, giving it up, accepting it.
 
 Every event goes to the standby before the reply to it leaves. So the standby knows all
 that a worker or the controller was told.
 
 A server that loses its standby cannot tell whether the controller has promoted it. So
-it replies to nobody until the controller lets it go on alone.
+it replies to nobody until the controller lets it continue alone.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from shoal.engine.transport.messages.standby import (
 )
 from shoal.wire.frames import BadFrame, Head
 
-FLOOR_S = 2.0  # it has nothing to do but to listen; another one is soon started
+FLOOR_S = 2.0  # a standby only listens; another one is soon started
 
 
 class Held(NamedTuple):
-    """A frame that waits until the standby knows what led to it.
+    """A frame that waits until the standby has the events before it.
 
     Args:
-        number: Of the event that the standby must have.
-        since: When it was held back, in seconds of a monotonic clock.
-        peer: Who is to have it.
-        message: What it is.
-        body: That follows it.
+        number: Number of the event that the standby must have.
+        since: Time since which it is held, in seconds of a monotonic clock.
+        peer: Receiver of the frame.
+        message: The message.
+        body: Bytes that follow it.
     """
 
     number: int
@@ -66,11 +66,11 @@ class Held(NamedTuple):
 
 @final
 class Replication:
-    """Sends events to the standby, and holds back what is said until they are there.
+    """Sends events to the standby, and holds replies until it has them.
 
     Args:
-        connections: Of the server.
-        clock: Of the server.
+        connections: Connections of the server.
+        clock: Clock of the server.
     """
 
     def __init__(self, connections: Connections, clock: Callable[[], float]) -> None:
@@ -91,7 +91,7 @@ class Replication:
 
     @property
     def can_begin(self) -> bool:
-        """Whether a standby would be taken now."""
+        """Whether a standby can be accepted now."""
         return self.peer is None and not self._unsure_of
 
     def is_given_up(self, generation: int) -> bool:
@@ -99,11 +99,11 @@ class Replication:
         return generation <= self._given_up
 
     def begin(self, peer: Peer, frozen: bytes) -> None:
-        """A standby takes part from now on.
+        """Begins to send events to a standby.
 
         Args:
-            peer: Its connection.
-            frozen: What it does not know yet.
+            peer: Connection of the standby.
+            frozen: The state until now.
         """
         self.peer, self._sent, self._known = peer, 0, 0
         self._longest_s, self._asked = 0.0, None
@@ -118,13 +118,13 @@ class Replication:
         session: WorkerSession | None,
         blob: bytes | memoryview,
     ) -> None:
-        """An event is about to be handled.
+        """Sends an event that is about to be handled.
 
         Args:
-            event: What happens.
+            event: The event.
             at: Seconds of the run.
-            session: Of whoever sends a message with vectors, else None.
-            blob: That goes along.
+            session: Session of the sender of a message with vectors, else None.
+            blob: Bytes that follow the event.
         """
         if self.peer is not None:
             vectors = b"" if session is None else session.buffers.up
@@ -134,16 +134,16 @@ class Replication:
             )
             self._tell(logged, b"" if is_mapped else vectors, blob)
 
-    # A message lies still in its slot until it is answered, and that is not before the
-    # standby has said that it has it.
+    # A message stays in its slot until it is answered, and the answer waits for the
+    # standby's acknowledgement.
 
     def _is_mapped(self, session: WorkerSession) -> bool:
-        """Whether the standby sees the memory where the vectors of a worker lie."""
+        """Whether the standby has mapped the memory of a worker's vectors."""
         has_slot = session.buffers.slot is not None
         return has_slot and (session.rank, session.incarnation) in self._mapped
 
     def seated(self, session: WorkerSession) -> None:
-        """A worker has a slot from now on, which the standby may map as well."""
+        """Offers a worker's new slot to the standby, which may map it as well."""
         slot = session.buffers.slot
         offer = None if slot is None else slot.offer
         if self.peer is not None and offer is not None:
@@ -153,16 +153,16 @@ class Replication:
             self._connections.send(self.peer, found)
 
     def mapped(self, rank: int, incarnation: int) -> None:
-        """The standby sees a worker's slot."""
+        """Records that the standby has mapped a worker's slot."""
         self._mapped.add((rank, incarnation))
 
     def note_orders(self, number: int) -> None:
-        """All other shards know orders up to this number."""
+        """Tells the standby that all other shards have orders up to this number."""
         if self.peer is not None:
             self._connections.send(self.peer, ShardsTook(number=number))
 
     def note(self, heard: int) -> None:
-        """The controller has heard reports up to this number."""
+        """Tells the standby that the controller has reports up to this number."""
         if self.peer is not None:
             self._connections.send(self.peer, ControllerHeard(number=heard))
 
@@ -178,10 +178,10 @@ class Replication:
         peer.channel.keep_output()  # its vectors may change before they are sent
 
     def acknowledge(self, number: int) -> None:
-        """The standby has events up to this number.
+        """Records that the standby has events up to this number.
 
         Raises:
-            ValueError: It cannot.
+            ValueError: The number is impossible.
         """
         if not self._known <= number <= self._sent:
             raise ValueError(f"event {number} of {self._sent}")
@@ -203,13 +203,13 @@ class Replication:
 
     @property
     def waiting(self) -> set[Peer]:
-        """Who has not heard yet what it is told."""
+        """Peers whose reply is held until the standby has acknowledged."""
         return {held.peer for held in self._held}
 
     def stalled_s(self) -> float:
         """Seconds since the last look in which answers waited for the standby.
 
-        Short waits are none: every answer waits for its trip.
+        Short waits do not count: every answer waits for its round trip.
         """
         now = self._clock()
         since = self._held[0].since if self._held else now
@@ -219,31 +219,31 @@ class Replication:
         return now - before
 
     def forgive(self, pause_s: float) -> None:
-        """The server itself did not run for so long."""
+        """Shifts the clock by a time in which the server itself did not run."""
         if self._asked is not None:
             self._asked += pause_s
 
     def lost(self) -> None:
-        """The standby is gone, or leads another half of a run that was cut in two."""
+        """The standby is gone, or was promoted after the network was cut in two."""
         if self.peer is not None:
             self._unsure_of = self.peer.incarnation
         self.peer = self._asked = None
 
     def go_alone(self, generation: int) -> None:
-        """The controller knows that standbys up to this generation are gone.
+        """Records that the controller knows that standbys up to a generation are gone.
 
-        Of a later one it says nothing by that: the connections of controller and
-        standby are two, and what they bring may overtake each other.
+        It says nothing about a later one: the connections of controller and standby are
+        two, and messages on one may overtake those on the other.
         """
-        # Until this is said, the controller may have promoted the standby: two servers
-        # would reply to workers, each with a history of its own. A server that lost its
+        # Before this message, the controller may have promoted the standby: two servers
+        # would reply to workers, each with its own history. A server that lost its
         # standby therefore replies to nobody (decision 14).
         self._given_up = generation
         if 0 < self._unsure_of <= generation:
             self._let_go()
 
     def end(self) -> None:
-        """The run is over, and nobody will take it over: last words need not wait."""
+        """Sends all held frames: the run is over, and no standby will take over."""
         self.peer = self._asked = None
         self._let_go()
 
@@ -254,7 +254,7 @@ class Replication:
     # --------------------------------------------------------------- sending
 
     def send(self, peer: Peer, message: Message, *body: memoryview | bytes) -> None:
-        """Sends a frame once the standby knows all that led to it."""
+        """Sends a frame once the standby has the events before it."""
         is_known = self._known == self._sent and not self._unsure_of
         if is_known and not self._held:
             self._connections.send(peer, message, *body)
@@ -274,12 +274,12 @@ ENDED = "its process ended"
 
 @final
 class StandbyPeer:
-    """Who follows a server.
+    """The standby that follows a server.
 
     Args:
-        connections: Of the server.
-        replication: Of the server.
-        mention: Tells the controller of something that is no part of the run's state.
+        connections: Connections of the server.
+        replication: Replication of the server.
+        mention: Sends the controller a report that is not part of the run's state.
     """
 
     def __init__(
@@ -297,11 +297,11 @@ class StandbyPeer:
 
     @property
     def has_caller(self) -> bool:
-        """Whether a standby waits to be taken."""
+        """Whether a standby waits to be accepted."""
         return self._caller is not None
 
     def called(self, peer: Peer, message: StandbyCalls) -> None:
-        """A standby is there, and is taken when it can be.
+        """Remembers a standby that has connected, to accept it when possible.
 
         Raises:
             BadFrame: A later one is there: the controller has given this one up.
@@ -315,15 +315,15 @@ class StandbyPeer:
     def take(
         self, pack: Callable[[], bytes], sessions: Iterable[WorkerSession]
     ) -> None:
-        """Takes who has called. No message may be half-way.
+        """Accepts the standby that has connected. No message may be half-way.
 
-        Reports from before it joined are known to nobody else. So there must be a
-        controller: then they are on the way to it, and it hears them before it hears of
+        The standby does not know reports from before it joined. So there must be a
+        controller: then they are on the way to it, and it gets them before it learns of
         the standby.
 
         Args:
-            pack: Gives what it does not know yet.
-            sessions: Of all workers.
+            pack: Returns the state until now.
+            sessions: Sessions of all workers.
         """
         peer = self._caller
         if peer is None:
@@ -337,10 +337,10 @@ class StandbyPeer:
                 self._replication.seated(session)
 
     def heed(self, peer: Peer, head: Head, _body: memoryview) -> None:
-        """It says which events it has.
+        """Handles the standby's acknowledgement of events.
 
         Raises:
-            BadFrame: It was told of none, or cannot read what it was told.
+            BadFrame: It got no events, or cannot read what it got.
         """
         if peer is not self._replication.peer:
             raise BadFrame("a word of a standby that was told nothing")
@@ -355,10 +355,10 @@ class StandbyPeer:
                     self._mention(StandbyReady(generation=peer.incarnation))
 
     def look(self, pause_s: float) -> None:
-        """Drops one that is silent for too long.
+        """Drops a standby that is silent for too long.
 
         Args:
-            pause_s: The server itself did not run for so long.
+            pause_s: Time in which the server itself did not run.
         """
         peer = self._replication.peer
         if pause_s > PAUSE_S:
@@ -367,7 +367,7 @@ class StandbyPeer:
             self._connections.drop(peer, reason)
 
     def gone(self, peer: Peer, reason: str) -> None:
-        """Its connection is closed, perhaps before it was taken."""
+        """Handles a closed connection of a standby, accepted or not."""
         if peer is self._replication.peer:
             self._replication.lost()
         elif peer is self._caller:
@@ -377,20 +377,20 @@ class StandbyPeer:
         self._mention(StandbyLeft(generation=peer.incarnation, reason=reason))
 
     def give_up(self, generation: int) -> None:
-        """The controller has given up standbys up to this generation."""
+        """Drops standbys up to a generation: the controller has given them up."""
         peer = self._replication.peer
         if peer is not None and peer.incarnation <= generation:
-            self._connections.drop(peer, ENDED)  # its end was not heard here yet
+            self._connections.drop(peer, ENDED)  # its end was not noticed here yet
         self._replication.go_alone(generation)
 
 
 class Caller(NamedTuple):
-    """Who has said something that only whoever leads can answer.
+    """A peer with a message that only a leading server can answer.
 
     Args:
-        peer: Its connection.
-        head: What it said.
-        since: When, in seconds of a monotonic clock.
+        peer: Connection of the peer.
+        head: Its message.
+        since: Time of arrival, in seconds of a monotonic clock.
     """
 
     peer: Peer
@@ -401,16 +401,17 @@ class Caller(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class FailoverState:
-    """What a standby leaves to the server that it becomes.
+    """State that a standby hands to the server that it becomes.
 
     Args:
-        replica: The run.
-        report_channel: What the controller was not told yet.
-        straggler_timeout: How long rounds took.
-        controller: Who says that it leads.
-        lead: What it says: reports it has heard, and tokens of living processes.
-        callers: Since the leader was lost, or before that was clear.
-        failure: Of the strategy, at an event that the leader may not have told of.
+        replica: Replica of the run.
+        report_channel: Reports that the controller has not acknowledged.
+        straggler_timeout: Timeout with the durations of the last rounds.
+        controller: The controller that promoted it.
+        lead: Its message: reports it has heard, and tokens of living processes.
+        callers: Peers that called since the leader was lost, or shortly before.
+        failure: The strategy's failure, at an event that the leader may not have
+            reported.
     """
 
     replica: Replica

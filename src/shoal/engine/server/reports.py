@@ -1,4 +1,4 @@
-"""What a server tells the controller of, in the order in which it happened.
+"""Reports of a server to the controller, in the order of their events.
 
 Exchanges are gathered and sent together; other reports come after the exchanges before
 them. Frames are packed and read here, for both ends.
@@ -30,7 +30,7 @@ from shoal.vectors import Sums, Vector
 
 
 def pack_center(vector: Vector, statistics: Vector, sums: Sums | None) -> list[bytes]:
-    """The body of a report that shows the center."""
+    """Returns the body of a report that shows the center."""
     found = [vector.tobytes(), statistics.tobytes()]
     return found if sums is None else [*found, sums.tobytes()]
 
@@ -59,12 +59,12 @@ def read_records(
 def read_epoch(
     report: EpochEnded, body: memoryview, state: bytes | None = None
 ) -> EpochEnd:
-    """The end of an epoch.
+    """Reads the end of an epoch.
 
     Args:
-        report: That tells of it.
-        body: Of the frame.
-        state: Of one worker's optimizer, None where there is none.
+        report: The report of it.
+        body: Body of the frame.
+        state: Optimizer state of one worker, None if there is none.
     """
     vector, statistics, metrics = read_center(report, body)
     return EpochEnd(
@@ -78,16 +78,16 @@ def read_epoch(
     )
 
 
-SMALL_METRICS = 16  # numbers of metric state that ride with every record
+SMALL_METRICS = 16  # metric states up to this size are part of every record
 
 
 @final
 class EpochTotals:
-    """Keeps the books of a run.
+    """Sums and records of a run's exchanges.
 
     Args:
-        size: Numbers of metric state.
-        losses: Places among them of losses times the rows they were computed for.
+        size: Size of the metric states.
+        losses: Places in them of losses times the rows that they were computed for.
     """
 
     def __init__(self, size: int, losses: Sequence[int] = ()) -> None:
@@ -98,7 +98,7 @@ class EpochTotals:
 
     @property
     def has_records(self) -> bool:
-        """Whether `take_records` would give some."""
+        """Whether there are records."""
         return bool(self._records)
 
     def note(
@@ -109,13 +109,13 @@ class EpochTotals:
         staleness: int,
         share: float = 1.0,
     ) -> None:
-        """Enters a worker's last push and its metric states.
+        """Adds a worker's last push and its metric states.
 
         Args:
-            session: The worker's.
+            session: Session of the worker.
             at: Seconds of the run.
-            version: Of the center, after it.
-            staleness: As the strategy was told.
+            version: Version of the center after it.
+            staleness: Staleness that the strategy was told.
             share: See `share_of_loss`.
         """
         push = session.push
@@ -132,36 +132,36 @@ class EpochTotals:
         )  # fmt: skip
 
     def take_records(self) -> tuple[list[list[Any]], bytes]:
-        """Returns what is new, and large metric states of its last epoch."""
+        """Returns new records, and large metric states of their last epoch."""
         records, self._records = self._records, []
         if not records or self._size <= SMALL_METRICS:
             return records, b""
         return records, self._sums[records[-1][2]].tobytes()
 
     def close(self, epoch: int) -> Sums:
-        """Returns the sums of an epoch that is over."""
+        """Returns the sums of a finished epoch, and drops them."""
         return self._sums.pop(epoch, np.zeros(self._size))
 
     def save(self) -> None:
-        """Keeps the sums of now, to go back to."""
+        """Saves the current sums, for a rollback."""
         self._saved = {epoch: sums.copy() for epoch, sums in self._sums.items()}
 
     def kept(self, is_saved: bool) -> list[tuple[int, Sums]]:
-        """Returns the sums of open epochs, as they are or as they were kept."""
+        """Returns the sums of open epochs, the current or the saved ones."""
         return sorted((self._saved if is_saved else self._sums).items())
 
     def adopt(self, sums: dict[int, Sums]) -> None:
-        """Goes on from the sums of another server."""
+        """Continues from the sums of another server."""
         self._saved = sums
         self.restore()
 
     def restore(self) -> None:
-        """Goes back to the sums that were kept."""
+        """Restores the saved sums."""
         self._sums = {epoch: sums.copy() for epoch, sums in self._saved.items()}
 
 
 def weighed(metrics: Sums, losses: Sequence[int], share: float) -> Sums:
-    """Sums of metric states of which losses weigh by more than their rows."""
+    """Sums of metric states, with losses scaled by a factor."""
     if share == 1.0 or not losses:
         return metrics
     found = metrics.copy()
@@ -170,14 +170,14 @@ def weighed(metrics: Sums, losses: Sequence[int], share: float) -> Sums:
 
 
 def share_of_loss(rank: int, facts: Mapping[int, Facts]) -> float:
-    """By what a worker's loss weighs more in a step than its rows say.
+    """Factor by which a worker's loss weighs more in a step than its rows.
 
-    Workers count a loss by rows. One that is divided by something else, such as what
-    masks leave, has its part of a step by that.
+    Workers count a loss by rows. A loss that is divided by another sum, such as that of
+    a mask, has its share of the step by that sum.
 
     Args:
-        rank: Of the worker.
-        facts: Of all messages of the step.
+        rank: Rank of the worker.
+        facts: Facts of all messages of the step.
 
     Example:
         >>> facts = {0: Facts(samples=9, rows=2), 1: Facts(samples=3, rows=4)}
@@ -195,11 +195,11 @@ def share_of_loss(rank: int, facts: Mapping[int, Facts]) -> float:
 
 @final
 class ReportBuffer:
-    """Gathers and numbers what the controller is told.
+    """Buffers and numbers reports to the controller.
 
     Args:
-        sizes: Of the vectors.
-        effects: Where reports are added.
+        sizes: Sizes of the vectors.
+        effects: List to which reports are added.
         losses: See `EpochTotals`.
     """
 
@@ -211,7 +211,7 @@ class ReportBuffer:
         self._told, self._has_worked = 0, False
 
     def freeze(self) -> tuple[Any, ...]:
-        """Everything that may change, as one value; pickle it before it does."""
+        """Returns the mutable state; pickle it before it changes."""
         return self.epoch_totals, self._told, self._has_worked
 
     def thaw(self, frozen: tuple[Any, ...]) -> None:
@@ -220,7 +220,7 @@ class ReportBuffer:
 
     @property
     def has_records(self) -> bool:
-        """Whether there are exchanges that the controller was not told of."""
+        """Whether there are exchanges that were not reported."""
         return self.epoch_totals.has_records
 
     def note(
@@ -230,13 +230,13 @@ class ReportBuffer:
         at: float,
         version: int,
     ) -> None:
-        """Enters what was applied together, and tells of the first at once.
+        """Adds pushes that were applied together; reports a run's first ones at once.
 
         Args:
-            sessions: Whose pushes it were, by rank.
-            found: What the strategy was told, by rank.
+            sessions: Sessions by rank.
+            found: Facts that the strategy was given, by rank.
             at: Seconds of the run.
-            version: Of the center, after it.
+            version: Version of the center after it.
         """
         for rank, facts in found.items():
             share = share_of_loss(rank, found)
@@ -246,24 +246,24 @@ class ReportBuffer:
             self.flush()
 
     def tell(self, report: Report, *body: bytes) -> None:
-        """Tells of something, after everything that happened before."""
+        """Reports after everything that happened before."""
         self.flush()
         self._report(report, *body)
 
     def flush(self) -> None:
-        """Tells of exchanges since the last time."""
+        """Reports exchanges since the last time."""
         records, sums = self.epoch_totals.take_records()
         if records:
             self._report(Exchanges(records=records), sums)
 
     def show(self, report: EpochEnded | CenterShown, center: Center) -> None:
-        """Tells what the center is; at the end of an epoch its sums of metrics follow.
+        """Reports the center; at the end of an epoch its sums of metrics follow.
 
         Args:
-            report: Why it is told.
-            center: As it is now.
+            report: The report.
+            center: The center as it is now.
         """
-        self.flush()  # its last records tell of sums that go now
+        self.flush()  # its last records contain sums that are dropped now
         is_end = isinstance(report, EpochEnded)
         sums = self.epoch_totals.close(report.epoch) if is_end else None
         self._report(report, *pack_center(center.vector, center.statistics, sums))
@@ -279,10 +279,10 @@ Send = Callable[..., None]
 
 @final
 class ReportChannel:
-    """Keeps reports until there is a controller; a standby's are kept until one heard.
+    """Keeps reports until there is a controller, and on a standby until it has them.
 
     Attributes:
-        controller: Whom to tell, None while nobody is there.
+        controller: The controller's connection, None while there is none.
     """
 
     def __init__(self) -> None:
@@ -290,12 +290,12 @@ class ReportChannel:
         self._kept: deque[tuple[Report, tuple[bytes, ...]]] = deque()
 
     def say(self, send: Send, report: Report, *body: bytes) -> None:
-        """Tells the controller now, or as soon as there is one.
+        """Sends a report to the controller, now or as soon as there is one.
 
         Args:
-            send: Takes a peer, a message and a body.
-            report: What to tell.
-            body: That follows it.
+            send: Function of a peer, a message and a body.
+            report: The report.
+            body: Bytes that follow it.
         """
         if self.controller is None:
             self.keep(report, *body)
@@ -303,16 +303,16 @@ class ReportChannel:
             send(self.controller, report, *body)
 
     def keep(self, report: Report, *body: bytes) -> None:
-        """Tells whichever controller comes, unless it has heard of it elsewhere."""
+        """Keeps a report for the next controller, unless it has it from elsewhere."""
         self._kept.append((report, body))
 
     def forget(self, heard: int) -> None:
-        """The controller has heard reports up to this number."""
+        """Drops reports up to a number, which the controller has."""
         while self._kept and (self._kept[0][0].number or 0) <= heard:
             self._kept.popleft()
 
     def attach(self, send: Send, controller: Peer, heard: int) -> None:
-        """Tells a controller from now on, and first what it has not heard."""
+        """Sends reports to a controller from now on, beginning with those it lacks."""
         self.controller = controller
         self.forget(heard)
         kept, self._kept = self._kept, deque()

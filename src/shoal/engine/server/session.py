@@ -1,4 +1,4 @@
-"""A worker's place at the server, as its replica knows it as well."""
+"""A worker's session at the server; its replica has it as well."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from shoal.engine.transport.messages.worker_to_server import Push
 @final
 @dataclass(eq=False, kw_only=True)
 class WorkerSession:
-    """Where a worker's vectors lie, what it last said, and what it was told.
+    """A worker's vectors, its last message, and the last answer.
 
     Args:
-        rank: Its place.
+        rank: Rank of the worker.
         incarnation: Counts the processes that had this rank.
-        token: Names its process; nobody else knows it.
-        buffers: Its vectors.
-        push: Its last one.
-        question: Number of the last message that it waits for an answer to.
-        answer: To that message, with the optimizer state that goes along; None while
-            there is none. Its vectors are in `buffers`.
-        liveness: How long it may be silent.
-        staged: Number of the last message whose part is here, at a server that shares
-            the vector and follows another one's order.
-        told: Serial number of the newest change of a callback that it was told of.
-        adopted: The same of statistics: a worker that joins gets the server's.
+        token: Secret name of its process.
+        buffers: Buffers of its vectors.
+        push: Its last push.
+        question: Number of its last message that needs an answer.
+        answer: Answer to that message, with the optimizer state that follows; None if
+            there is none yet. Its vectors are in `buffers`.
+        liveness: Timeout of its silence.
+        staged: Number of the last message whose part has arrived, at a server that
+            shares the vector and follows the order of another one.
+        told: Serial number of the newest callback change that it was told.
+        adopted: The same for statistics: a worker that joins gets the server's.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class WorkerSession:
     adopted: int = 0
 
     def freeze(self) -> dict[str, Any]:
-        """Everything, as one value that does not change."""
+        """Returns all of it, as one value that does not change."""
         return {
             "rank": self.rank,
             "incarnation": self.incarnation,
@@ -63,7 +63,7 @@ class WorkerSession:
 
     @classmethod
     def thaw(cls, sizes: Sizes, frozen: dict[str, Any]) -> WorkerSession:
-        """The inverse of `freeze`, with vectors in memory of its own."""
+        """The inverse of `freeze`, with vectors in its own memory."""
         fields = {k: v for k, v in frozen.items() if k not in ("up", "down")}
         session = cls(buffers=Buffers(sizes, None), **fields)
         session.buffers.up[:], session.buffers.down[:] = frozen["up"], frozen["down"]

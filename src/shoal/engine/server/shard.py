@@ -1,8 +1,8 @@
-"""A server of one part of the vector: another one says in which order things happen.
+"""A server of one part of the vector, which follows another server's order.
 
-It takes its part of every message from the workers, and tells number 0 that it has it.
-What number 0 then orders it carries out on its part, and answers the workers with it.
-So all parts go through the same events, and nothing is committed that is not here.
+It receives its part of every message from the workers, and reports each part to number
+0. It handles the events that number 0 orders on its part, and answers the workers. So
+all parts go through the same events, and every committed message is complete.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from shoal.engine.transport.messages.worker_to_server import Push, Snapshot
 from shoal.errors import ShoalError
 from shoal.wire.frames import BadFrame, Head
 
-FOLLOW_S = 2.0  # for the greeting of number 0, which is known to be up
+FOLLOW_S = 2.0  # for the handshake with number 0, which is known to be up
 START_S = 60.0  # the same, of one that is just starting
 
 
@@ -60,10 +60,10 @@ class Shard(BaseServer):
     """Serves one part until the controller ends it.
 
     Args:
-        spec: What to serve.
-        connections: Where peers call; owned from now on.
-        handover: What a standby leaves to the shard it becomes; None for a new run.
-        environment: Time, and connections that this server makes itself.
+        spec: Spec of the server.
+        connections: Connections of the peers; owned from now on.
+        handover: State from the standby that becomes this shard; None for a new run.
+        environment: Clock, and connections that this server makes itself.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Shard(BaseServer):
     # -------------------------------------------------------------- the loop
 
     def turn(self) -> None:
-        """Hears whoever speaks, or waits for a moment; then looks at the clock."""
+        """Handles what peers send, or waits for a moment; then looks at the clock."""
         before = self._clock()
         self._connections.serve(FLUSH_S)
         self._tell_progress()
@@ -93,18 +93,18 @@ class Shard(BaseServer):
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether nothing lies here that its standby could not be told."""
+        """Whether nothing is held here that a standby could not be sent."""
         return not self._event_log and super()._is_quiet
 
     def _tell_progress(self) -> None:
-        """Number 0 need not keep what is known here, and to the standby."""
+        """Tells number 0 which entries are known here and on the standby."""
         order, number = self._order, self.replica.event_log.number
         if order is not None and number != self._took:
             self._took = number
             self._replication.send(order, Took(number=number))
 
     def _tell_moves(self) -> None:
-        """Number 0 sees nothing of a message that is on its way to here."""
+        """Tells number 0 which workers are sending to this server."""
         moving = [r for r, p in self._workers.items() if p.channel.has_moved()]
         if moving and self._order is not None:
             self._connections.send(self._order, Moving(ranks=tuple(moving)))
@@ -116,13 +116,13 @@ class Shard(BaseServer):
             self._follow(self.spec.order, START_S)
 
     def _follow(self, address: tuple[str, int], limit_s: float) -> None:
-        """Calls number 0, and tells which parts are here already."""
+        """Connects to number 0, and tells it which parts have arrived."""
         before, self._order = self._order, None
         if before is not None:
             self._connections.drop(before, "another server leads")
         identity = self.spec.identity
         certificate = None if identity is None else identity.certificate
-        # What was received of the one before, and waits, comes again.
+        # The new number 0 sends waiting entries of the old one again.
         self._event_log.clear()
         try:
             link = self._environment.connect(
@@ -161,14 +161,14 @@ class Shard(BaseServer):
             self._work()
 
     def _work(self) -> None:
-        """Carries out what is ordered and whose vectors are here."""
+        """Handles entries whose vectors have arrived."""
         while self._event_log and self._has_vectors(self._event_log[0].event):
             _, event, at = self._event_log.popleft()
-            # Number 0 has the optimizer's state; here counts whether there is one.
+            # Number 0 has the optimizer's state; this one only knows if there is one.
             has_blob = isinstance(event, WorkerSays) and event.has_blob
             blob = b"\0" if has_blob else b""
             self._replication.log(event, at, None, blob)
-            # What number 0 could not carry out, this one cannot either.
+            # An event that failed at number 0 fails here too.
             with suppress(ArithmeticError, LookupError, TypeError, ValueError):
                 entry = self.replica.enter(event, at)
                 self._carry_out(self.replica.handle(entry, blob))
@@ -201,14 +201,14 @@ class Shard(BaseServer):
         return True
 
     def _seat_early(self) -> None:
-        """Whoever called before it was known here that it had joined."""
+        """Seats workers that connected before their joining was known here."""
         waiting, self._attending = self._attending, {}
         for peer, message in waiting.items():
             if not peer.is_gone:
                 self._connections.deliver_again(peer, message.pack())
 
     def _attend(self, peer: Peer, message: Attend) -> bool:
-        """A worker that number 0 knows; False where it is not known here yet."""
+        """Seats a worker that number 0 knows; returns False if it is not known yet."""
         rank, incarnation = message.rank, message.incarnation
         session = self.replica.sessions.get(rank)
         if session is None or session.incarnation < incarnation:
@@ -235,10 +235,10 @@ class Shard(BaseServer):
         return True
 
     def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
-        """Sends a worker its part of an answer; all else number 0 tells it.
+        """Sends a worker its part of an answer; number 0 sends all else.
 
-        That its part of a snapshot is stored is told as a part without a vector: the
-        worker may write over it then.
+        For a stored part of a snapshot the answer is a part without a vector: then the
+        worker may overwrite its own.
         """
         peer, question = self._workers.get(session.rank), session.question
         if peer is None:
@@ -251,13 +251,13 @@ class Shard(BaseServer):
             self._replication.send(peer, part)
 
     def _hear(self, peer: Peer, head: Head, body: memoryview) -> None:
-        """Its part of a message."""
+        """Handles the part of a worker's message."""
         session = self.replica.sessions.get(peer.rank)
         if head["kind"] != Stage.kind:
             raise BadFrame(f"{head['kind']!r:.40} of a worker, to a shard")
         message = Stage.parse(head)
         if session is None or session.incarnation != peer.incarnation:
-            return  # it is gone, as number 0 says
+            return  # number 0 has ordered that it is gone
         if message.is_coded:
             if peer.vector_codec is None:
                 raise BadFrame("a vector that is encoded, and was not to be")
@@ -285,7 +285,7 @@ class Shard(BaseServer):
             self._replication.send(self._order, has)
 
     def _worker_gone(self, peer: Peer, reason: str) -> None:
-        """It may come back; number 0 says when it is gone."""
+        """A worker may return; number 0 decides when it is gone."""
 
     def _other_gone(self, peer: Peer) -> None:
         if peer is self._order:
@@ -299,6 +299,6 @@ class Shard(BaseServer):
             self._follow(command.order, FOLLOW_S)
 
     def report(self, report: Report, *body: bytes) -> None:
-        """Tells the controller of this part; of all else number 0 tells it."""
+        """Reports this part to the controller; number 0 reports all else."""
         if isinstance(report, VectorReport):
             super().report(report, *body)

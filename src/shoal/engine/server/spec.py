@@ -1,4 +1,4 @@
-"""What a server process is given."""
+"""The spec of a server process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from shoal.wire.tls import Identity
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """What a server process is given.
+    """Input of a server process.
 
     Args:
-        secret: Of the run, 32 bytes.
-        strategy: Whose arithmetic runs.
-        rules: Of the sequencer.
-        sizes: Of the vectors.
+        secret: The run's secret, 32 bytes.
+        strategy: Strategy whose arithmetic runs.
+        rules: Rules of the sequencer.
+        sizes: Sizes of the vectors.
         vector: Initial weights.
         statistics: Initial statistics.
-        learning_rate: Where the driver's optimizer stands, None for a schedule.
-        restart: What an earlier server left, None for the first.
-        changes: What callbacks have changed in the model since the run began.
-        identity: For TLS, None for none.
-        is_private: Nobody else has these vectors: the center is made of their memory.
-        shards: Servers that share the vector, see `shards.py`.
-        shard: Which of them this one is.
-        order: Address of number 0, for any other.
-        losses: Places among the sums of metrics of losses times rows.
+        learning_rate: Learning rate of the driver's optimizer, None for a schedule.
+        restart: State that an earlier server left, None for the first one.
+        changes: Changes that callbacks made in the model since the run began.
+        identity: Identity for TLS, None without it.
+        is_private: Nothing else uses these vectors: the center takes over their memory.
+        shards: Number of servers that share the vector, see `shards.py`.
+        shard: Number of this one.
+        order: Address of number 0, for all others.
+        losses: Places of losses times rows in the sums of metrics.
     """
 
     secret: bytes = field(repr=False)

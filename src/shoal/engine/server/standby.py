@@ -1,7 +1,7 @@
-"""A server that follows another one, and takes over when the controller says so.
+"""A server that follows another one, and leads when the controller promotes it.
 
-It never decides by itself that the other is lost: two servers that both lead would be
-worse than none. Until it leads, it answers no worker that is in the run.
+It never decides by itself that the leader is lost: two servers that both lead would be
+worse than none. Until it leads, it answers no worker of the run.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
 COMES_BACK = (Rejoin.kind, Attend.kind)  # what a worker says
 OURS = (StandbyCalls.kind, ShardCalls.kind)  # what another server of the run says
 LEAD = by_kind(Lead)
-CALLER_S = 1.0  # until this one has heard as well that the leader is lost
-LONGEST_STALL_S = 30.0  # within a frame of a server that is about to be killed
+CALLER_S = 1.0  # time for this server to notice, too, that the leader is lost
+LONGEST_STALL_S = 30.0  # longest pause within a frame of the leader
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandbySpec:
-    """What a standby's process is given.
+    """Input of a standby's process.
 
     Args:
-        server: What it will serve.
+        server: Spec of the server that it may become.
         leader: Address of the server that it follows.
         generation: Counts the standbys of a run.
     """
@@ -78,13 +78,13 @@ class StandbySpec:
 
 @final
 class Standby(Listener):
-    """Takes the leader's events, until it leads or is not needed any more.
+    """Handles the leader's events, until it leads or is not needed any more.
 
     Args:
-        spec: What to serve when it leads.
-        connections: Where peers call; owned from now on.
-        link: To the leader, which knows already who calls; the same.
-        environment: Time, and connections of the server that it becomes.
+        spec: Spec of the server that it may become.
+        connections: Connections of the peers; owned from now on.
+        link: Connection to the leader, after the introduction; owned from now on.
+        environment: Clock, and connections of the server that it becomes.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class Standby(Listener):
         socket_: socket.socket,
         environment: Environment = SYSTEM,
     ) -> Standby:
-        """Listens, and calls the leader.
+        """Listens, and connects to the leader.
 
         Args:
-            spec: Of the run.
-            socket_: Bound and listening; it is owned from now on.
-            environment: Time, and the connection to the leader.
+            spec: Spec of the standby.
+            socket_: Bound and listening socket; it is owned from now on.
+            environment: Clock, and the connection to the leader.
 
         Raises:
-            BadFrame: Whoever listens there is not the leader.
-            ExchangeTimeout: The leader does not greet.
+            BadFrame: The listener is not the leader.
+            ExchangeTimeout: The leader does not answer the handshake.
             OSError: The leader is gone.
         """
         server, identity = spec.server, spec.server.identity
@@ -147,7 +147,7 @@ class Standby(Listener):
         return cls(server, connections, link, environment)
 
     def run(self, on_lead: Callable[[], None] = lambda: None) -> None:
-        """Follows, then leads if it is told to, to the end of the run.
+        """Follows, then leads if it is promoted, until the end of the run.
 
         Args:
             on_lead: Called when it begins to lead.
@@ -165,7 +165,7 @@ class Standby(Listener):
         return self._is_running and self._lead is None
 
     def turn(self) -> None:
-        """Hears whoever speaks, or waits for a moment."""
+        """Handles what peers send, or waits for a moment."""
         self._connections.serve(0.0 if self._has_more else FLUSH_S)
         if self._has_more:
             self._follow()
@@ -175,7 +175,7 @@ class Standby(Listener):
             self._is_running = False
 
     def _send_back(self) -> None:
-        """Whoever waits here while the leader is there had better call that one."""
+        """Redirects workers that reached the standby while the primary is alive."""
         late = self._clock() - CALLER_S
         for caller in list(self._callers):
             peer, head, since = caller
@@ -193,7 +193,7 @@ class Standby(Listener):
         return self._clock() - self._lost_at > GREETING_TIMEOUT_S
 
     def succeed(self) -> BaseServer | None:
-        """The server that it becomes; None where it is not needed any more."""
+        """Returns the server that it becomes, None if it is not needed any more."""
         lead, controller = self._lead, self._controller
         if lead is None or controller is None or not self._is_running:
             self._link.close()
@@ -202,7 +202,7 @@ class Standby(Listener):
         while not self._lost_at and self._link.has_input(0.0):
             self._follow()
         self._leave_leader()
-        # Nobody was heard since; and who is on the way back needs a moment.
+        # No message was handled since; workers need a moment to return.
         self._straggler_timeout.forgive(self._clock() - self._took_at)
         handover = FailoverState(
             replica=self._replica,
@@ -219,22 +219,22 @@ class Standby(Listener):
         return server
 
     def stop(self) -> None:
-        """Ends it soon, if it does not lead; for whoever runs it in a thread."""
+        """Ends it soon, if it does not lead; for a caller that runs it in a thread."""
         self._is_running = False
 
     def successor(self) -> BaseServer:
-        """Waits until this leads; for whoever runs it in a thread."""
+        """Waits until this leads; for a caller that runs it in a thread."""
         return self._server.get()
 
     # ---------------------------------------------------------------- leader
 
     @property
     def _has_more(self) -> bool:
-        """Whether bytes of the leader wait here, of which no selector knows."""
+        """Whether bytes of the leader are buffered that no selector reports."""
         return not self._lost_at and self._link.has_pending
 
     def _follow(self) -> None:
-        """Takes what the leader says, until others have their turn."""
+        """Handles the leader's frames, until other peers have their turn."""
         self._take_frame()
         for _ in range(TURN_FRAMES - 1):
             if not self._has_more:
@@ -242,13 +242,13 @@ class Standby(Listener):
             self._take_frame()
 
     def _take_frame(self) -> None:
-        """Every event is acknowledged before it is handled.
+        """Acknowledges every event before it is handled.
 
-        What cannot be followed ends this standby: it knows less than the leader then,
-        which hears why, and the controller starts another one.
+        An unreadable event ends this standby, as it knows less than the leader then.
+        The leader gets the reason, and the controller starts another standby.
         """
         try:
-            # The first frame is kept as it came: the state until then.
+            # The first frame gets memory of its own: it is the state until then.
             into = self._landing if self._number else None
             head, body = self._link.receive(into, stall_s=LONGEST_STALL_S)
         except OSError:
@@ -282,7 +282,7 @@ class Standby(Listener):
     def _begin(self, frozen: memoryview) -> None:
         try:
             self._replica.thaw(unpack(frozen))
-        except Exception as error:  # whatever a pickle of another version raises
+        except Exception as error:  # a pickle of another version may raise anything
             self._refuse(f"the state of the leader: {error!r:.200}")
 
     def _refuse(self, reason: str) -> None:
@@ -292,7 +292,7 @@ class Standby(Listener):
         self._is_running = False
 
     def _map(self, message: WorkerSlot) -> None:
-        """Sees a worker's slot from now on, where that is on this host."""
+        """Maps a worker's slot, if it is on this host."""
         who = message.rank, message.incarnation
         size, offer = self._spec.sizes.slot_bytes, message.offer
         slot = Slot.attach(offer.path, size, offer.mark)
@@ -307,15 +307,15 @@ class Standby(Listener):
     def _read(
         self, head: Head, body: memoryview
     ) -> tuple[Frozen | Logged, memoryview] | None:
-        """Takes the vectors of a message in.
+        """Reads a message with its vectors.
 
         Returns:
-            The event, or the state until then, and what came behind the vectors. None
-            where it is neither.
+            The event or the state until then, and the bytes behind the vectors. None if
+            the message is neither.
 
         Raises:
-            BadFrame: It is not what a leader says.
-            ValueError: The vectors are not; or another of `WRONG`.
+            BadFrame: No leader sends this.
+            ValueError: The vectors are invalid; or another of `WRONG`.
         """
         message = read(TO_STANDBY, head, "the leader")
         match message:
@@ -336,7 +336,7 @@ class Standby(Listener):
         return message, self._take_vectors(message, body)
 
     def _take_vectors(self, logged: Logged, body: memoryview) -> memoryview:
-        """Takes the vectors of a message in; returns what came behind them."""
+        """Reads the vectors of a message; returns the bytes behind them."""
         event, count = logged.event, logged.vectors
         if not count:
             return body
@@ -370,24 +370,28 @@ class Standby(Listener):
         if isinstance(event, WorkerLeaves):
             self._forget_slot(event.rank, event.incarnation)
         self._took_at = self._clock()
-        if self._spec.rules.quorum:  # it will decide when a round is overdue
+        if (
+            self._spec.rules.quorum
+        ):  # after a promotion it decides when a round is overdue
             self._straggler_timeout.look(
                 self._replica.sequencer.standing, self._took_at
             )
 
     def _keep(self, effect: Effect) -> None:
-        """The leader does what follows from an event; this one must know of it."""
+        """Keeps what the leader's effect changed."""
         match effect:
             case AnswerWorker():
                 pass  # the session keeps it
             case TellController(report, body):
-                # Kept until the controller has heard it of the leader.
+                # Kept until the controller has it from the leader.
                 if not self._spec.shard or isinstance(report, VectorReport):
                     self._report_channel.keep(report, *body)
             case Raise(StrategyFailed() as error):
-                self._failure = error  # the leader found the same, and tells if it can
+                self._failure = (
+                    error  # the leader failed as well, and reports it if it can
+                )
             case Raise(error):
-                # What the leader could not carry out, it cannot either.
+                # An event that failed at the leader fails here too.
                 known = ArithmeticError, LookupError, TypeError, ValueError
                 if not isinstance(error, known):
                     raise error
@@ -402,13 +406,13 @@ class Standby(Listener):
             self._lost_at = self._clock()
             self._connections.unwatch(self._link.socket)
             self._link.close()
-            for who in list(self._slots):  # workers are given others
+            for who in list(self._slots):  # workers get new ones
                 self._forget_slot(*who)
 
     # ----------------------------------------------------------------- peers
 
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
-        """Workers that lost the leader wait; new ones are sent to it."""
+        """Keeps workers that lost the leader waiting; redirects new ones to it."""
         kind = head["kind"]
         if peer.role == "controller":
             if self._lead is not None:
@@ -420,7 +424,7 @@ class Standby(Listener):
         elif peer.role:
             raise BadFrame(f"{kind!r:.40} of a caller that waits")
         elif kind in COMES_BACK or (kind in OURS and peer.channel.is_commander):
-            peer.role = "caller"  # the next standby may be there before this one leads
+            peer.role = "caller"  # the next standby may connect before this one leads
             self._callers.append(Caller(peer, head, self._clock()))
         elif kind == Join.kind:
             self._connections.send(peer, Elsewhere())
@@ -428,7 +432,7 @@ class Standby(Listener):
             raise BadFrame(f"{kind!r:.40} to a standby")
 
     def on_gone(self, peer: Peer, reason: str) -> None:
-        """Without a controller there is nobody who could need it."""
+        """Ends without a controller: then no peer can need it."""
         if peer is self._controller:
             self._controller, self._is_running = None, False
         self._callers = [caller for caller in self._callers if caller.peer is not peer]

@@ -1,8 +1,8 @@
-"""A machine as bytes, from a server to its standby: both hold the run's secret itself.
+"""A replica as bytes, from a server to its standby: both know the run's secret.
 
-The only pickle that crosses the wire. A standby calls the server by its address, and
-both prove the secret first; a worker, who has a key of its own, neither gets one nor
-can send one.
+This is the only pickle on a connection. A standby connects to the server by its
+address, and both prove the secret first; a worker, which has another key, neither gets
+a pickle nor can send one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def pack(frozen: dict[str, Any]) -> bytes:
-    """What `Machine.freeze` gave, as bytes."""
+    """Returns the result of `Replica.freeze` as bytes."""
     return pickle.dumps(frozen)
 
 
 def unpack(data: bytes | memoryview) -> dict[str, Any]:
-    """The inverse of `pack`; never give it what anybody else sent."""
+    """The inverse of `pack`; only for bytes from the run's own server."""
     return pickle.loads(data)
