@@ -305,7 +305,7 @@ class Primary(BaseServer):
         return slot.offer
 
     def _settle(self, peer: Peer, *, is_shared: bool) -> None:
-        """Records whether the worker has mapped its slot; the slot's name is dropped."""
+        """Records whether the worker has mapped its slot, and drops the slot's name."""
         if peer.is_settled:
             raise BadFrame("a slot that is settled already")
         offer, peer.offer = peer.offer, None
