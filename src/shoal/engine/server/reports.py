@@ -1,7 +1,7 @@
 """Reports of a server to the controller, in the order of their events.
 
 Exchanges are gathered and sent together; other reports come after the exchanges before
-them. Frames are packed and read here, for both ends.
+them. What follows a report is packed and read here, for both ends.
 """
 
 from __future__ import annotations

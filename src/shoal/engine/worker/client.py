@@ -394,7 +394,7 @@ class ServerClient(RequestChannel):
         """Sends a sum of gradients, and waits for the mean.
 
         Args:
-            gradient: The sum, best where `bulk.message` lies.
+            gradient: The sum, best where `buffers.message` lies.
             statistics: Beside it.
             pieces: Whose samples it is of.
             weight: What it weighs.

@@ -83,7 +83,7 @@ class ShardClient:
         self._await(Kept, question)
 
     def take(self, question: int) -> None:
-        """Waits for its part of an answer; that lies in the bulk then."""
+        """Waits for its part of an answer; that lies in the buffers then."""
         if self._taken != question:
             self._await(Part, question)
 
