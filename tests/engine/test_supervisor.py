@@ -11,6 +11,7 @@ from shoal.engine.controller.supervisor import WorkerSupervisor
 from shoal.engine.coordination.restart_policy import SETTLED_S, RestartPolicy
 from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.heartbeat import start_limit_s
+from shoal.engine.transport.messages.server_to_controller import Joined
 from shoal.launchers.base import Exit
 from tests.support.environments import SettableClock, SettableTime
 
@@ -41,6 +42,10 @@ def test_workers_that_end_with_their_server_are_nobodys_loss() -> None:
 
 
 # ------------------------------------------------ who starts late, or never
+
+
+def joined(token: str, rank: int) -> Joined:
+    return Joined(rank=rank, incarnation=1, pid=1, node="a", token=token)
 
 
 class Stand:
@@ -93,7 +98,7 @@ class Stand:
         return ended
 
     def works(self, token: str, rank: int) -> None:
-        self.supervisor.joined(token, rank, {})
+        self.supervisor.joined(joined(token, rank))
         self.supervisor.ready(rank)
 
     def watch(self, seconds: float) -> None:
@@ -150,7 +155,7 @@ def test_a_worker_that_joined_and_never_works_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand = begun(monkeypatch)
-    stand.supervisor.joined("w2", 1, {})
+    stand.supervisor.joined(joined("w2", 1))
     stand.watch(20.0)
     assert [reason.partition(":")[0] for reason in stand.reasons()] == ["hung"]
 
