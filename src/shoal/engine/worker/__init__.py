@@ -1,4 +1,4 @@
-"""What a worker is: it leases data, computes, and exchanges.
+"""Workers: they lease data, compute, and exchange.
 
 Imports `transport` and `coordination`; knows no code of servers.
 """

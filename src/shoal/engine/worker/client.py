@@ -1,7 +1,7 @@
-"""A worker's seat at the server: joins, pushes, asks for data, keeps its place.
+"""A worker's client of the server: it joins, pushes, and asks for data.
 
-This file decides what a worker says and what it keeps of the answers. It knows
-the wire and the vectors' memory, but no model.
+This file decides which messages a worker sends and what it keeps of the answers. It
+knows the messages and the vectors' memory, but no model.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Times:
     exchange_s: float = 0.0
 
     def take(self) -> tuple[float, ...]:
-        """Returns what was measured and starts again."""
+        """Returns the times, and starts again."""
         spent = self.compute_s, self.data_s, self.wait_s, self.exchange_s
         self.compute_s = self.data_s = self.wait_s = self.exchange_s = 0.0
         return tuple(round(seconds, 6) for seconds in spent)
@@ -72,13 +72,13 @@ def _vector(size: int) -> Vector:
 
 
 class Weight(NamedTuple):
-    """What a gradient weighs in the mean of a round; see `instructions.Push`.
+    """Weight of a gradient in the mean of a round; see `instructions.Push`.
 
     Args:
-        mass: In the mean of gradients.
-        rows: Samples that it was learnt from.
-        own: Of each sum that its losses are scaled by.
-        assumed: Those sums.
+        mass: Weight in the mean of gradients.
+        rows: Samples that were trained on.
+        own: This worker's part of each sum that its losses are scaled by.
+        assumed: The sums that were used.
     """
 
     mass: float
@@ -89,7 +89,7 @@ class Weight(NamedTuple):
 
 @dataclass
 class Progress:
-    """What the last answer told."""
+    """State that the last answer told."""
 
     version: int = 0
     lineage: int = 0
@@ -101,31 +101,31 @@ class Progress:
     nan_status: int = NanStatus.FINITE
     group: Group | None = None
     sums: tuple[float, ...] = ()
-    """That a message has to be computed for, which was told "again"."""
+    """Sums for which a message has to be computed again."""
     pieces: deque[Piece] = field(default_factory=deque[Piece])
 
 
 class ServerClient(RequestChannel):
-    """A worker at its server: every question waits for its answer.
+    """A worker's client, which waits for each answer.
 
-    But early pushes, and those of a gang that shares memory, whose answers are taken
+    Answers to early pushes, and to those of a group that shares memory, are taken
     later.
 
     Args:
-        seat: Where and as whom to join.
-        strategy: Whose `push` and `pull` run here.
+        seat: Address and identity for joining.
+        strategy: Strategy whose `push` and `pull` run here.
         is_early: Whether it may `push_early`.
-        environment: Time, connections and threads.
-        spread: How messages are written and replies taken in.
+        environment: Clock, connections and threads.
+        spread: Spread for writing messages and reading replies.
 
     Attributes:
         metrics: Sums of metric state since the last push.
-        optimizer: Another worker's optimizer state, empty where there was none.
-        changes: What callbacks changed, and this worker has not taken in yet.
+        optimizer: Another worker's optimizer state, empty if there is none.
+        changes: Callback changes that this worker has not applied yet.
 
     Raises:
-        Fenced: The server has another model, or gave the place to another.
-        BadFrame: The server says what no server of ours says.
+        Fenced: The server has another model, or another process has the rank.
+        BadFrame: No server of this version sends this.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ServerClient(RequestChannel):
     # ---------------------------------------------------------------- answers
 
     def _heed(self, state: RunState) -> None:
-        """Keeps what every answer tells of the run."""
+        """Keeps the state that every answer tells."""
         progress, rate = self.progress, state.learning_rate
         progress.version, progress.lineage = state.version, state.lineage
         progress.clock, progress.workers = state.clock, state.workers
@@ -182,13 +182,13 @@ class ServerClient(RequestChannel):
         has_vectors: bool = False,
         blob: bytes = b"",
     ) -> Answered:
-        """Asks and waits for an answer; vectors are then in `self.buffers`."""
+        """Sends a message, waits for the answer; its vectors are in `self.buffers`."""
         if self.has_early:
             raise RuntimeError(f"{message.kind} before the early answer was taken")
         return self._ask(message, has_vectors=has_vectors, blob=blob)
 
     def _take(self, answered: Answered) -> tuple[Answer, bytes]:
-        """Keeps what the answer to a push, or to a worker without data, tells.
+        """Takes the answer to a push, or to a worker without data.
 
         Returns:
             The answer, and the optimizer's state that came with it.
@@ -213,7 +213,7 @@ class ServerClient(RequestChannel):
         progress.nan_status = message.nan_status
         progress.group, progress.sums = message.group, message.sums
         if isinstance(message, Repeat):
-            progress.pieces.clear()  # it tells of all there are
+            progress.pieces.clear()  # it contains all leases
         progress.pieces.extend(message.pieces)
         end = len(body)
         if message.changes:
@@ -221,7 +221,7 @@ class ServerClient(RequestChannel):
                 end -= whole(message.changes, len(body) + 1)
                 changes = Changes.read(bytes(body[end:]))
             if message.has_vectors:
-                changes = changes.without(STATISTICS)  # the reply has them
+                changes = changes.without(STATISTICS)  # the reply contains them
             self.changes.absorb(changes)
         if message.has_vectors:
             self.statistics[:] = self.buffers.reply_statistics
@@ -230,7 +230,7 @@ class ServerClient(RequestChannel):
 
     @property
     def _from(self) -> Vector:
-        """The anchor, or where the steps began if that is the same."""
+        """The anchor, or the weights before the steps if both are the same."""
         return self.local if self._anchor is None else self._anchor
 
     def _adopt(self, center: Vector) -> None:
@@ -239,13 +239,14 @@ class ServerClient(RequestChannel):
             self._anchor[:] = center
 
     def _room(self, local: Vector) -> Vector:
-        """Memory for what follows from `local`: that of where its steps began.
+        """Memory for the result of `local`: that of the weights before its steps.
 
-        Unless it is the same, as no step was taken, or as the backend works in place.
+        Other memory if both are the same: without a step, or if the backend works in
+        place.
         """
         # Two vectors take turns. The backend may still read `local` (JAX's arrays on
         # processors alias NumPy's memory), so results are never written over it. The
-        # vector where its steps began is no longer read by anybody.
+        # vector from before the steps is not read any more.
         if not np.may_share_memory(local, self.local):
             return self.local
         if self._spare is None:
@@ -256,15 +257,15 @@ class ServerClient(RequestChannel):
     # --------------------------------------------------------------- questions
 
     def ready(self) -> tuple[Answer, bytes]:
-        """Says that the model is compiled; waits for the first data.
+        """Reports that the model is compiled; waits for the first data.
 
-        A gang's step that has fewer rows than workers may close before: then its mean
-        is the answer.
+        A step with fewer rows than workers may close before: then the answer is its
+        mean.
         """
         return self._after_wait(Ready())
 
     def need(self) -> tuple[Answer, bytes]:
-        """Says that there is no data left; waits for more, or for the end."""
+        """Reports that no data is left; waits for more, or for the end."""
         return self._after_wait(Need())
 
     def _after_wait(self, message: Ready | Need) -> tuple[Answer, bytes]:
@@ -281,14 +282,14 @@ class ServerClient(RequestChannel):
         steps: int,
         learnt: int | None = None,
     ) -> None:
-        """Sends what was learnt from `pieces`; `self.local` is then the next start.
+        """Sends the result of `pieces`; `self.local` is then the next start.
 
         Args:
             local: Weights, as they were read from a program that has ended.
             statistics: Their statistics.
-            pieces: Whose samples are done.
-            steps: That were taken.
-            learnt: Samples of `pieces` that something was learnt from, None for all.
+            pieces: The samples that are done.
+            steps: Number of steps.
+            learnt: Samples of `pieces` that were trained on, None for all.
         """
         began = self.environment.clock()
         push_into(
@@ -323,9 +324,9 @@ class ServerClient(RequestChannel):
         steps: int,
         learnt: int | None = None,
     ) -> None:
-        """Does what `push_weights` does, and does not wait for the answer.
+        """Pushes like `push_weights`, without waiting for the answer.
 
-        Further steps begin where these ended; `catch_up` follows them.
+        Further steps begin where these ended; call `catch_up` after them.
         """
         began, pushed = self.environment.clock(), self._pushed
         if pushed is None:
@@ -347,7 +348,7 @@ class ServerClient(RequestChannel):
             statistics: Their statistics.
 
         Returns:
-            False where those steps are void: their samples are somebody else's now.
+            False if those steps are void: their samples were leased to another worker.
         """
         began, pushed = self.environment.clock(), self._pushed
         if pushed is None:
@@ -394,23 +395,23 @@ class ServerClient(RequestChannel):
         """Sends a sum of gradients, and waits for the mean.
 
         Args:
-            gradient: The sum, best where `buffers.message` lies.
-            statistics: Beside it.
-            pieces: Whose samples it is of.
-            weight: What it weighs.
+            gradient: The sum; fastest if it is in `buffers.message`.
+            statistics: Statistics beside it.
+            pieces: Its samples.
+            weight: Its weight.
             nan_status: See `nan_guard`; the answer has the highest of all workers.
-            mean: Of the step, as this worker's group has it; None without one.
+            mean: Mean of the step from this worker's group; None without a group.
 
         Returns:
-            The mean of all workers, a view. None where the gradient has to be computed
-            for other sums, which `progress` then has.
+            The mean of all workers, a view. None if the gradient has to be computed
+            again for the sums in `progress`.
         """
         began = self.environment.clock()
         generation = 0 if mean is None else self._generation
         self._fill(gradient, is_needed=mean is None)
         answer = self._send_gradient(statistics, pieces, weight, nan_status, generation)
         if isinstance(answer, Again) and not self.progress.sums:
-            mean = None  # not all of the round have that mean
+            mean = None  # not all workers of the round have that mean
             self._fill(gradient)
             answer = self._send_gradient(statistics, pieces, weight, nan_status)
         self.times.exchange_s += self.environment.clock() - began
@@ -431,12 +432,12 @@ class ServerClient(RequestChannel):
 
     @property
     def _generation(self) -> int:
-        """Of the group that takes the next step."""
+        """Number of the group that averages the next step."""
         group = self.progress.group
         return 0 if group is None else group.generation
 
     def _fill(self, gradient: Vector, *, is_needed: bool = True) -> None:
-        """Lays a gradient where the server reads it."""
+        """Writes a gradient to the place where the server reads it."""
         message = self.buffers.message
         if is_needed and not np.may_share_memory(gradient, message):
             message[:] = gradient
@@ -448,12 +449,12 @@ class ServerClient(RequestChannel):
         weight: Weight,
         nan_status: NanStatus,
     ) -> None:
-        """Says that a gradient lies where all of the group can read it.
+        """Reports that a gradient is in memory that the whole group can read.
 
         Args:
-            statistics: Beside it.
-            pieces: Whose samples it is of.
-            weight: What it weighs.
+            statistics: Statistics beside it.
+            pieces: Its samples.
+            weight: Its weight.
             nan_status: See `nan_guard`.
         """
         group = self._generation
@@ -501,23 +502,23 @@ class ServerClient(RequestChannel):
             nan_status=nan_status,
             group=group,
             times=self.times.take(),
-            # Most messages need not say what they weigh otherwise.
+            # Most messages need no other weight.
             rows=None if weight.rows == weight.mass else weight.rows,
             own=weight.own,
             assumed=weight.assumed,
         )
 
     def _fill_rest(self, statistics: Vector) -> None:
-        """Lays what goes beside the vector where the server reads it."""
+        """Writes what goes beside the vector to the place where the server reads it."""
         self.buffers.message_statistics[:] = statistics
         self.buffers.metrics[:] = self.metrics
         self._sequence += 1
 
     def publish(self, vector: Vector, statistics: Vector, blob: bytes) -> None:
-        """Sends the whole state of a gang member, for joiners and the controller.
+        """Sends a worker's whole state, for joiners and the controller.
 
         Raises:
-            PlanError: Its `blob` is longer than the model of the run makes it.
+            PlanError: `blob` is longer than the model of the run makes it.
         """
         self._check_state(blob)
         self.buffers.message[:] = vector
@@ -525,10 +526,10 @@ class ServerClient(RequestChannel):
         self._send_snapshot(blob, has_vectors=True)
 
     def publish_optimizer(self, blob: bytes) -> None:
-        """Sends the state of an optimizer whose weights are at the server.
+        """Sends the state of an optimizer whose weights the server has.
 
         Raises:
-            PlanError: As `publish`.
+            PlanError: The same as in `publish`.
         """
         self._check_state(blob)
         self._send_snapshot(blob, has_vectors=False)
@@ -540,7 +541,7 @@ class ServerClient(RequestChannel):
         self._heed(answered.message.state)
 
     def _check_state(self, blob: bytes) -> None:
-        """The server would hang up, and so it would on every replacement."""
+        """Checks the size: the server would refuse every replacement, too."""
         most = self._sizes.state_bytes
         if len(blob) > most:
             raise PlanError(

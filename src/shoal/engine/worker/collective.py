@@ -1,7 +1,7 @@
-"""How a worker that exchanges gradients obtains the mean of a step.
+"""The interface of collectives: ways to the mean of a step under gradient exchange.
 
-The server makes it, or the workers make it among themselves. The loop knows this
-interface alone; each way has a file of its own.
+The server makes the mean, or the workers make it among themselves. The loop knows only
+this interface; each way has its own file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Part(NamedTuple):
     """A worker's part of a step.
 
     Args:
-        piece: Its samples.
-        gradient: The sum over them.
-        statistics: The layers' statistics after them.
-        weight: What the gradient weighs in the mean.
-        nan_status: What this worker found in it; see `nan_guard`.
-        told: What others are told of that.
+        piece: The samples.
+        gradient: Sum of the gradients over them.
+        statistics: The layers' statistics afterwards.
+        weight: Weight of the gradient in the mean.
+        nan_status: This worker's result; see `nan_guard`.
+        told: Status that other workers are told.
     """
 
     piece: Piece
@@ -40,7 +40,7 @@ class Collective(ABC):
 
     @property
     def room(self) -> Vector | None:
-        """Where the next gradient lies best; None for the buffer of messages."""
+        """Best memory for the next gradient; None for the buffer of messages."""
         return None
 
     @abstractmethod
@@ -52,8 +52,8 @@ class Collective(ABC):
             part: This worker's part of the step.
 
         Returns:
-            The mean of all workers, a view. None where the run is over, or the gradient
-            has to be computed for other sums, which `client.progress` then has.
+            The mean of all workers, a view. None if the run is over, or if the gradient
+            has to be computed again for the sums in `client.progress`.
         """
 
     @abstractmethod
@@ -62,10 +62,10 @@ class Collective(ABC):
 
 
 class CollectiveSpec(ABC):
-    """Which way a worker takes; travels to its process.
+    """The choice of a collective; it is sent to the worker's process.
 
     Attributes:
-        forms_groups: Workers average among themselves where the server lets them.
+        forms_groups: Workers average among themselves if the server lets them.
         group_s: Seconds for which members of a group wait for each other.
     """
 
@@ -83,9 +83,9 @@ def through_server(
     """Sends a part to the server and waits for the mean.
 
     Args:
-        client: The connection to it.
-        part: What is sent.
-        mean: Of the step, as this worker's group has it; the gradient then stays here.
+        client: The connection to the server.
+        part: This worker's part of the step.
+        mean: Mean of the step from this worker's group; the gradient is not sent then.
 
     Returns:
         See `Collective.mean`.
@@ -97,14 +97,14 @@ def through_server(
 
 @final
 class ServerCollective(Collective):
-    """The server makes the mean of every step."""
+    """The server averages every step."""
 
     def mean(self, client: ServerClient, part: Part) -> Vector | None:
         """See `Collective`."""
         return through_server(client, part)
 
     def close(self) -> None:
-        """See `Collective`: there is nothing to leave."""
+        """See `Collective`; there is no group to leave."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""How a worker opens the model and the data it was given."""
+"""Factories of a worker's backend and data."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class OpenBackend:
     """Makes a worker's backend from a packed model.
 
     Args:
-        name: Of the Keras backend.
-        model: What `travel.pack` made.
-        is_kept: The process will be given other parts: a model of the same make needs
-            no other programs.
+        name: Name of the Keras backend.
+        model: Result of `travel.pack`.
+        is_kept: The process gets other work later: a model of the same kind reuses its
+            programs.
     """
 
     name: str
@@ -39,7 +39,7 @@ class OpenBackend:
     def __call__(self, compute: ComputeSpec, sample: Any) -> Backend:
         """Unpacks the model and prepares it; called once, when the rank is known.
 
-        What was packed is let go of: it is as large as the model.
+        The packed bytes are released: they are as large as the model.
         """
         packed, self.model = self.model, b""
         parcel = read_parcel(packed)
@@ -62,7 +62,7 @@ class OpenBackend:
 
 
 class _Kind(NamedTuple):
-    """What programs are made for: a backend suits any model and data of its kind."""
+    """What programs depend on: a backend suits all models and data of a kind."""
 
     make: str
     compute: ComputeSpec
@@ -70,19 +70,19 @@ class _Kind(NamedTuple):
 
     @classmethod
     def of(cls, parcel: Parcel, compute: ComputeSpec, sample: Any) -> _Kind:
-        """Of a model, how it is run, and a few rows."""
+        """Returns the kind of a model, its compute spec, and a few rows."""
         leaves = import_module("keras").tree.flatten(sample)
         shapes = [(a.shape[1:], str(a.dtype)) for a in leaves if a is not None]
         return cls(parcel.make, replace(compute, rank_seed=0), shapes)
 
 
 class _Kept(NamedTuple):
-    """What a process has opened, and may open again.
+    """An opened model that can be used again.
 
     Args:
-        kind: Of it.
-        model: Taken apart by the backend.
-        backend: With its programs.
+        kind: Its kind.
+        model: The model, taken apart by the backend.
+        backend: The backend with its programs.
     """
 
     kind: _Kind
@@ -90,42 +90,42 @@ class _Kept(NamedTuple):
     backend: Backend
 
     def suits(self, kind: _Kind) -> bool:
-        """Whether programs for such a model are there."""
+        """Whether it has programs for a kind."""
         return bool(kind.make) and self.kind == kind
 
 
 _KEPT: dict[str, _Kept] = {}
-"""By the backend's name: at most one, of the part that this process played last."""
+"""By the backend's name: at most one, of the last work of this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CleanUp:
-    """Lets go of what a worker's programs keep, before it opens another model.
+    """Releases a worker's programs before it opens another model.
 
     Args:
-        name: Of the Keras backend.
+        name: Name of the Keras backend.
     """
 
     name: str
 
     def __call__(self) -> None:
-        """Frees programs and what Keras remembers of models, but what may be used."""
+        """Frees programs and Keras' global state, except what can be used again."""
         if self.name not in _KEPT:
             backend_class(self.name).forget()
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenGroup:
-    """Forms groups of workers; imports what it takes when the first one is formed.
+    """Forms groups of workers; imports the library when the first one is formed.
 
     Args:
-        name: Of the Keras backend.
+        name: Name of the Keras backend.
     """
 
     name: str
 
     def __call__(self, path: Path, place: int, size: int, library: str) -> Group:
-        """See `LaneSpec`."""
+        """See `NativeAllReduceSpec`."""
         return _imported(BACKENDS[self.name].group)(path, place, size, library)
 
 
@@ -144,15 +144,15 @@ class OpenChunks:
     """Opens a source that is read in chunks.
 
     Args:
-        source: As `pickling.dumps` packed it.
-        memory_bytes: Of chunks that a worker holds.
+        source: The source, packed by `pickling.dumps`.
+        memory_bytes: Limit of chunks that a worker holds.
     """
 
     source: bytes
     memory_bytes: int = SHELF_BYTES
 
     def __call__(self, on_wait: Callable[[], None] = lambda: None) -> ReadAhead:
-        """Opens it; nothing is read yet.
+        """Opens the source; nothing is read yet.
 
         Args:
             on_wait: See `ReadAhead`.
@@ -165,12 +165,12 @@ class OpenMapped:
     """Opens arrays from an inherited descriptor.
 
     Args:
-        descriptor: Of a `SharedBlob`.
+        descriptor: Descriptor of a `SharedBlob`.
     """
 
     descriptor: int
 
     def __call__(self, on_wait: Callable[[], None] = lambda: None) -> ArraySource:
-        """Maps the arrays; nothing is copied, and nobody waits."""
+        """Maps the arrays; it copies nothing and never waits."""
         del on_wait
         return ArraySource.from_blob(map_inherited(self.descriptor))

@@ -1,6 +1,6 @@
-"""Workers that exchange gradients: all take every step together, each for itself.
+"""Workers that exchange gradients: all take every step, each on its own weights.
 
-How a worker obtains the mean of a step is in `collective.py`.
+`collective.py` obtains the mean of a step.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ class GradientLoop(Loop):
     def __init__(self, spec: WorkerSpec, client: ServerClient) -> None:
         super().__init__(spec, client)
         self._collective: Collective = spec.collective.open(client)
-        self._data: Any = None  # of the step, where it may have to be computed anew
+        self._data: Any = None  # of the step, in case it has to be computed again
 
     def close(self) -> None:
-        """Leaves the group as well."""
+        """Also leaves the group."""
         self._collective.close()
         super().close()
 
     def _publish(self) -> None:
-        """Sends the whole state: all of a gang have the same."""
+        """Sends the whole state, which is the same on all workers."""
         vector, statistics = self._backend.read()
         self._client.publish(vector, statistics, self._snapshot())
 
     def _turn(self) -> None:
-        """One gradient, averaged over all workers, applied by each."""
+        """Computes one gradient; each worker applies the mean of all."""
         client, clock = self._client, self._clock()
         piece = client.progress.pieces.popleft()
         part = (self._nothing if self._is_void([piece]) else self._learn)(piece)
         self._look()
         mean = self._collective.mean(client, part)
         while mean is None and not client.progress.is_done:
-            # Somebody was lost: the sums that the loss is scaled by are smaller now.
+            # A worker was lost: the sums that the loss is scaled by are smaller now.
             part = self._learn_again(part, client.progress.sums)
             mean = through_server(client, part)
         if mean is not None:
             self._step(mean, part, clock)
 
     def _told(self, nan_status: NanStatus) -> NanStatus:
-        """What the other workers are to know of the numbers of this one."""
+        """Returns the status that other workers are told."""
         is_told = self._nan_guard.is_shared or nan_status == NanStatus.LEFT_OUT
         return nan_status if is_told else NanStatus.FINITE
 
     @property
     def _room(self) -> Vector:
-        """Where a gradient lies best."""
+        """Best memory for a gradient."""
         room = self._collective.room
         return self._client.buffers.message if room is None else room
 
@@ -75,16 +75,16 @@ class GradientLoop(Loop):
         return self._computed(piece, data, piece.gang, self._room)
 
     def _learn_again(self, part: Part, sums: tuple[float, ...]) -> Part:
-        """Computes a part anew, for a step that has become smaller."""
+        """Computes a part again, for a step that has become smaller."""
         backend, client = self._backend, self._client
         backend.undo()
         backend.set_statistics(client.statistics)
         [rows] = sums
-        room = client.buffers.message  # it goes to the server, whatever the group does
+        room = client.buffers.message  # it goes to the server, not to the group
         return self._computed(part.piece, self._data, int(rows), room)
 
     def _computed(self, piece: Piece, data: Any, gang_rows: int, out: Vector) -> Part:
-        """A part of a step of so many rows."""
+        """Returns a part of a step with the given total of rows."""
         client, began = self._client, self._environment.clock()
         with self._pacing(piece.rows, data):
             mass = self._backend.gradient(data, gang_rows, out)
@@ -102,7 +102,7 @@ class GradientLoop(Loop):
         return Part(piece, out, statistics, weight, nan_status, told)
 
     def _nothing(self, piece: Piece) -> Part:
-        """A part of a step whose samples are left out, by all of the gang."""
+        """Returns a part whose samples are left out by all workers."""
         gradient = self._room
         gradient[:] = self._client.metrics[:] = 0.0
         self.steps += 1
@@ -119,14 +119,14 @@ class GradientLoop(Loop):
     def _apply(
         self, mean: Vector, clock: Clock, piece: Piece | None, nan_status: NanStatus
     ) -> None:
-        """The gang's step, as it came or with care."""
+        """Takes the step, with the NaN guard if a number is not finite."""
         if nan_status or self._client.progress.nan_status:
             self._nan_guard.apply(mean, clock, piece, self.steps, nan_status)
         else:
             self._backend.apply(mean, clock)
 
     def _merged(self, clock: Clock) -> None:
-        """Takes a step of which all rows were those of others."""
+        """Takes a step in which this worker had no rows."""
         client = self._client
         self._backend.set_statistics(client.statistics)
         self._backend.skip()

@@ -1,6 +1,6 @@
-"""What every worker does: it opens its model and data, takes turns, waits for more.
+"""The loop of every worker: it opens model and data, and takes turns until the end.
 
-What a turn is lies in `weight_loop.py` for strategies that exchange weights, in
+The turns are in `weight_loop.py` for strategies that exchange weights, in
 `gradient_loop.py` for those that exchange gradients.
 """
 
@@ -46,11 +46,11 @@ class Loop(ABC):
     """One worker's loop.
 
     Args:
-        spec: What to do.
-        client: Its seat at the server.
+        spec: Spec of the worker.
+        client: Client of the server.
 
     Attributes:
-        steps: That it has taken.
+        steps: Number of steps that it has taken.
     """
 
     exchanges_gradients = False
@@ -74,9 +74,9 @@ class Loop(ABC):
         self._paced: set[tuple[int, Any]] = set()
         self._rate: float | None = None
         self._changes = Changes()
-        self._changed = 0  # serial number of the newest change that is taken in
-        self._ahead = 0  # steps that were pushed, and not answered yet
-        # The server's machine is looked at by the process that follows the run.
+        self._changed = 0  # serial number of the newest applied change
+        self._ahead = 0  # steps that were pushed and not answered yet
+        # The controller's process samples the server's machine.
         self._far_host = client.far_host
         self._use = _sampler(spec.seat.secret) if self._far_host else None
         self._backend.load(client.local, client.statistics)
@@ -90,14 +90,14 @@ class Loop(ABC):
         )
 
     def close(self) -> None:
-        """Ends what reads ahead and what looks around."""
+        """Ends reading ahead and sampling."""
         if self._use is not None:
             self._use.close()
         if isinstance(self._source, Source):
             self._source.close()
 
     def _check_layout(self) -> None:
-        """The model as it was opened here must have the driver's vectors."""
+        """Checks that the model opened here has the driver's vectors."""
         backend, sizes = self._backend, self._spec.seat.sizes
         found = backend.layout.size, backend.statistics_layout.size
         wanted = sizes.vector, sizes.statistics
@@ -111,7 +111,7 @@ class Loop(ABC):
             )
 
     def run(self) -> None:
-        """Compiles, then works until the server says that the run is done."""
+        """Compiles, then works until the server ends the run."""
         self._warm_up()
         bind(self._spec.cores)
         client = self._client
@@ -119,7 +119,7 @@ class Loop(ABC):
         answer, blob = client.ready()
         self._start_over(blob or self._spec.optimizer or client.optimizer)
         with contextlib.suppress(NonFinite):
-            if isinstance(answer, Merged):  # of its first step it had no rows
+            if isinstance(answer, Merged):  # it had no rows in its first step
                 self._merged(clock)
             while not client.progress.is_done:
                 if client.progress.wants_snapshot:
@@ -134,7 +134,7 @@ class Loop(ABC):
                 self._tell_use()
         if client.has_early:
             self._catch_up()
-        while not client.progress.is_done:  # of no more use, but for its weights
+        while not client.progress.is_done:  # only its weights are needed now
             if client.progress.wants_snapshot:
                 self._publish()
             else:
@@ -142,25 +142,25 @@ class Loop(ABC):
 
     @abstractmethod
     def _turn(self) -> None:
-        """Computes on some of the data in hand, and exchanges."""
+        """Computes on some of the leased data, and exchanges."""
 
     def _catch_up(self) -> bool:
-        """Takes the answer that was not waited for, where that is done.
+        """Takes the answer to an early push, if there is one.
 
         Returns:
-            False where what was computed since is void.
+            False if the steps since then are void.
         """
         return True
 
     @abstractmethod
     def _publish(self) -> None:
-        """Sends what the server asks one worker for."""
+        """Sends the state that the server asked this worker for."""
 
     def _merged(self, clock: Clock) -> None:
-        """Others of a gang have taken a step that this worker had no rows of.
+        """Takes a step in which this worker had no rows.
 
         Args:
-            clock: Of before the step, as for those that pushed to it.
+            clock: Run clock before the step, as for workers that pushed to it.
         """
         raise RuntimeError("a step of a gang, for a worker that is in none")
 
@@ -172,20 +172,20 @@ class Loop(ABC):
         count = min(rows, order.rows_of(order.first_epoch))
         if count > compute.batch_size:
             count -= count % compute.batch_size
-        # Of one shape: more rows than the first batch has are those of it again.
+        # Rows beyond one batch repeat the shape of the first batch.
         data = self._reader.first(np.arange(count) % order.sample_rows)
         self._compiled = {(min(count, compute.batch_size), kind_of(data))}
         self._backend.warm_up(data, is_gradient=self.exchanges_gradients)
 
     def _expect(self, rows: int, data: Any) -> None:
-        """Says so when a step of so many such rows has to be compiled first."""
+        """Tells the server if a step of this size has to be compiled first."""
         key = rows, kind_of(data)
         if key not in self._compiled:
             self._compiled.add(key)
             self._client.tell(Compiling())
 
     def _pacing(self, rows: int, data: Any) -> AbstractContextManager[None]:
-        """Around steps of so many such rows: nobody knows how long the first take."""
+        """Reports progress during first steps of a size: their duration is unknown."""
         key = rows, kind_of(data)
         if key in self._paced:
             return contextlib.nullcontext()
@@ -198,8 +198,8 @@ class Loop(ABC):
             return
         state, serial = unstamped(blob)
         self._backend.restore(state)
-        self._rate = None  # that of the state may be another than was told since
-        # It may be older than changes of callbacks, or newer.
+        self._rate = None  # the state may have another rate than was told since
+        # The state may be older or newer than changes of callbacks.
         client = self._client
         fresh, client.changes = client.changes, client.changes.only(STATISTICS)
         self._changes.absorb(fresh.without(STATISTICS))
@@ -207,11 +207,11 @@ class Loop(ABC):
         write(self._backend, self._changes.since(serial))
 
     def _snapshot(self) -> bytes:
-        """The state of the optimizer, and which changes of callbacks are in it."""
+        """Returns the optimizer's state, with the number of its newest change."""
         return stamped(self._backend.snapshot(), self._changed)
 
     def _take_changes(self) -> None:
-        """Takes in what callbacks have changed, before the next step."""
+        """Applies changes of callbacks before the next step."""
         client = self._client
         fresh, client.changes = client.changes, Changes()
         if not fresh:
@@ -226,7 +226,7 @@ class Loop(ABC):
     # --------------------------------------------------------------- waiting
 
     def _wait(self) -> None:
-        """No data: the epoch drains, or callbacks run, or others take a gang's step."""
+        """Waits for data: an epoch drains, callbacks run, or others take a step."""
         client, clock = self._client, self._clock()
         began = self._environment.clock()
         answer, blob = client.need()
@@ -237,13 +237,13 @@ class Loop(ABC):
             self._start_over(blob)
 
     def _tell_use(self) -> None:
-        """Says what this machine is busy with, now and then."""
+        """Reports this machine's use from time to time."""
         found = None if self._use is None else self._use.look()
         if found is not None:
             self._client.tell(NodeUsed(node=self._far_host, use=found))
 
     def _clock(self) -> Clock:
-        """The run clock now, as the last answer told it."""
+        """Returns the run clock of the last answer."""
         progress = self._client.progress
         pace = 1.0 if self.exchanges_gradients else float(progress.workers)
         start = self._spec.clock_start + progress.clock + self._ahead * pace
@@ -256,19 +256,19 @@ class Loop(ABC):
     # ----------------------------------------------------------- for turns
 
     def _is_void(self, pieces: Sequence[Piece]) -> bool:
-        """Whether some of the samples are not to be trained on again."""
+        """Whether some of the samples are left out."""
         left_out = self._spec.left_out
         return left_out.touches(pieces, lambda: self._reader.indices(pieces))
 
     def _look(self) -> None:
-        """Lets a test end this worker when its leases are worked on, not committed."""
+        """Lets a test end this worker while its leases are computed, not committed."""
         if self._spec.watch is not None:
             client = self._client
             self._spec.watch(Moment(client.rank, client.incarnation, self.steps))
 
 
 def _sampler(secret: bytes) -> UseSampler:
-    """What looks at this machine, in one of the run's workers here."""
-    # Most workers do without it, and without what it would import.
+    """Returns the sampler of this machine's use, for one of the workers here."""
+    # Most workers do without it, and without its imports.
     using: Any = import_module("shoal.clusters.use")
     return using.UseSampler(f"use-{tag_of(secret)}")

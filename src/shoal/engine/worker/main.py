@@ -1,4 +1,4 @@
-"""A worker: leases data, takes local steps, exchanges, until there is no more."""
+"""A worker process: it leases data, takes local steps, exchanges, until the end."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from shoal.launchers.titles import title
 
 MOST_TEXT = (
     1 << 15
-)  # characters of an error that travel: a head of JSON holds 12 bytes each
+)  # characters of an error that are sent: JSON may take 12 bytes for each
 
 
 def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
     """Runs one worker to the end of the run.
 
-    A failure of user code is reported to the controller with its traceback; a
-    server that is gone ends the worker quietly, the controller knows why.
+    A failure of user code is reported to the controller with its traceback. A lost
+    server ends the worker without a report: the controller knows the reason.
 
     Args:
-        spec: What to do.
-        environment: Time, connections and threads.
+        spec: Spec of the worker.
+        environment: Clock, connections and threads.
     """
     title(f"worker-{spec.seat.hint}", spec.run)
     pairs = InPairs(LONG)
@@ -40,10 +40,12 @@ def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
             spec.strategy,
             environment,
             is_early=spec.has_overlap,
-            spread=pairs if len(spec.cores) > 1 else in_turn,  # no other worker's
+            spread=pairs
+            if len(spec.cores) > 1
+            else in_turn,  # not shared with other workers
         )
     except (OSError, ShoalError) as error:
-        # The controller does not know it yet: only the end of the process tells.
+        # The controller does not know it yet: it only learns of the end of the process.
         sys.exit(f"this worker could not join the run: {error}")
     title(f"worker-{client.rank}", spec.run)
     worker = None

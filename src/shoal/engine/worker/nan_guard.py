@@ -1,7 +1,8 @@
 """A worker's guard against numbers that are not finite.
 
-This file decides what one worker does: before it pushes weights, and, in a gang, when
-a gradient of any worker was not finite. All workers of a gang see the same mean, have
+This file decides the action of one worker: before it pushes weights, and, under
+gradient exchange, if a gradient of any worker was not finite. All workers then see
+the same mean, have the same state, and therefore decide alike without a message.
 the same state, and therefore decide alike without a word.
 """
 
@@ -33,20 +34,20 @@ WORDS = {NanStatus.LOSS: "loss", NanStatus.GRADIENT: "gradient"}
 
 
 class NonFinite(Exception):
-    """This worker's numbers are not finite; the controller knows, and goes on."""
+    """This worker's numbers are not finite; the controller knows, and continues."""
 
 
 @final
 class NanGuard:
-    """Looks at one worker's numbers, and does what was chosen.
+    """Checks one worker's numbers, and carries out the policy.
 
     Args:
-        reaction: Chosen by `on_nan`.
-        client: The worker's seat.
-        backend: Its model.
-        reader: Its data, to look where the harm comes from.
+        reaction: Policy of `on_nan`.
+        client: Client of the server.
+        backend: The worker's model.
+        reader: The worker's data, to look for the cause.
         loss_at: Places of the loss among the sums of metrics.
-        batch_size: Rows of its full step.
+        batch_size: Rows of a full step of this worker.
     """
 
     def __init__(
@@ -68,33 +69,33 @@ class NanGuard:
     # -------------------------------------------------- weights, by windows
 
     def begin_window(self) -> None:
-        """Before the first step of a window, whose weights have been loaded."""
+        """Prepares for the first step of a window, whose weights have been loaded."""
         if self._reaction.is_undone:
             self._kept = self._backend.keep()
 
     def is_harmed(
         self, pieces: Sequence[Piece], steps: tuple[int, int], turned: int | None
     ) -> bool:
-        """Whether a window did harm and was undone: nothing was learnt from it.
+        """Returns whether a window did harm and was undone.
 
         Args:
-            pieces: The samples of the window that were trained on.
-            steps: Its first and last step, of the worker's own.
-            turned: The first of them whose loss was not finite, None for none.
+            pieces: Samples of the window that were trained on.
+            steps: First and last step of the window, of the worker's own count.
+            turned: The first step whose loss was not finite, None for none.
 
         Raises:
-            NonFinite: The worker is to stop here.
+            NonFinite: The worker must stop here.
         """
         if self._is_done:
             return False
         what = self._found(*self._backend.read())
         if not what:
             return False
-        what = what if turned is None else "loss"  # the first of it that could be seen
+        what = what if turned is None else "loss"  # the first visible sign
         client = self._client
         was_fine = is_finite(client.local) and is_finite(client.statistics)
         if not self.is_shared:
-            if was_fine:  # else it came with the center, from another worker
+            if was_fine:  # else the center brought it from another worker
                 self._tell(what, pieces, steps, turned)
             self._is_done = True
             return False
@@ -107,7 +108,7 @@ class NanGuard:
         return True
 
     def _found(self, vector: Vector, statistics: Vector) -> str:
-        """What is not finite, empty for nothing."""
+        """Returns which numbers are not finite, empty for none."""
         if not is_finite(vector):
             return "weights"
         if not is_finite(statistics):
@@ -120,10 +121,10 @@ class NanGuard:
     # ------------------------------------------------- gradients, by steps
 
     def nan_status(self, gradient: Vector, statistics: Vector) -> NanStatus:
-        """What this worker has to say of its part of a step.
+        """Returns the status of this worker's part of a step.
 
-        An optimizer may cope with a gradient that is not finite: loss scaling is made
-        for that. Nobody can help a loss.
+        An optimizer may cope with a gradient that is not finite: loss scaling relies on
+        it. Nothing can repair a loss.
         """
         if self._is_done:
             return NanStatus.FINITE
@@ -133,13 +134,13 @@ class NanGuard:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all workers are to know of each other's status, to decide alike."""
+        """Whether all workers learn each other's status, to decide alike."""
         return self._reaction.is_undone or self._reaction.is_final
 
     def cleaned(self, statistics: Vector) -> Vector:
-        """What a worker sends beside a gradient or loss that is not finite.
+        """Returns statistics to send beside a gradient or loss that is not finite.
 
-        Its metrics as well.
+        It clears such metrics as well.
         """
         if not self.is_shared:
             return statistics
@@ -155,17 +156,17 @@ class NanGuard:
         step: int,
         nan_status: NanStatus,
     ) -> None:
-        """Takes a step in which some worker's numbers were not finite, or not at all.
+        """Takes a step, or skips it, in which some worker's numbers were not finite.
 
         Args:
             mean: The gradient.
-            clock: As for `Backend.apply`.
+            clock: Run clock for `Backend.apply`.
             piece: This worker's part, None when it had none.
-            step: Of its own.
-            nan_status: What this worker said of its part.
+            step: Number of this worker's step.
+            nan_status: Status that this worker reported for its part.
 
         Raises:
-            NonFinite: The worker is to stop here.
+            NonFinite: The worker must stop here.
         """
         backend, worst = (
             self._backend,
@@ -177,7 +178,7 @@ class NanGuard:
         kept = backend.keep()
         backend.apply(mean, clock)
         if worst == NanStatus.GRADIENT and all(map(is_finite, backend.read())):
-            return  # the optimizer copes
+            return  # the optimizer handles it
         mine = [] if piece is None or nan_status == NanStatus.FINITE else [piece]
         if not self.is_shared:
             if mine and was_fine:
@@ -201,21 +202,21 @@ class NanGuard:
         *,
         is_lost: bool = False,
     ) -> None:
-        """Reports, after a look at the data.
+        """Reports after a look at the data.
 
         Args:
-            what: Is not finite.
+            what: Kind of the numbers that are not finite.
             pieces: See `report`.
             steps: See `report`.
-            turned: The first of them whose loss was not finite, None for unknown.
-            is_lost: The weights were not finite before: there is nothing to go back to.
+            turned: The first step whose loss was not finite, None for unknown.
+            is_lost: The weights were not finite before: there is nothing to restore.
         """
         runs = self._reader.runs(pieces, self._batch_size)
         found = joined(
             (suspects(data, self._reader.indices(part)), sum(p.rows for p in part))
             for part, data in runs
         )
-        # A row may harm the weights, and only the loss of the step that follows.
+        # A row may harm the weights, and show only in the loss of the next step.
         known = [] if turned is None else [turned]
         rows, size = sum(piece.rows for piece in pieces), self._batch_size
         if found.first >= 0 and -(-rows // size) == steps[1] - steps[0] + 1:

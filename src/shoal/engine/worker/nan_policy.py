@@ -1,7 +1,7 @@
-"""Numbers that are not finite: what is looked for, what follows, and how it is told.
+"""Numbers that are not finite: detection, policy, report.
 
-This file decides what `on_nan` means. It looks at vectors and says words; what a
-worker does about them lies in `nan_guard.py`, what a run does in the controller.
+This file decides the meaning of `on_nan`. It checks vectors and composes texts;
+`nan_guard.py` acts on a worker, the controller for a run.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from shoal.engine.transport.messages.worker_reports import NanReport
 from shoal.errors import NotFinite
 from shoal.vectors import Vector
 
-MOST_ROWS = 8  # of the data that are named
+MOST_ROWS = 8  # that a text names
 MOST_ROLLBACKS = 3
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class NanPolicy:
-    """What a worker does when its numbers are not finite.
+    """The action of a worker when its numbers are not finite.
 
     Args:
-        name: What the user chose; "warn" where nothing was.
-        is_undone: The worker goes back to where it was before.
-        is_final: It stops there, and the controller goes on: ends the run, or rolls
-            it back.
+        name: The user's choice; "warn" without one.
+        is_undone: The worker restores its state from before.
+        is_final: The worker stops, and the controller ends the run or rolls it back.
     """
 
     name: str
@@ -50,7 +49,7 @@ REACTIONS = {
 
 
 def reaction_to(on_nan: str | None) -> NanPolicy:
-    """Returns what an `on_nan` that was checked stands for.
+    """Returns the policy of a valid `on_nan`.
 
     Example:
         >>> reaction_to("skip").is_undone, reaction_to(None).name
@@ -60,7 +59,7 @@ def reaction_to(on_nan: str | None) -> NanPolicy:
 
 
 def is_finite(vector: Vector) -> bool:
-    """Whether no number is NaN or infinite; half the time of looking at each.
+    """Whether no number is NaN or infinite; takes half the time of checking each.
 
     Example:
         >>> is_finite(np.array([1e30, 1], "f4")), is_finite(np.array([1, np.inf], "f4"))
@@ -69,17 +68,17 @@ def is_finite(vector: Vector) -> bool:
     with np.errstate(all="ignore"):
         if np.isfinite(np.dot(vector, vector)):
             return True
-    # Squares may have been too large for float32 where the numbers are not.
+    # Squares may be too large for float32 if the numbers are not.
     return bool(np.isfinite(vector).all())
 
 
 class Suspects(NamedTuple):
-    """Where the data that was read is not finite.
+    """Rows with numbers that are not finite, among those that were read.
 
     Args:
-        first: Place of the first such row among those that were read, -1 for none.
-        total: How many rows.
-        rows: Numbers of the first of them, of the data as given.
+        first: Place of the first such row, -1 for none.
+        total: Number of such rows.
+        rows: Row numbers of the first of them, in the data as given.
     """
 
     first: int = -1
@@ -92,7 +91,7 @@ def suspects(data: Any, indices: npt.NDArray[np.int64]) -> Suspects:
 
     Args:
         data: A pytree of arrays, rows first.
-        indices: Numbers of the rows.
+        indices: Row numbers.
 
     Example:
         >>> suspects((np.array([0.0, np.nan]),), np.array([7, 5]))
@@ -111,10 +110,10 @@ def suspects(data: Any, indices: npt.NDArray[np.int64]) -> Suspects:
 
 
 def joined(parts: Iterable[tuple[Suspects, int]]) -> Suspects:
-    """What was found in parts of some rows, that follow one another.
+    """Joins the results of consecutive parts of some rows.
 
     Args:
-        parts: What was found, and the rows of the part.
+        parts: Result and number of rows of each part.
 
     Example:
         >>> joined([(Suspects(), 4), (Suspects(first=1, total=1, rows=(5,)), 2)])
@@ -135,14 +134,14 @@ def report(
     steps: tuple[int, int],
     found: Suspects,
 ) -> NanReport:
-    """What a worker tells of numbers that are not finite.
+    """Returns a worker's report of numbers that are not finite.
 
     Args:
-        reaction: By the name that the user chose.
+        reaction: Policy, by the name that the user chose.
         what: Which numbers: "weights", "statistics", "gradient" or "loss".
-        pieces: The samples it was busy with, all of one epoch.
-        steps: The first and the last of its own steps that it may have been.
-        found: In the data.
+        pieces: Samples of the steps, all of one epoch.
+        steps: First and last step in which it may have happened, of the worker's count.
+        found: Suspects in the data.
     """
     return NanReport(
         reaction=reaction,
@@ -157,7 +156,7 @@ def report(
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[tuple[int, int], ...]:
-    """Ranges of samples, those that touch as one."""
+    """Ranges of samples, with adjacent ones joined."""
     found: list[tuple[int, int]] = []
     for piece in pieces:
         start = piece.start
@@ -168,7 +167,7 @@ def _joined(pieces: Sequence[Piece]) -> tuple[tuple[int, int], ...]:
 
 
 def describe(rank: int, found: NanReport) -> str:
-    """One sentence, without its end, of what a worker has reported.
+    """Returns a worker's report as a sentence, without its end.
 
     Example:
         >>> suspects = Suspects(9, 1, (9,))
@@ -199,11 +198,11 @@ def _data(found: NanReport) -> str:
 
 
 def error_of(rank: int, found: NanReport) -> NotFinite:
-    """The error that ends a run.
+    """Returns the error that ends a run.
 
     Args:
-        rank: Of the worker.
-        found: What it has reported.
+        rank: Rank of the worker.
+        found: Its report.
     """
     advice = (
         "Correct or leave out such rows"
@@ -227,7 +226,7 @@ def error_of(rank: int, found: NanReport) -> NotFinite:
 
 
 def what_follows(rank: int, found: NanReport) -> str:
-    """What is told to the user where the run goes on."""
+    """Returns what the user is told if the run continues."""
     after = {
         "skip": "these samples count, and nothing was learnt from them",
         "rollback": "the run goes back to its last checkpoint, and leaves them out",

@@ -1,7 +1,7 @@
-"""A worker's way around the server: the mean of a step, from the workers' own group.
+"""The mean of a step from the workers' own group, instead of the server's.
 
-This file decides when a group is formed and left. What it cannot give goes through the
-server, so nothing in here is an error of the run.
+This file decides when a group is formed and left. If the group fails, the server makes
+the mean, so nothing in here is an error of the run.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from shoal.vectors import Vector
 
 @dataclass(frozen=True, kw_only=True)
 class NativeAllReduceSpec(CollectiveSpec):
-    """How a worker comes into a group.
+    """The choice of a worker to form groups.
 
     Args:
-        open_group: Forms one, of a path, a place in it, its size and a library.
-        folder: Where members find each other.
-        library: That adds, for example "gloo".
+        open_group: Forms a group from a path, a place in it, its size and a library.
+        folder: Folder through which members find each other.
+        library: Library that adds, for example "gloo".
     """
 
     open_group: Callable[[Path, int, int, str], NativeGroup]
     folder: Path
     library: str
 
-    group_s = 2 * LIMIT_S  # to form a group, and to add in it
+    group_s = 2 * LIMIT_S  # for forming a group, and for adding in it
 
     def open(self, client: ServerClient) -> Collective:
         """See `CollectiveSpec`."""
@@ -49,11 +49,11 @@ class NativeAllReduceSpec(CollectiveSpec):
 
 @final
 class NativeAllReduce(Collective):
-    """Averages gradients in groups, one after the other.
+    """Averages gradients in groups, one group after the other.
 
     Args:
-        spec: How to come into one.
-        size: Of the vectors.
+        spec: Spec of the groups.
+        size: Floats of the vectors.
     """
 
     def __init__(self, spec: NativeAllReduceSpec, size: int) -> None:
@@ -63,7 +63,7 @@ class NativeAllReduce(Collective):
         self._name = ""
 
     def mean(self, client: ServerClient, part: Part) -> Vector | None:
-        """See `Collective`. The group first: the push says whether it has the mean."""
+        """See `Collective`. The group comes first: the push tells if it has the mean."""
         progress, began = client.progress, client.environment.clock()
         mean = None
         if progress.group is not None:
@@ -75,14 +75,14 @@ class NativeAllReduce(Collective):
     def add(
         self, group: Group, lineage: int, rank: int, gradient: Vector, mass: float
     ) -> Vector | None:
-        """The mean of a step of all members; None where it is not to be had.
+        """Returns the mean of a step of all members, None if it failed.
 
         Args:
-            group: That takes the step.
-            lineage: Of the run; a new server counts groups from the start.
-            rank: Of this worker.
-            gradient: The sum over its samples; it stays as it is.
-            mass: What it weighs.
+            group: The group that averages the step.
+            lineage: Lineage of the run; a new server counts groups from the start.
+            rank: Rank of this worker.
+            gradient: Sum over its samples; it is not changed.
+            mass: Weight of the gradient.
         """
         name = f"{lineage}-{group.generation}"
         try:
@@ -101,12 +101,12 @@ class NativeAllReduce(Collective):
             self.close()
             self._note(f"broke: {error}")
             return None
-        # Weights of zero come with gradients of zero, and must not become NaN.
+        # If all weights are zero, so are the gradients; the mean must not be NaN.
         np.divide(self._sum, total if total > 0 else 1.0, out=self._sum)
         return self._sum
 
     def _note(self, text: str) -> None:
-        """For the worker's log."""
+        """Writes to the worker's log."""
         print(f"group {self._name} {text}", flush=True)  # noqa: T201
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Reads samples for a worker: a source that raises is asked again, then reported.
+"""Reads samples for a worker; asks a source again if it raises, then reports.
 
-This file decides how often, and how the chunk is named.
+This file decides the number of attempts, and how an error names a chunk.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from shoal.engine.transport.fields import MOST_PARTS
 from shoal.engine.transport.messages.worker_reports import DataRetry, DataState
 from shoal.errors import DataError
 
-MOST_ERROR = 1 << 10  # characters of an error that are told
+MOST_ERROR = 1 << 10  # characters of an error that are reported
 Indices: TypeAlias = npt.NDArray[np.int64]
 
 
 class Rows(Protocol):
-    """What a worker needs of a data source."""
+    """The part of a data source that a worker needs."""
 
     def take(self, indices: Indices) -> Any:
         """Returns the rows as a pytree for `train_step`."""
@@ -35,14 +35,15 @@ class Rows(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """How often a source is asked again.
+    """Attempts to read from a source that raises.
 
-    Waits are short beside what makes a worker count as hung, see `timeouts.py`.
+    Waits are short compared with the time after which a worker counts as hung, see
+    `timeouts.py`.
 
     Args:
-        attempts: In all, at least 1.
-        first_s: Before the second attempt.
-        factor: Each wait is so many times the one before.
+        attempts: Number of attempts, at least 1.
+        first_s: Seconds before the second attempt.
+        factor: Factor from each wait to the next.
 
     Example:
         >>> Retry(attempts=4).waits
@@ -65,10 +66,10 @@ class Reader:
     """A worker's source, and the order in which it reads.
 
     Args:
-        source: Of samples.
-        order: Of samples.
-        retry: What follows when it raises.
-        tell: Called with what happened, before each further attempt.
+        source: Source of samples.
+        order: Order of samples.
+        retry: Attempts if it raises.
+        tell: Called with the error before each further attempt.
         sleep: Waits until the next attempt.
     """
 
@@ -83,10 +84,10 @@ class Reader:
         self._source, self._order = source, order
         self._retry, self._tell, self._sleep = retry, tell, sleep
         self._is_ragged = False
-        self._turn = -1  # the last one whose state was told
+        self._turn = -1  # the last pass whose state was reported
 
     def indices(self, pieces: Sequence[Piece]) -> Indices:
-        """Numbers of the rows of pieces, in order."""
+        """Row numbers of pieces, in order."""
         parts = [self._order.indices(p.epoch, p.start, p.stop) for p in pieces]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -98,7 +99,7 @@ class Reader:
         """
         if isinstance(self._source, ReadAhead):
             last = pieces[-1]
-            # A share of a batch: where that begins is known by its size alone.
+            # A share of a batch: only its size tells where the batch begins.
             gang = (last.start - last.start % last.gang, last.gang) if last.gang else ()
             upcoming = self._order.upcoming(
                 last.epoch, last.start, last.stop, gang or (0, 0)
@@ -109,11 +110,11 @@ class Reader:
     def runs(
         self, pieces: Sequence[Piece], batch_size: int
     ) -> list[tuple[list[Piece], Any]]:
-        """Reads the rows of pieces, in order; of one shape at a time.
+        """Reads the rows of pieces, in order; each result has one shape.
 
         Args:
             pieces: Whole batches, or one short batch.
-            batch_size: Rows of a full one.
+            batch_size: Rows of a full batch.
 
         Returns:
             Pieces and their rows: all in one, unless shapes change from batch to batch.
@@ -126,7 +127,7 @@ class Reader:
         return uniform_runs(self.pieces, pieces, batch_size)
 
     def _tell_state(self, pieces: Sequence[Piece]) -> None:
-        """Says once a pass what the user's code made of this copy of the data."""
+        """Reports once a pass the state of the user's code in this copy of the data."""
         if not pieces or not isinstance(self._source, ReadAhead):
             return
         turn = self._order.turn(pieces[-1].epoch)
@@ -140,7 +141,7 @@ class Reader:
             self._tell(DataState(epoch=turn, digests=digests))
 
     def first(self, indices: Indices) -> Any:
-        """Reads rows to compile with, which nobody has leased.
+        """Reads rows to compile with, which are not leased.
 
         Raises:
             DataError: The source raised at every attempt.
@@ -179,12 +180,12 @@ class Reader:
 def uniform_runs(
     read: Callable[[list[Piece]], Any], pieces: Sequence[Piece], batch_size: int
 ) -> list[tuple[list[Piece], Any]]:
-    """Reads batch by batch, and joins those that follow each other and are of a shape.
+    """Reads batch by batch, and joins consecutive batches of one shape.
 
     Args:
         read: Reads the rows of pieces.
         pieces: Whole batches, or one short batch.
-        batch_size: Rows of a full one.
+        batch_size: Rows of a full batch.
     """
     found: list[tuple[list[Piece], list[Any]]] = []
     for batch in batches_of(pieces, batch_size):

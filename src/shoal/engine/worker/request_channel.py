@@ -1,8 +1,8 @@
-"""A worker's conversation with its server, whichever of two leads.
+"""A worker's connection to the server that leads.
 
-Nothing is asked before the last question was answered. Where several servers share the
-vector this one is told everything, and each of the others its part of the vectors. What
-is said lies in `client.py`.
+Each request waits for the answer to the one before. If several servers share the
+vector, this one gets every message, and each of the others gets its part of the
+vectors. `client.py` has the messages.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Answered(NamedTuple):
     """An answer to a request.
 
     Args:
-        message: What the server says.
-        rest: What came behind its vectors.
+        message: The server's message.
+        rest: Bytes behind its vectors.
     """
 
     message: ToWorker
@@ -73,15 +73,15 @@ class Answered(NamedTuple):
 @final
 @dataclass(eq=False)
 class Question:
-    """What was asked, until it is answered.
+    """A request until it is answered.
 
     Args:
-        request: As it was sent.
-        parts: Of its vectors, as they were sent.
-        blob: That went along.
+        request: The request as it was sent.
+        parts: Its vectors, as they were sent.
+        blob: Bytes that follow the vectors.
         has_vectors: Whether there are any.
-        staged: Other servers take their parts of them; None where there are none.
-        error: It could not be sent.
+        staged: Sending of parts to other servers; None if there are none.
+        error: Error of sending it.
     """
 
     request: Request
@@ -94,10 +94,10 @@ class Question:
 
 @final
 class DeferredAnswer:
-    """An answer that is read when somebody wants it, and not before.
+    """An answer that is read on demand.
 
     Args:
-        read: Waits for it.
+        read: Waits for the answer.
     """
 
     def __init__(self, read: Callable[[], Answered]) -> None:
@@ -108,7 +108,7 @@ class DeferredAnswer:
         return self._found.done()
 
     def exception(self) -> BaseException | None:
-        """Reads it; what that raised, None for nothing."""
+        """Reads it; returns its error, None without one."""
         if not self.done():
             try:
                 self._found.set_result(self._read())
@@ -117,7 +117,7 @@ class DeferredAnswer:
         return self._found.exception()
 
     def result(self) -> Answered:
-        """Reads it, or raises what that raised."""
+        """Reads it, or raises its error."""
         self.exception()
         return self._found.result()
 
@@ -126,13 +126,13 @@ class RequestChannel:
     """A worker's connection.
 
     Args:
-        seat: Where and as whom to join.
-        strategy: Of the run.
-        environment: Time, connections and threads.
+        seat: Address and identity for joining.
+        strategy: Strategy of the run.
+        environment: Clock, connections and threads.
 
     Attributes:
-        buffers: Where vectors lie, once it is settled.
-        rank: Of this worker, once it has joined; so is `incarnation`.
+        buffers: Memory of the vectors, once it is settled.
+        rank: Rank of this worker, once it has joined; so is `incarnation`.
     """
 
     buffers: Buffers
@@ -160,26 +160,26 @@ class RequestChannel:
 
     @property
     def line_to_server(self) -> int:
-        """Descriptor of the connection, to wait for an answer beside other things."""
+        """Descriptor of the connection, for waiting on several descriptors."""
         return self._link.socket.fileno()
 
     @property
     def far_host(self) -> str:
-        """Address of this machine, empty where it is the server's own."""
+        """Address of this machine, empty if it is the server's own."""
         return "" if self._link.is_local else self._link.own_host
 
     def _join(self, message: Join) -> tuple[Welcome, Vector, Vector, bytes]:
-        """Takes a place at all servers.
+        """Joins at all servers.
 
         Args:
-            message: What to say.
+            message: The first message.
 
         Returns:
             The answer, the center, statistics, and an optimizer's state.
 
         Raises:
-            Fenced: The server has another model, or gave the place to another.
-            BadFrame: It says what no server of ours says.
+            Fenced: The server has another model, or another process has the rank.
+            BadFrame: No server of this version sends this.
         """
         head, body = self._connection.call(message, can_map=True)
         try:
@@ -197,7 +197,7 @@ class RequestChannel:
     def _sit_down(
         self, welcome: Welcome, body: memoryview
     ) -> tuple[Vector, Vector, bytes]:
-        """Takes the place that it was given; see `_join`."""
+        """Settles the memory after the welcome; see `_join`."""
         sizes = self._own_sizes
         self.rank, self.incarnation = welcome.rank, welcome.incarnation
         with reading(welcome.kind):
@@ -216,7 +216,7 @@ class RequestChannel:
         return vector, statistics, bytes(body[start.nbytes :])
 
     def _attend(self) -> Attend:
-        """Who this worker is, to the servers that order nothing."""
+        """Introduces this worker to the servers that order nothing."""
         return Attend(
             rank=self.rank,
             incarnation=self.incarnation,
@@ -245,13 +245,13 @@ class RequestChannel:
     def _ask(
         self, message: FromWorker, *, has_vectors: bool = False, blob: bytes = b""
     ) -> Answered:
-        """Asks the server, or the one that took its place, until one answers."""
+        """Sends a request until the server, or its successor, answers."""
         return self._get(self._put(message, has_vectors=has_vectors, blob=blob))
 
     def _put(
         self, message: FromWorker, *, has_vectors: bool = False, blob: bytes = b""
     ) -> Question:
-        """Says something, and does not wait for the answer."""
+        """Sends a request without waiting for the answer."""
         self._question += 1
         question = self._question
         is_push, shard_clients = isinstance(message, Push), self._shard_clients
@@ -266,7 +266,7 @@ class RequestChannel:
         return asked
 
     def _send_question(self, asked: Question) -> None:
-        """Sends it; that this failed is met by who waits for the answer."""
+        """Sends a request; an error is raised later, when the answer is awaited."""
         asked.error = None
         try:
             self._link.send(asked.request.pack(), *asked.parts, asked.blob)
@@ -274,7 +274,7 @@ class RequestChannel:
             asked.error = error
 
     def _get(self, asked: Question) -> Answered:
-        """Waits for an answer, of the server or of the one that took its place."""
+        """Waits for an answer of the server, or of its successor."""
         while True:
             try:
                 if asked.error is not None:
@@ -283,7 +283,7 @@ class RequestChannel:
                 break
             except ConnectionError as error:
                 self._go_back(error)
-                # As it is: that server may not know what the other one had.
+                # Unencoded: the successor may lack the state of the encoding.
                 asked.request = asked.request._replace(is_coded=False)
                 asked.parts = (self._own.inline_up,) if asked.has_vectors else ()
                 self._send_question(asked)
@@ -292,7 +292,7 @@ class RequestChannel:
         shard_clients = self._shard_clients
         message = answer.message
         has_body = isinstance(message, Answer) and message.has_vectors
-        # Parts of a snapshot may be written over only when all of them are stored.
+        # Parts of a snapshot may be overwritten only when all of them are stored.
         is_stored = isinstance(message, Stored) and asked.has_vectors
         if shard_clients is not None and (has_body or is_stored):
             shard_clients.take(asked.request.number)
@@ -301,19 +301,19 @@ class RequestChannel:
         return answer
 
     def _copy_up(self) -> None:
-        """What the server that orders gets of a message."""
+        """Copies the ordering server's part of a message."""
         own = self._own
         own.message[:] = self.buffers.message[: own.message.size]
         own.rest_up[:] = self.buffers.rest_up
 
     def _copy_down(self) -> None:
-        """What the server that orders has sent of an answer."""
+        """Copies the ordering server's part of an answer."""
         own = self._own
         self.buffers.reply[: own.reply.size] = own.reply
         self.buffers.rest_down[:] = own.rest_down
 
     def _parts(self, *, is_push: bool) -> tuple[memoryview, ...]:
-        """What a message adds to its frame: a vector that is encoded has two parts."""
+        """Vectors that are added to the frame: an encoded one has two parts."""
         vector_codec = self._vector_codec
         if vector_codec is not None and is_push:
             found = vector_codec.pack()
@@ -336,16 +336,16 @@ class RequestChannel:
         with reading(message.kind):
             if vector_codec is not None and message.is_coded:
                 return Answered(message, body[vector_codec.unpack(body) :])
-            # What is too short has been received over the last reply.
+            # A body that is too short would leave a part of the last reply.
             vectors = exactly(body[:inline], inline, "vectors")
             if body.obj is not own.down.obj:
                 own.down[:] = vectors
         return Answered(message, body[inline:])
 
     def _go_back(self, error: ConnectionError) -> None:
-        """The server is gone: waits for its standby to lead, and takes its place there.
+        """Waits for the standby to lead after the server was lost, and rejoins there.
 
-        The standby knows which question was answered and how.
+        The standby knows the last answered request and its answer.
 
         Raises:
             ConnectionError: There is no standby, or it is gone as well.
@@ -361,12 +361,12 @@ class RequestChannel:
                 found = WelcomeBack.parse(head)
             try:
                 self._settle(found.slot)
-            except ConnectionError as another:  # and that one is gone now
+            except ConnectionError as another:  # the new server is gone as well
                 error = another
         self._own.up[:] = before.up
         if self._own.slot is None:
-            # There may be an early answer that was not taken in. In a slot it lies, as
-            # the standby knows it.
+            # An early answer may not be taken yet. In a slot it is already, as the
+            # standby has it.
             self._own.down[:] = before.down
         before.close()
 
@@ -374,29 +374,28 @@ class RequestChannel:
 
     @property
     def has_early(self) -> bool:
-        """Whether there is, or will be, an answer that was not waited for."""
+        """Whether there is, or will be, the answer to an early push."""
         return self._early is not None
 
     def _ask_early(self, message: Push) -> None:
-        """Says something with vectors, and does not wait; `_arrive` does."""
+        """Sends a push without waiting; `_arrive` waits."""
         self._early = self.environment.in_background(
             lambda: self._ask(message, has_vectors=True)
         )
 
     def _ask_later(self, message: Push) -> None:
-        """Says something with vectors; `_arrive` reads the answer.
+        """Sends a push; `_arrive` reads the answer.
 
-        No thread waits for it, as with `_ask_early`: who lost its server goes back
-        there.
+        Unlike `_ask_early` it uses no thread: after a lost server, `_arrive` rejoins.
         """
         asked = self._put(message, has_vectors=True)
         self._early = DeferredAnswer(lambda: self._get(asked))
 
     def _arrive(self) -> Answered:
-        """Waits for the answer that was not waited for.
+        """Waits for the answer to an early push.
 
         Raises:
-            RuntimeError: There is none.
+            RuntimeError: There was no early push.
         """
         early, self._early = self._early, None
         if early is None:
@@ -404,27 +403,27 @@ class RequestChannel:
         return early.result()
 
     def _let_arrive(self) -> None:
-        """One question at a time: waits, and leaves the answer where it is."""
+        """Waits for the early answer without taking it: one request at a time."""
         early = self._early
         if early is not None:
             early.exception()
 
     def tell(self, message: WorkerReport | Busy | Compiling | Reading) -> None:
-        """Tells the server what this worker does, or the controller of something."""
+        """Reports to the server, or through it to the controller."""
         self._let_arrive()
         self._ask(message)
 
     def busy(self) -> AbstractContextManager[None]:
-        """Says every second that it works. Nothing else may be said meanwhile."""
+        """Reports every second that it works; no other message may be sent then."""
 
         def say() -> None:
-            with suppress(OSError, ShoalError):  # whatever is said next meets it
+            with suppress(OSError, ShoalError):  # the next message raises the same
                 self.tell(Busy())
 
         return self.environment.every(BEAT_S, say)
 
     def leave(self) -> None:
-        """Closes the connection and gives the slot back."""
+        """Closes the connection, and gives the slot back."""
         self._connection.close()
         if self._shard_clients is not None:
             self._shard_clients.leave()

@@ -1,7 +1,7 @@
-"""A worker at the servers that have a part of the vector, and order nothing.
+"""A worker's clients of the servers that have a part of the vector and order nothing.
 
-Before a message is sent to the server that orders, or at the same time, each of these
-gets its part; with the answer of that one, each sends its part of the answer.
+Each of them gets its part of a message before the ordering server gets the message, or
+at the same time; with the answer of that one, each sends its part of the answer.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from shoal.vectors import Vector
 
 @final
 class ShardClient:
-    """A worker at one of them.
+    """A worker's client of one of them.
 
     Args:
-        connection: To it.
-        buffers: Where its part of messages and answers lies.
-        strategy: Of the run.
-        me: Says who this worker is, as the server that orders told it.
+        connection: Connection to the server.
+        buffers: Memory of its part of messages and answers.
+        strategy: Strategy of the run.
+        me: Returns the worker's introduction, as the ordering server gave it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ShardClient:
         self._staged = self._taken = 0
 
     def attend(self) -> Vector:
-        """Takes a place there; returns its part of the center."""
+        """Joins there; returns its part of the center."""
         answer, body = self._connection.call(self._me, can_map=False)
         self._settle()
         with reading(answer["kind"]):
@@ -68,7 +68,7 @@ class ShardClient:
         )
 
     def stage(self, question: int, *, is_push: bool) -> None:
-        """Sends its part of a message, until it has it, and whoever follows it."""
+        """Sends its part of a message, until the server and its standby have it."""
         self._staged = question
         vector_codec = self._vector_codec
         coded = vector_codec.pack() if vector_codec is not None and is_push else None
@@ -83,7 +83,7 @@ class ShardClient:
         self._await(Kept, question)
 
     def take(self, question: int) -> None:
-        """Waits for its part of an answer; that lies in the buffers then."""
+        """Waits for its part of an answer, which is then in the buffers."""
         if self._taken != question:
             self._await(Part, question)
 
@@ -94,7 +94,7 @@ class ShardClient:
             except ConnectionError as error:
                 self._go_back(error, question)
                 continue
-            if isinstance(message, Part):  # one that took over may have it ready
+            if isinstance(message, Part):  # a promoted standby may have it ready
                 self._taken = message.question
             if isinstance(message, kind) and message.question == question:
                 return
@@ -111,7 +111,7 @@ class ShardClient:
             if vector_codec is not None and part is not None and part.is_coded:
                 exactly(body[vector_codec.unpack(body) :], 0, "more than a part")
             elif len(body) or (part is not None and part.has_vectors):
-                # What is too short has been received over the last reply.
+                # A body that is too short would leave a part of the last reply.
                 size = len(self._buffers.down)
                 vectors = exactly(body, size, "a part")
                 if body.obj is not self._buffers.down.obj:
@@ -119,12 +119,12 @@ class ShardClient:
         return message
 
     def _go_back(self, error: ConnectionError, question: int) -> None:
-        """To whichever process has its part now; it may lack the message."""
+        """Rejoins at the part's current process, which may lack the message."""
         message = replace(self._me, question=question, wants_center=False)
         self._connection.call_again(error, message, can_map=False)
         self._settle()
         if self._staged == question:
-            # As it is: that process may not know what the other one had.
+            # Unencoded: that process may lack the state of the encoding.
             plain = Stage(question=question, is_coded=False)
             try:
                 self._connection.link.send(plain.pack(), self._buffers.up)
@@ -138,14 +138,14 @@ class ShardClient:
 
 @final
 class ShardClients:
-    """A worker at all of them.
+    """A worker's clients of all of them.
 
     Args:
-        seat: Of the worker.
-        buffers: Where whole messages and answers lie.
-        strategy: Of the run.
+        seat: Address and identity of the worker.
+        buffers: Memory of whole messages and answers.
+        strategy: Strategy of the run.
         me: Rank and incarnation of the worker.
-        environment: Time, connections and threads.
+        environment: Clock, connections and threads.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ class ShardClients:
         ]
 
     def attend(self) -> Sequence[Vector]:
-        """Takes a place at each; returns their parts of the center."""
+        """Joins at each; returns their parts of the center."""
         return [shard_client.attend() for shard_client in self._shard_clients]
 
     def stage(self, question: int, *, is_push: bool) -> Future[None]:
-        """Sends each its part of a message; does not wait."""
+        """Sends each its part of a message, without waiting."""
 
         def work(shard_client: ShardClient) -> Callable[[], None]:
             return lambda: shard_client.stage(question, is_push=is_push)
@@ -191,7 +191,7 @@ class ShardClients:
         self._all(works).result()
 
     def _all(self, works: Sequence[Callable[[], None]]) -> Future[None]:
-        """Does all of it, side by side."""
+        """Runs all functions in parallel."""
         in_background = self._environment.in_background
 
         def run() -> None:

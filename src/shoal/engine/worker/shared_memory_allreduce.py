@@ -1,8 +1,9 @@
-"""A worker's way around the server, where all workers share a machine's memory.
+"""The mean of a step in shared memory, if all workers are on one machine.
 
-Each lays its gradient where the others can read it, and makes the mean for itself. The
-server is told before the others are, and decides which steps count: so nobody ever
-waits for another worker, only for the server, and calls among workers merely save time.
+Each worker writes its gradient where the others can read it, and computes the mean
+itself. The server is told before the others are, and decides which steps count: so no
+worker ever waits for another one, only for the server, and calls among workers merely
+save time.
 """
 
 from __future__ import annotations
@@ -34,20 +35,22 @@ from shoal.paths import one_inside
 from shoal.vectors import Vector
 
 _LINE = 64
-_NOTE = struct.Struct("<qqqd")  # of a step: see `Step`, and its mass
+_NOTE = struct.Struct("<qqqd")  # a step, see `Step`, and its mass
 _CALL = struct.Struct("<qqqq")  # rank, step
 _OFFER = ".offer"
 _CALLS = ".calls"
-SEGMENT = 1 << 17  # floats; shorter ones cost more in Python than in the cache
+SEGMENT = (
+    1 << 17
+)  # floats; shorter ones cost more in Python than they save in the cache
 
 
 class Step(NamedTuple):
-    """Names a step of a group; later ones are greater.
+    """Identifies a step of a group; later ones are greater.
 
     Args:
-        lineage: Of the run; a new server counts groups from the start.
-        generation: Of the group.
-        number: Of the step in it.
+        lineage: Lineage of the run; a new server counts groups from the start.
+        generation: Number of the group.
+        number: Number of the step in it.
     """
 
     lineage: int
@@ -60,11 +63,11 @@ NEVER = Step(-1, -1, -1)
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMemoryAllReduceSpec(CollectiveSpec):
-    """How the workers of one machine find each other.
+    """The choice of shared memory, for the workers of one machine.
 
     Args:
-        folder: Where each says where its memory is; nobody else may enter it.
-        tag: Of the run, for memory that has a name; see `slots`.
+        folder: Private folder in which each tells the place of its memory.
+        tag: Tag of the run, for named memory; see `slots`.
     """
 
     folder: Path
@@ -78,17 +81,18 @@ class SharedMemoryAllReduceSpec(CollectiveSpec):
 
 @final
 class SharedMemoryAllReduce(Collective):
-    """A worker's place among those that share memory.
+    """A worker's member of the group that shares memory.
 
-    It has room for two gradients, in turns. Before it writes a third its second was
-    answered, for which every other member had to speak; and who speaks has read what
-    came before. So nothing is overwritten that somebody still reads.
+    It has memory for two gradients, used in turns. Before it writes a third one, its
+    second one was answered, for which every other member had to send a push; and a
+    member that pushes has read the gradients before. So no gradient is overwritten
+    that is still read.
 
     Args:
-        spec: How to find the others.
+        spec: Spec of the group.
         size: Floats of the vectors.
-        rank: Of this worker.
-        incarnation: Of this worker.
+        rank: Rank of this worker.
+        incarnation: Incarnation of this worker.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class SharedMemoryAllReduce(Collective):
             self._note(f"no memory is shared: {error}")
 
     def _open(self, name: str) -> None:
-        """Makes the room, and says where it is, before anybody can want to know."""
+        """Makes the memory, and publishes its place before other members need it."""
         folder = self._spec.folder
         made = Slot.make(MemoryLayout.bytes(self._size), self._spec.tag)
         if made is None:
@@ -125,15 +129,15 @@ class SharedMemoryAllReduce(Collective):
 
     @property
     def room(self) -> Vector | None:
-        """Where the next gradient lies best; None where there is no such memory."""
+        """Best memory for the next gradient; None without shared memory."""
         own = self._own
         return None if own is None or self._line is None else own.vectors[self._turn]
 
     def enter(self, group: Group, lineage: int) -> bool:
-        """Joins a group, unless this worker is in it; whether it is then.
+        """Joins a group if this worker is not in it; returns whether it is then.
 
         Args:
-            group: That takes the step.
+            group: The group that averages the step.
             lineage: See `Step`.
         """
         if self._own is None or self._line is None:
@@ -152,7 +156,7 @@ class SharedMemoryAllReduce(Collective):
         return bool(self._ranks)
 
     def _find(self, rank: int) -> None:
-        """Maps the memory of whoever has a rank now."""
+        """Maps the memory of the process that has a rank now."""
         folder = self._spec.folder
         offer = json.loads((folder / f"{rank}{_OFFER}").read_text())
         name = str(offer["name"])
@@ -171,14 +175,14 @@ class SharedMemoryAllReduce(Collective):
     # ---------------------------------------------------------------- a step
 
     def mean(self, client: ServerClient, part: Part) -> Vector | None:
-        """See `Collective`. Lays the gradient down, says so, adds once all have."""
+        """See `Collective`. Writes the gradient, adds when all have written theirs."""
         progress = client.progress
         group, lineage = progress.group, progress.lineage
         if group is None or not self.enter(group, lineage):
             return through_server(client, part)
         began = client.environment.clock()
         self.put(part.gradient, part.weight.mass)
-        # The server first: what others could have read was told.
+        # The server is told first: it knows of all gradients that others can read.
         client.push_shared(part.statistics, [part.piece], part.weight, part.told)
         self.call()
         mean = self.add() if self.wait(client.line_to_server) else None
@@ -186,16 +190,16 @@ class SharedMemoryAllReduce(Collective):
         client.times.exchange_s += client.environment.clock() - began
         if progress.is_done or progress.sums:
             return None
-        if not counts:  # not all of the round were of the group: the server makes it
+        if not counts:  # not all of the round are in the group: the server averages
             return through_server(client, part)
         return self.add() if mean is None else mean
 
     def put(self, gradient: Vector, mass: float) -> None:
-        """Lays down what this worker has for the next step.
+        """Writes this worker's gradient for the next step.
 
         Args:
-            gradient: The sum over its samples; it stays as it is.
-            mass: What it weighs.
+            gradient: Sum over its samples; it is not changed.
+            mass: Weight of the gradient.
         """
         own, room = self._own, self.room
         if own is None or room is None:
@@ -207,18 +211,18 @@ class SharedMemoryAllReduce(Collective):
         self._turn ^= 1
 
     def call(self) -> None:
-        """Tells the others that it lies there, as far as they can hear it."""
+        """Tells the others that the gradient is written; a call may be lost."""
         word = _CALL.pack(self._rank, *self._step)
         for rank in self._ranks:
             if rank != self._rank and self._line is not None:
-                with suppress(OSError):  # the server will tell as well
+                with suppress(OSError):  # the server's answer tells as well
                     self._line.sendto(word, self._others[rank].line)
 
     def wait(self, server: int) -> bool:
-        """Waits until all have called; False once the server says something instead.
+        """Waits until all have called; False if the server answers before that.
 
         Args:
-            server: Descriptor of the connection to it.
+            server: Descriptor of the connection to the server.
         """
         line = self._line
         if line is None:
@@ -244,7 +248,7 @@ class SharedMemoryAllReduce(Collective):
         return all(self._called.get(rank, NEVER) >= self._step for rank in others)
 
     def add(self) -> Vector:
-        """The mean of a step that all have laid something down for, a view."""
+        """Returns the mean of a step for which all have written a gradient, a view."""
         own = self._own
         if own is None:
             raise RuntimeError("a mean, and no memory")
@@ -252,7 +256,7 @@ class SharedMemoryAllReduce(Collective):
             (own if rank == self._rank else self._others[rank].places).find(self._step)
             for rank in self._ranks
         ]
-        # Weights of zero come with gradients of zero, and must not become NaN.
+        # If all weights are zero, so are the gradients; the mean must not be NaN.
         total, out = sum(mass for _, mass in found) or 1.0, self._mean
         first, second, *others = [vector for vector, _ in found]
         with np.errstate(all="ignore"):
@@ -265,12 +269,12 @@ class SharedMemoryAllReduce(Collective):
         return out
 
     def _note(self, text: str) -> None:
-        """For the worker's log."""
+        """Writes to the worker's log."""
         name = f"{self._step.lineage}-{self._step.generation} "
         print(f"group {name if self._step != NEVER else ''}{text}", flush=True)  # noqa: T201
 
     def close(self) -> None:
-        """Lets go of all memory."""
+        """Releases all memory."""
         line, self._line, self._ranks = self._line, None, ()
         if line is not None:
             line.close()
@@ -283,12 +287,12 @@ class SharedMemoryAllReduce(Collective):
 
 
 class Participant(NamedTuple):
-    """Another worker.
+    """Another worker of the group.
 
     Args:
-        name: Of its process.
+        name: Name of its process.
         places: Its memory.
-        line: Where it hears calls.
+        line: Address for calls.
     """
 
     name: str
@@ -298,7 +302,7 @@ class Participant(NamedTuple):
 
 @final
 class MemoryLayout:
-    """A worker's room for two gradients, as it and the others see it.
+    """A worker's memory of two gradients, for its own use and that of others.
 
     Args:
         slot: Shared memory.
@@ -313,18 +317,18 @@ class MemoryLayout:
 
     @staticmethod
     def bytes(size: int) -> int:
-        """Of both; each begins at a line of the cache."""
+        """Bytes of both gradients; each begins at a cache line."""
         return 2 * (_LINE + -(-4 * size // _LINE) * _LINE)
 
     def note(self, turn: int, step: Step, mass: float) -> None:
-        """Says what lies at a place, once it lies there."""
+        """Marks a gradient as written."""
         # Plain stores are enough. The others read only after the server, or a call of
         # this worker, has told them: both are system calls on a socket, and a store
-        # before a send is seen after the matching receive (decision 26).
+        # before a send is visible after the matching receive (decision 26).
         _NOTE.pack_into(self._notes[turn], 0, *step, mass)
 
     def find(self, step: Step) -> tuple[Vector, float]:
-        """The gradient of a step that counts, and its mass."""
+        """Returns the gradient and the mass of a step that counts."""
         for note, vector in zip(self._notes, self.vectors, strict=True):
             *found, mass = _NOTE.unpack_from(note)
             if Step(*found) == step:
@@ -332,7 +336,7 @@ class MemoryLayout:
         raise AssertionError(f"{step} counts, and somebody has not laid it down")
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Releases the memory."""
         for note in self._notes:
             note.release()
         self.vectors, self._notes = [], []

@@ -1,4 +1,4 @@
-"""What a worker process is given."""
+"""The spec of a worker process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.strategies.base import Strategy
 
 
 class Moment(NamedTuple):
-    """Where a worker is: its steps are taken, and not told to anybody yet."""
+    """A worker's position: its steps are taken, and not pushed yet."""
 
     rank: int
     incarnation: int
@@ -29,35 +29,35 @@ Watch: TypeAlias = Callable[[Moment], None]
 
 
 WATCH: ContextVar[Watch | None] = ContextVar("shoal_watch", default=None)
-"""What workers that are started in this context call; see `shoal.testing.faults`."""
+"""Called by workers that are started in this context; see `shoal.testing.faults`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What a worker process is given.
+    """Input of a worker process.
 
     Args:
-        seat: Where to join.
-        strategy: How workers agree.
-        compute: How to run the model; `rank_seed` is set from the rank.
-        order: Of the samples of every epoch.
+        seat: Address and identity for joining.
+        strategy: Strategy of the run.
+        compute: Spec of computing; `rank_seed` is set from the rank.
+        order: Order of the samples in every epoch.
         open_backend: Makes the backend from a few rows, once the rank is known.
-        open_source: Opens the data; it is given what to call now and then while data
-            that is needed has not come.
-        exchanges_gradients: Exchange gradients every step.
-        clock_start: Where the optimizer began, in steps of the user's batch size.
-        cores: The only ones it may run on from its first step; empty for any. To
+        open_source: Opens the data; its argument is called regularly while needed data
+            has not come.
+        exchanges_gradients: Exchanges gradients every step.
+        clock_start: Start of the optimizer, in steps of the user's batch size.
+        cores: The only cores it may use from its first step on; empty for any. To
             compile, a worker may use them all: the others wait for its programs.
         watch: Called before each push; None outside of tests.
-        reaction: To numbers that are not finite.
-        left_out: Samples that are not to be trained on again.
+        reaction: Policy for numbers that are not finite.
+        left_out: Samples that are not trained on again.
         optimizer: State of the worker that had the place, empty for none.
-        retry: What follows when the source raises.
-        collective: Who makes the mean of gradients, and how.
+        retry: Attempts if the source raises.
+        collective: The way to the mean of gradients.
         has_overlap: The next window is computed while the last one is exchanged; not
-            by gangs.
-        clean_up: Called at the end of a process that will be given another part.
-        run: Id of the run, empty for one that has none.
+            under gradient exchange.
+        clean_up: Called at the end of a process that gets other work later.
+        run: Id of the run, empty if it has none.
     """
 
     seat: ServerAddress

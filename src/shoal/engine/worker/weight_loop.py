@@ -14,13 +14,14 @@ from shoal.engine.worker.loop import Loop
 
 
 class Window(NamedTuple):
-    """Steps that were taken between two exchanges.
+    """Steps between two exchanges.
 
     Args:
-        pieces: Whose samples are done.
-        taught: Those of them that something was learnt from.
-        steps: That were taken.
-        turned: The first whose loss was not finite, of the worker's own; None for none.
+        pieces: The samples that are done.
+        taught: Those of them that were trained on.
+        steps: Number of steps.
+        turned: The first step whose loss was not finite, of the worker's own count;
+            None for none.
     """
 
     pieces: list[Piece]
@@ -34,7 +35,7 @@ class WeightLoop(Loop):
     """See `Loop`."""
 
     def _turn(self) -> None:
-        """Up to `window` local steps, then one exchange."""
+        """Takes up to `window` local steps, then exchanges once."""
         client, backend = self._client, self._backend
         self._nan_guard.begin_window()
         done = self._compute_window()
@@ -88,13 +89,13 @@ class WeightLoop(Loop):
         return Window(pieces, taught, steps, turned)
 
     def _starts(self) -> Sequence[int] | None:
-        """Where the data's own batches begin in the epoch that comes next."""
+        """Positions where the data's own batches begin in the next epoch."""
         return self._spec.order.batch_starts(self._client.progress.pieces[0].epoch)
 
     def _take_steps(self, batches: list[Piece], clock: Clock) -> int | None:
         """Takes the steps of some batches; returns the first whose loss is not finite.
 
-        As one call, or where shapes change from batch to batch as one for each shape.
+        It is one call, or one for each shape if shapes change from batch to batch.
         """
         times, size, steps = self._client.times, self._compute.batch_size, 0
         turned: int | None = None
@@ -117,7 +118,7 @@ class WeightLoop(Loop):
         return turned
 
     def _catch_up(self) -> bool:
-        """Takes the answer that was not waited for."""
+        """Takes the answer to an early push."""
         client, backend = self._client, self._backend
         self._ahead = 0
         is_good = client.catch_up(*backend.read())
@@ -125,7 +126,7 @@ class WeightLoop(Loop):
         return is_good
 
     def _publish(self) -> None:
-        """Sends the state of the optimizer; the weights are the server's."""
+        """Sends the state of the optimizer; the server has the weights."""
         self._client.publish_optimizer(self._snapshot())
 
 
@@ -142,8 +143,8 @@ def next_batches(
         pieces: The leases; what is taken leaves them.
         size: Rows of a batch.
         most: Batches to take at most.
-        before: What the window has taken already; it stays within an epoch.
-        starts: Where the data's own batches begin, of which one is taken then.
+        before: Pieces that the window has already; it stays within an epoch.
+        starts: Positions where the data's own batches begin; one batch is taken then.
     """
     epoch = before[0].epoch if before else pieces[0].epoch
     if starts is not None:
@@ -169,7 +170,7 @@ def next_batches(
 def _own_batch(
     pieces: deque[Piece], size: int, epoch: int, starts: Sequence[int]
 ) -> list[Piece]:
-    """Takes one of the data's own batches, or what there is of it."""
+    """Takes one of the data's own batches, or the part of it that is leased."""
     first = pieces[0].start
     place = bisect_right(starts, first)
     stop = min([first + size, *starts[place : place + 1]])
