@@ -162,7 +162,7 @@ class Loop(ABC):
         Args:
             clock: Run clock before the step, as for workers that pushed to it.
         """
-        raise RuntimeError("a step of a gang, for a worker that is in none")
+        raise RuntimeError("a step of another worker, without gradient exchange")
 
     # ------------------------------------------------------------- compiling
 

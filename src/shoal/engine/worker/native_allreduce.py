@@ -63,7 +63,7 @@ class NativeAllReduce(Collective):
         self._name = ""
 
     def mean(self, client: ServerClient, part: Part) -> Vector | None:
-        """See `Collective`. The group comes first: the push tells if it has the mean."""
+        """See `Collective`. The group comes first: the push tells its result."""
         progress, began = client.progress, client.environment.clock()
         mean = None
         if progress.group is not None:
