@@ -1,4 +1,4 @@
-"""How bytes travel between workers and servers: connections, shared memory, codecs.
+"""Transport between workers and servers: connections, shared memory, codecs.
 
 Imports `coordination` and `shoal.wire`; knows neither servers nor workers.
 """

@@ -1,4 +1,4 @@
-"""Where the vectors of one exchange lie: in a slot, or in a buffer for the socket.
+"""Memory of the vectors of one exchange: a slot, or a buffer for the socket.
 
 A worker's message is weights or gradients, then statistics, then sums of its
 metrics' states; a reply is weights or gradients, then statistics.
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shoal.engine.transport.shared_memory import Slot
 from shoal.vectors import Vector
 
-SPARE_BYTES = 1 << 20  # some codecs take more than the vectors, where those are short
+SPARE_BYTES = 1 << 20  # some codecs take more bytes than the vectors if those are short
 _LINE = 64  # bytes of a cache line; also what XLA wants for zero-copy arrays
 
 
@@ -25,16 +25,16 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Lengths of what is exchanged; both ends compare them and the digest.
+    """Sizes of messages; both ends compare them and the digest.
 
     Args:
         vector: Trainable floats.
-        statistics: Floats that ride beside them.
+        statistics: Floats of the statistics.
         metrics: Sums of metric state, float64.
-        digest: Of the layout.
-        codec: How vectors are encoded that go through a socket, see `codec.py`.
-        state: Most bytes of a worker's state beside the vectors, as
-            `Backend.snapshot` gives it: of its optimizer, and what else is its own.
+        digest: Digest of the layout.
+        codec: Codec of vectors that go through a socket, see `codec.py`.
+        state: Most bytes of a worker's state beside the vectors, from
+            `Backend.snapshot`: of its optimizer and its other local state.
     """
 
     vector: int
@@ -72,7 +72,7 @@ class Sizes:
 
 
 def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Writable bytes that start at a cache line, touched once so that they are real."""
+    """Writable bytes that start at a cache line, touched once to allocate them."""
     raw = np.zeros(size + _LINE, np.uint8)
     start = -raw.ctypes.data % _LINE
     return raw[start : start + size]
@@ -82,7 +82,7 @@ class Buffers:
     """Views of one connection's message and reply.
 
     Args:
-        sizes: Of the run.
+        sizes: Sizes of the run.
         slot: Shared memory, or None for private buffers that go over the socket.
     """
 
@@ -96,11 +96,11 @@ class Buffers:
         self._divide(memory[: sizes.up_bytes], down)
 
     def part(self, of: slice, sizes: Sizes) -> Buffers:
-        """Views of a part of the vectors, without what lies beside them.
+        """Views of a part of the vectors, without statistics and metrics.
 
         Args:
-            of: Of the vector; it begins at a cache line.
-            sizes: Of the part.
+            of: Range of the vector; it begins at a cache line.
+            sizes: Sizes of the part.
         """
         found = Buffers.__new__(Buffers)
         found.sizes, found.slot = sizes, None
@@ -123,18 +123,18 @@ class Buffers:
             up, np.float64, sizes.metrics, after
         )
         self.rest_up, self.rest_down = up[at:], self.down[at:]
-        """What lies beside the vectors."""
+        """Bytes beside the vectors."""
         self.reply: Vector = np.frombuffer(down, np.float32, vector)
         self.reply_statistics: Vector = np.frombuffer(down, np.float32, statistics, at)
 
     @property
     def inline_up(self) -> memoryview:
-        """What a message adds to its frame: nothing with a slot."""
+        """Bytes that a message adds to its frame: none with a slot."""
         return self.up if self.slot is None else self.up[:0]
 
     @property
     def inline_down(self) -> memoryview:
-        """What a reply adds to its frame: nothing with a slot."""
+        """Bytes that a reply adds to its frame: none with a slot."""
         return self.down if self.slot is None else self.down[:0]
 
     def close(self) -> None:

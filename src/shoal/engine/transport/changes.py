@@ -1,9 +1,9 @@
-"""What callbacks changed in the model beside its trainable weights. Pure.
+"""Changes that callbacks made in the model beside its trainable weights. Pure.
 
 The driver counts changes with serial numbers, and keeps the newest of each variable.
-The server passes on to each worker what it was not told yet. Statistics are the
-server's own: it changes them at once, and a message that was computed before its
-sender heard of a change does not bring the old value back.
+The server sends each worker those that it lacks. The server has the statistics itself:
+it changes them at once, and a message that was computed before its sender got a change
+does not restore the old value.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from shoal.vectors import Vector
 
 STATISTICS, FIXED, OPTIMIZER = "statistics", "fixed", "optimizer"
 CLOSED_OVER, ATTRIBUTE = "closed_over", "attribute"
-"""Where a variable is found: by offset in the statistics, by number among the other
-variables of the model that are not trained, by number among those of the optimizer, by
-its path among those that code of the model closes over. An attribute is a plain value
-of an object of the model."""
+"""The place of a variable: an offset in the statistics, a number among the other
+variables of the model that are not trained, a number among those of the optimizer, a
+path among those that code of the model closes over. An attribute is a plain value of an
+object of the model."""
 
 MARK = b"shoal: changes\0\0"
 STAMP = struct.Struct("<Q16s")
@@ -35,10 +35,10 @@ WORDS = struct.Struct("<Q")
 
 
 class Key(NamedTuple):
-    """Names what was changed.
+    """Identifies what was changed.
 
     Args:
-        kind: One of the words above.
+        kind: One of the kinds above.
         place: Number, or path.
     """
 
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The place of a variable that is found by number."""
+        """The place of a variable that has a number."""
         return int(self.place)
 
 
@@ -55,8 +55,8 @@ class Change(NamedTuple):
     """One variable's newest value.
 
     Args:
-        serial: Of the change; later ones have higher numbers.
-        value: In the dtype of the variable; of an attribute, JSON text as bytes.
+        serial: Number of the change; later ones are higher.
+        value: Value in the dtype of the variable; for an attribute, JSON text as bytes.
     """
 
     serial: int
@@ -69,7 +69,7 @@ class Changes:
     """The newest change of each variable.
 
     Args:
-        found: By what was changed.
+        found: Changes by key.
 
     Example:
         >>> changes = Changes()
@@ -85,30 +85,30 @@ class Changes:
 
     @property
     def serial(self) -> int:
-        """Of the newest change, 0 for none."""
+        """Number of the newest change, 0 for none."""
         return max((change.serial for change in self.found.values()), default=0)
 
     def __bool__(self) -> bool:
         return bool(self.found)
 
     def add(self, values: dict[Key, Any]) -> None:
-        """Takes in what was changed now, under the next serial number."""
+        """Adds changes of now, under the next serial number."""
         serial = self.serial + 1
         for key, value in values.items():
             self.found[key] = Change(serial, np.array(value))
 
     def absorb(self, others: Changes) -> Changes:
-        """Takes in changes that are newer than all that are here; returns those."""
+        """Adds changes that are newer than all of these; returns the added ones."""
         fresh = others.after(self.serial)
         self.found.update(fresh.found)
         return fresh
 
     def after(self, serial: int, statistics: int | None = None) -> Changes:
-        """Those of later numbers.
+        """Returns changes with higher numbers.
 
         Args:
-            serial: The newest that is known.
-            statistics: The same of statistics, None for `serial`.
+            serial: The newest known number.
+            statistics: The newest known number of statistics, None for `serial`.
         """
         least = serial if statistics is None else statistics
         return Changes(
@@ -120,9 +120,9 @@ class Changes:
         )
 
     def since(self, serial: int) -> Changes:
-        """Those that a worker's state lacks, which holds others up to this number.
+        """Returns changes that a worker's state with this number lacks.
 
-        What code closes over is no part of a state.
+        Variables that code closes over are no part of a state.
         """
         beside = (CLOSED_OVER, ATTRIBUTE)
         return Changes(
@@ -134,30 +134,30 @@ class Changes:
         )
 
     def without(self, kind: str) -> Changes:
-        """All but those of one kind."""
+        """Returns all but those of one kind."""
         return Changes({k: c for k, c in self.found.items() if k.kind != kind})
 
     def only(self, kind: str) -> Changes:
-        """Those of one kind."""
+        """Returns those of one kind."""
         return Changes({k: c for k, c in self.found.items() if k.kind == kind})
 
     def by_number(self, kind: str) -> dict[int, npt.NDArray[Any]]:
-        """The values of a kind that is found by number."""
+        """Values of a kind whose variables have numbers."""
         return {key.number: value for key, value in self.of(kind)}
 
     def of(self, kind: str) -> Iterator[tuple[Key, npt.NDArray[Any]]]:
-        """What was changed of a kind, with the values."""
+        """Keys of one kind, with their values."""
         return ((k, c.value) for k, c in self.found.items() if k.kind == kind)
 
     def write_statistics(self, out: Vector) -> None:
-        """Puts the values of statistics into a vector of them."""
+        """Writes the values of statistics into a vector."""
         for key, value in self.of(STATISTICS):
             out[key.number : key.number + value.size] = value.reshape(-1)
 
     # ---------------------------------------------------------------- as bytes
 
     def pack(self) -> bytes:
-        """These as bytes, a table first; empty for none."""
+        """Returns these as bytes, a table first; empty for none."""
         if not self.found:
             return b""
         arrays = [np.ascontiguousarray(change.value) for change in self.found.values()]
@@ -175,7 +175,7 @@ class Changes:
         """The inverse of `pack`.
 
         Raises:
-            ValueError: It was not made by `pack`.
+            ValueError: `pack` did not make it.
         """
         if not len(data):
             return cls()
@@ -187,7 +187,7 @@ class Changes:
 
 WRONG = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
          ValueError, struct.error)  # fmt: skip
-"""What is raised where bytes are no changes."""
+"""Errors raised for bytes that are no changes."""
 
 
 def _read(view: memoryview) -> dict[Key, Change]:
@@ -207,7 +207,7 @@ def _read(view: memoryview) -> dict[Key, Change]:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    """A dtype by name; NumPy knows some only once a library has told it of them."""
+    """A dtype by name; NumPy knows some only after a library registers them."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -217,7 +217,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def write(backend: Backend, changes: Changes) -> None:
-    """Gives variables of a worker's model, and of its code, other values.
+    """Writes changed values into a worker's model and its code.
 
     Statistics are left out: they are loaded with the weights.
     """
@@ -234,7 +234,7 @@ def write(backend: Backend, changes: Changes) -> None:
 
 
 def stamped(blob: bytes, serial: int) -> bytes:
-    """A worker's state, with the newest change that is in it; 0 leaves no mark.
+    """A worker's state with the number of its newest change; 0 adds no mark.
 
     Example:
         >>> unstamped(stamped(b"state", 3)), unstamped(b"state")

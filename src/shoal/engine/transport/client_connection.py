@@ -1,7 +1,7 @@
-"""A worker's line to one server, whichever of two processes that is.
+"""A worker's connection to one server, or to the standby that replaced it.
 
-This file decides how a worker comes to a server and back to it. What is said there lies
-in `request_channel.py`, or in `shard_client.py` where the server only has a part of the
+This file decides how a worker connects and reconnects. The messages are in
+`request_channel.py`, or in `shard_client.py` if the server only has a part of the
 vector.
 """
 
@@ -18,7 +18,7 @@ from shoal.engine.transport.messages.worker_to_server import Join, Rejoin
 from shoal.errors import ExchangeTimeout, ShoalError
 from shoal.wire.frames import Head, Link
 
-CALL_S = 60.0  # until somebody greets
+CALL_S = 60.0  # time for a server to answer the handshake
 TURN_S = 5.0  # the same at one of two addresses
 CALL_PAUSE_S = 0.02
 
@@ -26,27 +26,27 @@ Answered: TypeAlias = tuple[Head, memoryview]
 Introduction: TypeAlias = Join | Rejoin | Attend
 Address: TypeAlias = tuple[str, int]
 Addresses: TypeAlias = tuple[Address, ...]
-"""Where a server listens; the second is that of its standby, if it may have one."""
+"""Address of a server; the second one is its standby's, if it may have one."""
 
 
 class Fenced(ShoalError):
-    """The server refused this process: another one has its place, or its past."""
+    """The server refused this process: another has its rank, or its lineage is old."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddress:
-    """Who a worker says it is when it joins.
+    """A worker's address of the server, and its identity.
 
     Args:
-        address: Of the server.
-        other: Where a standby listens, or will; None where there is none.
-        secret: What `worker_secret` made of the run's.
-        sizes: Of the vectors.
+        address: Address of the server.
+        other: Address of its standby, present or later; None if there is none.
+        secret: Result of `worker_secret` for the run's secret.
+        sizes: Sizes of the vectors.
         hint: The rank it wishes for.
-        token: Names its process to the controller.
-        node: Its machine, where that is the server's; others tell their address.
-        wants_slot: Vectors through shared memory, where both are at one address.
-        certificate: Of the server, None where it does not use TLS.
+        token: Name of its process for the controller.
+        node: Its machine, if it is the server's; other workers tell their address.
+        wants_slot: Vectors go through shared memory if both are at one address.
+        certificate: Certificate of the server, None without TLS.
         shards: Addresses of the servers that share the vector with that one.
     """
 
@@ -63,7 +63,7 @@ class ServerAddress:
 
     @property
     def addresses(self) -> Addresses:
-        """Of the server."""
+        """Addresses of the server and its standby."""
         return (self.address,) if self.other is None else (self.address, self.other)
 
 
@@ -72,9 +72,9 @@ class ClientConnection:
     """A connection to one server.
 
     Args:
-        seat: Who calls.
-        addresses: Of the server.
-        environment: Time, and connections.
+        seat: Address and identity of the worker.
+        addresses: Addresses of the server and its standby.
+        environment: Clock, and connections.
 
     Attributes:
         link: The connection, once `call` has returned.
@@ -89,19 +89,19 @@ class ClientConnection:
         self._environment = environment
 
     def call(self, message: Introduction, *, can_map: bool) -> Answered:
-        """Calls whoever leads, and says who this is.
+        """Connects to the server that leads, and introduces the worker.
 
-        With two addresses it tries them in turn: a standby tells to call elsewhere, and
-        where a server was lost nobody greets until another one has started.
+        With two addresses it tries them in turn: a standby redirects it, and after a
+        lost server no handshake is answered until another one has started.
 
         Args:
-            message: What to say.
+            message: The first message.
             can_map: Vectors may go through shared memory.
 
         Raises:
-            ConnectionError: The server hung up.
-            ExchangeTimeout: Nobody greets at any address.
-            Fenced: This worker is not wanted.
+            ConnectionError: The server closed the connection.
+            ExchangeTimeout: No handshake was answered at any address.
+            Fenced: The server refuses this worker.
         """
         has_other, refused = len(self._addresses) > 1, 0
         clock = self._environment.clock
@@ -152,16 +152,16 @@ class ClientConnection:
     def call_again(
         self, error: ConnectionError, message: Introduction, *, can_map: bool
     ) -> Answered:
-        """The server is gone: waits for its standby to lead.
+        """Waits for the standby to lead after the server was lost.
 
         Args:
-            error: How that was found.
-            message: What to say.
+            error: The error that showed it.
+            message: The first message.
             can_map: Vectors may go through shared memory.
 
         Raises:
             ConnectionError: There is no standby, or it is gone as well.
-            Fenced: This worker is not wanted.
+            Fenced: The server refuses this worker.
         """
         self.link.close()
         if len(self._addresses) < 2:
@@ -180,5 +180,5 @@ class ClientConnection:
 
 
 def fenced(refused: Refused) -> Fenced:
-    """What a refusal raises."""
+    """Returns the error for a refusal."""
     return Fenced(f"the server refused this worker: {refused.reason}")

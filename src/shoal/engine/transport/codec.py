@@ -1,10 +1,10 @@
-"""Vectors in fewer bytes, for links between hosts. Pure.
+"""Vectors in fewer bytes, for connections between hosts. Pure.
 
-A codec rounds. What it leaves out of one message goes into the next one of the same
-connection, so that rounding delays what is said and loses none of it: see `Sender`.
-Messages and replies are encoded. Vectors in memory that both ends map are not, nor is
-what a worker starts from or goes back to, nor the mean of gradients: all workers must
-make the same of it, bit by bit.
+A codec rounds. The error of one message is added to the next one of the same
+connection, so rounding delays values and loses none: see `Sender`. Messages and
+replies are encoded. Vectors in memory that both ends map are not, nor is a worker's
+start or restored state, nor the mean of gradients: all workers must compute the same
+from it, bit by bit.
 
 References:
     Seide et al. (2014), 1-Bit Stochastic Gradient Descent: the error of a message is
@@ -28,17 +28,19 @@ from shoal.vectors import Vector
 
 Bytes = npt.NDArray[np.uint8]
 BLOCK = 256  # floats that share a scale
-LARGEST = np.float32(2.0**120)  # of what is encoded; anything beyond is sent as it is
+LARGEST = np.float32(
+    2.0**120
+)  # largest number that is encoded; vectors beyond it are sent unencoded
 
 
 class Codec(ABC):
-    """How floats become bytes, and bytes floats again."""
+    """Encodes floats as bytes, and decodes them."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def size(self, count: int) -> int:
-        """Bytes of so many floats."""
+        """Bytes of a number of floats."""
 
     @abstractmethod
     def encode(self, values: Vector, out: Bytes) -> None:
@@ -51,7 +53,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, data: Bytes) -> Vector:
-        """Reads values, `(count,)`; any bytes make some.
+        """Reads values, `(count,)`; any bytes are valid.
 
         Args:
             data: `(size(count),)`.
@@ -76,7 +78,7 @@ class Bfloat16(Codec):
         return 2 * count
 
     def encode(self, values: Vector, out: Bytes) -> None:
-        """Rounds by whole numbers: half of the last place that stays is added."""
+        """Rounds as whole numbers: adds half of the last place that stays."""
         bits = values.view(np.uint32)
         rounded = bits >> np.uint32(16)
         rounded &= np.uint32(1)
@@ -86,7 +88,7 @@ class Bfloat16(Codec):
         out.view(np.uint16)[:] = rounded
 
     def decode(self, data: Bytes) -> Vector:
-        """Puts the lower half to zero."""
+        """Sets the lower half to zero."""
         bits = data.view(np.uint16).astype(np.uint32)
         bits <<= np.uint32(16)
         return bits.view(np.float32)
@@ -110,7 +112,7 @@ class Int8(Codec):
     name: ClassVar[str] = "int8"
 
     def size(self, count: int) -> int:
-        """One byte each, and the scales."""
+        """Bytes of the numbers, one each, and of the scales."""
         return 4 * -(-count // BLOCK) + count
 
     def encode(self, values: Vector, out: Bytes) -> None:
@@ -129,7 +131,7 @@ class Int8(Codec):
         out[4 * blocks :].view(np.int8)[:] = whole.reshape(-1)[: values.size]
 
     def decode(self, data: Bytes) -> Vector:
-        """Multiplies."""
+        """Multiplies by the scales."""
         blocks = -(-data.size // (BLOCK + 4))
         count = data.size - 4 * blocks
         scales = data[: 4 * blocks].view(np.float32)
@@ -141,26 +143,26 @@ class Int8(Codec):
 
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (Bfloat16(), Int8())}
-"""By name; "float32" is none."""
+"""Codecs by name; "float32" has none."""
 
 
 def coded_size(codec: Codec, count: int) -> int:
-    """Bytes of a vector of so many floats, which is encoded by segments."""
+    """Bytes of a vector, which is encoded by segments."""
     return sum(codec.size(part.stop - part.start) for part in segments(count))
 
 
 @final
 class Sender:
-    """Encodes the vectors of one connection, in turn.
+    """Encodes the vectors of one connection, one after the other.
 
-    Of changes (gradients, deltas, displacements) it adds what it left out of the last
-    one. Of places (weights) it sends the difference from what the other end has: the
-    first goes as it is.
+    To a change (gradient, delta, displacement) it adds the error of the last one. For
+    a place (weights) it sends the difference from what the other end has; the first one
+    goes unencoded.
 
     Args:
-        codec: How.
-        count: Floats of each.
-        is_place: Whether they say where something is, and not how far it went.
+        codec: Codec of the values.
+        count: Floats of each vector.
+        is_place: The vectors are places, not changes.
     """
 
     def __init__(self, codec: Codec, count: int, *, is_place: bool) -> None:
@@ -169,10 +171,10 @@ class Sender:
         self._out = np.empty(coded_size(codec, count), np.uint8)
 
     def pack(self, values: Vector) -> memoryview | None:
-        """Encodes a vector; None where it has to be sent as it is.
+        """Encodes a vector; returns None if it must be sent unencoded.
 
         Args:
-            values: `(count,)`; they stay as they are.
+            values: Vector `(count,)`; it is not changed.
         """
         memory = self._memory
         if memory is None or not _is_moderate(values):
@@ -193,16 +195,16 @@ class Sender:
         return self._out.data
 
     def sent(self, values: Vector) -> None:
-        """The other end has a vector as it is, or will.
+        """Records that a vector is sent unencoded.
 
-        What was left out of changes is still to be said: it was of others.
+        The error of changes stays: it belongs to others.
         """
-        if self._is_place:  # to what is huge nothing can be added
+        if self._is_place:  # a difference from a huge vector cannot be added
             self._memory = values.copy() if _is_moderate(values) else None
 
 
 def _is_moderate(values: Vector) -> bool:
-    """Whether all are finite, and none is huge."""
+    """Whether all numbers are finite, and none is huge."""
     return all(
         bool(values[part].min() > -LARGEST and values[part].max() < LARGEST)
         for part in segments(values.size)
@@ -211,25 +213,25 @@ def _is_moderate(values: Vector) -> bool:
 
 @final
 class Receiver:
-    """Decodes what a `Sender` encoded.
+    """Decodes vectors from a `Sender`.
 
     Args:
-        codec: How.
-        count: Floats of each.
-        is_place: As the sender has it.
+        codec: Codec of the values.
+        count: Floats of each vector.
+        is_place: The sender's value.
     """
 
     def __init__(self, codec: Codec, count: int, *, is_place: bool) -> None:
         self._codec, self._is_place = codec, is_place
         self.size = coded_size(codec, count)
-        """Bytes of each."""
+        """Bytes of each vector."""
 
     def unpack(self, data: memoryview, into: Vector) -> None:
         """Decodes a vector.
 
         Args:
-            data: Bytes of it, `size`.
-            into: Where it goes; of places, the last one lies there.
+            data: Bytes of the vector, `size`.
+            into: Memory for the result; for places, it contains the last one.
         """
         coded, at = np.frombuffer(data, np.uint8), 0
         for part in segments(into.size):
@@ -250,9 +252,9 @@ class ConnectionCodec:
     """One end of a connection.
 
     Args:
-        buffers: Where vectors lie at this end.
-        strategy: Of the run.
-        is_server: Which end it is.
+        buffers: Memory of the vectors at this end.
+        strategy: Strategy of the run.
+        is_server: This end is the server's.
     """
 
     def __init__(
@@ -274,30 +276,30 @@ class ConnectionCodec:
         )
         size = sizes.up_bytes if is_server else sizes.down_bytes
         self.landing = np.empty(size, np.uint8).data
-        """Where bodies are received: the last vector is needed to decode the next."""
+        """Memory in which bodies are received: decoding needs the last vector."""
 
     def pack(self) -> Parts | None:
-        """Parts of a frame with the vector that lies there, and what is beside it.
+        """Returns parts of a frame: the encoded vector, and the bytes beside it.
 
         Returns:
-            None where it has to go as it is.
+            None if it must be sent unencoded.
         """
         coded = None if self._sender is None else self._sender.pack(self._out)
         return None if coded is None else (coded, self._out_rest)
 
     def sent(self) -> None:
-        """The vector that lies there goes as it is."""
+        """Records that the vector is sent unencoded."""
         if self._sender is not None:
             self._sender.sent(self._out)
 
     def unpack(self, body: memoryview) -> int:
-        """Takes a vector that was encoded, and what is beside it.
+        """Decodes a vector, and copies the bytes beside it.
 
         Returns:
-            How much of `body` that was.
+            Number of bytes of `body` that were used.
 
         Raises:
-            ValueError: It is too short.
+            ValueError: `body` is too short.
         """
         size, rest = self._receiver.size, len(self._in_rest)
         if len(body) < size + rest:
@@ -310,12 +312,12 @@ class ConnectionCodec:
 def connection_codec(
     buffers: Buffers, strategy: Strategy, *, is_server: bool
 ) -> ConnectionCodec | None:
-    """Of a connection, None where nothing is encoded.
+    """Returns a connection's codec, None without encoding.
 
     Args:
-        buffers: Where vectors lie at this end.
-        strategy: Of the run.
-        is_server: Which end it is.
+        buffers: Memory of the vectors at this end.
+        strategy: Strategy of the run.
+        is_server: This end is the server's.
     """
     if buffers.slot is not None or buffers.sizes.codec not in CODECS:
         return None

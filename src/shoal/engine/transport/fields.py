@@ -1,7 +1,7 @@
-"""Reads single fields of heads, before they are believed or passed on. Pure.
+"""Validates single fields of heads, before they are used or passed on. Pure.
 
-What a peer says reaches the controller and the records of a run. Every field is of the
-right type and not too long, or the connection is closed.
+Fields of a peer reach the controller and the records of a run. Every field must have
+the right type and length, or the connection is closed.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What is raised where a frame is not what it should be."""
+"""Errors raised for an invalid frame."""
 MOST = 1 << 62
 MOST_PARTS = 1 << 10
 MOST_LETTERS = 1 << 12
 MOST_NAME = 256
 MOST_PATH = 1 << 12
 MOST_TEXT = 1 << 18
-MOST_ALL = 1 << 20  # a head has no room for more
+MOST_ALL = 1 << 20  # more does not fit into a head
 MOST_PID = 1 << 32
-MAX_HINT = 1 << 16  # a rank that a process may wish for
+MAX_HINT = 1 << 16  # highest rank that a process may ask for
 
 
 def whole(value: Any, most: int = MOST) -> int:
-    """A number that counts something.
+    """Returns a number that counts.
 
     Raises:
         ValueError: It is negative, or `most` or more.
@@ -38,7 +38,7 @@ def whole(value: Any, most: int = MOST) -> int:
 
 
 def quantity(value: Any) -> float:
-    """What was measured.
+    """Returns a measured number.
 
     Raises:
         ValueError: It is negative, or not finite.
@@ -50,7 +50,7 @@ def quantity(value: Any) -> float:
 
 
 def amount(value: Any) -> float | None:
-    """What was measured, None where nobody knows.
+    """Returns a measured number, None if it is unknown.
 
     Raises:
         ValueError: It is negative, or not finite.
@@ -63,10 +63,10 @@ def amount(value: Any) -> float | None:
 
 
 def text(value: Any, most: int) -> str:
-    """A text of at most `most` letters.
+    """Returns a text of at most `most` letters.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not such a text.
     """
     if not isinstance(value, str) or len(value) > most:
         raise ValueError(f"no text of at most {most} letters")
@@ -74,10 +74,10 @@ def text(value: Any, most: int) -> str:
 
 
 def some(value: Any, most: int = MOST_PARTS) -> list[Any]:
-    """A list of at most `most` parts; a tuple is packed as one.
+    """Returns a list of at most `most` parts; a tuple is packed as one.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not such a list.
     """
     if not isinstance(value, list | tuple) or len(value) > most:  # pyright: ignore[reportUnknownArgumentType]
         raise ValueError(f"no list of at most {most} parts")
@@ -85,10 +85,10 @@ def some(value: Any, most: int = MOST_PARTS) -> list[Any]:
 
 
 def exactly(body: memoryview, size: int, what: str) -> memoryview:
-    """A body, which has to be so long.
+    """Returns a body of the expected length.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It has another length.
 
     Example:
         >>> exactly(memoryview(b"1234"), 4, "vectors").nbytes
@@ -100,10 +100,10 @@ def exactly(body: memoryview, size: int, what: str) -> memoryview:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """An object of JSON.
+    """Returns a JSON object.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not an object.
     """
     if not isinstance(value, dict):
         raise ValueError("no object")
@@ -111,10 +111,10 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def rate(value: Any) -> float | None:
-    """A learning rate, None under a schedule.
+    """Returns a learning rate, None under a schedule.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is neither.
 
     Example:
         >>> rate(1), rate(None)
@@ -124,15 +124,15 @@ def rate(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"a learning rate of {value!r:.40}")
-    float(value)  # of 400 digits, it is none
+    float(value)  # it raises for 400 digits
     return value
 
 
 def address(value: Any) -> tuple[str, int]:
-    """Host and port.
+    """Returns host and port.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not an address.
     """
     host, port = value
     return text(host, MOST_NAME), whole(port, 1 << 16)

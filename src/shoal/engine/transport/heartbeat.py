@@ -1,9 +1,8 @@
-"""Whether the server still lives, and whether a worker will ever start.
+"""Timeouts of a silent server, and of the start of a process.
 
-A server that hangs says nothing: its connection stays open. So the controller asks it
-for a sign of life now and then. This file decides how long the answer, and the start of
-a process, may take; both from what was measured. `Heartbeat` and `start_limit_s` are
-pure, `hear` does what they say.
+A hung server sends nothing, but its connection stays open. So the controller pings it
+regularly. This file decides how long the answer, and the start of a process, may take;
+both from measurements. `Heartbeat` and `start_limit_s` are pure, `hear` applies them.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from shoal.engine.transport.messages.server_to_controller import (
 from shoal.errors import ExchangeTimeout
 from shoal.wire.frames import Link
 
-FLOOR_S = 5.0  # what follows costs every worker its start
-RELIEVED_FLOOR_S = 1.5  # what follows costs next to nothing: a standby takes over
-PING_S = 1.0  # between an answer and the next question
-START_TIMES = 4.0  # longest starts that are still believed
-SLOWEST = 5e8  # bytes a second that any server gets through
+FLOOR_S = 5.0  # afterwards every worker must start again
+RELIEVED_FLOOR_S = 1.5  # afterwards a standby takes over, at little cost
+PING_S = 1.0  # from an answer to the next ping
+START_TIMES = 4.0  # factor on the longest start so far
+SLOWEST = 5e8  # bytes per second that any server handles
 
 
 class ServerSilent(ConnectionError):
-    """The server has answered nothing for longer than it may."""
+    """The server has not answered for longer than its limit."""
 
 
 @final
 @dataclass
 class Heartbeat:
-    """What is known of a server's pace.
+    """A server's measured pace.
 
     Args:
-        startup_s: From its start until it greeted.
-        work_s: For what it may have to do in one go and has not shown yet: arithmetic
-            on the vectors of all workers.
-        longest_s: The longest it ever took to answer.
-        asked: When it was asked what it has not answered yet, in seconds of a monotonic
-            clock; None when nothing is open.
-        answered: When it last answered.
-        looked: When somebody last looked.
+        startup_s: Seconds from its start to the end of the handshake.
+        work_s: Seconds for work in one piece that was not measured yet: arithmetic on
+            the vectors of all workers.
+        longest_s: The longest time it took to answer.
+        asked: Time of the ping that it has not answered, in seconds of a monotonic
+            clock; None without one.
+        answered: Time of its last answer.
+        looked: Time of the last look.
         is_relieved: A standby is there to take over.
     """
 
@@ -62,13 +61,13 @@ class Heartbeat:
     def of(
         cls, now: float, startup_s: float, slot_bytes: int, workers: int
     ) -> Heartbeat:
-        """Of a server that has just greeted.
+        """Returns the heartbeat of a server whose handshake has just ended.
 
         Args:
             now: Seconds of a monotonic clock.
-            startup_s: From its start until then.
-            slot_bytes: Of what it exchanges with one worker.
-            workers: How many there are.
+            startup_s: Seconds from its start until then.
+            slot_bytes: Bytes that it exchanges with one worker.
+            workers: Number of workers.
         """
         work_s = slot_bytes * (workers + 1) / SLOWEST
         return cls(startup_s=startup_s, work_s=work_s, looked=now)
@@ -89,10 +88,10 @@ class Heartbeat:
         return floor_s + self.work_s + TIMES * self.longest_s
 
     def look(self, now: float) -> bool:
-        """Tells whether it should be asked now.
+        """Returns whether to ping it now.
 
-        Whoever looks may have been busy, or stopped, and the server with it: what was
-        not heard meanwhile is not held against the server.
+        The controller may have been busy, or stopped, and the server with it: silence
+        in that time does not count.
         """
         pause_s, self.looked = now - self.looked, now
         if self.asked is not None:
@@ -101,11 +100,11 @@ class Heartbeat:
         return now - self.answered >= PING_S
 
     def ask(self, now: float) -> None:
-        """It is asked."""
+        """Records a ping."""
         self.asked = now
 
     def answer(self, now: float) -> None:
-        """It has answered."""
+        """Records an answer."""
         if self.asked is not None:
             self.longest_s = max(self.longest_s, now - self.asked)
         self.asked, self.answered = None, now
@@ -119,8 +118,8 @@ def start_limit_s(longest_s: float, *, is_warm: bool = False) -> float:
     """Seconds a process may take to start, from the longest start that was measured.
 
     Args:
-        longest_s: The longest, 0 for none.
-        is_warm: It has waited for its part, with all it needs imported.
+        longest_s: The longest measured start, 0 for none.
+        is_warm: It is a waiting process, with all imports done.
 
     Example:
         >>> start_limit_s(2.0), start_limit_s(2.0, is_warm=True), start_limit_s(0.0)
@@ -137,14 +136,14 @@ def hear(
     timeout_s: float,
     clock: Callable[[], float],
 ) -> tuple[Report, memoryview] | None:
-    """One message of the server, None when none comes in time.
+    """Returns one message of the server, None if none comes in time.
 
-    Signs of life are asked for and kept here. Only a server of which nothing is left
-    to be read counts as silent.
+    It sends pings and records the answers. A server counts as silent only after all of
+    its bytes were read.
 
     Raises:
-        BadFrame: It is not what a server of ours reports.
-        ServerSilent: It hangs.
+        BadFrame: No server of this version reports this.
+        ServerSilent: The server hangs.
         OSError: The connection is lost.
     """
     now = clock()

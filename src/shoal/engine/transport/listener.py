@@ -1,8 +1,8 @@
 """The sockets of a server: one thread, one selector, every peer non-blocking.
 
-This file decides who is listened to and when a peer counts as gone; the messages are
-read in `engine/server/primary.py`. Callers that have not proved the secret yet wait in
-a selector of their own, which gets a small share of the server's time: a flood of them
+This file decides which peers are read and when a peer counts as gone; the messages are
+handled in `engine/server/primary.py`. Callers that have not proved the secret yet wait
+in their own selector, which gets a small share of the server's time: a flood of them
 slows itself down, not the workers. When the share is used up, they wait in their
 sockets.
 """
@@ -26,23 +26,23 @@ from shoal.engine.transport.messages.server_to_controller import Stranger
 from shoal.engine.transport.server_connection import ServerConnection
 from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
 
-EVERY_S = 10.0  # a flood fills no disk
+EVERY_S = 10.0  # so that a flood does not fill the disk
 
 
 @final
 class RejectedCallers:
-    """Counts callers between two lines; the first of them is told of at once."""
+    """Counts rejected callers between two reports; the first is reported at once."""
 
     def __init__(self) -> None:
         self._count, self._last = 0, ("", "")
         self._next = 0.0
 
     def note(self, name: str, reason: str) -> None:
-        """One was turned away."""
+        """Counts a rejected caller."""
         self._count, self._last = self._count + 1, (name, reason)
 
     def take(self, now: float) -> Stranger | None:
-        """The line that is due, None for none.
+        """Returns the report that is due, None for none.
 
         Args:
             now: Seconds of a monotonic clock.
@@ -64,18 +64,20 @@ class RejectedCallers:
         return Stranger(peer=peer, reason=reason, count=count)
 
 
-SHARE = 0.05  # of the server's time
-SLICE_S = 0.001  # before workers are heard again
-SAVED_S = 0.2  # what is put by while nobody calls: a hundred workers that join at once
+SHARE = 0.05  # part of the server's time
+SLICE_S = 0.001  # limit before workers have their turn
+SAVED_S = (
+    0.2  # most time saved while no caller comes: a hundred workers may join at once
+)
 
 
 @final
 class UnverifiedCallers:
-    """The strangers' selector, open or closed.
+    """The selector of unverified callers, open or closed.
 
     Args:
-        house: The selector that wakes the server when a stranger speaks.
-        clock: Seconds that never go back.
+        house: The selector that wakes the server when a caller sends.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -98,14 +100,14 @@ class UnverifiedCallers:
             self._house.unregister(self.selector)
 
     def _count(self) -> float:
-        """Seconds that are left for strangers now."""
+        """Seconds that are left for callers now."""
         now = self._clock()
         earned_s, self._looked = SHARE * (now - self._looked), now
         self._left_s = min(SAVED_S, self._left_s + earned_s)
         return self._left_s
 
     def wait_s(self, timeout_s: float) -> float:
-        """How long the server may wait for others before callers are heard again."""
+        """How long the server may wait for others before callers have their turn."""
         left_s = self._count()
         if left_s > 0:
             self._open()
@@ -113,11 +115,11 @@ class UnverifiedCallers:
         return min(timeout_s, -left_s / SHARE)
 
     def visit(self) -> Iterator[tuple[selectors.SelectorKey, int]]:
-        """Whoever has something to say, while there is time; it is counted."""
+        """Yields callers with input while there is time, and counts the time."""
         if not self._is_open:
             return
         found = self.selector.select(0)
-        self._turn += 1  # somebody else is first each time
+        self._turn += 1  # another caller is first each time
         first = self._turn % max(1, len(found))
         began, spent_s = self._clock(), 0.0
         for visitor in found[first:] + found[:first]:
@@ -137,27 +139,27 @@ class UnverifiedCallers:
 
 MAX_CONNECTIONS = 4096
 MAX_STRANGERS = 256
-OURS = ("controller", "standby", "shard", "order")  # heard whatever waits for them
-MOST_REASON = 300  # letters of what is said of a peer that is gone
+OURS = ("controller", "standby", "shard", "order")  # read even with waiting output
+MOST_REASON = 300  # characters of the reason for a closed connection
 
 
 @dataclass(eq=False)
 class Peer:
-    """One connection and what is known of its other end.
+    """One connection, and the state of its other end.
 
     Args:
         channel: The connection.
-        name: Its address.
-        role: What it said that it is, empty before.
-        rank: Of a worker.
-        incarnation: Of a worker, or the generation of a standby.
+        name: Address of the peer.
+        role: Role that the peer introduced itself with, empty before.
+        rank: Rank of a worker.
+        incarnation: Incarnation of a worker, or generation of a standby.
         offer: Shared memory that a worker has not mapped yet.
-        vector_codec: Of a worker's vectors, None where they are not encoded.
-        is_settled: A worker has said whether it mapped it.
-        is_asking: It has said something on this connection, and was not answered.
-        events: That the selector waits for.
-        is_hung: It was dropped for its silence.
-        is_refused: It proved the secret, and was turned away.
+        vector_codec: Codec of a worker's vectors, None without encoding.
+        is_settled: A worker has reported whether it mapped the memory.
+        is_asking: It has sent a request on this connection, and has no answer yet.
+        events: Events that the selector waits for.
+        is_hung: It was dropped because it was silent.
+        is_refused: It proved the secret, and was refused.
     """
 
     channel: ServerConnection
@@ -180,19 +182,19 @@ class Peer:
 
 
 class Listener(ABC):
-    """Whoever is told what peers say."""
+    """The receiver of peers' messages."""
 
     @abstractmethod
     def on_frame(self, peer: Peer, head: Head, body: memoryview) -> None:
-        """A peer that knows the secret says something.
+        """Handles a message of a peer that knows the secret.
 
         Raises:
-            BadFrame: It is not what a peer of ours says; its connection is closed.
+            BadFrame: The peer does not follow the protocol; its connection is closed.
         """
 
     @abstractmethod
     def on_gone(self, peer: Peer, reason: str) -> None:
-        """A peer's connection is closed."""
+        """Handles a peer's closed connection."""
 
 
 @final
@@ -200,11 +202,11 @@ class Connections:
     """All connections of a server.
 
     Args:
-        socket_: Bound and listening; it is owned from now on.
-        secret: Of the run.
+        socket_: Bound and listening socket; it is owned from now on.
+        secret: The run's secret.
         max_body_bytes: Larger frames are refused.
-        context: Of TLS, None for none.
-        clock: Seconds that never go back.
+        context: Context of TLS, None without it.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -222,23 +224,25 @@ class Connections:
         self._peers: dict[int, Peer] = {}
         self._rejected: dict[int, Peer] = {}
         self._lost: list[tuple[Peer, str]] = []
-        self._eager: dict[Peer, None] = {}  # in order: of their bytes no selector knows
+        self._eager: dict[
+            Peer, None
+        ] = {}  # in order: they have bytes that no selector reports
         socket_.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._unverified = UnverifiedCallers(self._selector, clock)
         self._unverified.selector.register(socket_, selectors.EVENT_READ, None)
 
     def deliver_to(self, listener: Listener) -> None:
-        """Says who is told what peers say, before anybody is served.
+        """Sets the receiver of messages, before any peer is served.
 
         A standby that takes over hands its connections to the server it becomes.
         """
         self._listener = listener
 
     def serve(self, timeout_s: float) -> None:
-        """Hears whoever speaks, for at most `timeout_s` if nobody does.
+        """Serves peers with input; waits for at most `timeout_s` if there are none.
 
-        Strangers come last, and only while they have not used up their time.
+        Callers come last, and only while they have not used up their time.
         """
         eager, self._eager = self._eager, {}
         wait_s = self._unverified.wait_s(0.0 if eager else timeout_s)
@@ -266,21 +270,21 @@ class Connections:
                 self._hear(key.data, mask)
 
     def adopt(self, link: Link, role: str) -> Peer:
-        """Hears whom this end has called, as if it had been called.
+        """Serves a connection that this end made like an accepted one.
 
         Args:
-            link: It is owned from now on.
-            role: Of the other end.
+            link: The connection; it is owned from now on.
+            role: Role of the other end.
         """
         channel = ServerConnection.of(*link.give_up_socket(), self._secret, self._limit)
         peer = Peer(channel=channel, name=role, role=role)
         self._peers[channel.socket.fileno()] = peer
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
-        self._eager[peer] = None  # something may have come with the greeting
+        self._eager[peer] = None  # bytes may have come with the handshake
         return peer
 
     def watch(self, socket_: socket.socket, hear: Callable[[], None]) -> None:
-        """Calls `hear` in `serve` whenever a socket of somebody else has input."""
+        """Calls `hear` in `serve` whenever a socket of another owner has input."""
         self._selector.register(socket_, selectors.EVENT_READ, hear)
 
     def unwatch(self, socket_: socket.socket) -> None:
@@ -288,7 +292,7 @@ class Connections:
         self._selector.unregister(socket_)
 
     def _hear(self, peer: Peer, mask: int) -> None:
-        # What it wants may have changed since the selector was asked.
+        # Its events may have changed since the selector was asked.
         self._attend(peer, mask & peer.events)
         self._drop_lost()
 
@@ -297,9 +301,9 @@ class Connections:
             self.drop(*self._lost.pop(0))
 
     def drop_strangers(self) -> None:
-        """Closes connections that did not prove in time that they know the secret.
+        """Closes connections of callers that were too slow to prove the secret.
 
-        Nor may those that did be silent about what they are.
+        Those that proved it must introduce themselves in time as well.
         """
         late = self._clock() - GREETING_TIMEOUT_S
         for peer in list(self._rejected.values()):
@@ -310,9 +314,8 @@ class Connections:
     def send(self, peer: Peer, message: Message, *body: memoryview | bytes) -> None:
         """Sends one frame, or finds that its peer is gone.
 
-        A peer is dropped only between two messages: whoever is gone must not be
-        mistaken for the sender of the message that is answered, nor change the
-        order of what is carried out.
+        A peer is dropped only between two messages: a lost peer must not be mistaken
+        for the sender of the message that is answered, nor change the order of effects.
         """
         try:
             peer.channel.send(message.pack(), *body)
@@ -322,7 +325,7 @@ class Connections:
         self._send_rest(peer)
 
     def drop(self, peer: Peer, reason: str) -> None:
-        """Closes one connection and says so."""
+        """Closes one connection and tells the receiver."""
         connection = peer.channel.socket
         descriptor = connection.fileno()
         if self._peers.pop(descriptor, None) is None:
@@ -375,9 +378,10 @@ class Connections:
         self._unverified.selector.register(channel.socket, selectors.EVENT_READ, peer)
 
     def _make_room(self, most: int) -> None:
-        """Drops the stranger that waits longest; one that knows the secret, last.
+        """Drops the oldest caller; one that knows the secret comes last.
 
-        Who belongs to the run greets at once, so it is seldom the oldest.
+        Processes of the run introduce themselves at once, so they are seldom the
+        oldest.
         """
         while len(self._rejected) > max(0, most):
             waiting = list(self._rejected.values())
@@ -385,7 +389,7 @@ class Connections:
             self.drop((unproven or waiting)[0], "too many callers without proof")
 
     def _admit(self, peer: Peer) -> None:
-        """A stranger has said what it is."""
+        """A caller has a role now."""
         connection = peer.channel.socket
         self._unverified.selector.unregister(connection)
         del self._rejected[connection.fileno()]
@@ -412,7 +416,7 @@ class Connections:
             self._admit(peer)
 
     def deliver_again(self, peer: Peer, head: Head) -> None:
-        """Another listener is told what a peer said when it called."""
+        """Gives a peer's first message to another receiver."""
         try:
             self._deliver(peer, head, memoryview(b""))
         except BadFrame as error:
@@ -421,10 +425,10 @@ class Connections:
             self._send_rest(peer)
 
     def _send_rest(self, peer: Peer) -> None:
-        """Watches for room in the socket only while something waits.
+        """Watches for room in the socket only while output waits.
 
-        A worker that does not read its answers is not heard until it does. Whoever is
-        heard is so at the next turn where bytes wait of which no selector knows.
+        A worker that does not read its answers is not read until it does. Other peers
+        are read at the next turn if they have bytes that no selector reports.
         """
         connection = peer.channel.socket
         if connection.fileno() < 0:

@@ -1,9 +1,9 @@
-"""Which part of a vector each of several servers holds. Pure.
+"""The parts of a vector on several servers. Pure.
 
-One of them, number 0, decides in which order things happen, for all of them; it also
-holds all that is no vector. The others do, in that order, the arithmetic on their part.
-As strategies work element by element, the parts together are what one server's vector
-would be, bit for bit.
+One of them, number 0, decides the order of events for all of them; it also has all
+state that is no vector. The others compute their parts in that order. As strategies
+work element by element, the parts together are the vector of a single server, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cuts(size: int, count: int) -> list[slice]:
 
 
 def sizes_of(sizes: Sizes, number: int, count: int) -> Sizes:
-    """What a server exchanges with a worker, of what there is to exchange."""
+    """Sizes of one server's part."""
     part = cuts(sizes.vector, count)[number]
     length = part.stop - part.start
     if number == 0:

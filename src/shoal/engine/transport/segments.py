@@ -1,9 +1,9 @@
 """Arithmetic on a vector, segment by segment: in one thread, or in two.
 
-When a round closes all of its workers wait, and so do their cores. A server that
-merges it with two threads keeps them waiting for little more than half as long. Where
-one worker waits and others compute, a second thread needs a core that nobody uses, and
-a vector so long that waking up a thread does not count.
+When a round closes, all of its workers wait, and their cores are free. A server that
+merges it with two threads needs little more than half the time. If one worker waits
+and others compute, a second thread needs a free core, and a vector so long that the
+time to wake a thread does not count.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from shoal.strategies.base import Strategy
 from shoal.vectors import Vector
 
 # Floats. A few of these do not fit a core's second-level cache, but with shorter ones
-# Python's own time counts, and threads that change places often wait for each other.
+# Python's own time counts, and threads wait for each other too often.
 SEGMENT = 1 << 17
-_LINE = 16  # floats of a cache line, which two threads had better not share
+_LINE = 16  # floats of a cache line, which two threads should not share
 WORTH_A_THREAD = 1 << 17  # floats; below, one thread is done before another wakes up
-LONG = 1 << 20  # floats; below, what one message needs is done by one thread sooner
+LONG = 1 << 20  # floats; below, one thread handles one message faster
 
 Work: TypeAlias = Callable[[slice], None]
 Spread: TypeAlias = Callable[[int, Work], None]
-"""Does some work on all segments of a vector of so many floats."""
+"""Runs some work on all segments of a vector of a given size."""
 
 
 def segments(size: int, length: int = SEGMENT) -> Iterator[slice]:
@@ -36,17 +36,17 @@ def segments(size: int, length: int = SEGMENT) -> Iterator[slice]:
 
 
 def in_turn(size: int, work: Work) -> None:
-    """One segment after the other."""
+    """Runs the work on one segment after the other."""
     for part in segments(size):
         work(part)
 
 
 @final
 class InPairs:
-    """Two segments at a time, where that is worth while; one after the other elsewhere.
+    """Runs two segments at a time if the vector is long, else one after the other.
 
     Args:
-        least: Floats of a vector that is worth a thread.
+        least: Fewest floats of a vector for which a thread is used.
 
     Example:
         >>> spread, done = InPairs(), []
@@ -62,10 +62,10 @@ class InPairs:
         self._cores = count_cores()
 
     def __call__(self, size: int, work: Work) -> None:
-        """Does the work.
+        """Runs the work.
 
         Raises:
-            Exception: What the work raised, once no segment is worked on any more.
+            Exception: The error of the work, once no segment is worked on any more.
         """
         if size < self._least or self._cores < 2:
             in_turn(size, work)
@@ -73,7 +73,7 @@ class InPairs:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="shoal-merge")
         parts = _pairs(size)
-        run = contextvars.copy_context().run  # NumPy's error state, above all
+        run = contextvars.copy_context().run  # mainly NumPy's error state
         try:
             other = self._pool.submit(run, _each, parts[1::2], work)
         except RuntimeError:  # no more threads for this user: it never began
@@ -86,10 +86,10 @@ class InPairs:
             other.result()
 
     def beside(self, busy: Callable[[], int]) -> Spread:
-        """Returns what does the same to long vectors, where a core is free for it.
+        """Returns a spread for long vectors that uses a second core if one is free.
 
         Args:
-            busy: Counts the cores that others compute on, with that of this thread.
+            busy: Counts the cores on which others compute, plus that of this thread.
         """
 
         def spread(size: int, work: Work) -> None:

@@ -1,7 +1,7 @@
-"""The side of a connection that was called: non-blocking, driven by a selector.
+"""The called side of a connection: non-blocking, driven by a selector.
 
-This file decides in which order bytes become a greeting and frames, and how many of
-them are taken before others have their turn.
+This file decides how bytes become a handshake and frames, and how many of them are
+handled before other peers have their turn.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from shoal.wire.frames import (
 )
 from shoal.wire.handshake import HELLO_BYTES, TAG_BYTES, Callee, NoProof
 
-STRANGER_HEAD_BYTES = 1 << 14  # of a peer that has not said what it is
-TURN_BYTES = 8 << 20  # taken from one peer before others are heard
+STRANGER_HEAD_BYTES = 1 << 14  # for a peer without a role
+TURN_BYTES = 8 << 20  # limit for one peer before others have their turn
 TURN_FRAMES = 64
 SHORT = ("header", "head")
-MOST_WAITING = 64  # parts of frames; whoever does not read them is not heard either
+MOST_WAITING = (
+    64  # parts of frames; beyond it a peer that does not read is not read either
+)
 
-# What a socket says that can do no more now.
+# Errors of a socket that can do no more now.
 LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def _unread(connection: socket.socket) -> int:
-    """Bytes that were sent and that the other end has not taken, 0 if nobody knows."""
+    """Bytes that were sent and not taken by the other end, 0 if unknown."""
     try:
         found = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
     except OSError:
@@ -54,14 +56,14 @@ class ServerConnection:
     """One accepted connection.
 
     Args:
-        connection: It is owned from now on.
-        secret: The run's.
-        max_body_bytes: Larger frames are refused, once `admit` was called.
-        context: Of TLS, None for none.
-        clock: Seconds that never go back.
+        connection: Accepted socket; it is owned from now on.
+        secret: The run's secret.
+        max_body_bytes: Limit of frames, once `admit` was called.
+        context: Context of TLS, None without it.
+        clock: Monotonic clock, in seconds.
 
     Raises:
-        OSError: The caller has hung up already.
+        OSError: The caller has closed the connection already.
 
     Attributes:
         since: Monotonic seconds when it was accepted or had proved the secret.
@@ -99,19 +101,19 @@ class ServerConnection:
         )
         self._room = self._ahead = memoryview(b"")
         self.inbox: memoryview | None = None
-        """Where bodies go when they fit; otherwise into fresh memory."""
+        """Memory for bodies that fit; others get fresh memory."""
 
     @classmethod
     def of(
         cls, connection: socket.socket, ahead: bytes, secret: bytes, max_body_bytes: int
     ) -> ServerConnection:
-        """A connection whose other end was called, and has greeted.
+        """Returns a connection that this end made, after the handshake.
 
         Args:
-            connection: It is owned from now on.
-            ahead: What was read of it already.
-            secret: The run's.
-            max_body_bytes: Larger frames are refused.
+            connection: Socket; it is owned from now on.
+            ahead: Bytes that were read from it already.
+            secret: The run's secret.
+            max_body_bytes: Limit of frames.
         """
         channel = cls(connection, secret, max_body_bytes=max_body_bytes)
         channel._ahead = memoryview(ahead)
@@ -123,16 +125,16 @@ class ServerConnection:
 
     @property
     def is_commander(self) -> bool:
-        """Whether it proved the run's secret itself, as a controller does."""
+        """Whether it proved the run's own secret, as a controller does."""
         return self.is_proven and self._callee.is_commander
 
     def admit(self) -> None:
-        """It has said what it is: from now on it may send as much as its kind does."""
+        """Lifts the limits of callers: the peer has a role."""
         self._is_admitted = True
 
     @property
     def is_shaking_hands(self) -> bool:
-        """Whether TLS is not set up yet."""
+        """Whether the TLS handshake is still running."""
         return self._stage == "handshake"
 
     # ---------------------------------------------------------------- sending
@@ -146,12 +148,12 @@ class ServerConnection:
 
     @property
     def is_congested(self) -> bool:
-        """Whether it asks, and does not read what it is answered."""
+        """Whether it sends requests without reading the answers."""
         return len(self._out) > MOST_WAITING
 
     @property
     def has_input(self) -> bool:
-        """Whether bytes wait here that no selector knows of."""
+        """Whether bytes are buffered here that no selector reports."""
         if self._ahead:
             return True
         return self._tls is not None and self._tls.pending() > 0
@@ -159,8 +161,8 @@ class ServerConnection:
     def send(self, head: Head, *body: memoryview | bytes) -> None:
         """Queues one frame and sends what the socket takes now.
 
-        Body memory must stay unchanged until it is sent: workers ask and wait,
-        so theirs is free again when they speak next.
+        Body memory must stay unchanged until it is sent: workers wait for an answer, so
+        their memory is free again at their next message.
         """
         parts = [memoryview(p).cast("B") for p in body if len(p)]
         self._out.append(memoryview(pack_head(head, sum(len(part) for part in parts))))
@@ -168,7 +170,7 @@ class ServerConnection:
         self.flush()
 
     def keep_output(self) -> None:
-        """Copies what waits to be sent: whose memory it is may use it again."""
+        """Copies waiting bytes, so that their memory can be used again."""
         self._out = deque(
             part if part.readonly else memoryview(bytes(part)) for part in self._out
         )
@@ -191,16 +193,16 @@ class ServerConnection:
     # -------------------------------------------------------------- receiving
 
     def read(self) -> list[tuple[Head, memoryview]]:
-        """Takes what the socket has, within limits; returns the complete frames.
+        """Reads the socket, within limits; returns the complete frames.
 
         Raises:
             ConnectionResetError: The peer is gone.
-            BadFrame: The peer is not one of ours.
+            BadFrame: The peer does not follow the protocol.
         """
         # One thread serves all peers. A turn ends after TURN_FRAMES or TURN_BYTES, so
         # that a peer which sends without end cannot keep the others waiting.
-        # A body of a worker lies in its inbox, which the server owns from here until it
-        # has handled the frame: so a turn ends with the first body.
+        # A body of a worker is in its inbox, which the server uses until it has handled
+        # the frame: so a turn ends with the first body.
         frames: list[tuple[Head, memoryview]] = []
         if self.is_shaking_hands and not self._shake_hands():
             return frames
@@ -213,7 +215,7 @@ class ServerConnection:
                 if got is None:
                     return frames
                 if got == 0:
-                    if frames:  # its last words count; the next read finds the end
+                    if frames:  # its last frames count; the next read finds the end
                         return frames
                     raise ConnectionResetError("the peer closed the connection")
                 self._filled += got
@@ -228,9 +230,9 @@ class ServerConnection:
         return frames
 
     def _receive(self) -> int | None:
-        """Bytes that came, 0 at the end, None for none yet.
+        """Number of received bytes, 0 at the end, None if there are none yet.
 
-        With a header comes what the socket has behind it, most often the whole frame.
+        With a header it also reads the bytes behind it, often the whole frame.
         """
         wanted = self._wanted[self._filled :]
         if not self._ahead:
@@ -256,7 +258,7 @@ class ServerConnection:
             return 0
 
     def _shake_hands(self) -> bool:
-        """Goes on with the handshake of TLS; whether it is over."""
+        """Continues the TLS handshake; returns whether it is done."""
         if self._tls is None:
             raise RuntimeError("a handshake without TLS")
         self._wants_write = False
@@ -276,7 +278,7 @@ class ServerConnection:
         self._stage, self._wanted, self._filled = stage, target, 0
 
     def _advance(self) -> tuple[Head, memoryview] | None:
-        """One stage further; a frame when it was the last."""
+        """Advances by one stage; returns a frame after the last one."""
         data = self._wanted
         if self._stage == "hello":
             self._answer(bytes(data))
@@ -311,9 +313,9 @@ class ServerConnection:
         return head, body
 
     def _read_header(self, data: memoryview) -> int:
-        """Bytes of the head. Who has not said what it is has little to say.
+        """Returns the size of the head. It is limited for a peer without a role.
 
-        But for a controller, whose first commands may come with its greeting.
+        A controller has no limit: its first commands may come with its introduction.
         """
         if self._is_admitted or self.is_commander:
             sizes = unpack_header(data, self._limit)
@@ -340,9 +342,9 @@ class ServerConnection:
         self._expect("header", self._header)
 
     def has_moved(self) -> bool:
-        """Whether bytes came, or went to the other end, since this was last asked.
+        """Whether bytes came, or went to the other end, since the last call.
 
-        What the system has taken to send is on its way for a while on a slow link.
+        On a slow link, bytes that the system has taken are on their way for a while.
         """
         unread = _unread(self.socket)
         has_moved = self._moved != self._seen or unread != self._seen_unread

@@ -1,10 +1,10 @@
 """Bulk memory between processes of one host: a mapped file that has no name.
 
 The server makes the file, the worker maps it through the server's open descriptor, and
-so does a standby of this host. Where the system has no such files, they have a name
-until the worker has said that it has mapped it; names of a server that dies before
-carry the tag of their run, and whoever ends the run sweeps them. Python before 3.13
-unlinks shared memory that a child merely attached, so files are mapped by hand.
+so does a standby of this host. On systems without such files, they have a name until
+the worker has mapped it; the names contain the tag of their run, and the end of the run
+removes those of a server that died. Python before 3.13 unlinks shared memory that a
+child merely attached, so files are mapped by hand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SLOT = re.compile(rf"/proc/\d+/fd/\d+|(?:/(?!\.\.?/)[^/\0]+)*/{PREFIX}[\w-]+")
 
 
 def slot_folders() -> list[Path]:
-    """Where slots may lie: shared memory first, then the temporary directory."""
+    """Folders for slots: shared memory first, then the temporary directory."""
     shared = Path("/dev/shm")
     folders = [shared] if shared.is_dir() else []
     with contextlib.suppress(OSError):  # removed, and there is no other
@@ -40,22 +40,22 @@ def slot_folders() -> list[Path]:
 
 
 def tag_of(secret: bytes) -> str:
-    """Names a run in the names of its slots, and tells nothing of its secret."""
+    """Tag of a run in the names of its slots; it does not reveal the secret."""
     return hashlib.sha256(b"slots" + secret).hexdigest()[:12]
 
 
 def sweep(tag: str) -> None:
-    """Removes the names that a server of a run left when it was killed."""
+    """Removes the names that a killed server of a run left."""
     for folder in slot_folders():
-        with contextlib.suppress(OSError):  # removed with all that was in it
-            # No glob: each would leave its pattern, compiled, in Python's caches.
+        with contextlib.suppress(OSError):  # the folder was removed
+            # No glob: each one would leave its compiled pattern in Python's caches.
             for path in folder.iterdir():
                 if path.name.startswith(f"{PREFIX}{tag}-"):
                     path.unlink(missing_ok=True)
 
 
 def _files(tag: str) -> Iterator[tuple[int, Path, bool]]:
-    """Opens empty files: descriptor, path, and whether the path outlives that."""
+    """Opens empty files: descriptor, path, whether the path outlives the descriptor."""
     if hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir():
         with contextlib.suppress(OSError):
             handle = os.memfd_create(f"{PREFIX}{tag}")
@@ -67,11 +67,11 @@ def _files(tag: str) -> Iterator[tuple[int, Path, bool]]:
 
 
 class SlotOffer(NamedTuple):
-    """What others of this host need to map a slot.
+    """Data for other processes of this host to map a slot.
 
     Args:
-        path: Of its file.
-        mark: That its memory begins with.
+        path: Path of its file.
+        mark: Mark at the start of its memory.
     """
 
     path: str
@@ -84,10 +84,11 @@ class Slot:
     Both sides hold a `Slot`; only the side that made it knows a path to unlink.
 
     Args:
-        memory: All of the file.
+        memory: The whole file.
         size: Bytes behind the mark.
-        path: Under which others of this host may open it, a name until `unlink`.
-        descriptor: Open as long as the path leads there; None for a file with a name.
+        path: Path under which others of this host may open it; a name until `unlink`.
+        descriptor: Descriptor, open as long as the path needs it; None for a named
+            file.
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class Slot:
 
     @classmethod
     def make(cls, size: int, tag: str = "") -> tuple[Slot, str] | None:
-        """Makes a slot and its mark; None where no folder has room for it.
+        """Makes a slot and its mark; returns None if no folder has room for it.
 
         Args:
             size: Bytes.
-            tag: Of the run.
+            tag: Tag of the run.
         """
         mark = secrets.token_hex(_MARK_BYTES // 2)
         total = _MARK_BYTES + size
@@ -134,9 +135,9 @@ class Slot:
 
     @classmethod
     def attach(cls, path: str, size: int, mark: str) -> Slot | None:
-        """Maps a slot the other side made; None when it is not on this host.
+        """Maps a slot of the other side; returns None if it is not on this host.
 
-        The other side names a file here: nothing is opened but what a slot is called.
+        The other side names a file here: only names of slots are opened.
         """
         if not _SLOT.fullmatch(path):
             return None
@@ -158,14 +159,14 @@ class Slot:
 
     @property
     def offer(self) -> SlotOffer | None:
-        """What others of this host need to map it; None where they cannot any more."""
+        """Data for others of this host to map it; None if they no longer can."""
         if self.path is None or self._memory is None:
             return None
         mark = self._memory[:_MARK_BYTES].decode()
         return SlotOffer(str(self.path), mark)
 
     def unlink(self) -> None:
-        """Ends a name; the memory lives as long as somebody maps it."""
+        """Removes the name; the memory lives while a process maps it."""
         if self._descriptor is None and self.path is not None:
             self.path.unlink(missing_ok=True)
             self.path = None
@@ -186,5 +187,5 @@ class Slot:
         try:
             self.bytes.release()
             memory.close()
-        except BufferError:  # an array still views it; the mapping goes with it
+        except BufferError:  # an array still views it; the mapping ends with the array
             return
