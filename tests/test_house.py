@@ -292,6 +292,29 @@ def test_a_public_name_can_be_replaced_for_a_test(monkeypatch: pytest.MonkeyPatc
     assert shoal.plan is len
 
 
+def test_the_architecture_names_what_is_there():
+    """Each row of "Where to find it": files of the engine, and names in them."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    part = page.partition("## Where to find it")[2].partition("\n## ")[0]
+    rows = [line for line in part.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    engine, seen = ROOT / "src" / "shoal" / "engine", 0
+    for row in rows:
+        code = ""
+        for word in re.findall(r"`([^`]+)`", row):
+            path = next((p for p in (engine / word, ROOT / "src/shoal" / word)
+                         if p.exists()), None)  # fmt: skip
+            if path is not None:
+                code = path.read_text() if path.is_file() else ""
+                continue
+            assert "/" not in word, f"no file {word}: {row}"
+            outer, _, inner = word.partition(".")
+            assert re.search(rf"^class {outer}\b", code, re.M) or not code, row
+            assert not inner or f"    def {inner}(" in code, f"no {word}: {row}"
+            seen += 1
+    assert seen > 10
+
+
 def test_names_say_something():
     pattern = re.compile(rf"(^|_)({'|'.join(FORBIDDEN_WORDS)})(_|$)")
     bad = [str(p) for p in project_files() if pattern.search(p.stem.lower())]
