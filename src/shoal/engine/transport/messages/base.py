@@ -1,8 +1,8 @@
-"""What all messages have in common: each one packs itself into the head of a frame.
+"""The base of all messages: each one packs itself into the head of a frame.
 
-Beside `pack` every class has a `parse`, which believes nothing: what is missing, of
-another type or out of range raises one of `fields.WRONG`. What a head holds beside the
-fields of its class is ignored.
+Beside `pack` every class has a `parse`, which validates: a field that is missing, of
+another type or out of range raises one of `fields.WRONG`. Other fields of a head than
+those of its class are ignored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FixedKind(Message):
         return {"kind": self.kind, **self.to_json()}
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, as plain values."""
+        """The fields as plain values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
@@ -56,11 +56,11 @@ class FixedKind(Message):
 
 
 class Parser(Protocol[T_co]):
-    """A class of messages, as far as reading goes."""
+    """A class of messages, as far as reading is concerned."""
 
     @property
     def kind(self) -> str:
-        """By which it is found."""
+        """Kind of the messages."""
         ...
 
     def parse(self, head: Head, /) -> T_co:
@@ -69,20 +69,20 @@ class Parser(Protocol[T_co]):
 
 
 def by_kind(*parsers: Parser[T_co]) -> Mapping[str, Parser[T_co]]:
-    """Classes of messages by their kind."""
+    """Returns classes of messages by their kind."""
     return {parser.kind: parser for parser in parsers}
 
 
 def read(parsers: Mapping[str, Parser[T_co]], head: Head, sender: str) -> T_co:
-    """Reads a message of one of some kinds.
+    """Reads a message of one of several kinds.
 
     Args:
-        parsers: By kind.
-        head: Of the frame.
-        sender: Who sent it, for errors.
+        parsers: Parsers by kind.
+        head: Head of the frame.
+        sender: Name of the sender, for errors.
 
     Raises:
-        BadFrame: It is of another kind, or its fields are not what they should be.
+        BadFrame: It is of another kind, or a field is invalid.
     """
     parser = parsers.get(head["kind"])
     if parser is None:

@@ -1,4 +1,4 @@
-"""What the controller tells servers: who leads, what to hand out, what to show."""
+"""Commands of the controller to servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.wire.frames import Head
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command(FixedKind):
-    """Something that a server is to do.
+    """A command to a server.
 
     Args:
         heard: Number of the last report that the controller has heard; None where it
@@ -38,7 +38,7 @@ class Command(FixedKind):
         return head | self.to_json()
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields beside what was heard, as plain values."""
+        """The fields except `heard`, as plain values."""
         names = [field.name for field in fields(self) if field.name != "heard"]
         return {name: getattr(self, name) for name in names}
 
@@ -66,7 +66,7 @@ class Control(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping(Command):
-    """Asks for a sign of life."""
+    """Asks the server for a `Pong`."""
 
     kind: ClassVar[str] = "ping"
 
@@ -100,12 +100,12 @@ class GoAlone(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead(Command):
-    """A standby is the server from now on.
+    """Promotes a standby.
 
     Args:
         living: Tokens of workers whose processes live.
-        order: Address of the server that orders events, where that is another one.
-        has_order: Whether that is said at all.
+        order: Address of the server that orders events, if it is another one.
+        has_order: Whether `order` is part of the message.
     """
 
     kind: ClassVar[str] = "lead"
@@ -114,7 +114,7 @@ class Lead(Command):
     has_order: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields beside what was heard, as plain values."""
+        """The fields except `heard`, as plain values."""
         order = {"order": self.order} if self.has_order else {}
         return {"living": self.living, **order}
 
@@ -139,7 +139,7 @@ class WorkerEnded(Command):
     """The process of a worker ended, to the server that orders.
 
     Args:
-        token: Names it.
+        token: Name of the process.
     """
 
     kind: ClassVar[str] = "gone"
@@ -157,7 +157,7 @@ class Follow(Command):
     """Another server orders events from now on, to a shard.
 
     Args:
-        order: Its address.
+        order: Address of that server.
     """
 
     kind: ClassVar[str] = "follow"
@@ -193,10 +193,10 @@ class Proceed(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect(Command):
-    """No more workers than this will be there before the start.
+    """No more workers than these will join before the start.
 
     Args:
-        workers: How many.
+        workers: Number of workers.
     """
 
     kind: ClassVar[str] = "expect"
@@ -219,7 +219,7 @@ class Halt(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace(Command):
-    """One step is handed out, as callbacks hear of each.
+    """Hands out one step, as callbacks see each one.
 
     Args:
         after: Version that the controller has heard of; -1 for as it is now, None to
@@ -244,7 +244,7 @@ class SetLearningRate(Command):
     """A callback has set the learning rate.
 
     Args:
-        value: None under a schedule.
+        value: The learning rate, None under a schedule.
     """
 
     kind: ClassVar[str] = "learning_rate"
@@ -259,7 +259,7 @@ class SetLearningRate(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeModel(Command):
-    """Callbacks have changed something else of the model; that follows."""
+    """Callbacks have changed something else of the model; the changes follow."""
 
     kind: ClassVar[str] = "changes"
 
@@ -267,7 +267,7 @@ class ChangeModel(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish(Command):
-    """The run ends: workers are told."""
+    """Ends the run, and tells the workers."""
 
     kind: ClassVar[str] = "finish"
 
@@ -275,7 +275,7 @@ class Finish(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskCenter(Command):
-    """The controller wants to see the center."""
+    """Requests the center."""
 
     kind: ClassVar[str] = "center"
 
@@ -283,7 +283,7 @@ class AskCenter(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskState(Command):
-    """The controller wants the state of one worker's optimizer."""
+    """Requests the state of one worker's optimizer."""
 
     kind: ClassVar[str] = "state"
 
@@ -291,7 +291,7 @@ class AskState(Command):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskCheckpoint(Command):
-    """The controller wants all that another server would need to go on.
+    """Requests all that another server needs to continue.
 
     Args:
         wants_snapshot: And, later, the optimizer's state of one more worker; None
@@ -302,7 +302,7 @@ class AskCheckpoint(Command):
     wants_snapshot: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields beside what was heard, as plain values."""
+        """The fields except `heard`, as plain values."""
         wants = self.wants_snapshot
         return {} if wants is None else {"wants_snapshot": wants}
 
@@ -319,7 +319,7 @@ RunCommand: TypeAlias = (
     Proceed | Expect | Halt | Pace | SetLearningRate | ChangeModel | Finish
     | AskCenter | AskState | AskCheckpoint
 )  # fmt: skip
-"""What changes the state of a run, and is therefore an event."""
+"""Commands that change the state of a run, and are therefore events."""
 RUN_COMMANDS: Mapping[str, Parser[RunCommand]] = by_kind(
     Proceed, Expect, Halt, Pace, SetLearningRate, ChangeModel, Finish,
     AskCenter, AskState, AskCheckpoint,
@@ -333,9 +333,9 @@ COMMANDS: Mapping[str, Parser[Command]] = {
 
 
 def read_command(head: Head) -> Command:
-    """Reads what the controller says.
+    """Reads a command of the controller.
 
     Raises:
-        BadFrame: It is not what a controller of ours says.
+        BadFrame: No controller of this version sends this.
     """
     return read(COMMANDS, head, "the controller")

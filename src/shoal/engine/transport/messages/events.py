@@ -1,4 +1,4 @@
-"""What happens to a run, as servers tell it to shards and standbys.
+"""Events of a run, as servers send them to shards and standbys.
 
 The same events in the same order make the same replica wherever they are handled, so
 each says all that counts; `read_event` believes nothing. The vectors of a worker's
@@ -46,7 +46,7 @@ class BaseEvent:
     __slots__ = ()
 
     def to_json(self) -> Head:
-        """Its name and fields, as plain values."""
+        """Name and fields as plain values."""
         raise NotImplementedError
 
     @classmethod
@@ -61,10 +61,10 @@ class WorkerJoins(BaseEvent):
     """A process becomes a worker.
 
     Args:
-        hint: The rank it wishes for, -1 for any.
-        pid: Of the process on its machine.
+        hint: The rank it asks for, -1 for any.
+        pid: Process id on that machine.
         node: Its machine.
-        token: Names it to the controller.
+        token: Name of its process for the controller.
     """
 
     name: ClassVar[str] = "join"
@@ -74,7 +74,7 @@ class WorkerJoins(BaseEvent):
     token: str
 
     def to_json(self) -> Head:
-        """Its name and fields, as plain values."""
+        """Name and fields as plain values."""
         known = {"pid": self.pid, "node": self.node, "token": self.token}
         return {"event": self.name, "hint": self.hint, "known": known}
 
@@ -96,10 +96,10 @@ class WorkerLeaves(BaseEvent):
     """A worker is gone.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
-        reason: Why.
-        is_hung: It was dropped for its silence.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
+        reason: The reason.
+        is_hung: It was dropped because it was silent.
     """
 
     name: ClassVar[str] = "leave"
@@ -109,7 +109,7 @@ class WorkerLeaves(BaseEvent):
     is_hung: bool
 
     def to_json(self) -> Head:
-        """Its name and fields, as plain values."""
+        """Name and fields as plain values."""
         return {
             "event": self.name, "rank": self.rank, "incarnation": self.incarnation,
             "reason": self.reason, "is_hung": self.is_hung,
@@ -129,14 +129,14 @@ class WorkerLeaves(BaseEvent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSays(BaseEvent):
-    """A worker says something; its vectors lie in the buffers of its session.
+    """A worker sends a message; its vectors are in the buffers of its session.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
         question: Number of the request, 0 for one that need not be repeated.
-        message: What it says.
-        has_blob: An optimizer's state comes with it.
+        message: The message.
+        has_blob: An optimizer's state follows.
     """
 
     rank: int
@@ -146,7 +146,7 @@ class WorkerSays(BaseEvent):
     has_blob: bool = False
 
     def to_json(self) -> Head:
-        """Its name and fields, as plain values."""
+        """Name and fields as plain values."""
         message = self.message
         found: Head = {
             "event": message.kind, "rank": self.rank, "incarnation": self.incarnation,
@@ -183,16 +183,16 @@ class WorkerSays(BaseEvent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commanded(BaseEvent):
-    """The controller says something.
+    """The controller sends a command.
 
     Args:
-        command: What.
+        command: The command.
     """
 
     command: RunCommand
 
     def to_json(self) -> Head:
-        """Its name and fields, as plain values."""
+        """Name and fields as plain values."""
         return {**self.command.pack(), "event": COMMAND}
 
     @classmethod
@@ -209,7 +209,7 @@ class Flush(BaseEvent):
     name: ClassVar[str] = "flush"
 
     def to_json(self) -> Head:
-        """Its name and fields, as plain values."""
+        """Name and fields as plain values."""
         return {"event": self.name}
 
     @classmethod
@@ -227,7 +227,7 @@ class Overdue(BaseEvent):
     name: ClassVar[str] = "overdue"
 
     def to_json(self) -> Head:
-        """Its name and fields, as plain values."""
+        """Name and fields as plain values."""
         return {"event": self.name}
 
     @classmethod
@@ -238,18 +238,18 @@ class Overdue(BaseEvent):
 
 
 Event: TypeAlias = WorkerJoins | WorkerLeaves | WorkerSays | Commanded | Flush | Overdue
-"""What a replica handles."""
+"""Events that a replica handles."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged(BaseEvent):
-    """A shard has its part of a message, its standby hears; no event of the replica.
+    """A shard has its part of a message: sent to its standby, no event of the replica.
 
     Args:
-        rank: Of the worker.
+        rank: Rank of the worker.
         staged: Number of the request.
-        incarnation: Of the worker.
+        incarnation: Incarnation of the worker.
     """
 
     name: ClassVar[str] = "stage"
@@ -258,7 +258,7 @@ class Staged(BaseEvent):
     incarnation: int
 
     def to_json(self) -> Head:
-        """Its name and fields, as plain values."""
+        """Name and fields as plain values."""
         return {
             "event": self.name, "rank": self.rank, "staged": self.staged,
             "incarnation": self.incarnation,

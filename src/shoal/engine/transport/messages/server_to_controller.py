@@ -27,7 +27,7 @@ from shoal.wire.frames import Head
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(FixedKind):
-    """Something that happened.
+    """A report to the controller.
 
     Args:
         number: Counts the reports that follow from events; None for others.
@@ -43,7 +43,7 @@ class Report(FixedKind):
         return head
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields beside its number, as plain values."""
+        """The fields except `number`, as plain values."""
         names = [field.name for field in fields(self) if field.name != "number"]
         return {name: getattr(self, name) for name in names}
 
@@ -58,7 +58,7 @@ def _number(head: Head) -> int | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Report):
-    """A sign of life."""
+    """The answer to a `Ping`."""
 
     kind: ClassVar[str] = "pong"
 
@@ -89,7 +89,7 @@ class OfStandby(Report):
 
 @final
 class StandbyCalled(OfStandby):
-    """A standby is there, and is not taken yet."""
+    """A standby has connected, and is not accepted yet."""
 
     __slots__ = ()
     kind: ClassVar[str] = "standby_called"
@@ -97,7 +97,7 @@ class StandbyCalled(OfStandby):
 
 @final
 class StandbyReady(OfStandby):
-    """A standby knows all that the server does."""
+    """A standby has the whole state of the server."""
 
     __slots__ = ()
     kind: ClassVar[str] = "standby_ready"
@@ -109,7 +109,7 @@ class StandbyLeft(OfStandby):
     """The connection to a standby is closed.
 
     Args:
-        reason: Why.
+        reason: The reason.
     """
 
     kind: ClassVar[str] = "standby_left"
@@ -128,12 +128,12 @@ class StandbyLeft(OfStandby):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stranger(Report):
-    """Callers were turned away.
+    """Callers were rejected.
 
     Args:
-        peer: Address of the last.
-        reason: Of the last.
-        count: How many.
+        peer: Address of the last one.
+        reason: Reason for the last one.
+        count: Number of callers.
     """
 
     kind: ClassVar[str] = "stranger"
@@ -194,7 +194,7 @@ class Broken(Report):
     """The strategy's own code raised, which ends the run.
 
     Args:
-        reason: What to tell the user.
+        reason: Text for the user.
     """
 
     kind: ClassVar[str] = "broken"
@@ -212,14 +212,14 @@ class Broken(Report):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined(Report):
-    """A process is a worker.
+    """A process has become a worker.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
-        pid: Of the process on its machine.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
+        pid: Process id on that machine.
         node: Its machine.
-        token: Names the process to the controller.
+        token: Name of the process for the controller.
     """
 
     kind: ClassVar[str] = "joined"
@@ -248,8 +248,8 @@ class WorkerReady(Report):
     """A worker has compiled its model.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
     """
 
     kind: ClassVar[str] = "ready"
@@ -272,11 +272,11 @@ class WorkerLeft(Report):
     """A worker is gone.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
-        reason: Why.
-        is_hung: It was dropped for its silence.
-        rows: Samples that it held.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
+        reason: The reason.
+        is_hung: It was dropped because it was silent.
+        rows: Samples that were leased to it.
     """
 
     kind: ClassVar[str] = "left"
@@ -305,7 +305,7 @@ class Late(Report):
     """A round has closed without some workers.
 
     Args:
-        ranks: Of those.
+        ranks: Ranks of these workers.
     """
 
     kind: ClassVar[str] = "late"
@@ -321,12 +321,12 @@ class Late(Report):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTold(Report):
-    """A worker tells the controller something; the kind is that of what it says.
+    """A worker reports to the controller; the kind is that of its message.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
-        said: What it says.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
+        said: The message.
     """
 
     kind: ClassVar[str] = ""
@@ -343,7 +343,7 @@ class WorkerTold(Report):
         return head if self.number is None else {**head, "number": self.number}
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields beside its number, as plain values."""
+        """The fields except `number`, as plain values."""
         who = {"rank": self.rank, "incarnation": self.incarnation}
         return {**who, **self.said.to_json()}
 
@@ -364,10 +364,10 @@ class WorkerTold(Report):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Report):
-    """Something that the user should know.
+    """A warning for the user.
 
     Args:
-        text: What.
+        text: The text.
     """
 
     kind: ClassVar[str] = "warning"
@@ -382,12 +382,12 @@ class Warned(Report):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack(Report):
-    """What was counted since the last snapshot is not committed any more.
+    """Work since the last snapshot is not committed any more.
 
     Args:
-        lineage: From now on.
+        lineage: Lineage from now on.
         clock: Committed steps of the user's batch size.
-        committed: Samples of each open epoch, by its number.
+        committed: Committed samples of each open epoch, by its number.
     """
 
     kind: ClassVar[str] = "rollback"
@@ -413,7 +413,7 @@ class Exchanges(Report):
     """Exchanges took place; large sums of metrics of the last one follow.
 
     Args:
-        records: The fields of a `Record` each.
+        records: Fields of the records, see `Record`.
     """
 
     kind: ClassVar[str] = "records"
@@ -430,8 +430,8 @@ class ShowsCenter(Report):
     """The center follows, as vector, statistics, and sums of metrics if any.
 
     Args:
-        state: Of the run.
-        size: Floats of the vector; of a shard, of its part.
+        state: State of the run.
+        size: Floats of the vector; for a shard, of its part.
         statistics: Floats of the statistics.
     """
 
@@ -451,7 +451,7 @@ class EpochEnded(ShowsCenter):
 
     Args:
         epoch: Its number.
-        rows: Samples of it.
+        rows: Samples of the epoch.
     """
 
     kind: ClassVar[str] = "epoch"
@@ -459,7 +459,7 @@ class EpochEnded(ShowsCenter):
     rows: int
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields beside its number, as plain values."""
+        """The fields except `number`, as plain values."""
         return {"epoch": self.epoch, "rows": self.rows, **self._lengths()}
 
     @classmethod
@@ -478,17 +478,17 @@ class EpochEnded(ShowsCenter):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CenterShown(ShowsCenter):
-    """The controller has asked for the center.
+    """The center that the controller requested.
 
     Args:
-        samples: Committed in all epochs.
+        samples: Committed samples of all epochs.
     """
 
     kind: ClassVar[str] = "center"
     samples: int
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields beside its number, as plain values."""
+        """The fields except `number`, as plain values."""
         return {"samples": self.samples, **self._lengths()}
 
     @classmethod
@@ -504,12 +504,12 @@ class CenterShown(ShowsCenter):
 
 
 class Sender(NamedTuple):
-    """Whose state it is.
+    """The worker that a state belongs to.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
-        sequence: Of its last push that was applied.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
+        sequence: Number of its last push that was applied.
     """
 
     rank: int
@@ -522,13 +522,13 @@ class WorkerState(Report):
     """The state of an optimizer follows.
 
     Args:
-        sender: Whose it is; None where gradients are exchanged: all have the same.
+        sender: The worker; None under gradient exchange: all have the same state.
     """
 
     sender: Sender | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields beside its number, as plain values."""
+        """The fields except `number`, as plain values."""
         return {} if self.sender is None else self.sender._asdict()
 
     @classmethod
@@ -542,7 +542,7 @@ class WorkerState(Report):
 
 @final
 class OptimizerState(WorkerState):
-    """The controller has asked for it."""
+    """The state that the controller requested."""
 
     __slots__ = ()
     kind: ClassVar[str] = "optimizer"
@@ -550,7 +550,7 @@ class OptimizerState(WorkerState):
 
 @final
 class WorkerSnapshot(WorkerState):
-    """It goes with the next checkpoint."""
+    """A state for the next checkpoint."""
 
     __slots__ = ()
     kind: ClassVar[str] = "snapshot"
@@ -559,12 +559,12 @@ class WorkerSnapshot(WorkerState):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartState(Report):
-    """All that another server would need follows: arrays, and an optimizer's state.
+    """All that another server needs to continue: arrays, and an optimizer's state.
 
     Args:
-        sequencer: As plain values.
-        arrays: Name, dtype and size of each.
-        changes: Serial number of the newest change of a callback that is in there.
+        sequencer: The sequencer as plain values.
+        arrays: Name, dtype and size of each array.
+        changes: Serial number of the newest callback change that is included.
     """
 
     kind: ClassVar[str] = "restart"
@@ -587,7 +587,7 @@ class RestartState(Report):
 
 
 VectorReport: TypeAlias = EpochEnded | CenterShown | RestartState
-"""Reports that show the center: every server tells of its part."""
+"""Reports that show the center: every server reports its part."""
 REPORTS: Mapping[str, Parser[Report]] = {
     **by_kind(
         Pong, Leads, StandbyCalled, StandbyReady, StandbyLeft, Stranger, Mismatch,
@@ -601,14 +601,14 @@ REPORTS: Mapping[str, Parser[Report]] = {
 
 
 def numbered(report: Report, number: int) -> Report:
-    """The same report, with its number."""
+    """Returns the report with a number."""
     return replace(report, number=number)
 
 
 def read_report(head: Head) -> Report:
-    """Reads what a server reports.
+    """Reads a server's report.
 
     Raises:
-        BadFrame: It is not what a server of this version reports.
+        BadFrame: No server of this version sends this.
     """
     return read(REPORTS, head, "the server")

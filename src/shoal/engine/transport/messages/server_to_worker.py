@@ -1,4 +1,4 @@
-"""What a server says to a worker: where its place is, and what each request comes to.
+"""Messages of a server to a worker: its rank, and answers to requests.
 
 A server of this run is trusted, but it may be of another version, or wrong: a worker
 says then what it cannot read, instead of failing anywhere.
@@ -35,10 +35,10 @@ BODIES: Mapping[str, Body] = {
 
 @contextmanager
 def reading(kind: str) -> Generator[None]:
-    """Says what cannot be read of an answer of some kind.
+    """Wraps errors of reading an answer of some kind.
 
     Raises:
-        BadFrame: Something cannot.
+        BadFrame: The answer cannot be read.
     """
     try:
         yield
@@ -47,7 +47,7 @@ def reading(kind: str) -> Generator[None]:
 
 
 def unreadable(kind: str, error: Exception) -> BadFrame:
-    """What is raised where an answer of some kind cannot be read."""
+    """Returns the error for an answer that cannot be read."""
     return BadFrame(
         f"the server's answer {kind!r:.40} cannot be read: "
         f"{type(error).__name__}: {error!s:.200}. Expected what the server of this "
@@ -70,15 +70,15 @@ def pack_slot(offer: SlotOffer | None) -> dict[str, str] | None:
 
 @final
 class RunState(NamedTuple):
-    """What every answer tells of the run.
+    """State of the run that every answer contains.
 
     Args:
-        version: Of the center.
-        lineage: Of the center.
+        version: Version of the center.
+        lineage: Lineage of the center.
         clock: Committed steps of the user's batch size.
-        workers: Living ones, at least 1.
-        learning_rate: None under a schedule.
-        changed: Serial number of the newest change of a callback.
+        workers: Number of living workers, at least 1.
+        learning_rate: Learning rate, None under a schedule.
+        changed: Serial number of the newest callback change.
     """
 
     version: int
@@ -89,7 +89,7 @@ class RunState(NamedTuple):
     changed: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, as plain values."""
+        """The fields as plain values."""
         return {
             "version": self.version, "lineage": self.lineage, "clock": self.clock,
             "workers": self.workers, "lr": self.learning_rate, "changed": self.changed,
@@ -114,13 +114,13 @@ class RunState(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(FixedKind):
-    """A process is a worker from now on; center, statistics and a state follow.
+    """A process has become a worker; center, statistics and a state follow.
 
     Args:
-        rank: Of the worker.
+        rank: Rank of the worker.
         incarnation: Counts the processes that had this rank.
         slot: Shared memory that it may map, None for none.
-        state: Of the run.
+        state: State of the run.
     """
 
     kind: ClassVar[str] = "welcome"
@@ -150,7 +150,7 @@ class Welcome(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WelcomeBack(FixedKind):
-    """A worker has its place at the server that took over.
+    """A worker has rejoined at the server that took over.
 
     Args:
         slot: Shared memory that it may map, None for none.
@@ -172,7 +172,7 @@ class WelcomeBack(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere(FixedKind):
-    """This is a standby, and another server leads: call there."""
+    """Redirects a worker: this is a standby, and another server leads."""
 
     kind: ClassVar[str] = "elsewhere"
 
@@ -180,10 +180,10 @@ class Elsewhere(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(FixedKind):
-    """A process or its message is not wanted: it joins anew, or exits.
+    """A process or its message is refused: it joins again, or exits.
 
     Args:
-        reason: Why.
+        reason: The reason.
         state: Of the run; None to one that has no place in it.
     """
 
@@ -208,18 +208,18 @@ class Refused(FixedKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(FixedKind):
-    """What a worker gets for what it said; see `instructions.Answer`.
+    """The answer to a worker's request; see `instructions.Answer`.
 
     Args:
-        body: What travels along.
-        pieces: New leases; of a `Repeat` all.
-        nan_status: Of the round.
-        group: That averages the next step, None where the server does.
-        sums: That the push is to be computed for.
+        body: What is sent with it.
+        pieces: New leases; for a `Repeat` all leases.
+        nan_status: Status of the round.
+        group: The group that averages the next step, None if the server does.
+        sums: Sums for which the push must be computed.
         wants_snapshot: The worker is asked for its state.
-        changes: Bytes of what callbacks changed, at the end.
-        state: Of the run.
-        is_coded: Whether its vector is encoded; None where no vector would be.
+        changes: Size of callback changes at the end of the body.
+        state: State of the run.
+        is_coded: Whether its vector is encoded; None without a vector.
     """
 
     body: Body = "none"
@@ -234,12 +234,12 @@ class Answer(FixedKind):
 
     @property
     def has_vectors(self) -> bool:
-        """Whether vectors travel along."""
+        """Whether vectors are sent with it."""
         return self.body != "none"
 
     @property
     def is_center(self) -> bool:
-        """Whether the worker is to go on from the center."""
+        """Whether the worker must continue from the center."""
         return self.body in ("center", "snapshot")
 
     def pack(self) -> Head:
@@ -292,7 +292,7 @@ def _group(found: Any) -> Group:
 
 @final
 class Reply(Answer):
-    """To a push: the strategy's reply."""
+    """The strategy's reply to a push."""
 
     __slots__ = ()
     kind: ClassVar[str] = "reply"
@@ -308,7 +308,7 @@ class Merged(Answer):
 
 @final
 class Grant(Answer):
-    """Data."""
+    """New leases."""
 
     __slots__ = ()
     kind: ClassVar[str] = "grant"
@@ -324,7 +324,7 @@ class Repeat(Answer):
 
 @final
 class Again(Answer):
-    """The push must come with its vector after all, or be computed for other sums."""
+    """The push must be sent again with its vector, or be computed for other sums."""
 
     __slots__ = ()
     kind: ClassVar[str] = "again"
@@ -332,7 +332,7 @@ class Again(Answer):
 
 @final
 class Publish(Answer):
-    """The server wants the worker's state first."""
+    """The server requests the worker's state first."""
 
     __slots__ = ()
     kind: ClassVar[str] = "publish"
@@ -348,10 +348,10 @@ class Done(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged(FixedKind):
-    """Something was heard, and nothing follows from it.
+    """A message was received, and needs no other answer.
 
     Args:
-        state: Of the run.
+        state: State of the run.
     """
 
     state: RunState
@@ -368,7 +368,7 @@ class Acknowledged(FixedKind):
 
 @final
 class Stored(Acknowledged):
-    """A snapshot is here."""
+    """A snapshot was received."""
 
     __slots__ = ()
     kind: ClassVar[str] = "stored"
@@ -376,7 +376,7 @@ class Stored(Acknowledged):
 
 @final
 class Noted(Acknowledged):
-    """Anything else was heard."""
+    """Any other message was received."""
 
     __slots__ = ()
     kind: ClassVar[str] = "noted"
@@ -388,7 +388,7 @@ ANSWERS: Mapping[str, type[Answer]] = {
 }
 """By the kind of the instruction."""
 ToWorker: TypeAlias = Answer | Acknowledged | Refused
-"""What a worker that has its place is answered."""
+"""Messages to a worker that has joined."""
 _TO_WORKER: Mapping[str, Parser[ToWorker]] = {
     **ANSWERS, **by_kind(Stored, Noted, Refused),
 }  # fmt: skip
@@ -398,7 +398,7 @@ def read_answer(head: Head) -> ToWorker:
     """Reads the answer to a request.
 
     Raises:
-        BadFrame: It is none that a worker of this version knows.
+        BadFrame: A worker of this version does not know it.
     """
     kind = head["kind"]
     try:  # not `reading`: a context takes longer, and every exchange comes here

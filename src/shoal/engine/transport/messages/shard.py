@@ -1,8 +1,8 @@
-"""What is said where several servers share the vector.
+"""Messages between workers and servers that share the vector.
 
 A worker sends each shard its part of a message (`Attend`, `Stage`), and gets its part
-of the answer (`Seated`, `Kept`, `Part`). A shard tells the server that orders, number
-0, what it has (`ShardCalls`, `Has`, `Took` of `standby.py`, `Moving`), and hears of
+of the answer (`Seated`, `Kept`, `Part`). A shard reports to the ordering server, number
+0, what it has (`ShardCalls`, `Has`, `Took` of `standby.py`, `Moving`), and gets
 events (`Ordered`).
 """
 
@@ -25,14 +25,14 @@ from shoal.wire.frames import Head
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attend(FixedKind):
-    """A worker that the server which orders knows, at another one.
+    """A worker that number 0 knows joins at a shard.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
         question: Number of the request whose answer it waits for, 0 for none.
         wants_center: Whether the shard's part of the center is to follow the answer.
-        token: As it joined.
+        token: Token with which it joined.
         wants_slot: Vectors through shared memory; shards have none.
     """
 
@@ -91,7 +91,7 @@ class Stage(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seated(FixedKind):
-    """The worker has its place; the shard's part of the center follows, if wanted."""
+    """The worker has joined; the shard's part of the center follows on request."""
 
     kind: ClassVar[str] = "seated"
 
@@ -99,7 +99,7 @@ class Seated(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept(FixedKind):
-    """A part of a message is here, and at the shard's standby.
+    """A part of a message was received, by the shard's standby as well.
 
     Args:
         question: Number of the request.
@@ -121,8 +121,8 @@ class Part(FixedKind):
 
     Args:
         question: Number of the request.
-        body: What of the answer it is.
-        is_coded: Whether it is encoded; None where no vector would be.
+        body: The part of the answer.
+        is_coded: Whether it is encoded; None without a vector.
     """
 
     kind: ClassVar[str] = "part"
@@ -157,7 +157,7 @@ class Part(FixedKind):
 
 OfShard: TypeAlias = Kept | Part
 OF_SHARD = by_kind(Kept, Part)
-"""What a shard says to a worker that has its place, by kind."""
+"""Messages of a shard to a worker that has joined, by kind."""
 
 # --------------------------------------------------------------- shard to number 0
 
@@ -165,11 +165,11 @@ OF_SHARD = by_kind(Kept, Part)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCalls(FixedKind):
-    """A shard follows.
+    """A shard wants to follow.
 
     Args:
-        number: Of the shard.
-        have: Number of the last event that it has.
+        number: Number of the shard.
+        have: Number of its last event.
     """
 
     kind: ClassVar[str] = "shard"
@@ -188,8 +188,8 @@ class Has(FixedKind):
     """A shard, and its standby if it has one, has its part of a message.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
         question: Number of the request.
     """
 
@@ -214,7 +214,7 @@ class Moving(FixedKind):
     """Bytes of some workers are on their way to a shard: they are not silent.
 
     Args:
-        ranks: Of those.
+        ranks: Ranks of these workers.
     """
 
     kind: ClassVar[str] = "moved"
@@ -236,11 +236,11 @@ FROM_SHARD = by_kind(Took, Has, Moving)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered(FixedKind):
-    """An event, in its place among all.
+    """An event with its place in the order.
 
     Args:
         number: Counts events.
-        event: What happens.
+        event: The event.
         at: Seconds of the run.
     """
 

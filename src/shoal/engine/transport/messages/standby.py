@@ -1,4 +1,4 @@
-"""What a server tells its standby before it replies to anybody, and hears back."""
+"""Messages between a server and its standby, sent before replies leave."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class StandbyCalls(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took(FixedKind):
-    """Events up to a number are here.
+    """Events up to a number were received.
 
     Args:
-        number: Counts events, of a standby from its first on.
+        number: Number of events; for a standby, since it joined.
     """
 
     kind: ClassVar[str] = "took"
@@ -58,11 +58,11 @@ class Took(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapped(FixedKind):
-    """A standby sees the shared memory of a worker.
+    """A standby has mapped the shared memory of a worker.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
     """
 
     kind: ClassVar[str] = "mapped"
@@ -78,10 +78,10 @@ class Mapped(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CannotFollow(FixedKind):
-    """A standby cannot read what it is told.
+    """A standby cannot read a message.
 
     Args:
-        reason: Why.
+        reason: The reason.
     """
 
     kind: ClassVar[str] = "refused"
@@ -111,13 +111,13 @@ class Frozen(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged(FixedKind):
-    """An event is about to be handled; vectors follow, and what comes behind them.
+    """An event is about to be handled; vectors and other bytes follow.
 
     Args:
-        event: What happens.
+        event: The event.
         at: Seconds of the run; a `Staged` has no time.
         vectors: Bytes of vectors.
-        is_mapped: They lie in the worker's slot, which the standby sees.
+        is_mapped: They are in the worker's slot, which the standby has mapped.
     """
 
     kind: ClassVar[str] = "event"
@@ -156,12 +156,12 @@ class Logged(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSlot(FixedKind):
-    """Where the vectors of a worker lie.
+    """The memory of a worker's vectors.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
-        offer: Of the shared memory.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
+        offer: Offer of the shared memory.
     """
 
     kind: ClassVar[str] = "slot"
@@ -189,10 +189,10 @@ class WorkerSlot(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsTook(FixedKind):
-    """All shards know events up to a number.
+    """All shards have events up to a number.
 
     Args:
-        number: Of the last of them.
+        number: Number of the last one.
     """
 
     kind: ClassVar[str] = "ordered"
@@ -207,10 +207,10 @@ class ShardsTook(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerHeard(FixedKind):
-    """The controller has heard reports up to a number.
+    """The controller has reports up to a number.
 
     Args:
-        number: Of the last of them.
+        number: Number of the last one.
     """
 
     kind: ClassVar[str] = "heard"

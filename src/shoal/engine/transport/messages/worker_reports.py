@@ -1,4 +1,4 @@
-"""What a worker tells the controller, through its server: failures, data, machine.
+"""A worker's reports to the controller, through its server: failures, data, machine.
 
 A server passes it on as it is, with the worker's rank. `pack` and `parse` are the
 worker's frame; `to_json` and `from_json` are the fields that are passed on, and kept in
@@ -31,7 +31,7 @@ MOST_GPUS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport(FixedKind):
-    """Something that the controller is to know."""
+    """A report to the controller."""
 
     @classmethod
     def from_json(cls, found: Head) -> Self:
@@ -42,13 +42,13 @@ class WorkerReport(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(WorkerReport):
-    """Code of the user raised, which ends the run.
+    """The user's code raised, which ends the run.
 
     Args:
         step: The worker's steps until then.
         is_data: The data could not be read.
-        error: Type and text.
-        traceback: Of it.
+        error: Type and text of the error.
+        traceback: Its traceback.
     """
 
     kind: ClassVar[str] = "failed"
@@ -81,14 +81,14 @@ class NanReport(WorkerReport):
     """Numbers of a worker are NaN or infinite.
 
     Args:
-        reaction: What `on_nan` says.
+        reaction: The policy of `on_nan`.
         what: Which numbers: "weights", "statistics", "gradient" or "loss".
-        epoch: Of the samples.
-        step: The first of the worker's own steps that it may have been.
-        last_step: The last of them.
-        bad_rows: Rows of the data there that are not finite.
-        rows: Numbers of the first of them.
-        ranges: Samples the worker was busy with, by their places in the epoch's order.
+        epoch: Epoch of the samples.
+        step: The first step in which it may have happened, of the worker's count.
+        last_step: The last such step.
+        bad_rows: Number of rows of that data that are not finite.
+        rows: Row numbers of the first of them.
+        ranges: Samples of these steps, by places in the epoch's order.
 
     Example:
         >>> found = NanReport(reaction="skip", what="loss", epoch=0, step=3,
@@ -116,7 +116,7 @@ class NanReport(WorkerReport):
         }  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, as plain values."""
+        """The fields as plain values."""
         return {
             "reaction": self.reaction, "what": self.what, "epoch": self.epoch,
             "step": self.step, "last_step": self.last_step, "bad_rows": self.bad_rows,
@@ -143,11 +143,11 @@ class NanReport(WorkerReport):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRetry(WorkerReport):
-    """Data could not be read, and is asked for again.
+    """Data could not be read, and is read again.
 
     Args:
-        text: What was raised, and when it is tried again.
-        attempt: How often it was tried.
+        text: The error, and the time of the next attempt.
+        attempt: Number of attempts.
     """
 
     kind: ClassVar[str] = "data_retry"
@@ -165,11 +165,11 @@ class DataRetry(WorkerReport):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataState(WorkerReport):
-    """What a user's code made of a worker's copy of the data, see `ChunkedSource`.
+    """State of the user's code in a worker's copy of the data, see `ChunkedSource`.
 
     Args:
-        epoch: A pass over the data.
-        digests: By name.
+        epoch: Number of the pass over the data.
+        digests: Digests by name.
 
     Example:
         >>> DataState(epoch=1, digests={"order": "a"}).pack()
@@ -206,11 +206,11 @@ class DataState(WorkerReport):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUsed(WorkerReport):
-    """What a machine is busy with.
+    """A machine's use.
 
     Args:
-        node: Its address, empty where it is the server's own.
-        use: Of it; what nobody knows is None.
+        node: Its address, empty if it is the server's own.
+        use: Its use; None for unknown parts.
     """
 
     kind: ClassVar[str] = "node_used"
@@ -218,7 +218,7 @@ class NodeUsed(WorkerReport):
     use: NodeUse
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, as plain values."""
+        """The fields as plain values."""
         return {"node": self.node, **self.use.to_json()}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a worker says to the server that orders: it calls, pushes, asks for data."""
+"""Messages of a worker to the ordering server: it joins, pushes, asks for data."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shoal.engine.transport.messages.base import FixedKind, Parser, by_kind, rea
 from shoal.engine.transport.messages.worker_reports import WORKER_REPORTS, WorkerReport
 from shoal.wire.frames import Head
 
-MOST_SUMS = 64  # that the losses of one model are scaled by
+MOST_SUMS = 64  # most sums by which the losses of a model are scaled
 
 
 class NanStatus(IntEnum):
-    """What a worker says of its part of a step; the highest counts for all workers.
+    """A worker's status of its part of a step; the highest counts for all workers.
 
-    `LEFT_OUT`: it was told to leave these samples out.
+    `LEFT_OUT`: the samples are left out on purpose.
     """
 
     FINITE = 0
@@ -37,10 +37,10 @@ class NanStatus(IntEnum):
 
     @classmethod
     def parse(cls, value: Any) -> NanStatus:
-        """Reads one.
+        """Reads a status.
 
         Raises:
-            ValueError: It is none of the known.
+            ValueError: It is unknown.
         """
         return _STATUSES[whole(value, len(_STATUSES))]
 
@@ -56,12 +56,12 @@ class Join(FixedKind):
     """A process wants to be a worker.
 
     Args:
-        digest: Of the layout of its model.
-        metrics: Numbers of its metric state.
-        hint: The rank it wishes for, -1 for any.
+        digest: Digest of its model's layout.
+        metrics: Size of its metric states.
+        hint: The rank it asks for, -1 for any.
         node: Its machine.
-        pid: Of the process there.
-        token: Names the process to the controller.
+        pid: Process id on that machine.
+        token: Name of the process for the controller.
         wants_slot: Whether it can map memory of the server.
     """
 
@@ -79,7 +79,7 @@ class Join(FixedKind):
         """The inverse of `pack`."""
         hint, digest, metrics = int(head["hint"]), head["digest"], head["metrics"]
         return cls(
-            # What another version says there is another layout, and is refused as one.
+            # Another version's text there is another layout, and is refused as one.
             digest=digest if isinstance(digest, str) else "",
             metrics=metrics if isinstance(metrics, int) and 0 <= metrics < MOST else -1,
             hint=hint if 0 <= hint < MAX_HINT else -1,
@@ -93,12 +93,12 @@ class Join(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejoin(FixedKind):
-    """A worker whose server was lost goes on at the one that took its place.
+    """A worker whose server was lost rejoins at the one that took over.
 
     Args:
-        rank: Of the worker.
-        incarnation: Of the worker.
-        token: As it joined.
+        rank: Rank of the worker.
+        incarnation: Incarnation of the worker.
+        token: Token with which it joined.
         wants_slot: Whether it can map memory of the server.
     """
 
@@ -143,20 +143,20 @@ class SlotSettled(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(FixedKind):
-    """What a worker did since its last push; its vectors follow.
+    """A worker's work since its last push; its vectors follow.
 
     Args:
-        lineage: Of the center that it began with.
+        lineage: Lineage of the center that it began with.
         sequence: Counts its pushes.
         pieces: Samples that it covers.
         steps: Local optimizer steps.
-        samples: What it weighs.
+        samples: Weight of the message.
         nan_status: Whether its numbers are finite.
         group: Generation of the group that has averaged it, 0 for none.
         times: Seconds of computing, reading, waiting and exchanging.
-        rows: Samples that something was learnt from, None for `samples`.
+        rows: Samples that were trained on, None for `samples`.
         own: See `instructions.Push`.
-        assumed: The same.
+        assumed: See `instructions.Push`.
     """
 
     kind: ClassVar[str] = "push"
@@ -186,7 +186,7 @@ class Push(FixedKind):
         return head
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, as servers tell them each other."""
+        """The fields as servers send them to each other."""
         return {
             "lineage": self.lineage, "sequence": self.sequence,
             "pieces": self.pieces, "steps": self.steps, "samples": self.samples,
@@ -223,7 +223,7 @@ class Push(FixedKind):
 def _sums(
     head: Head,
 ) -> tuple[float | None, tuple[float, ...], tuple[float, ...]]:
-    """What a message weighs beside `samples`; see `instructions.Push`."""
+    """Weights of a message beside `samples`; see `instructions.Push`."""
     rows = head.get("rows")
     if rows is None and "own" not in head and "assumed" not in head:
         return None, (), ()
@@ -258,7 +258,7 @@ class Need(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot(FixedKind):
-    """The state of a worker's optimizer follows; where gradients are exchanged, all."""
+    """A worker's optimizer state follows; under gradient exchange its whole state."""
 
     kind: ClassVar[str] = "snapshot"
 
@@ -282,7 +282,7 @@ class Reading(FixedKind):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy(FixedKind):
-    """A worker computes, and nobody knows how long."""
+    """A worker computes for an unknown time."""
 
     kind: ClassVar[str] = "busy"
 
@@ -290,7 +290,7 @@ class Busy(FixedKind):
 FromWorker: TypeAlias = (
     Push | Ready | Need | Snapshot | Compiling | Reading | Busy | WorkerReport
 )
-"""What a worker says that has its place, and is answered."""
+"""Requests of a worker that has joined."""
 REQUESTS: Mapping[str, Parser[FromWorker]] = {
     **by_kind(Push, Ready, Need, Snapshot, Compiling, Reading, Busy),
     **WORKER_REPORTS,
@@ -300,10 +300,10 @@ REQUESTS: Mapping[str, Parser[FromWorker]] = {
 
 @final
 class Request(NamedTuple):
-    """A message of a worker that waits for the answer.
+    """A message of a worker that needs an answer.
 
     Args:
-        message: What it says.
+        message: The message.
         number: Counts its requests; 0 for one that need not be repeated.
         is_coded: Whether its vector is encoded.
     """
@@ -325,7 +325,7 @@ class Request(NamedTuple):
         """The inverse of `pack`.
 
         Raises:
-            BadFrame: It is not what a worker of ours says.
+            BadFrame: No worker of this version sends this.
         """
         message = read(REQUESTS, head, "a worker")
         number = whole(head.get("question", 0))
