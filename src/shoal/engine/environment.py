@@ -1,9 +1,8 @@
-"""What the engine takes from the world around it: time, connections and threads.
+"""The engine's environment: time, connections and threads.
 
-Workers, servers and the controller are handed an `Environment` and use nothing else for
-these, so that a simulation can hand them one whose time and network it decides itself.
-Sockets that are listened on are in `transport/listener.py`, which a simulation replaces
-as a whole.
+Workers, servers and the controller get an `Environment` and use nothing else for these,
+so that a simulation can give them one with its own time and network. Listening sockets
+are in `transport/listener.py`, which a simulation replaces as a whole.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Environment(ABC):
 
     @abstractmethod
     def clock(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Seconds of a monotonic clock."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
@@ -42,30 +41,30 @@ class Environment(ABC):
         timeout_s: float = 60.0,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Link:
-        """Calls a server, which has proved the secret when this returns.
+        """Connects to a server, which has proved the secret when this returns.
 
         Args:
-            address: Of the server.
-            secret: That both ends know.
-            certificate: Of the server, None where it does not use TLS.
-            timeout_s: For the connection and the greeting.
-            meanwhile: Called now and then while the server is silent; it may raise.
+            address: Address of the server.
+            secret: The secret that both ends know.
+            certificate: Certificate of the server, None without TLS.
+            timeout_s: Limit for the connection and the handshake.
+            meanwhile: Called regularly while the server is silent; it may raise.
 
         Raises:
             BadFrame: Another server listens there.
-            ConnectionError: The server hung up.
-            ExchangeTimeout: Nobody greets in time.
+            ConnectionError: The server closed the connection.
+            ExchangeTimeout: The handshake was not answered in time.
         """
 
     @abstractmethod
     def in_background(self, work: Callable[[], T]) -> Future[T]:
-        """Starts work that waits for the network; no exit of a process waits for it."""
+        """Starts work that waits for the network; a process may exit before it ends."""
 
     @abstractmethod
     def every(
         self, seconds: float, action: Callable[[], object]
     ) -> AbstractContextManager[None]:
-        """Calls `action` after each such time, until the context is left.
+        """Calls `action` at regular intervals, until the context is left.
 
         Args:
             seconds: Between two calls.
@@ -74,7 +73,7 @@ class Environment(ABC):
 
 
 class SystemEnvironment(Environment):
-    """The machine's own."""
+    """The machine's clock, network and threads."""
 
     def clock(self) -> float:
         """See `Environment`."""
@@ -112,7 +111,7 @@ class SystemEnvironment(Environment):
             except BaseException as error:
                 found.set_exception(error)
 
-        # A daemon: what waits for a server that hangs keeps no process alive.
+        # A daemon thread: waiting for a hung server keeps no process alive.
         threading.Thread(target=run, name="shoal-exchange", daemon=True).start()
         return found
 

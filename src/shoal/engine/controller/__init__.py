@@ -1,4 +1,4 @@
-"""What follows a run and owns its processes.
+"""The controller: it follows a run and owns its processes.
 
 Imports every other folder of the engine.
 """

@@ -1,8 +1,8 @@
-"""The controller: follows a run, and looks after its processes meanwhile.
+"""The controller: follows a run, and supervises its processes.
 
 It decides nothing about training (the server does) and nothing about Keras (the
-observer does). It turns what processes and the server report into calls of the
-observer, and the observer's wishes into commands.
+observer does). It turns reports of processes and the server into calls of the observer,
+and the observer's wishes into commands.
 """
 
 from __future__ import annotations
@@ -68,29 +68,29 @@ from shoal.vectors import Vector
 __all__ = ["Controller", "Job", "ServerGone"]
 
 POLL_S = 0.1
-SNAPSHOT_S = 5.0  # between snapshots of workers, each of the next in turn
+SNAPSHOT_S = 5.0  # between snapshots of workers, which are taken in turn
 STATE_TIMEOUT_S = 20.0
-SLOW_BYTES_S = 10e6  # of a link that a worker's state may have to come over
+SLOW_BYTES_S = 10e6  # a slow link over which a worker's state may come
 CENTER_TIMEOUT_S = 2.0
-RESCUE_S = 0.8  # for each question after Ctrl-C
+RESCUE_S = 0.8  # for each request after Ctrl-C
 R = TypeVar("R", bound=Report)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the controller needs to know of the plan.
+    """The parts of the plan that the controller needs.
 
     Args:
-        workers: Processes aimed at.
-        policy: What to do when one is gone.
-        first_epoch: The epoch the run starts with.
-        epochs: The epoch it ends before.
-        log: Path of a worker's log, None to keep none.
-        often: Between checkpoints.
-        has_standby: A second server knows all that the first one does.
-        spares: Processes that wait for a worker to be lost.
-        servers: That share the vector.
-        growth: More workers that come when a machine has room for them.
+        workers: Number of processes.
+        policy: Policy for lost processes.
+        first_epoch: The first epoch of the run.
+        epochs: The epoch before which it ends.
+        log: Returns the path of a worker's log, None for no log.
+        often: Interval of checkpoints.
+        has_standby: A second server has the state of the first one.
+        spares: Processes that wait for the loss of a worker.
+        servers: Number of servers that share the vector.
+        growth: Workers that are added when a machine has room for them.
     """
 
     workers: int
@@ -109,9 +109,9 @@ class Controller:
     """Follows one run; use it as a context, so that its processes end.
 
     Args:
-        job: What to do.
-        observer: Whom to tell.
-        pool: Whose processes do it; whoever made it closes it.
+        job: The parts of the plan.
+        observer: Observer of the run.
+        pool: Pool of the processes; its maker closes it.
     """
 
     def __init__(self, job: Job, observer: Observer, pool: ProcessPool) -> None:
@@ -119,7 +119,7 @@ class Controller:
         self._clock = pool.environment.clock
         self._learning_rate: float | None = None
         self._changes = Changes()
-        self._version = -1  # of the newest exchange that was told; -1 for unknown
+        self._version = -1  # of the newest reported exchange; -1 for unknown
         self._is_in_step = False
         self._epochs = EpochsInOrder(job.first_epoch, job.epochs, observer, self._open)
         self._supervisor = WorkerSupervisor(
@@ -155,7 +155,7 @@ class Controller:
     def give(
         self, server: ServerSpec, make_spec: Callable[[int, str], WorkerSpec]
     ) -> None:
-        """Sends everyone their part and connects to the server."""
+        """Gives every process its spec, and connects to the server."""
         self._learning_rate = server.learning_rate
         self._changes = Changes(dict(server.changes.found))
         self._resume_point = ResumePoint(server, make_spec)
@@ -204,7 +204,7 @@ class Controller:
         raise error
 
     def _replace_server(self, error: ServerGone, event: str = "server_lost") -> None:
-        """Starts another server where the last checkpoint left the run."""
+        """Starts another server from the last checkpoint."""
         resume_point = self._resume_point
         if resume_point is None:
             raise error
@@ -224,7 +224,7 @@ class Controller:
         self._observer.on_event("server_replaced", seconds=seconds, by="restart")
 
     def _go_back(self, resume_point: ResumePoint) -> None:
-        """The server begins at the checkpoint: before an end that was told, perhaps."""
+        """Continues from a checkpoint, perhaps from before an end that was reported."""
         restart, upcoming = resume_point.server.restart, self._job.first_epoch
         if restart is not None:
             upcoming = restart.open_sequencer(resume_point.server.rules).upcoming
@@ -232,16 +232,16 @@ class Controller:
             self._opened = min(self._opened, upcoming)
 
     def _halt(self) -> None:
-        """Tells a server to stop, if a callback said so.
+        """Sends `Halt` to a server, if a callback wants to stop.
 
-        Not while an epoch is trained again whose end has been told.
+        It waits while an epoch is trained again whose end was reported.
         """
         is_behind = self._opened is not None and self._opened < self._epochs.next
         if self._is_halted and not is_behind:
             self._command(Halt())
 
     def _repeat(self) -> None:
-        """Tells a server what the one before it may have heard, or not."""
+        """Repeats commands that the lost server may not have handled."""
         if self._expected is not None:
             self._command(Expect(workers=self._expected))
         if self._opened is not None:
@@ -258,7 +258,7 @@ class Controller:
             self._command(AskCheckpoint())
 
     def _turn(self) -> None:
-        """Hears one message, or looks after the processes when there is none."""
+        """Handles one message, or looks after the processes if there is none."""
         self._observer.on_turn()
         check()
         if self._backlog:
@@ -273,10 +273,10 @@ class Controller:
                 self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Asks for all that another server would need; it comes when it is ready.
+        """Requests all that another server needs; it comes when it is ready.
 
-        Now and then also for the optimizer's state of one more worker, which goes
-        with the next checkpoint.
+        Regularly it also requests the optimizer's state of one more worker, which
+        becomes part of the next checkpoint.
         """
         self._checkpointed, self._samples = self._clock(), 0
         self._wants_checkpoint = True
@@ -307,7 +307,7 @@ class Controller:
                 self._hear_of(report)
 
     def _hear_of(self, report: Report) -> None:
-        """Something happened to workers, or to the run."""
+        """Handles a report about workers, or about the run."""
         match report:
             case Joined():
                 self._supervisor.joined(report)
@@ -325,7 +325,7 @@ class Controller:
                 self._observer.on_event(report.kind, **report.to_json())
 
     def _told(self, report: WorkerTold) -> None:
-        """A worker tells of something."""
+        """Handles a worker's report."""
         said = report.said
         if isinstance(said, Failed):
             self._failed(report.rank, said)
@@ -334,8 +334,8 @@ class Controller:
             self._not_finite(report.rank, said)
 
     def _go_back_with_workers(self, lineage: int) -> None:
-        """Steps that were told of are not committed any more."""
-        self._version = -1  # they may be counted anew
+        """Handles a rollback: reported steps are not committed any more."""
+        self._version = -1  # they may be counted again
         if self._is_in_step:
             self._command(Pace(after=-1))
         if self._resume_point is not None:
@@ -348,7 +348,7 @@ class Controller:
             self._observer.on_checkpoint(self._resume_point.keep(restart))
 
     def _keep_snapshot(self, report: WorkerState, body: memoryview) -> None:
-        """Of one worker; where gradients are exchanged, all have the same."""
+        """Keeps a worker's state; under gradient exchange all have the same."""
         sender = report.sender
         if self._resume_point is not None and sender is not None:
             snapshot = Snapshot(sender.incarnation, sender.sequence, bytes(body))
@@ -364,13 +364,13 @@ class Controller:
         if wants_stop and not self._is_halted and not self._epochs.are_over:
             self._is_halted = True
             self._halt()
-        self._pace()  # after that: a step that was not begun is not taken
+        self._pace()  # after the callbacks: a step that was not begun is not taken
 
     def _not_finite(self, rank: int, found: NanReport) -> None:
-        """Numbers of a worker are NaN or infinite: tells, and goes on as chosen.
+        """Reports numbers that are NaN or infinite; continues if the policy says so.
 
         Raises:
-            NotFinite: The run is not to go on.
+            NotFinite: The run must not continue.
         """
         resume_point = self._resume_point
         is_rolled_back = found.reaction == "rollback"
@@ -412,13 +412,13 @@ class Controller:
         self._proceed(epoch)
 
     def _proceed(self, epoch: int) -> None:
-        """Without a barrier it may have begun; then the one after it may begin now."""
+        """Opens an epoch; without a barrier also the one after it."""
         self._opened = epoch
         self._command(Proceed(epoch=epoch))
 
     def _keep_epoch(self, report: EpochEnded, body: memoryview) -> None:
         epoch = report.epoch
-        if epoch < self._epochs.next:  # its end has been told, and then forgotten
+        if epoch < self._epochs.next:  # its end was reported, and then forgotten
             self._checkpoint()
             self._proceed(epoch + 1)
             self._halt()
@@ -430,19 +430,19 @@ class Controller:
         else:
             self._keep_snapshot(*state)
         found = None if state is None else bytes(state[1])
-        # Once that is here this epoch is not trained again, whatever happens.
+        # With this checkpoint the epoch is not trained again, whatever happens.
         self._checkpoint()
         self._epochs.ended(read_epoch(report, body, found))
 
     @property
     def _slow_s(self) -> float:
-        """Seconds that all of a worker's state takes on a slow link."""
+        """Seconds that a worker's whole state takes on a slow link."""
         if self._resume_point is None:
             return 0.0
         return self._resume_point.server.sizes.frame_bytes / SLOW_BYTES_S
 
     def _pace(self) -> None:
-        """Lets workers take one more step, where callbacks are to hear of each."""
+        """Lets workers take one more step, if callbacks see each step."""
         before, self._is_in_step = self._is_in_step, self._observer.is_in_step
         if self._is_in_step:
             self._command(Pace(after=self._version))
@@ -450,7 +450,7 @@ class Controller:
             self._command(Pace(after=None))
 
     def _tell_settings(self) -> None:
-        """What callbacks have set reaches workers with their next answer."""
+        """Sends settings of callbacks, which reach workers with their next answer."""
         changes = self._observer.changes
         if changes.serial > self._changes.serial:
             self._tell_changes(changes)
@@ -460,7 +460,7 @@ class Controller:
             self._command(SetLearningRate(value=value))
 
     def _tell_changes(self, changes: Changes) -> None:
-        """A callback has changed something in the model."""
+        """Sends a callback's changes of the model."""
         body = changes.after(self._changes.serial).pack()
         most = (
             0
@@ -487,7 +487,7 @@ class Controller:
     def _ask(
         self, command: AskCenter | AskState, kind: type[R], timeout_s: float
     ) -> tuple[R, memoryview] | None:
-        """Asks the server and waits; what else it says meanwhile is heard later."""
+        """Sends a request and waits; other messages are handled later."""
         self._asked = command
         self._command(command)
         liveness = Patience(timeout_s)
@@ -509,20 +509,20 @@ class Controller:
         return None
 
     def center(self) -> tuple[Vector, Vector] | None:
-        """Asks for the center as it is now; None when nobody answers in time."""
+        """Requests the current center; returns None if no server answers in time."""
         try:
             found = self._ask(AskCenter(), CenterShown, CENTER_TIMEOUT_S)
         except ServerGone:
-            return None  # the next turn finds it gone as well
+            return None  # the next turn finds the loss as well
         return None if found is None else read_center(*found)[:2]
 
     def rescue(self, patience_s: float = RESCUE_S) -> Rescue | None:
-        """After Ctrl-C: what can be had of the run within two questions.
+        """Returns what two requests give of the run, after Ctrl-C.
 
-        Over a new connection, as the old one may have been cut within a frame.
+        It uses a new connection, as the old one may have been cut within a frame.
 
         Args:
-            patience_s: For each answer.
+            patience_s: Seconds for each answer.
         """
         self._supervisor.dismiss()
         with contextlib.suppress(OSError, ShoalError):
@@ -537,7 +537,7 @@ class Controller:
             if found is None:
                 return None
             state = None
-            with contextlib.suppress(KeyboardInterrupt):  # pressed again: without it
+            with contextlib.suppress(KeyboardInterrupt):  # pressed again: no rescue
                 state = self._ask(AskState(), OptimizerState, patience_s)
             vector, statistics, _ = read_center(*found)
             return Rescue(
@@ -552,7 +552,7 @@ class Controller:
     # --------------------------------------------------------------- ending
 
     def _finish(self) -> None:
-        """Lets everyone go, and hears what they did until then."""
+        """Ends the run for all processes, and handles their last messages."""
         self._command(Finish())
         self._command(Stop())
         self._backlog.extend(self._servers.last_words(GRACE_S))

@@ -1,6 +1,6 @@
-"""The processes of one server of a run: the one that leads, and the one that follows.
+"""The processes of one server of a run: the leader and its standby.
 
-Where they listen outlives both: whoever calls there waits until somebody answers.
+Their listening sockets outlive both: callers wait until a process answers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class ServerEndpoints:
     """A server and its standby, as processes.
 
     Args:
-        name: Of the server, for logs.
-        host: Where both listen.
+        name: Name of the server, for logs.
+        host: Host on which both listen.
         start: Starts a process that inherits a socket: name, socket -> token.
 
     Attributes:
@@ -43,29 +43,29 @@ class ServerEndpoints:
 
     @property
     def listener(self) -> socket.socket:
-        """Where whoever leads listens; it outlives every server."""
+        """Listening socket of the leader; it outlives every server."""
         return self._listeners[0]
 
     @property
     def address(self) -> tuple[str, int]:
-        """Of the server that leads."""
+        """Address of the leader."""
         return self.listener.getsockname()
 
     @property
     def other_listener(self) -> socket.socket:
-        """Where whoever follows listens."""
+        """Listening socket of the standby."""
         if len(self._listeners) < 2:
             self._listeners.append(self._listen())
         return self._listeners[1]
 
     @property
     def standby_name(self) -> str:
-        """Of the process that follows."""
+        """Name of the standby's process."""
         return self.name.replace("server", "standby")
 
     @property
     def other_address(self) -> tuple[str, int]:
-        """Of the server that follows, whether there is one now or not."""
+        """Address of the standby, present or later."""
         return self.other_listener.getsockname()
 
     def start_server(self) -> None:
@@ -77,15 +77,15 @@ class ServerEndpoints:
         self.standby = self._start(self.standby_name, self.other_listener)
 
     def promote(self) -> None:
-        """The standby is the server from now on; there is no standby then."""
+        """Makes the standby the server; there is no standby then."""
         self.server, self.standby = self.standby, ""
         self._listeners.reverse()
 
     def rest(self, *, has_server: bool) -> None:
-        """A run is over; whoever still calls where nobody stays is told at once.
+        """Ends a run; callers of a socket without a process are refused at once.
 
         Args:
-            has_server: Its process stays, and where it listens.
+            has_server: The server's process stays, and its socket.
         """
         for listener in self._listeners[has_server:]:
             listener.close()
@@ -96,10 +96,10 @@ class ServerEndpoints:
             self.start_server()
 
     def give_up(self) -> None:
-        """A fork would keep callers waiting when all servers have ended."""
+        """Blanks the sockets in a fork, where they would keep callers waiting."""
         blank(*(listener.fileno() for listener in self._listeners))
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Closes the sockets."""
         for listener in self._listeners:
             listener.close()

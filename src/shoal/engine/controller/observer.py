@@ -1,4 +1,4 @@
-"""What the controller tells whoever looks after a run, and what it asks of them."""
+"""The controller's interface to the code that follows a run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Observer(ABC):
 
     @abstractmethod
     def on_event(self, kind: str, **fields: Any) -> None:
-        """Something happened that a reader of the run wants to know."""
+        """Handles an event for readers of the run."""
 
     @abstractmethod
     def on_records(self, records: list[Record], sums: dict[int, Sums]) -> None:
-        """Exchanges took place."""
+        """Handles new exchanges."""
 
     @abstractmethod
     def on_epoch_begin(self, epoch: int) -> None:
-        """An epoch is about to be opened."""
+        """Prepares for an epoch that is about to open."""
 
     @abstractmethod
     def on_epoch(self, end: EpochEnd) -> None:
-        """An epoch is complete."""
+        """Handles a complete epoch."""
 
     @abstractmethod
     def on_turn(self) -> None:
@@ -37,9 +37,9 @@ class Observer(ABC):
 
     @abstractmethod
     def on_checkpoint(self, found: Restart) -> None:
-        """All that another server would need has come.
+        """Handles a checkpoint.
 
-        It holds all epochs that this has been told the end of, perhaps one more.
+        It contains all epochs whose end was reported here, perhaps one more.
         """
 
     @property
@@ -54,34 +54,34 @@ class Observer(ABC):
 
     @property
     def changes(self) -> Changes:
-        """What callbacks have changed in the model, of each variable the newest."""
+        """The newest change of each variable that callbacks have changed."""
         return Changes()
 
     @property
     def is_in_step(self) -> bool:
-        """Whether each step waits until callbacks have heard of the one before."""
+        """Whether each step waits until callbacks have seen the one before."""
         return False
 
     @property
     def hears_steps(self) -> bool:
-        """Whether each step is told at once, where that is a call and no message."""
+        """Whether each step is reported at once, by a call without a message."""
         return False
 
 
 @final
 class EpochsInOrder:
-    """Tells an observer of epochs in their order, and knows when a run is over.
+    """Reports epochs to an observer in their order, and knows the end of a run.
 
     Without a barrier a later epoch may be complete before an earlier one.
 
     Args:
-        first: The epoch the run starts with.
-        end: The epoch it ends before.
-        observer: Whom to tell.
+        first: The first epoch of the run.
+        end: The epoch before which the run ends.
+        observer: The observer.
         open_epoch: Called with each epoch that may begin after the first.
 
     Attributes:
-        next: The first epoch that the observer was not told the end of.
+        next: The first epoch whose end was not reported.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EpochsInOrder:
         self.are_over = first >= end
 
     def ended(self, end: EpochEnd) -> None:
-        """Passes an epoch on, when its turn has come, and those that waited for it."""
+        """Reports an epoch when its turn has come, and those that waited for it."""
         self._waiting[end.epoch] = end
         while self.next in self._waiting and not self.are_over:
             self._observer.on_epoch(self._waiting.pop(self.next))

@@ -1,7 +1,7 @@
-"""The processes of a run, started before anybody knows what they will do.
+"""The processes of a run, started before their work is known.
 
-Python, Keras and a backend take a second to import. Until the model is built, the
-plan made and the data written, workers have done that.
+Python, Keras and a backend take a second to import. Workers do it while the model is
+built, the plan made and the data written.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shoal.launchers.shared import SharedBlob
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnvironment:
-    """What is known of workers before anything else.
+    """Properties of workers that are known first.
 
     Args:
-        workers: How many.
+        workers: Number of workers.
         threads: Compute threads of each.
-        preload: What they import while they wait.
-        environment: Variables of each.
-        places: More of them, of each place that a worker may have; those of the rank
-            it is started for, from the first again where there are fewer.
+        preload: Modules that they import while they wait.
+        environment: Environment variables of each.
+        places: More variables for each place of a worker; ranks beyond the last place
+            begin with the first again.
     """
 
     workers: int
@@ -40,28 +40,28 @@ class WorkerEnvironment:
     places: tuple[Mapping[str, str], ...] = ()
 
     def place(self, number: int) -> int:
-        """Which of the places a worker or a spare one has, by its number."""
+        """The place of a worker or a spare process, by its number."""
         return number % max(1, len(self.places))
 
 
 Through: TypeAlias = Callable[[Role], Sequence[str]]
 Hire: TypeAlias = Callable[[SharedBlob], Launcher]
-"""Makes the launcher of workers, which are to share a blob."""
+"""Makes the launcher of workers that share a blob."""
 
 
 @final
 class ProcessPool:
-    """Server and workers that wait for their parts; it owns all they share.
+    """Server and workers that wait for their specs; it owns all that they share.
 
     Args:
-        cast: Of the workers.
-        blob: Memory they inherit, default None makes some.
+        cast: Properties of the workers.
+        blob: Memory that they inherit, default None makes some.
         is_kept: Workers of a run that ended well wait for the next one.
-        host: Where servers listen.
+        host: Host on which servers listen.
         through: See `ProcessLauncher`.
-        environment: Time and connections, of all that follow the run.
+        environment: Clock and connections of all that follow the run.
         open_launcher: Opens the launcher of workers; default None: processes of this
-            machine, as servers always are, which inherit the sockets they listen on.
+            machine, as servers always are, which inherit their listening sockets.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ProcessPool:
         self.environment = environment
         self.cast, self.is_kept, self._host = cast, is_kept, host
         self.run = ""
-        """Id of the run whose processes these are now, empty where it has none."""
+        """Id of the run of these processes now, empty if it has none."""
         self._is_resting = False
         self._owns_blob = blob is None
         self.blob = SharedBlob() if blob is None else blob
@@ -91,8 +91,8 @@ class ProcessPool:
         self._began: dict[str, float] = {}
         self._polled: dict[str, Exit] = {}
         self.longest_join_s = 0.0
-        """The longest that a worker took to call its server, in all runs: most of it
-        is the start of a process, which depends on no model."""
+        """The longest time to a worker's connection, of all runs: mostly the start
+        of a process, which depends on no model."""
         try:
             if open_launcher is not None:
                 self._workers = open_launcher(self.blob)
@@ -107,7 +107,7 @@ class ProcessPool:
 
     @property
     def main(self) -> ServerEndpoints:
-        """The server of the run; where there are several, the one that orders."""
+        """The server of the run; of several servers, the ordering one."""
         return self._pairs[0]
 
     def pair(self, number: int) -> ServerEndpoints:
@@ -127,7 +127,7 @@ class ProcessPool:
     def _start(
         self, hint: int, *, is_spare: bool = False, is_patient: bool = False
     ) -> str:
-        """Starts a process for a worker, or for whichever of its place is lost."""
+        """Starts a process for a worker, or for any lost one of its place."""
         cast = self.cast
         here = cast.places[cast.place(hint)] if cast.places else {}
         role = Role(
@@ -143,7 +143,7 @@ class ProcessPool:
         return token
 
     def recast(self, cast: WorkerEnvironment) -> None:
-        """The plan has become clear: workers that do not suit it go."""
+        """Ends workers that do not suit the plan, once it is known."""
         if self._is_resting:
             self._is_resting = False
             self._forget_lost()
@@ -157,7 +157,7 @@ class ProcessPool:
         self.cast = cast
 
     def _forget_lost(self) -> None:
-        """Who ended while there was no run is no loss of the next one."""
+        """Forgets processes that ended between runs: the next run has not lost them."""
         ended, waiting = self.poll(), self._waiting
         self._waiting = {h: t for h, t in waiting.items() if t not in ended}
         if self.main.server in ended:
@@ -168,7 +168,7 @@ class ProcessPool:
         return self.environment.clock() - self._began[token]
 
     def worker(self, hint: int) -> str:
-        """Returns a worker's token: one that waits, a spare one, or a new one."""
+        """Returns a worker's token: a waiting one, a spare one, or a new one."""
         if hint in self._waiting:
             return self._waiting.pop(hint)
         place = self.cast.place(hint)
@@ -184,10 +184,10 @@ class ProcessPool:
         return self._start(hint, is_patient=True)
 
     def keep_spares(self, count: int) -> list[str]:
-        """Starts processes that wait until there are so many, of different places.
+        """Starts waiting processes until there are enough, of different places.
 
         Returns:
-            Tokens of those that are new.
+            Tokens of the new ones.
         """
         missing = sorted(set(range(count)) - set(self._spares.values()))
         started = [self._start(number, is_spare=True) for number in missing]
@@ -195,39 +195,39 @@ class ProcessPool:
         return started
 
     def make_folder(self) -> Path:
-        """Makes an empty folder that all processes can see; it ends with the stage."""
+        """Makes an empty folder that all processes can see; it ends with the pool."""
         if self._scratch is None:
             self._scratch = Scratch()
         return self._scratch.make_folder()
 
     def echo(self, tell: Callable[[str, str], None] | None) -> None:
-        """Tells of each line that a process writes: the name of its role, the line.
+        """Reports each line that a process writes: the name of its role, the line.
 
         Args:
-            tell: Is called with both, None for nobody.
+            tell: Called with both, None for no reports.
         """
         for launcher in self._launchers():
             launcher.echo = tell
 
     def _launchers(self) -> list[Launcher]:
-        """That of servers, and that of workers where it is another one."""
+        """The launcher of servers, and that of workers if it is another one."""
         is_one = self._workers is self._launcher
         return [self._launcher] if is_one else [self._launcher, self._workers]
 
     def _of(self, token: str) -> Launcher:
-        """Whose a process is."""
+        """The launcher of a process."""
         return self._workers if token in self._began else self._launcher
 
     def share(self) -> None:
-        """The blob is complete: workers may be on machines that have none of it."""
+        """Sends the complete blob to machines that do not have it."""
         self._workers.share()
 
     def is_waiting(self, token: str) -> bool:
-        """Whether a worker's process has not begun, as no machine has room for it."""
+        """Whether a worker's process has not begun as no machine has room for it."""
         return self._of(token).is_waiting(token)
 
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:
-        """Sends a process its part."""
+        """Gives a process its spec."""
         self._of(token).give(token, argument, log)
 
     def poll(self) -> dict[str, Exit]:
@@ -242,12 +242,12 @@ class ProcessPool:
         self._spares = {t: number for t, number in self._spares.items() if t in tokens}
 
     def poll_one(self, token: str) -> Exit | None:
-        """How a process ended; what else ended is told by `poll`."""
+        """Returns how a process ended; `poll` returns other ends."""
         self._polled |= self._of(token).poll()
         return self._polled.pop(token, None)
 
     def pid(self, token: str) -> int:
-        """The number of a process of this machine, 0 of one that is elsewhere."""
+        """Process id on this machine, 0 for a process elsewhere."""
         launcher = self._of(token)
         return launcher.pid(token) if isinstance(launcher, ProcessLauncher) else 0
 
@@ -256,11 +256,11 @@ class ProcessPool:
         self._of(token).stop(token, grace_s)
 
     def dismiss(self, workers: Mapping[int, str], grace_s: float) -> None:
-        """A run has ended well: its processes end, or wait where they are kept.
+        """Ends a run that ended well: its processes end, or wait if they are kept.
 
         Args:
-            workers: Tokens of those that are done, by the ranks they were started for.
-            grace_s: After which whoever has to end is ended by force.
+            workers: Tokens of the finished workers, by the ranks they were started for.
+            grace_s: Seconds after which processes are killed.
         """
         if not self.is_kept:
             self.end(grace_s)
@@ -286,7 +286,7 @@ class ProcessPool:
     def end(self, grace_s: float) -> None:
         """Ends every process, by force after `grace_s` seconds.
 
-        Not those that wait for the next run.
+        Processes that wait for the next run stay.
         """
         if not self._is_resting:
             for launcher in reversed(self._launchers()):
@@ -296,7 +296,7 @@ class ProcessPool:
             self._drop_shards()
 
     def _drop_shards(self) -> None:
-        """Servers but the main one are of one run; their processes have ended."""
+        """Forgets all servers but the main one; their processes have ended."""
         for pair in self._pairs[1:]:
             pair.close()
         del self._pairs[1:]

@@ -1,4 +1,4 @@
-"""What another server would begin with, were this one lost now."""
+"""The start of another server, if the current one is lost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shoal.engine.worker.spec import WorkerSpec
 
 @final
 class ResumePoint:
-    """The parts of server and workers, with what the run has come to know since.
+    """Specs of server and workers, with what the run has learnt since.
 
     Args:
-        server: As the run began, or as its last checkpoint left it.
-        make_worker: Makes a worker's part from a rank to wish for and a token.
+        server: Spec from the start of the run, or from its last checkpoint.
+        make_worker: Makes a worker's spec from a rank to ask for and a token.
 
     Attributes:
-        rollbacks: How often samples were left out and the run went back.
+        rollbacks: Number of rollbacks with samples left out.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ResumePoint:
         self._snapshots = {} if before is None else dict(before.snapshots)
 
     def worker(self, hint: int, token: str) -> WorkerSpec:
-        """A worker's part."""
+        """Returns a worker's spec."""
         own = self._snapshots.get(hint)
         return replace(
             self._make_worker(hint, token),
@@ -44,36 +44,36 @@ class ResumePoint:
 
     @property
     def part(self) -> ServerSpec:
-        """A server's part, without what only workers are given."""
+        """Returns a server's spec, without the parts for workers only."""
         restart = self.server.restart
         if restart is None:
             return self.server
         return replace(self.server, restart=replace(restart, snapshots={}))
 
     def keep_snapshot(self, rank: int, snapshot: Snapshot) -> None:
-        """A worker has sent its optimizer's state."""
+        """Keeps a worker's optimizer state."""
         self._snapshots[rank] = snapshot
 
     def keep(self, restart: Restart) -> Restart:
-        """A checkpoint has arrived; returns it with what the server does not know."""
+        """Keeps a checkpoint; returns it with the parts that the server lacks."""
         known = {"left_out": self._left_out, "snapshots": dict(self._snapshots)}
         restart = replace(restart, **known)
         self.server = replace(self.server, restart=restart)
         return restart
 
     def keep_lineage(self, lineage: int) -> None:
-        """A server after this one begins above every lineage there was."""
+        """Keeps the lineage: the next server begins above it."""
         if self.server.restart is not None:
             self.keep(self.server.restart.at_least(lineage))
 
     def next_lineage(self) -> None:
-        """A server has begun here: a third must not share the lineage of the second."""
+        """Raises the lineage: a third server must not share the second one's."""
         if self.server.restart is not None:
             self.keep_lineage(int(self.server.restart.sequencer["lineage"]) + 1)
 
     def leave_out(
         self, epoch: int, ranges: Iterable[Sequence[int]], rows: Iterable[int]
     ) -> None:
-        """The run goes back, and on without these samples; see `Skipped.also`."""
+        """Goes back, and leaves these samples out; see `Skipped.also`."""
         self.rollbacks += 1
         self._left_out = self._left_out.also(epoch, ranges, rows)

@@ -1,7 +1,7 @@
-"""The server of a run, whichever process that is, and the standby that follows it.
+"""The server of a run, which may be one of two processes, and its standby.
 
-This file starts them, speaks with the one that leads, and makes the other one lead when
-it is lost. It alone decides who leads: it ends the old leader before it names another.
+This file starts them, speaks with the leader, and promotes the standby if the leader is
+lost. It alone decides who leads: it ends the old leader before it promotes another.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ from shoal.wire.frames import Link
 
 GRACE_S = 2.0
 LOOK_S = 0.01  # between looks at a process that is about to end
-GREETING_S = 60.0  # for a server's start, where no start of a worker was measured
-RELIEF_S = 2.0  # for the greeting of a standby that is known to be up
+GREETING_S = 60.0  # for a server's start, if no start of a worker was measured
+RELIEF_S = 2.0  # for the handshake with a standby that is known to be up
 
 Message = tuple[Report, memoryview]
 Living = Callable[[], Sequence[str]]
 
 
 class ServerGone(ClusterError):
-    """The server of the run is gone; whoever follows the run may start another."""
+    """The server of the run is gone; the controller may start another."""
 
 
 @final
 class Servers:
-    """Speaks with the server of a run.
+    """The controller's connection to the server of a run.
 
     Args:
-        pool: Whose processes they are.
-        pair: Which of them.
-        observer: Whom to tell.
-        workers: Of the run.
-        has_standby: Whether a standby follows it.
-        living: Gives the tokens of all workers whose process lives.
-        on_succession: Called when another process leads: what the old one was told
-            last may be lost.
+        pool: Pool of the processes.
+        pair: Endpoints of the server and its standby.
+        observer: Observer of the run.
+        workers: Number of workers.
+        has_standby: A standby follows the server.
+        living: Returns the tokens of all workers whose process lives.
+        on_succession: Called when another process leads: the last commands to the old
+            one may be lost.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class Servers:
         self._heartbeat = Heartbeat()
         self._heard = 0
         self._standby_due: float | None = None
-        self._standby_started: float | None = None  # and has not called its server yet
+        self._standby_started: float | None = (
+            None  # it has not connected to its server yet
+        )
         self._standby_failures = self._generation = 0
         self._lost_at, self._looked = 0.0, self._clock()
         self._on_succession = on_succession
@@ -102,13 +104,13 @@ class Servers:
 
     @property
     def tag(self) -> str:
-        """Names this run's shared memory."""
+        """Tag of this run's shared memory."""
         return tag_of(b"" if self._spec is None else self._spec.secret)
 
     # -------------------------------------------------------------- starting
 
     def start(self, spec: ServerSpec) -> None:
-        """Gives the process of the server its part."""
+        """Gives the server's process its spec."""
         self._spec, self._heard, self._order = spec, 0, spec.order
         self._give(self._pair.server, spec, self._pair.listener)
 
@@ -127,17 +129,17 @@ class Servers:
         self._tell_of(token)
 
     def _tell_of(self, token: str) -> None:
-        """Records which process serves, or follows the one that does."""
+        """Records which process is the server or its standby."""
         pair, pid = self._pair, self._pool.pid(token)
         name = pair.standby_name if token == pair.standby else pair.name
         self._observer.on_event("process_started", name=name, pid=pid)
 
     def connect(self, limit_s: float, meanwhile: Callable[[], None]) -> None:
-        """Connects to the server; its socket listens already, it answers when up.
+        """Connects to the server; its socket listens already, it answers when it is up.
 
         Args:
-            limit_s: For its start.
-            meanwhile: Called now and then; it may raise.
+            limit_s: Limit for its start.
+            meanwhile: Called regularly; it may raise.
 
         Raises:
             ServerGone: It does not start.
@@ -158,7 +160,7 @@ class Servers:
 
     def _begin_pulse(self, startup_s: float) -> None:
         spec, size = self._spec, 0
-        if spec is not None:  # the state of a worker is kept, packed and told on
+        if spec is not None:  # a worker's state is kept, packed and sent on
             size = spec.sizes.slot_bytes + spec.sizes.state
         self._heartbeat = Heartbeat.of(self._clock(), startup_s, size, self._workers)
 
@@ -177,7 +179,7 @@ class Servers:
         )
 
     def call_again(self, limit_s: float) -> Link | None:
-        """Calls the server anew; returns the old connection, to be closed later.
+        """Connects to the server again; returns the old connection, to be closed later.
 
         A server without a controller ends.
 
@@ -192,12 +194,12 @@ class Servers:
     # -------------------------------------------------------------- speaking
 
     def command(self, command: Command, body: bytes = b"") -> None:
-        """Tells the server something; that it is gone shows when it is heard next."""
+        """Sends a command; a lost server shows at the next `receive`."""
         if self._link is not None:
             self._send(self._link, command, body)
 
     def follow(self, address: tuple[str, int]) -> None:
-        """Tells the server where the one is that says in which order things happen."""
+        """Tells the server the address of the one that orders events."""
         self._order = address
         self.command(Follow(order=address))
 
@@ -209,7 +211,7 @@ class Servers:
         return True
 
     def receive(self, timeout_s: float) -> Message | None:
-        """One message of the server, None when none comes in time.
+        """Returns one message of the server, None if none comes in time.
 
         Raises:
             ServerGone: It is lost, and there is no standby.
@@ -240,12 +242,12 @@ class Servers:
         return None
 
     def last_words(self, timeout_s: float) -> list[Message]:
-        """What the server says until it ends."""
+        """Returns the messages of the server until it ends."""
         found: list[Message] = []
         link = self._link
         if link is None:
             return found
-        link.is_closing = True  # what it says now is the end of a run that is done
+        link.is_closing = True  # these are the last messages of a finished run
         with contextlib.suppress(OSError, ExchangeTimeout):
             while Patience(timeout_s).wait(link.has_input):
                 head, body = link.receive(timeout_s=timeout_s, stall_s=timeout_s)
@@ -258,8 +260,8 @@ class Servers:
         """Looks after the processes of server and standby.
 
         Args:
-            exits: Of processes that ended and are no workers.
-            start_limit_s: For the start of a process.
+            exits: Exits of processes that are not workers.
+            start_limit_s: Limit for the start of a process.
 
         Raises:
             ServerGone: The server is lost, and there is no standby.
@@ -272,11 +274,11 @@ class Servers:
         self._look_for_standby(start_limit_s)
 
     def _look_for_standby(self, start_limit_s: float) -> None:
-        """Gives up one that never calls its server, and starts one when it is due."""
+        """Gives up a standby that never connects, and starts one when it is due."""
         now = self._clock()
         pause_s, self._looked = now - self._looked, now
         if self._standby_started is not None:
-            if pause_s > PAUSE_S:  # it may have called, and nobody listened
+            if pause_s > PAUSE_S:  # it may have connected in the pause
                 self._standby_started += pause_s
             elif now - self._standby_started > start_limit_s:
                 self._lose_standby(f"hung: not started within {start_limit_s:.1f} s")
@@ -284,15 +286,15 @@ class Servers:
             self._start_standby()
 
     def lost(self, gone: Exit | None = None, why: str = "") -> None:
-        """The server is gone: its standby leads from now on.
+        """Promotes the standby, as the server is lost.
 
         Raises:
-            ServerGone: There is none.
+            ServerGone: There is no standby.
         """
         until = self._clock() + GRACE_S
         self._lost_at = self._clock()
         if self._standby_peer is not None:
-            self._pool.stop(self._pair.server)  # it may only hang
+            self._pool.stop(self._pair.server)  # it may hang only
         while gone is None and not why and self._clock() < until:
             gone = self._pool.poll_one(self._pair.server)
             if gone is None:
@@ -308,9 +310,9 @@ class Servers:
         )
 
     def _succeed(self, why: str) -> bool:
-        """Makes the standby lead; False if it cannot."""
+        """Promotes the standby; returns False if it cannot."""
         # The old server's process is gone: it ended, or `lost` killed it before
-        # this is called. That is the fence. A process that only hangs could wake up
+        # this call. That is the fence. A process that only hangs could wake up
         # later and reply beside its successor (decision 14).
         standby_peer, self._standby_peer = self._standby_peer, None
         if standby_peer is None:
@@ -335,7 +337,7 @@ class Servers:
         return True
 
     def prepare(self) -> None:
-        """Starts another server's process; whoever served or followed before ends."""
+        """Starts another server's process; the old server and standby end first."""
         for link in (self._link, self._standby_peer):
             if link is not None:
                 link.close()
@@ -343,7 +345,7 @@ class Servers:
             None
         )
         pair = self._pair
-        self._pool.stop(pair.server)  # it may only hang
+        self._pool.stop(pair.server)  # it may hang only
         if pair.standby:
             self._pool.stop(pair.standby)
             pair.standby = ""
@@ -358,7 +360,7 @@ class Servers:
         if spec is not None:
             pair.start_standby()
             self._standby_started = self._clock()
-            # The leader tells what there is.
+            # The leader reports what there is.
             server = replace(spec, restart=None)
             self._generation += 1
             part = StandbySpec(
@@ -368,7 +370,7 @@ class Servers:
 
     def _hear_of_standby(self, report: OfStandby) -> None:
         if report.generation != self._generation:
-            return  # of one that was given up before the server knew
+            return  # it was given up before the server knew
         match report:
             case StandbyCalled():
                 self._standby_started = None
@@ -380,9 +382,9 @@ class Servers:
                 pass
 
     def _greet_standby(self) -> None:
-        """It knows all that the server does; from now on it may be made to lead."""
+        """Connects to the standby that has the whole state; it may be promoted now."""
         try:
-            # It says that it is there before it has unpacked what that takes.
+            # It answers before it has unpacked the state.
             limit_s = RELIEF_S + self._heartbeat.work_s
             self._standby_peer = self._call(limit_s, check, is_leader=False)
             self._standby_peer.send(Control().pack())
@@ -394,7 +396,7 @@ class Servers:
         self._observer.on_event("standby_ready")
 
     def _lose_standby(self, reason: str) -> None:
-        """The server goes on alone, until another standby has started."""
+        """Lets the server continue alone, until another standby has started."""
         pair = self._pair
         self._standby_started = None
         if self._standby_peer is not None:
@@ -424,5 +426,5 @@ class Servers:
             sweep(self.tag)
 
     def end_hard(self) -> None:
-        """Frees what servers leave that are killed; see `interruption.ends_hard`."""
+        """Frees what killed servers leave; see `interruption.ends_hard`."""
         sweep(self.tag)

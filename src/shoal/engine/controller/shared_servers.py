@@ -1,6 +1,6 @@
 """The servers that share the vector of a run, as if they were one.
 
-Server 0 orders events and is spoken with; the others report their parts of vectors,
+Server 0 orders events and gets the commands; the others report their parts of vectors,
 which are joined here.
 """
 
@@ -44,7 +44,7 @@ from shoal.wire.frames import Link
 def cut(
     spec: ServerSpec, number: int, order: tuple[str, int] | None = None
 ) -> ServerSpec:
-    """A server's part of what all of them together are given."""
+    """Returns one server's part of the whole spec."""
     if spec.shards == 1:
         return spec
     part = cuts(spec.sizes.vector, spec.shards)[number]
@@ -68,7 +68,7 @@ def _cut(restart: Restart, part: slice, number: int) -> Restart:
         elif number == 0:
             arrays[name] = array
     arrays.setdefault("statistics", np.zeros(0, np.float32))
-    # Of the optimizer's state others need not know more than whether there is one.
+    # The others only need to know whether there is an optimizer state.
     blob = restart.blob[:1] if number else restart.blob
     return replace(restart, arrays=arrays, blob=blob)
 
@@ -78,11 +78,11 @@ def _is_vector(name: str) -> bool:
 
 
 def join(message: Message, others: Sequence[Message]) -> Message:
-    """One report of what all servers told of their parts.
+    """Joins the reports of all servers about their parts.
 
     Args:
-        message: Of server 0.
-        others: Of the others, in order.
+        message: Report of server 0.
+        others: Reports of the others, in order.
     """
     report, body = message
     if isinstance(report, RestartState):
@@ -134,23 +134,23 @@ def _number(message: Message) -> int:
 
 
 POLL_S = 0.05
-FOLLOW_S = 1.0  # between two tries to bring a shard to the server that orders
-PART_S = 60.0  # for the part of a report that number 0 has told: every shard is near it
+FOLLOW_S = 1.0  # between two attempts to connect a shard to number 0
+PART_S = 60.0  # for a shard's part of a report: every shard is near that event
 
 
 @final
 class SharedServers:
-    """Speaks with all servers of a run.
+    """The controller's connections to all servers of a run.
 
     Args:
-        pool: Whose processes they are.
-        observer: Whom to tell.
-        workers: Of the run.
-        living: Gives the tokens of all workers whose process lives.
-        count: Servers that share the vector.
-        has_standby: Whether each has a standby.
-        on_succession: Called when another process is number 0: what the old one was
-            told last may be lost.
+        pool: Pool of the processes.
+        observer: Observer of the run.
+        workers: Number of workers.
+        living: Returns the tokens of all workers whose process lives.
+        count: Number of servers that share the vector.
+        has_standby: Each server has a standby.
+        on_succession: Called when another process is number 0: the last commands to the
+            old one may be lost.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class SharedServers:
     # -------------------------------------------------------------- starting
 
     def start(self, spec: ServerSpec) -> None:
-        """Gives every process its part."""
+        """Gives every process its spec."""
         self._forget()
         address = self._pool.main.address
         for number, servers in enumerate(self._all):
@@ -197,7 +197,7 @@ class SharedServers:
             servers.connect(limit_s, meanwhile)
 
     def prepare(self) -> None:
-        """Starts other processes: parts of two pasts would not fit together."""
+        """Starts other processes: parts of two lineages would not fit together."""
         self._forget()
         for servers in self._all:
             servers.prepare()
@@ -210,17 +210,17 @@ class SharedServers:
     # -------------------------------------------------------------- speaking
 
     def command(self, command: Command, body: bytes = b"") -> None:
-        """Tells number 0 something; of its end all are told."""
+        """Sends a command to number 0, and the end of the run to all."""
         self._main.command(command, body)
         if isinstance(command, Stop):
             for shard in self._shards:
                 shard.command(command)
 
     def receive(self, timeout_s: float) -> Message | None:
-        """One message of the server, None when none comes in time.
+        """Returns one message of the server, None if none comes in time.
 
         Raises:
-            ServerGone: One is lost, and it has no standby.
+            ServerGone: A server is lost, and has no standby.
         """
         self._hear_shards(0.0)
         message = self._main.receive(timeout_s)
@@ -231,10 +231,10 @@ class SharedServers:
         return join(message, self._parts_of(_number(message)))
 
     def _parts_of(self, number: int) -> list[Message]:
-        """Waits until all have told their part of a report.
+        """Waits until all shards have reported their part.
 
         Raises:
-            ClusterError: One does not tell it.
+            ClusterError: A shard does not report it.
         """
         until = self._clock() + PART_S
         found: list[Message] = []
@@ -248,7 +248,7 @@ class SharedServers:
                     )
                 check()
                 self._hear_shards(POLL_S)
-            while _number(parts[0]) < number:  # of a report nobody waits for
+            while _number(parts[0]) < number:  # of a report that is not awaited
                 parts.popleft()
             found.append(parts.popleft())
         return found
@@ -270,7 +270,7 @@ class SharedServers:
         self._bring_back()
 
     def _bring_back(self) -> None:
-        """A shard that has lost number 0 is told where it is, until it is there."""
+        """Tells shards that lost number 0 its address, until they are connected."""
         now = self._clock()
         for number, tried in list(self._unordered.items()):
             if now - tried >= FOLLOW_S:
@@ -278,22 +278,22 @@ class SharedServers:
                 self._shards[number].command(Follow(order=self._pool.main.address))
 
     def _follow_another(self) -> None:
-        """Another process is number 0."""
+        """Handles another process being number 0."""
         address = self._pool.main.address
         for shard in self._shards:
             shard.follow(address)
         self._on_succession()
 
     def last_words(self, timeout_s: float) -> list[Message]:
-        """What number 0 says until it ends; no weights any more."""
+        """Returns the messages of number 0 until it ends, without weights."""
         said = self._main.last_words(timeout_s)
         return [found for found in said if not isinstance(found[0], VectorReport)]
 
     def call_again(self, limit_s: float) -> Sequence[Link]:
-        """Calls all anew; returns the old connections, to be closed later.
+        """Connects to all again; returns the old connections, to be closed later.
 
         Raises:
-            OSError: One does not answer.
+            OSError: A server does not answer.
             ExchangeTimeout: The same.
         """
         self._forget()
@@ -306,7 +306,7 @@ class SharedServers:
         """Looks after all processes; see `Servers.look`.
 
         Raises:
-            ServerGone: One is lost, and it has no standby.
+            ServerGone: A server is lost, and has no standby.
         """
         for servers in self._all:
             servers.look(exits, start_limit_s)

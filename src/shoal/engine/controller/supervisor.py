@@ -1,6 +1,6 @@
-"""The workers' processes: who runs, who is gone, and who takes their place.
+"""The workers' processes: running ones, lost ones, and replacements.
 
-What is decided about a loss lies in `restart_policy.py`; this file carries it out.
+`restart_policy.py` decides what follows a loss; this file carries it out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import WorkerLost
 from shoal.launchers.base import Exit
 
-LAST_WORDS_S = 1.0  # for a process that lost its connection to say why it ends
+LAST_WORDS_S = 1.0  # for a process that lost its connection to report why it ends
 
 
 @dataclass(kw_only=True)
@@ -30,14 +30,14 @@ class WorkerProcess:
 
     Args:
         hint: The rank it was started for.
-        token: Names the process.
-        started: Monotonic seconds; later where nobody could hear of it meanwhile.
-        rank: What the server gave it, -1 before.
-        reason: Why the server dropped its connection, empty before.
-        replaces: Monotonic seconds of the loss it makes good, 0 for none.
+        token: Name of the process.
+        started: Monotonic seconds; later if the controller was stopped meanwhile.
+        rank: Rank from the server, -1 before.
+        reason: Reason why the server dropped its connection, empty before.
+        replaces: Monotonic seconds of the loss that it replaces, 0 for none.
         ends_at: Monotonic seconds when its process is ended, 0 for never.
         works_since: Monotonic seconds when it had compiled, 0 before.
-        is_warm: Its process had waited to take somebody's place.
+        is_warm: Its process was a waiting one.
     """
 
     hint: int
@@ -53,16 +53,16 @@ class WorkerProcess:
 
 @final
 class WorkerSupervisor:
-    """Starts workers, hears of their ends, and replaces them.
+    """Starts workers, notices their ends, and replaces them.
 
     Args:
-        pool: Where their processes are.
-        policy: What to do when one is gone.
-        log: Path of a worker's log, None to keep none.
-        observer: Whom to tell.
+        pool: Pool of the processes.
+        policy: Policy for lost processes.
+        log: Returns the path of a worker's log, None for no log.
+        observer: Observer of the run.
         tell: Tells the server which process is "gone", and how many workers to
             "expect" when one will not be replaced.
-        spares: Processes that wait for a worker to be lost.
+        spares: Processes that wait for the loss of a worker.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class WorkerSupervisor:
 
     @property
     def start_limit_s(self) -> float:
-        """Seconds a process may take to start: a worker, or a server, which is less."""
+        """Seconds that a worker's process may take to start; a server takes less."""
         longest_s = self._longest_start_s
-        # In a session all may have been there already, and the next one is not.
+        # In a session all may be running already, and the next one is not.
         return start_limit_s(longest_s and max(longest_s, self._pool.longest_join_s))
 
     def _limit_s(self, process: WorkerProcess) -> float:
@@ -106,13 +106,13 @@ class WorkerSupervisor:
         make_spec: Callable[[int, str], WorkerSpec],
         growth: int = 0,
     ) -> None:
-        """Sends every worker its part.
+        """Gives every worker its spec.
 
         Args:
-            workers: That begin now.
-            make_spec: Makes the part of one.
-            growth: More that begin when a machine has room; until then nobody misses
-                them.
+            workers: Number of workers that begin now.
+            make_spec: Makes a worker's spec.
+            growth: Number of workers that begin when a machine has room; until then
+                they do not count.
         """
         self._make_spec = make_spec
         for hint in range(workers):
@@ -124,7 +124,7 @@ class WorkerSupervisor:
         self._begin(hint, self._pool.worker(hint), replaces)
 
     def _begin(self, hint: int, token: str, replaces: float = 0.0) -> None:
-        """A process is given its part: it is one of the workers from now on."""
+        """Gives a process its spec: it is one of the workers from now on."""
         if self._make_spec is None:
             raise RuntimeError("workers have no part yet; call `give` first")
         began = self._clock()
@@ -138,7 +138,7 @@ class WorkerSupervisor:
         self._pool.give(token, self._make_spec(hint, token), self._log(hint))
 
     def joined(self, report: Joined) -> None:
-        """The server has given a worker its rank."""
+        """Records the rank that the server gave a worker."""
         process = self._processes.get(report.token)
         if process is not None:
             process.rank = report.rank
@@ -156,7 +156,7 @@ class WorkerSupervisor:
             )
 
     def ready(self, rank: int) -> None:
-        """A worker has compiled its model."""
+        """Records that a worker has compiled its model."""
         now = self._clock()
         for process in self._processes.values():
             if process.rank != rank or process.works_since:
@@ -171,12 +171,12 @@ class WorkerSupervisor:
 
     @property
     def _heard(self) -> float:
-        """When what is heard now was said, or earlier: nobody may have listened."""
+        """When the current message was sent, or earlier: the controller may pause."""
         now = self._clock()
         return self._watched if now - self._watched > PAUSE_S else now
 
     def left(self, rank: int, reason: str, *, is_hung: bool) -> None:
-        """A worker's connection is gone: its process ends soon, or is ended."""
+        """Records a lost connection: the process ends soon, or is ended."""
         grace_s = 0.0 if is_hung else LAST_WORDS_S
         for process in self._processes.values():
             if process.rank == rank and not process.ends_at:
@@ -184,23 +184,23 @@ class WorkerSupervisor:
                 process.ends_at = self._clock() + grace_s
 
     def workers(self) -> dict[int, str]:
-        """Tokens of the processes that work, by the ranks they were started for."""
+        """Tokens of the working processes, by the ranks they were started for."""
         processes = [
             h for h in self._processes.values() if h.works_since and not h.ends_at
         ]
         return {h.hint: h.token for h in processes if h.token not in self._ended}
 
     def living(self) -> list[str]:
-        """Tokens of all whose process lives, as far as is known."""
+        """Tokens of all workers whose process lives, as far as known."""
         return [token for token in self._processes if token not in self._ended]
 
     def watch(self) -> dict[str, Exit]:
-        """Looks after processes; returns those that ended and are no workers.
+        """Looks after processes; returns exits of those that are not workers.
 
-        Workers that ended with their server count as nobody's loss.
+        Workers that ended with their server do not count as lost.
 
         Raises:
-            WorkerLost: Too many are gone.
+            WorkerLost: Too many are lost.
         """
         now = self._clock()
         self._end_hung(now)
@@ -211,7 +211,7 @@ class WorkerSupervisor:
         self._welcome(exits)
         others = {t: exits[t] for t in exits.keys() - self._processes.keys()}
         self._ended |= {token: exits[token] for token in exits.keys() & self._processes}
-        if others:  # first of all somebody sees to the server
+        if others:  # the server comes first
             return others
         for token in list(self._ended):
             gone, process = self._ended.pop(token), self._processes.pop(token)
@@ -223,13 +223,13 @@ class WorkerSupervisor:
         if self._spares and all(
             process.works_since for process in self._processes.values()
         ):
-            for token in self._pool.keep_spares(self._spares):  # no start is slowed
+            for token in self._pool.keep_spares(self._spares):  # this slows no start
                 pid = self._pool.pid(token)
                 self._observer.on_event("process_started", name="spare", pid=pid)
         return {}
 
     def _welcome(self, exits: dict[str, Exit]) -> None:
-        """Awaited workers begin that have room now; those that cannot are let go."""
+        """Begins awaited workers that have room now; gives up those that cannot."""
         for token, hint in list(self._awaited.items()):
             gone = exits.pop(token, None)
             if gone is None and self._pool.is_waiting(token):
@@ -242,7 +242,7 @@ class WorkerSupervisor:
             self._observer.on_event("warning", text=text)
 
     def _end_hung(self, now: float) -> None:
-        """Gives up processes that do not start; the server never heard of some."""
+        """Gives up processes that do not start, even if the server never saw them."""
         pause_s, self._watched = now - self._watched, now
         for process in self._processes.values():
             if process.works_since or process.ends_at:
@@ -251,7 +251,7 @@ class WorkerSupervisor:
                 process.started = now
                 continue
             limit_s = self._limit_s(process)
-            if pause_s > PAUSE_S:  # it may have said so, and nobody listened
+            if pause_s > PAUSE_S:  # it may have reported in the pause
                 process.started = min(now, process.started + pause_s)
             elif now - process.started > limit_s:
                 process.reason = f"hung: not ready after {limit_s:.1f} s"
@@ -265,7 +265,7 @@ class WorkerSupervisor:
         return True
 
     def recall(self) -> None:
-        """Ends all workers, as their server is gone; nobody counts as lost."""
+        """Ends all workers, as their server is lost; they do not count as lost."""
         for token in (*self._processes, *self._awaited):
             self._pool.stop(token)
         self._processes.clear()
@@ -274,7 +274,7 @@ class WorkerSupervisor:
         self._due.clear()
 
     def dismiss(self) -> None:
-        """The work is done: whoever ends now may, and nobody is replaced."""
+        """Ends supervision after the run: ended processes are not replaced."""
         self._is_dismissed = True
         self._due.clear()
         for token in self._awaited:
