@@ -330,6 +330,36 @@ def test_base_is_only_the_abstract_file_of_a_folder():
     assert not based
 
 
+def unclear_parts(text: str) -> list[str]:
+    """Returns words and `Args` entries that plain sentences do without."""
+    found = re.findall(r"(?i)\bwho(?:ever|soever)\b", text)
+    return found + re.findall(r"(?m)^ +\**\w+: Of [^\n]*", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("    Args:\n        folder: Of the run.", True),
+        ("    Args:\n        folder: The run's folder.", False),
+        ("Tells " + "who" + "ever asks.", True),
+        ("Of three workers one is late: Of course.", False),
+    ],
+)
+def test_unclear_parts_are_found(text: str, is_found: bool):
+    assert bool(unclear_parts(text)) is is_found
+
+
+def test_source_and_docs_are_plain_sentences():
+    """The rest of the English rules needs a reader; these two do not."""
+    sources = sorted((ROOT / "src").rglob("*.py"))
+    bad = {
+        str(path.relative_to(ROOT)): found
+        for path in [*PAGES, *sources]
+        if (found := unclear_parts(path.read_text()))
+    }
+    assert not bad
+
+
 def test_no_file_names_the_place_it_was_written_at():
     # Put together here so that this file does not match.
     places = ("/w" + "ork/", "/r" + "oot/", "python" + "hosted", "registry." + "npm")

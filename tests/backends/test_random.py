@@ -1,4 +1,4 @@
-"""Words of Threefry are those of the paper, and of JAX, whoever makes them."""
+"""Words of Threefry are those of the paper, and of JAX, from every maker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever breaks an `up` off is told what there is."""
+"""A user who breaks off an `up` is told what is left."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class Look(keras.callbacks.Callback):
 
 @pytest.mark.ray
 def test_each_worker_sees_a_gpu_of_its_own(tmp_path: Path) -> None:
-    """Ray counts GPUs that it is told of; whoever trains on them must be given one."""
+    """Ray counts GPUs that it is told of; a worker that trains must be given one."""
     pytest.importorskip("ray")
     with imported():
         node = RayNode(own_address(), cpus=2, more=["--num-gpus=2"])

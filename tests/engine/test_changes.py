@@ -136,7 +136,9 @@ def test_a_standby_knows_what_was_changed() -> None:
 
 @pytest.mark.parametrize("name", ["aeasgd", "all_reduce", "local_sgd"])
 @pytest.mark.parametrize("loss", ["none", "worker", "server"])
-def test_every_worker_takes_a_change_in_whoever_is_lost(name: str, loss: str) -> None:
+def test_every_worker_applies_a_change_whichever_process_is_lost(
+    name: str, loss: str
+) -> None:
     """The optimizer's only variable here counts steps."""
     changes = Changes()
     changes.add({COUNT: np.int64(1000), LEVEL: np.array([0.5], np.float32)})

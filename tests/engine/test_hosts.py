@@ -47,7 +47,7 @@ def hosts() -> Iterator[Hosts]:
 
 @final
 class Sniffer:
-    """Whoever sits between the hosts and reads along."""
+    """An eavesdropper between the hosts."""
 
     def __init__(self, interface: str) -> None:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)

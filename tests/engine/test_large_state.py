@@ -60,7 +60,7 @@ def setup(name: str, **given: Any) -> Setup:
     ],
     ids=str,
 )
-def test_it_reaches_the_server_and_whoever_joins(
+def test_it_reaches_the_server_and_joining_workers(
     name: str, given: dict[str, Any]
 ) -> None:
     outcome = train(setup(name, workers=2, **given))

@@ -157,7 +157,7 @@ def test_who_never_stops_has_one_turn_like_all_others(has_tls: bool) -> None:
             link.close()
 
 
-def test_who_reads_again_is_heard_again_whoever_sends_it_the_rest() -> None:
+def test_a_peer_that_reads_again_is_read_again() -> None:
     """What it had asked lies here already: nothing more comes from its socket."""
     questions, answer = 100, bytes(40_000)
     with serving() as (connections, house):
@@ -189,7 +189,7 @@ def test_who_reads_again_is_heard_again_whoever_sends_it_the_rest() -> None:
         link.close()
 
 
-def test_the_porch_opens_again_whoever_else_has_more_to_say() -> None:
+def test_unverified_callers_are_served_again_beside_busy_peers() -> None:
     with serving() as (connections, _):
         link, peer = calling(connections)
         unverified = connections._unverified

@@ -152,7 +152,7 @@ def test_a_second_loss_makes_the_step_smaller_again() -> None:
     assert isinstance(merge, Merge)
 
 
-def test_whoever_joins_meanwhile_has_no_part_in_it() -> None:
+def test_a_worker_that_joins_meanwhile_has_no_part_in_it() -> None:
     table, held = gang()
     table.push(push(0, held[0], 6.0))
     table.push(push(1, held[1], 6.0))

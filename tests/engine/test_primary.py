@@ -274,7 +274,7 @@ def test_a_strategy_that_raises_ends_the_run_and_drops_nobody(
     assert "bad arithmetic" in str(raised.value)
 
 
-def test_whoever_works_hears_that_the_run_is_over(
+def test_working_workers_are_told_the_end_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # It was cut off, and a worker of a session ended though the next run needs it.

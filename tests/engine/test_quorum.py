@@ -116,7 +116,7 @@ class TestQuorum:
         table.pushes(0, 1)
         assert not table.is_quorate
 
-    def test_whoever_has_no_data_counts_for_the_quorum(self) -> None:
+    def test_a_worker_without_data_counts_for_the_quorum(self) -> None:
         table = Table(epoch_rows=(8,))  # a step for ranks 0 and 1
         table.push(0)
         assert table.sequencer.standing.awaited == (1,)

@@ -164,7 +164,7 @@ def test_where_no_thread_can_be_started_one_does_it_all(
     assert (seen == 2).all()
 
 
-def test_the_thread_treats_numbers_as_whoever_calls_it(pairs: InPairs) -> None:
+def test_the_thread_has_the_error_state_of_its_caller(pairs: InPairs) -> None:
     def work(part: slice) -> None:
         found = np.zeros(part.stop - part.start, np.float32) / np.float32(0)
         assert np.isnan(found).all()

@@ -170,7 +170,7 @@ class TestRepeats:
         table.push(0, grant.pieces[0])
         assert isinstance(table.push(0, grant.pieces[0], sequence=1)[0], Refuse)
 
-    def test_whoever_pushes_is_not_waiting_though_an_old_word_says_so(self) -> None:
+    def test_a_push_ends_a_wait_that_an_old_message_reported(self) -> None:
         table = Table(is_elastic=True, workers=2)
         table.sequencer.proceed(0)
         [grant], [other] = table.seat(0), table.seat(1)
@@ -183,7 +183,7 @@ class TestRepeats:
 
 class TestAsynchronous:
     def test_nobody_starves_when_small_epochs_are_leased_out(self) -> None:
-        # Without a barrier whoever waited heard of a new epoch only by chance.
+        # Without a barrier a waiting worker got a new epoch only by chance.
         table = Table(epoch_rows=(4,), epochs=3, workers=1, has_barrier=False)
         table.sequencer.proceed(0)
         [first] = table.seat(0)
@@ -248,7 +248,7 @@ class TestRounds:
         found = table.sequencer.expect(2)
         assert [answer.rank for answer in found] == [0, 1]
 
-    def test_whoever_has_no_data_is_excused_and_adopts_the_center(self) -> None:
+    def test_a_worker_without_data_is_not_awaited_and_adopts_the_center(self) -> None:
         table = Table(is_rounds=True, epoch_rows=(8,))
         table.sequencer.proceed(0)
         table.seat(0, 1)
@@ -416,7 +416,7 @@ class TestGang:
         [welcome] = table.seat(0)
         assert welcome.body == "snapshot"
 
-    def test_whoever_publishes_is_not_waiting_though_an_old_word_says_so(self) -> None:
+    def test_publishing_ends_a_wait_that_an_old_message_reported(self) -> None:
         table = gang(workers=1, epoch_rows=(4,))
         table.sequencer.proceed(0)
         table.seat(0)

@@ -92,7 +92,7 @@ def test_two_processes_share_memory_that_has_no_name_any_more(
         path = slot.path
         slot.unlink()
         assert path is not None
-        # Without a name it can be reached by whoever may look into this process.
+        # Without a name, only users who may inspect this process can reach it.
         assert path.exists() != has_name
         child.stdin.write("go\n")
         child.stdin.flush()

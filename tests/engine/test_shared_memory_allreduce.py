@@ -171,7 +171,7 @@ def test_who_is_replaced_is_found_in_the_next_group(tmp_path: Path) -> None:
 def test_a_group_that_cannot_be_formed(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once: whoever is in doubt goes to the server."""
+    """At once: a worker without an answer asks the server."""
     folder, size = tmp_path, 1 if fault == "nobody" else 2
     if fault == "memory":
         monkeypatch.setattr(Slot, "make", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Several servers that share a vector: the same run, bit for bit, whoever is lost."""
+"""Several servers that share a vector: the same run, bit for bit, after any loss."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_killing_any_server_costs_nothing(name: str, where: str) -> None:
             assert_same(found, calm)
 
 
-def test_a_gang_is_kept_as_it_was_asked_for_whoever_is_lost_then() -> None:
+def test_a_gradient_exchange_snapshot_stays_as_requested_after_a_loss() -> None:
     """A worker whose state was stored had written its next gradient over a part."""
     problem = LeastSquares.seeded(rows=96, size=4000)
     given = Setup.linear(

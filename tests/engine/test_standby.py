@@ -1,4 +1,4 @@
-"""A standby: whoever leads may die at any moment, and nobody notices but the clock."""
+"""A standby: the leader may die at any moment, and only the clock shows it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_killing_the_server_costs_nothing(name: str, where: str) -> None:
 def test_encoded_vectors_mean_the_same_to_the_next_server(
     name: str, where: str
 ) -> None:
-    """Places are told as differences: from what the other end has, whoever it is."""
+    """Places are sent as differences from what the other end has, after a loss too."""
     given = setup(name, workers=1, wants_slot=False)
     with Cluster(given) as cluster:
         plainly = cluster.run()

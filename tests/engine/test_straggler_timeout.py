@@ -126,7 +126,7 @@ def test_a_quorum_that_is_lost_ends_it() -> None:
     ),
     st.floats(1e-3, 100.0),
 )
-def test_whoever_is_at_most_twice_as_slow_is_never_late(
+def test_a_worker_at_most_twice_as_slow_is_never_late(
     times: Times, took: float
 ) -> None:
     straggler_timeout = after(times)

@@ -83,7 +83,7 @@ class Voice:
         )  # fmt: skip
 
     def go_back(self) -> None:
-        """Takes its place at whoever leads now, and has said nothing more yet."""
+        """Rejoins at the process that leads now, and sends nothing more yet."""
         self._link.close()
         self._link = self._call()
         assert self._rejoin()["kind"] == "again"
@@ -137,7 +137,7 @@ def taken_over(
             voice.close()
 
 
-def test_whoever_comes_back_is_answered_once() -> None:
+def test_a_worker_that_rejoins_is_answered_once() -> None:
     """Also when its answer is found between its return and its question."""
     with taken_over() as (_, first, second, pieces):
         first.go_back()
@@ -150,7 +150,7 @@ def test_whoever_comes_back_is_answered_once() -> None:
         assert first.hear()["kind"] == "noted"
 
 
-def test_whoever_waits_for_others_after_a_take_over_is_not_hung() -> None:
+def test_a_worker_that_waits_after_a_failover_is_not_hung() -> None:
     with taken_over() as (cluster, first, second, pieces):
         first.go_back()
         first.ask_again()
@@ -163,7 +163,7 @@ def test_whoever_waits_for_others_after_a_take_over_is_not_hung() -> None:
         assert sessions[first.rank].liveness.since is not None
 
 
-def test_a_round_is_given_its_time_by_whoever_leads() -> None:
+def test_the_new_leader_gives_a_round_its_time() -> None:
     """What is known of rounds outlives the server that measured them."""
     with taken_over(quorum=1) as (cluster, first, second, pieces):
         second.go_back()
@@ -269,7 +269,7 @@ def test_an_earlier_standby_does_not_take_the_place_of_a_later_one() -> None:
     assert [report.generation for report in said] == [3]
 
 
-def test_whoever_waits_at_the_standby_of_a_leader_that_lives_is_sent_there() -> None:
+def test_workers_at_the_standby_of_a_living_leader_are_redirected() -> None:
     given = Setup.linear(PROBLEM, get("downpour"), workers=1, has_standby=True)
     with Cluster(given) as cluster, closing(Voice(cluster, 0)) as voice:
         voice.ask("need")
@@ -277,7 +277,7 @@ def test_whoever_waits_at_the_standby_of_a_leader_that_lives_is_sent_there() -> 
         assert voice.go_to(other)["kind"] == "elsewhere"
 
 
-def test_whoever_died_with_the_leader_is_not_waited_for() -> None:
+def test_a_worker_that_died_with_the_leader_is_not_awaited() -> None:
     with taken_over(dead=[1]) as (cluster, first, second, _):
         first.go_back()
         first.ask_again()

@@ -284,7 +284,7 @@ def test_how_a_process_ended(tmp_path: Path, command: str, said: str) -> None:
 
 
 def test_files_of_hosts_are_on_the_node_as_long_as_it_runs(tmp_path: Path) -> None:
-    """A node need not see any folder of whoever launches."""
+    """A node need not see any folder of the launching machine."""
     code = (
         "import os\n"
         "for name in ('SHOAL_HOSTFILE', 'DEEPLEARNING_WORKERS_PATH'):\n"

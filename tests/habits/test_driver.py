@@ -235,7 +235,7 @@ def test_weights_that_a_callback_sets_are_not_lost_in_silence(
 
 @pytest.mark.parametrize("state", [b"", b"\1" * 7, b"\1" * 9999])
 def test_optimizer_state_of_a_wrong_length_is_not_taken(state: bytes) -> None:
-    """Whoever sends it: the run goes on with what the model has."""
+    """From any sender: the run continues with the model's state."""
     pool = Stage([])
     variables = pool.model.optimizer.variables
     good = [np.full(v.shape, 2, str(v.dtype)) for v in variables]

@@ -82,7 +82,7 @@ def driver(*steps: str) -> Iterator[tuple[subprocess.Popen[str], list[int], int]
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             program.wait()
-            scratch.sweep()  # as whoever begins next
+            scratch.sweep()  # as the next process does
 
 
 @pytest.mark.parametrize("start", ["start()", "in_a_thread()"])

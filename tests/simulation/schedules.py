@@ -85,7 +85,7 @@ class Schedule(ABC, Generic[S]):
         """What can happen next.
 
         Args:
-            is_slow: Whoever is slow is mostly passed over.
+            is_slow: Slow workers are mostly passed over.
         """
 
     def _if_only_slow(self, events: list[Event]) -> list[Event]:

@@ -342,7 +342,7 @@ def forgets_that_a_late_push_was_answered(patch: Patch) -> None:
 
 
 @mutant
-def never_waits_again_for_whoever_was_late(patch: Patch) -> None:
+def never_waits_again_for_late_workers(patch: Patch) -> None:
     original = Sequencer.need
 
     def need(self: Any, rank: int, incarnation: int) -> list[Any]:

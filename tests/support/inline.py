@@ -209,7 +209,7 @@ class Cluster:
                 raise
 
     def _ask(self, kind: str, **fields: Any) -> None:
-        """The same, and again to whoever takes the server's place."""
+        """The same, and again to the server that takes over."""
         self._asked = [asked for asked in self._asked if asked[0] != kind]
         self._asked.append((kind, fields))
         self.command(kind, heard=self._heard, **fields)

@@ -408,7 +408,7 @@ class TestFrames:
             assert not channel.has_output
 
     def test_what_waits_can_be_kept_as_it_is(self) -> None:
-        # Whoever hung and was dropped may still write to a slot that a standby is sent.
+        # A hung worker that was dropped may still write to a slot that a standby maps.
         body = bytearray(secrets.token_bytes(8 << 20))
         before = bytes(body)
         with pair() as (caller, channel):

@@ -27,7 +27,7 @@ from shoal.launchers.versions import versions
 from shoal.terminal import say
 from shoal.wire.frames import BadFrame, Head, Link
 
-ALONE_S = 60.0  # without a word of its driver an agent and its process end
+ALONE_S = 60.0  # without a message of its driver an agent and its process end
 END_S = 5.0  # for a call that is under way when the connection ends
 CONNECT_S = 60.0
 METHODS = ("start", "give", "stop", "close", "report")
@@ -43,12 +43,12 @@ class Ticket:
 
     Args:
         host: Address of the driver.
-        port: Of its listener.
-        key: Of this agent alone.
-        certificate: That the driver shows, None without TLS.
+        port: Port of its listener.
+        key: Key of this agent alone.
+        certificate: Certificate of the driver, None without TLS.
         number: The descriptor that processes know the data by.
-        backend: Of Keras; its version is told.
-        engine: Package of what places workers; its version too.
+        backend: Name of the Keras backend; its version is reported.
+        engine: Package of the engine that places workers; its version is reported.
     """
 
     host: str
@@ -107,7 +107,7 @@ def serve(ticket: Ticket, node_id: str = "") -> str:
 
     Args:
         ticket: How the driver is reached.
-        node_id: Of this node; default "": `this_node()`.
+        node_id: Id of this node; default "": `this_node()`.
 
     Returns:
         Why it ended, in words. All its processes have ended then.

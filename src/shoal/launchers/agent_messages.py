@@ -1,4 +1,4 @@
-"""What an agent that calls its driver says: JSON, read field by field. Pure.
+"""Messages of an agent that calls its driver: JSON, read field by field. Pure.
 
 To the agent go packed arguments, after the greeting; nothing that comes from it is ever
 unpickled.
@@ -53,8 +53,8 @@ def parse(method: str, told: Mapping[str, Any]) -> Any:
     """Returns what a method of an agent returned.
 
     Args:
-        method: That was called; "arrive" for its first words.
-        told: What came.
+        method: The called method; "arrive" for its first message.
+        told: The received result.
 
     Raises:
         BadFrame: It is not what this method returns.

@@ -28,10 +28,10 @@ from shoal.wire.accepting import accept
 from shoal.wire.frames import BadFrame, Head, Link
 from shoal.wire.tls import Identity, server_context
 
-BEAT_S = 5.0  # between words to an agent that nothing is asked of
+BEAT_S = 5.0  # between messages to an agent without calls
 LOOK_S = 0.05  # between looks at tasks that have not arrived
-ACCEPT_S = 0.5  # between looks whether it is to end
-ARRIVE_S = 10.0  # for the first words of an agent
+ACCEPT_S = 0.5  # between checks for the end
+ARRIVE_S = 10.0  # for the first message of an agent
 KEY_BYTES = 32
 MOST_GREETED = 64  # callers at once that have not proved their key yet
 HUNG_UP = "hung up"
@@ -46,9 +46,9 @@ class _Remote:
     """An agent, as the driver knows it.
 
     Args:
-        name: Of the agent.
-        key: That it proves.
-        task: Of the engine, None for an agent that came a second time.
+        name: Name of the agent.
+        key: Key that it proves.
+        task: Task of the engine, None for an agent that came a second time.
     """
 
     name: str
@@ -69,7 +69,7 @@ class _Remote:
         self.wake.setblocking(False)
 
     def notice(self) -> None:
-        """Has the thread of its connection look at the outbox."""
+        """Wakes the thread of its connection to look at the outbox."""
         with suppress(OSError):  # full of such notices, or closed
             self.wake.send(b".")
 
@@ -88,10 +88,10 @@ class PullCarrier(Carrier):
     Args:
         host: Address to listen at, which agents reach.
         number: The descriptor that processes know the data by.
-        backend: Of Keras.
-        identity: Of TLS; None where nobody can listen in.
+        backend: Name of the Keras backend.
+        identity: Identity for TLS; None on a private network.
         limit_s: Seconds that a task may wait for room, and an agent take to arrive.
-        port: To listen at; default 0: any that is free.
+        port: Port to listen at; default 0: any that is free.
         reuses_tasks: A task that its engine has run a second time, elsewhere, serves
             the next process. By default it is kept waiting and given nothing, as a
             ticket is good for one arrival.
@@ -292,7 +292,7 @@ class PullCarrier(Carrier):
             thread.join()
 
     def give_up(self) -> None:
-        """A fork listens to nobody."""
+        """Closes the listener in a forked process."""
         with suppress(OSError):
             blank(self._listener.fileno())
 
@@ -410,7 +410,7 @@ class PullCarrier(Carrier):
 
 
 def _readable(waited: Sequence[socket.socket]) -> list[socket.socket]:
-    """Those that have something, after a beat at most."""
+    """Sockets with input, after one beat at most."""
     with selectors.DefaultSelector() as selector:
         for one in waited:
             selector.register(one, selectors.EVENT_READ)

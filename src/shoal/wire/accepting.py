@@ -1,4 +1,4 @@
-"""The greeting of a caller, for a side that waits for one caller at a time.
+"""The handshake with a caller, for a side that waits for one caller at a time.
 
 Each caller has a key of its own, so that its name need not travel before it has proved
 that it knows the key. The server of a run, which serves all of its callers in one
@@ -23,12 +23,12 @@ def accept(
     context: ssl.SSLContext | None = None,
     max_body_bytes: int = 0,
 ) -> tuple[str, Link]:
-    """Greets a caller that proves one of these keys; hangs up on any other.
+    """Accepts a caller that proves one of these keys; closes any other connection.
 
     Args:
-        connection: That was accepted; owned from now on.
+        connection: Accepted socket; it is owned from now on.
         keys: Name of a caller -> its key.
-        context: Of TLS, None for none.
+        context: Context of TLS, None without it.
         max_body_bytes: Larger frames of the caller are refused; default 0: heads only.
 
     Returns:
@@ -36,7 +36,7 @@ def accept(
 
     Raises:
         BadFrame: It knows none of the keys.
-        OSError: It hung up, speaks no TLS, or is too slow.
+        OSError: It closed the connection, has no TLS, or is too slow.
     """
     until = time.monotonic() + GREETING_TIMEOUT_S
     try:
@@ -69,7 +69,7 @@ def _answer(hello: bytes, keys: Mapping[str, bytes]) -> tuple[str, Callee, bytes
 
 
 def _exactly(connection: socket.socket, count: int, until: float) -> bytes:
-    """So many bytes, by a moment: a caller that sends one at a time keeps nobody."""
+    """Reads bytes until a deadline, which a caller that sends one at a time misses."""
     data = bytearray()
     while len(data) < count:
         connection.settimeout(max(0.001, until - time.monotonic()))

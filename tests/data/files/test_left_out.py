@@ -1,4 +1,4 @@
-"""What is left out is said, whoever reads; and what is the store's fault is not."""
+"""Left out rows are reported by every reader; errors of the store are not."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class SimController(Controller[str]):
             self.wire.say({"kind": kind, "heard": self.heard, **values})
 
     def _ask(self, kind: str, **values: Any) -> None:
-        """The same, and again to whoever takes the server's place."""
+        """The same, and again to the server that takes over."""
         self._asked[kind] = values
         self.command(kind, **values)
 

@@ -1,7 +1,7 @@
 """The processes of a simulated run: two servers and workers, and how they end.
 
 This file decides what a process is here: a server is an object that is given turns, a
-worker a thread that is; whoever ends leaves its connections as a killed process does.
+worker a thread that is; one that ends leaves its connections as a killed process does.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Watch:
                 has_place or not held, "the dead and late lease nothing", rank, held
             )
             is_silent = member is None or not (member.is_late and member.is_parked)
-            require(is_silent, "whoever has spoken is not late", rank)
+            require(is_silent, "a worker that has sent is not late", rank)
         clock = 0
         for epoch in ledger.epochs:
             done, free = ledger.committed(epoch), ledger.free(epoch)

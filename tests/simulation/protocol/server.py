@@ -115,7 +115,7 @@ class SimServer:
     def _lose(self, line: Line) -> list[Instruction]:
         if line.rank < 0:
             return []
-        require(self.peers.get(line.rank) is line, "whoever leaves was there", line)
+        require(self.peers.get(line.rank) is line, "a leaving peer was there", line)
         del self.peers[line.rank]
         self._late.speaks(line.rank)
         self.losses += 1

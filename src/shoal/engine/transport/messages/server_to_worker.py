@@ -184,7 +184,7 @@ class Refused(FixedKind):
 
     Args:
         reason: The reason.
-        state: Of the run; None to one that has no place in it.
+        state: State of the run; None for a process that has no rank in it.
     """
 
     kind: ClassVar[str] = "refused"
