@@ -91,7 +91,7 @@ def test_a_shuffle_learns_the_same_line(table: tuple[Path, Any, Any]) -> None:
 
 
 def test_what_was_said_of_files_is_refused_for_arrays() -> None:
-    with pytest.raises(ConfigError, match="label='y' was passed, but x is no path"):
+    with pytest.raises(ConfigError, match="label='y' was passed, but x is not a path"):
         fit(line(), np.ones((4, 3)), np.ones((4, 1)), label="y")
 
 
