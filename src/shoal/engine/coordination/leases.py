@@ -2,6 +2,7 @@
 
 This file decides how samples are shared: fast workers take more, all end an epoch
 together, and workers that exchange gradients always hold shares of the same steps.
+Who holds which lease, and what returns when a worker is lost, is in `ledger.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Inputs are events: a worker joins, is ready, pushes, runs out of data, leaves; the
 controller opens an epoch. Outputs are instructions. There is no socket, clock, thread
-or vector here, so that tests can run any schedule.
+or vector here, so that tests can run any schedule. The order of events comes from
+outside: `server/event_log.py`.
 """
 
 from __future__ import annotations
@@ -109,8 +110,9 @@ class Sequencer:
     def to_json(self) -> dict[str, Any]:
         """State that a server must store for its successor, as plain JSON values.
 
-        It belongs to the center as it is now; under gradient exchange, to the snapshot
-        that was published last, or to the initial weights.
+        The state matches the current center. If workers exchange gradients, the server
+        has no current weights: the state then matches the last published snapshot, or
+        the initial weights.
         """
         exchanges_gradients = self.rules.exchanges_gradients
         return {
@@ -363,7 +365,8 @@ class Sequencer:
     def _repeat(self, member: Member) -> Answer | Refuse:
         """Answers a duplicate whose answer was lost, or a push that came too late.
 
-        In both cases the sender no longer holds its samples.
+        In both cases the sender no longer holds its samples. A request that is only
+        sent again over a new connection does not come here: `Primary` answers it.
         """
         if self.rules.exchanges_gradients:
             # The mean that it needs is gone, and so are its common weights.

@@ -2,8 +2,8 @@
 
 Each shard handles the same events in the same order. Events that some shards still
 lack are kept here, and on the standby as well, so that the server that leads can send
-them to a shard or its standby. A message is entered when all parts of it have
-arrived, so that no sample is committed of which a part could be lost.
+them to a shard or its standby. A push gets its place in the log when all its parts
+have arrived: if a server died with one of them, a committed sample would be lost.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ class Primary(BaseServer):
     def _see_off(self) -> None:
         """Serves until every worker has been told that the run is over.
 
-        A worker of a session that were cut off could not wait for the next run.
+        A worker that is kept for the next run of a `shoal.Session` needs this answer:
+        without it, it would take the end of this server for a failure.
         """
         until = self._clock() + SEE_OFF_S
         while self._report_channel.controller is not None and self._has_work_out:
@@ -338,6 +339,8 @@ class Primary(BaseServer):
             raise BadFrame("a message before the slot was settled")
         session = self.replica.sessions[peer.rank]
         peer.is_asking = True
+        # The worker has reconnected and sent its request again: its answer was lost, or
+        # is not there yet. The request has been handled, and is not handled again.
         if request.number and request.number == session.question:
             if session.answer is None:
                 session.liveness.waits()

@@ -120,7 +120,7 @@ class EpochTotals:
         """
         push = session.push
         if push is None:
-            raise RuntimeError("a message is entered of which no word came")
+            raise RuntimeError("an event is handled of a worker that has not pushed")
         epoch = push.pieces[0].epoch
         sums = self._sums.setdefault(epoch, np.zeros(self._size))
         sums += weighed(session.buffers.metrics, self._losses, share)

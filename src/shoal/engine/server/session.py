@@ -22,14 +22,17 @@ class WorkerSession:
         token: Secret name of its process.
         buffers: Buffers of its vectors.
         push: Its last push.
-        question: Number of its last message that needs an answer.
+        question: Number of its last request (`Request.number`). A request with the
+            same number again is a repetition after a reconnect. `Push.sequence`, which
+            the sequencer compares, counts the exchanges of the worker instead.
         answer: Answer to that message, with the optimizer state that follows; None if
             there is none yet. Its vectors are in `buffers`.
         liveness: Timeout of its silence.
         staged: Number of the last message whose part has arrived, at a server that
             shares the vector and follows the order of another one.
         told: Serial number of the newest callback change that it was told.
-        adopted: The same for statistics: a worker that joins gets the server's.
+        adopted: Serial number of the newest callback change of statistics that it was
+            told. A worker that joins gets the statistics of the server, which have it.
     """
 
     rank: int

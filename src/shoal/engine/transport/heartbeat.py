@@ -3,6 +3,7 @@
 A hung server sends nothing, but its connection stays open. So the controller pings it
 regularly. This file decides how long the answer, and the start of a process, may take;
 both from measurements. `Heartbeat` and `start_limit_s` are pure, `hear` applies them.
+How long a worker may be silent is decided in `coordination/timeouts.py`.
 """
 
 from __future__ import annotations

@@ -365,8 +365,8 @@ class RequestChannel:
                 error = another
         self._own.up[:] = before.up
         if self._own.slot is None:
-            # An early answer may not be taken yet. In a slot it is already, as the
-            # standby has it.
+            # With `overlap`, an answer may have arrived that the loop has not read: it
+            # is kept. A slot in shared memory needs no copy, the standby maps the same.
             self._own.down[:] = before.down
         before.close()
 

@@ -155,8 +155,8 @@ class Push(FixedKind):
         group: Generation of the group that has averaged it, 0 for none.
         times: Seconds of computing, reading, waiting and exchanging.
         rows: Samples that were trained on, None for `samples`.
-        own: See `instructions.Push`.
-        assumed: See `instructions.Push`.
+        own: This worker's part of each sum over the step that scales the loss.
+        assumed: The sums that it scaled its loss by.
     """
 
     kind: ClassVar[str] = "push"
