@@ -105,7 +105,7 @@ class LedgerMachine(RuleBasedStateMachine):
         total = min(run, sum(sizes))
         assert sum(piece.rows for _, piece in dealt) == total
         for owner, piece in dealt:
-            assert piece.gang == (total if exchanges_gradients else 0)
+            assert piece.step_rows == (total if exchanges_gradients else 0)
             assert piece.rows <= sizes[owner]
             self.take(owner, piece)
 

@@ -294,7 +294,7 @@ class TestGang:
         table.sequencer.proceed(0)
         table.seat(0, 1, 2)
         assert [table.held(r)[0].rows for r in range(3)] == [4, 3, 3]
-        assert {table.held(r)[0].gang for r in range(3)} == {10}
+        assert {table.held(r)[0].step_rows for r in range(3)} == {10}
 
     def test_a_joiner_waits_for_steps_that_were_dealt_before_it(self) -> None:
         # It was dealt the next step while others held shares of an earlier one: one
@@ -315,7 +315,7 @@ class TestGang:
         assert shares[0] == [(), (), ()]
         steps = zip(*shares[1], strict=True)
         for step in steps:
-            assert sum(piece.rows for piece in step) == step[0].gang == 4
+            assert sum(piece.rows for piece in step) == step[0].step_rows == 4
 
     def round(self, table: Table) -> list[Any]:
         """Pushes what every worker holds first; who holds nothing waits."""
@@ -547,7 +547,7 @@ class TestCheckpoints:
         assert table.seat(0) == [Answer(0, "grant", "snapshot")]
         assert table.seat(1) == [Answer(1, "grant", "snapshot")]
         shares = [answer.pieces[0] for r in (0, 1) for answer in table.need(r)]
-        assert shares == [Piece(1, 0, 2, gang=4), Piece(1, 2, 4, gang=4)]
+        assert shares == [Piece(1, 0, 2, step_rows=4), Piece(1, 2, 4, step_rows=4)]
 
     def test_a_gang_that_published_nothing_begins_again(self) -> None:
         table = gang(workers=1, epoch_rows=(8,))

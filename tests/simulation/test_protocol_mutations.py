@@ -86,7 +86,9 @@ def scales_by_the_rows_that_were_dealt(patch: Patch) -> None:
 
     def push_again(self: Any, sums: Any) -> None:
         original(self, sums)
-        push = self.last.push._replace(assumed=(float(self.last.push.pieces[0].gang),))
+        push = self.last.push._replace(
+            assumed=(float(self.last.push.pieces[0].step_rows),)
+        )
         self.last = self.last._replace(push=push._replace(own=(), assumed=push.assumed))
         self.line.up[-1] = self.last
 

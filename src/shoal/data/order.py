@@ -273,7 +273,7 @@ class Order:
         return self.span(epoch).turn
 
     def upcoming(
-        self, epoch: int, start: int, stop: int, gang: tuple[int, int] = (0, 0)
+        self, epoch: int, start: int, stop: int, batch: tuple[int, int] = (0, 0)
     ) -> Indices:
         """Returns rows that stand for the chunks that are needed next, none for arrays.
 
@@ -281,12 +281,12 @@ class Order:
             epoch: Number of the epoch.
             start: First position that is being read.
             stop: One past the last position that is being read.
-            gang: Start and rows of the batch of which this is a share; rows 0
+            batch: Start and rows of the batch of which this is a share; rows 0
                 for no share.
         """
         if self._chunks is None:
             return np.zeros(0, np.int64)
-        span, (begin, rows) = self.span(epoch), gang
+        span, (begin, rows) = self.span(epoch), batch
         part = ((start - begin) / rows, (stop - begin) / rows) if rows else (0.0, 1.0)
         return self._chunks.upcoming(span.turn, span.start + stop - 1, part)
 

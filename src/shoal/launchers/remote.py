@@ -66,7 +66,7 @@ class AgentSlot:
 
 
 @dataclass(kw_only=True, eq=False)
-class Hand:
+class RemoteProcess:
     """A worker's process, as the driver sees it.
 
     Args:
@@ -114,7 +114,7 @@ class RemoteLauncher(Launcher):
         self._versions = versions(backend, carrier.engine)
         self._broadcast = DataBroadcast(blob, carrier)
         self._slots: list[AgentSlot] = []
-        self._hands: dict[str, Hand] = {}
+        self._processes: dict[str, RemoteProcess] = {}
         self._ended: dict[str, Exit] = {}
         self._avoided: set[str] = set()
         self._looked = 0.0
@@ -126,11 +126,13 @@ class RemoteLauncher(Launcher):
         token, now = secrets.token_hex(8), time.monotonic()
         free = self._idle(now)
         slots = [free] if free is not None else self._ask_for_room(role)
-        hand = self._hands[token] = Hand(role=role, slots=slots, since=now)
+        process = self._processes[token] = RemoteProcess(
+            role=role, slots=slots, since=now
+        )
         for slot in slots:
             slot.token = token
         if free is not None:
-            self._begin(token, hand, free)
+            self._begin(token, process, free)
         return token
 
     def _idle(self, now: float, least_s: float = 0.0) -> AgentSlot | None:
@@ -162,8 +164,8 @@ class RemoteLauncher(Launcher):
     def _arrived(self, slot: AgentSlot, here: Arrival) -> None:
         """Handles an agent's arrival: its process starts, if it is still wanted."""
         odd = difference(here.versions, self._versions)
-        hand = self._hands.get(slot.token)
-        if odd and hand is not None and hand.role.is_patient:
+        process = self._processes.get(slot.token)
+        if odd and process is not None and process.role.is_patient:
             slot.here = here
             self._gone(slot, f"has {odd}", is_node=False)
             return
@@ -174,45 +176,48 @@ class RemoteLauncher(Launcher):
             )
         slot.here = here
         self._ask(slot, time.monotonic())
-        if hand is None or hand.slot not in (None, slot):  # another one arrived first
+        if process is None or process.slot not in (
+            None,
+            slot,
+        ):  # another one arrived first
             self._drop(slot)
             return
-        for other in list(hand.slots):
+        for other in list(process.slots):
             if other is not slot:
                 self._drop(other)
-        hand.slots = [slot]
-        self._begin(slot.token, hand, slot)
+        process.slots = [slot]
+        self._begin(slot.token, process, slot)
 
-    def _begin(self, token: str, hand: Hand, slot: AgentSlot) -> None:
+    def _begin(self, token: str, process: RemoteProcess, slot: AgentSlot) -> None:
         if slot.here is not None:
             memory = self._broadcast.home(slot.here, slot.agent)
-            variables = {**self._variables, **(hand.role.environment or {})}
-            role = replace(hand.role, log=None, environment=variables)
+            variables = {**self._variables, **(process.role.environment or {})}
+            role = replace(process.role, log=None, environment=variables)
             self._call(slot, "start", token, role, memory)
-            self._send(token, hand)
+            self._send(token, process)
 
     def give(self, token: str, argument: Any, log: Path | None = None) -> None:
         """Sends the argument as soon as the process and its data are there."""
-        hand = self._hands.get(token)
-        if hand is None:
+        process = self._processes.get(token)
+        if process is None:
             return  # it has ended, which `poll` reports
-        hand.parts.append(cloudpickle.dumps(argument))
-        hand.log, hand.has_part = log, True
+        process.parts.append(cloudpickle.dumps(argument))
+        process.log, process.has_part = log, True
         if log is not None:
             with suppress(OSError):  # the file exists from the start, even when empty
                 open(log, "ab", opener=alike).close()
-        while hand.early:
-            self._write(hand, hand.early.popleft())
-        self._send(token, hand)
+        while process.early:
+            self._write(process, process.early.popleft())
+        self._send(token, process)
 
-    def _send(self, token: str, hand: Hand) -> None:
-        slot = hand.slot
+    def _send(self, token: str, process: RemoteProcess) -> None:
+        slot = process.slot
         if slot is None or slot.here is None:
             return
         if not self._broadcast.has_arrived(slot.here.node_id):
             return
-        while hand.parts:
-            self._call(slot, "give", token, hand.parts.popleft())
+        while process.parts:
+            self._call(slot, "give", token, process.parts.popleft())
 
     def share(self) -> None:
         """Sends the data to each node once, as soon as the node is known."""
@@ -220,8 +225,8 @@ class RemoteLauncher(Launcher):
 
     def is_waiting(self, token: str) -> bool:
         """Whether no node has had room for it yet."""
-        hand = self._hands.get(token)
-        return hand is not None and hand.slot is None
+        process = self._processes.get(token)
+        return process is not None and process.slot is None
 
     # ------------------------------------------------------------ following
 
@@ -278,28 +283,28 @@ class RemoteLauncher(Launcher):
 
     def _heard(self, slot: AgentSlot, report: Report) -> None:
         for token, line in report.lines:
-            hand = self._hands.get(token)
-            if hand is not None and hand.has_part:
-                self._write(hand, line)
-            elif hand is not None:
-                hand.early.append(line)
-            if hand is not None and self.echo is not None:
-                self.echo(hand.role.name, line)
+            process = self._processes.get(token)
+            if process is not None and process.has_part:
+                self._write(process, line)
+            elif process is not None:
+                process.early.append(line)
+            if process is not None and self.echo is not None:
+                self.echo(process.role.name, line)
         for token, gone in report.exits.items():
             if slot.token == token:
                 slot.token, slot.idle_since = "", time.monotonic()
             self._over(token, gone)
 
-    def _write(self, hand: Hand, line: str) -> None:
-        if hand.log is not None:
-            with suppress(OSError), open(hand.log, "a", opener=alike) as log:
+    def _write(self, process: RemoteProcess, line: str) -> None:
+        if process.log is not None:
+            with suppress(OSError), open(process.log, "a", opener=alike) as log:
                 log.write(f"{line}\n")
 
     def _over(self, token: str, gone: Exit) -> None:
-        hand = self._hands.pop(token, None)
-        if hand is not None:
-            self._ended[token] = replace(gone, name=hand.role.name)
-            for slot in list(hand.slots):
+        process = self._processes.pop(token, None)
+        if process is not None:
+            self._ended[token] = replace(gone, name=process.role.name)
+            for slot in list(process.slots):
                 if slot.here is None:
                     self._drop(slot)
 
@@ -308,46 +313,46 @@ class RemoteLauncher(Launcher):
         for slot in list(self._slots):
             if slot.here is not None and now - slot.asked > SILENT_S:
                 self._gone(slot, f"has said nothing for {now - slot.asked:.0f} s")
-        for token, hand in list(self._hands.items()):
-            if hand.parts:
-                self._send(token, hand)
-            if hand.slot is None:
-                self._move_in(token, hand, now)
-            limit_s = self._limit_s(hand)
-            if hand.slot is None and now - hand.since > limit_s:
+        for token, process in list(self._processes.items()):
+            if process.parts:
+                self._send(token, process)
+            if process.slot is None:
+                self._move_in(token, process, now)
+            limit_s = self._limit_s(process)
+            if process.slot is None and now - process.since > limit_s:
                 reason = (
                     f"found no room on the cluster within {limit_s:g} s, for "
                     f"{self._carrier.room}"
                 )
-                name = hand.role.name
+                name = process.role.name
                 self._over(token, Exit(name=name, code=GONE, reason=reason))
         # An agent that starts at once, or is requested for a short time, needs seconds.
         wanted = any(
-            now - hand.since < TOGETHER_S and not hand.role.is_patient
-            for hand in self._hands.values()
-            if hand.slot is None
+            now - process.since < TOGETHER_S and not process.role.is_patient
+            for process in self._processes.values()
+            if process.slot is None
         )
         self._broadcast.look(may_go=not wanted)
 
-    def _move_in(self, token: str, hand: Hand, now: float) -> None:
+    def _move_in(self, token: str, process: RemoteProcess, now: float) -> None:
         """Gives the room of an ended process to a process that waits for room.
 
         It is kept for a while for the replacement of the ended one, unless that already
         has room.
         """
-        free = self._idle(now, SPARED_S if hand.role.is_patient else 0.0)
+        free = self._idle(now, SPARED_S if process.role.is_patient else 0.0)
         if free is None:
             return
-        for slot in list(hand.slots):
+        for slot in list(process.slots):
             self._drop(slot)
-        hand.slots, free.token = [free], token
-        self._begin(token, hand, free)
+        process.slots, free.token = [free], token
+        self._begin(token, process, free)
 
-    def _limit_s(self, hand: Hand) -> float:
+    def _limit_s(self, process: RemoteProcess) -> float:
         """Returns the seconds until an agent must have started."""
-        if hand.role.is_patient:
+        if process.role.is_patient:
             return math.inf
-        return max((slot.limit_s for slot in hand.slots), default=0.0)
+        return max((slot.limit_s for slot in process.slots), default=0.0)
 
     def _gone(self, slot: AgentSlot, why: str, *, is_node: bool = True) -> None:
         """Handles the loss of an agent and its process."""
@@ -355,16 +360,16 @@ class RemoteLauncher(Launcher):
         self._drop(slot)
         if here is not None and is_node:
             self._avoided.add(here.node_id)
-        hand = self._hands.get(token)
-        if hand is None:
+        process = self._processes.get(token)
+        if process is None:
             return
-        if hand.slots and slot in hand.slots:
-            hand.slots.remove(slot)
-        if hand.slots:
+        if process.slots and slot in process.slots:
+            process.slots.remove(slot)
+        if process.slots:
             return
         where = "a node" if here is None else f"node {here.node}"
         reason = f"{where} is gone: it {why}" if is_node else f"{where} {why}"
-        self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
+        self._over(token, Exit(name=process.role.name, code=GONE, reason=reason))
 
     def _drop(self, slot: AgentSlot) -> None:
         if slot in self._slots:
@@ -376,29 +381,29 @@ class RemoteLauncher(Launcher):
 
     def stop(self, token: str, grace_s: float = 0.0) -> None:
         """Ends one process, by force after `grace_s` seconds; `poll` reports it."""
-        hand = self._hands.get(token)
-        if hand is None or hand.is_stopped:
+        process = self._processes.get(token)
+        if process is None or process.is_stopped:
             return
-        slot = hand.slot
+        slot = process.slot
         if slot is None:
             reason = "was ended before any node had room for it"
-            self._over(token, Exit(name=hand.role.name, code=GONE, reason=reason))
+            self._over(token, Exit(name=process.role.name, code=GONE, reason=reason))
             return
-        hand.is_stopped = True
+        process.is_stopped = True
         self._call(slot, "stop", token, grace_s)
 
     def rename(self, token: str, name: str) -> None:
         """Gives a process another role's name."""
-        hand = self._hands[token]
-        hand.role = replace(hand.role, name=name)
+        process = self._processes[token]
+        process.role = replace(process.role, name=name)
 
     def prune(self, kept: Collection[str]) -> set[str]:
         """Ends and forgets all processes but some; returns the live ones of those."""
-        for token in self._hands.keys() - kept:
+        for token in self._processes.keys() - kept:
             self.stop(token)
-            self._hands.pop(token, None)
+            self._processes.pop(token, None)
         self._ended.clear()
-        return set(self._hands)
+        return set(self._processes)
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends every process and releases the room."""
@@ -409,6 +414,6 @@ class RemoteLauncher(Launcher):
             self._carrier.ready(calls, grace_s + END_S)
         for slot in list(self._slots):
             self._drop(slot)
-        self._hands.clear()
+        self._processes.clear()
         self._ended.clear()
         self._carrier.close()

@@ -126,8 +126,8 @@ def resolve(
     check_codec(request)
     check_overlap(request)
     check_servers(request, model)
-    gang = min(batch, rows) if exchanges_gradients else workers * batch
-    steps_each = steps(rows, batch if strategy.is_independent else gang)
+    step = min(batch, rows) if exchanges_gradients else workers * batch
+    steps_each = steps(rows, batch if strategy.is_independent else step)
     strategy = replace(strategy, period=strategy.period or steps_each)
     exchanges = steps_each / strategy.period
     where = places(machine.gpus, workers) if request.cluster == "local" else (
@@ -142,7 +142,7 @@ def resolve(
         rows=rows,
         batch_size=batch,
         worker_batch_size=shares(batch, workers)[0] if exchanges_gradients else batch,
-        gang_batch_size=batch if exchanges_gradients else gang,
+        gang_batch_size=batch if exchanges_gradients else step,
         exchanges_per_epoch=exchanges,
         quorum=choose_quorum(request, workers, asked=most),
         model=model,

@@ -236,7 +236,7 @@ class InlineWorkers:
         backend, pieces = self._backend, worker.pieces
         backend.set_local(worker.state)
         backend.set_statistics(worker.statistics)
-        mass = backend.gradient(self._rows(pieces), pieces[0].gang, worker.message)
+        mass = backend.gradient(self._rows(pieces), pieces[0].step_rows, worker.message)
         backend.take_metrics(worker.metrics, add=False)
         worker.message_statistics[:] = backend.statistics()
         worker.state = backend.local()

@@ -258,7 +258,7 @@ class SimServer:
                 work.weights == self._gang, "a gang has one state", work, self._gang
             )
         pieces = [piece for push, _ in sent for piece in push.pieces]
-        gangs = {piece.gang for piece in pieces}
+        gangs = {piece.step_rows for piece in pieces}
         require(len(gangs) == 1, "a round is one step", pieces)
         if not self.losses:
             rows = sum(piece.rows for piece in pieces)

@@ -116,7 +116,7 @@ class SimWorker:
         if rules.exchanges_gradients:
             taken, steps = [self.pieces.popleft()], 1
             if self.is_summed:
-                own, assumed = (float(taken[0].rows),), (float(taken[0].gang),)
+                own, assumed = (float(taken[0].rows),), (float(taken[0].step_rows),)
         else:
             taken, steps = self._window(rules)
         self.sequence += 1

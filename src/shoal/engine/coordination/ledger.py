@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 class Piece(NamedTuple):
     """A range of positions in an epoch's order: `start <= position < stop`.
 
-    `gang` is the number of rows all workers together consume in the step this
+    `step_rows` is the number of rows all workers together consume in the step this
     piece belongs to; 0 when workers step on their own.
     """
 
     epoch: int
     start: int
     stop: int
-    gang: int = 0
+    step_rows: int = 0
 
     @property
     def rows(self) -> int:
@@ -100,7 +100,7 @@ class Ledger:
         >>> ledger.open(0, rows=10)
         >>> piece = ledger.lease(owner=1, epoch=0, count=4)
         >>> piece, ledger.free(0)
-        (Piece(epoch=0, start=0, stop=4, gang=0), 6)
+        (Piece(epoch=0, start=0, stop=4, step_rows=0), 6)
         >>> ledger.commit(1, [piece]), ledger.commit(1, [piece])
         (True, False)
         >>> ledger.committed(0), ledger.is_done(0)
@@ -179,7 +179,7 @@ class Ledger:
             None if nothing is free there.
         """
         taken = self._books[epoch].free.take(count, start)
-        return None if taken is None else self._grant(owner, epoch, *taken, gang=0)
+        return None if taken is None else self._grant(owner, epoch, *taken, step_rows=0)
 
     def deal(
         self,
@@ -201,17 +201,19 @@ class Ledger:
         if taken is None:
             return []
         start, stop = taken
-        gang = stop - start if exchanges_gradients else 0
+        step_rows = stop - start if exchanges_gradients else 0
         dealt: list[tuple[int, Piece]] = []
         for owner, rows in wanted:
             end = min(stop, start + rows)
             if end > start:
-                dealt.append((owner, self._grant(owner, epoch, start, end, gang)))
+                dealt.append((owner, self._grant(owner, epoch, start, end, step_rows)))
             start = end
         return dealt
 
-    def _grant(self, owner: int, epoch: int, start: int, stop: int, gang: int) -> Piece:
-        piece = Piece(epoch, start, stop, gang)
+    def _grant(
+        self, owner: int, epoch: int, start: int, stop: int, step_rows: int
+    ) -> Piece:
+        piece = Piece(epoch, start, stop, step_rows)
         self._leases.setdefault(owner, []).append(piece)
         return piece
 
@@ -240,7 +242,7 @@ class Ledger:
                 if lease.epoch == piece.epoch and inside:
                     rest = (lease.start, piece.start), (piece.stop, lease.stop)
                     left[place : place + 1] = [
-                        Piece(lease.epoch, start, stop, lease.gang)
+                        Piece(lease.epoch, start, stop, lease.step_rows)
                         for start, stop in rest
                         if start < stop
                     ]

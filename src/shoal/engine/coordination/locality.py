@@ -38,8 +38,8 @@ class Locality:
         ...     start = places.next(rank, 0, ledger, workers=2)
         ...     places.took(rank, ledger.lease(rank, 0, 8, start))
         >>> ledger.held(0), ledger.held(1)[0].start
-        ([Piece(epoch=0, start=0, stop=8, gang=0),
-          Piece(epoch=0, start=8, stop=16, gang=0)], 40)
+        ([Piece(epoch=0, start=0, stop=8, step_rows=0),
+          Piece(epoch=0, start=8, stop=16, step_rows=0)], 40)
     """
 
     def __init__(

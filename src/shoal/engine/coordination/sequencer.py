@@ -85,7 +85,7 @@ class Sequencer:
         []
         >>> [answer] = sequencer.ready(member.rank, member.incarnation)
         >>> answer.kind, answer.pieces
-        ('grant', (Piece(epoch=0, start=0, stop=8, gang=0),))
+        ('grant', (Piece(epoch=0, start=0, stop=8, step_rows=0),))
         >>> push = Push(0, 1, 0, 1, answer.pieces, steps=2, samples=8.0)
         >>> [type(i).__name__ for i in sequencer.push(push)]
         ['Apply', 'Answer', 'EpochDone']

@@ -72,7 +72,7 @@ class GradientLoop(Loop):
         self.steps += 1
         if self._compute.is_scaled:
             self._data = data
-        return self._computed(piece, data, piece.gang, self._room)
+        return self._computed(piece, data, piece.step_rows, self._room)
 
     def _learn_again(self, part: Part, sums: tuple[float, ...]) -> Part:
         """Computes a part again, for a step that has become smaller."""

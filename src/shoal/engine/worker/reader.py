@@ -100,9 +100,13 @@ class Reader:
         if isinstance(self._source, ReadAhead):
             last = pieces[-1]
             # A share of a batch: only its size tells where the batch begins.
-            gang = (last.start - last.start % last.gang, last.gang) if last.gang else ()
+            batch = (
+                (last.start - last.start % last.step_rows, last.step_rows)
+                if last.step_rows
+                else ()
+            )
             upcoming = self._order.upcoming(
-                last.epoch, last.start, last.stop, gang or (0, 0)
+                last.epoch, last.start, last.stop, batch or (0, 0)
             )
             self._source.expect(self._order.turn(last.epoch), upcoming)
         return self._ask(self.indices(pieces), pieces)
