@@ -16,7 +16,7 @@ from shoal.errors import ConfigError, DataError, NotFinite, PlanError
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from shoal.runs.store import open_run
-from shoal.training import start_run
+from shoal.training import shared_rows
 
 # No worker begins with the bad row: somebody has exchanged before it is read.
 ROWS, EPOCHS, BATCH, BAD = 1000, 3, 32, 900
@@ -288,7 +288,7 @@ def test_a_chunk_that_cannot_be_read_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """After it was tried again, which takes 2.1 s."""
-    monkeypatch.setattr(start_run, "OpenMapped", OpenTorn)
+    monkeypatch.setattr(shared_rows, "OpenMapped", OpenTorn)
     pattern = r"worker \d at step \d+: samples .* of the order of epoch 1 .*the disk is"
     with pytest.raises(DataError, match=pattern) as caught:
         fit(model(), "local_sgd", None, data=data(is_bad=False))

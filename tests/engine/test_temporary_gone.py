@@ -38,7 +38,9 @@ class Cleaner(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if not self.is_done:
             self.is_done = True
-            shutil.rmtree(self.folder)
+            # At once: a file that is written meanwhile would stop the removal.
+            gone = self.folder.rename(self.folder.with_name("removed"))
+            shutil.rmtree(gone, ignore_errors=True)
             if self.who == "server":
                 servers_of_this_process()[0].kill()
             elif self.who == "worker":
