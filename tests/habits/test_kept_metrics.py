@@ -110,14 +110,20 @@ def test_several_processes_score_as_keras_does() -> None:
 
 
 class Breaks(keras.callbacks.Callback):
-    """Breaks a run off in its third epoch, once."""
+    """Breaks a run off in its third epoch, as long as a file is there.
 
-    is_armed = True
+    The file outlives the run. What an object or its class holds does not: a run
+    that goes on gets both as they were when the run began.
+    """
+
+    def __init__(self, armed: Path) -> None:
+        super().__init__()
+        self.armed = armed
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Raises the first time."""
-        if epoch == 2 and Breaks.is_armed:
-            Breaks.is_armed = False
+        if epoch == 2 and self.armed.exists():
+            self.armed.unlink()
             raise RuntimeError("broken off")
 
 
@@ -126,13 +132,14 @@ def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
     x, y = data(ROWS)
     given: dict[str, Any] = {"epochs": 4, "validation_data": (x[:50], y[:50])}
     expected = fit(compiled(), None, **given).history["kept"]
-    Breaks.is_armed = True
+    armed, runs = tmp_path / "armed", tmp_path / "runs"
+    armed.touch()
     with pytest.raises(RuntimeError, match="broken off"):
         fit(
-            compiled(), "all_reduce", cluster="local", run=str(tmp_path),
-            callbacks=[Breaks()], checkpoint_every="100 samples", **given,
+            compiled(), "all_reduce", cluster="local", run=str(runs),
+            callbacks=[Breaks(armed)], checkpoint_every="100 samples", **given,
         )  # fmt: skip
-    [folder] = tmp_path.iterdir()
+    [folder] = runs.iterdir()
     found = shoal.resume(folder).history["kept"]
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
