@@ -28,7 +28,7 @@ from shoal.launchers.agent_loop import Ticket, serve
 from shoal.launchers.agent_messages import pack, parse
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.carrier import CallResult
-from shoal.launchers.node_agent import Arrival, Memory, Report
+from shoal.launchers.node_agent import Arrival, Listening, Memory, Report
 from shoal.launchers.remote import RemoteLauncher
 from shoal.launchers.shared import SharedBlob
 from shoal.runs.events import read_events
@@ -60,16 +60,19 @@ from shoal.wire.tls import make_identity
 TEXT = (
     "import sys; sys.path[:] = sys.argv[1].split(':')\\n"
     "from shoal.launchers.agent_loop import Ticket, serve\\n"
-    "print(serve(Ticket.from_text(sys.stdin.readline()), 'elsewhere'))"
+    "print(serve(Ticket.from_text(sys.stdin.readline()), sys.argv[2]))"
 )
 tasks = []
+nodes = ["elsewhere"]  # of the tasks, in turn
+host = ["127.0.0.1"]
 text = [TEXT]
 
 
 class Task:
     def __init__(self, ticket):
         self.log = tempfile.TemporaryFile("w+")
-        words = [sys.executable, "-c", text[0], ":".join(sys.path)]
+        node = nodes[len(tasks) % len(nodes)]
+        words = [sys.executable, "-c", text[0], ":".join(sys.path), node]
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=self.log, stderr=self.log, text=True
         )
@@ -109,13 +112,13 @@ class Toy(Cluster):
     def open(self, asked):
         def open_launcher(blob):
             carrier = Tasks(
-                host="127.0.0.1", number=blob.descriptor, backend=asked.backend,
+                host=host[0], number=blob.descriptor, backend=asked.backend,
                 identity=make_identity(), limit_s=60.0,
             )
             return RemoteLauncher(carrier, blob, asked.backend, {})
 
         yield Allocation(
-            workers=asked.most, host="127.0.0.1", open_launcher=open_launcher
+            workers=asked.most, host=host[0], open_launcher=open_launcher
         )
 '''
 LINE = "tasks = shoal_toy_tasks:Toy"
@@ -421,6 +424,7 @@ MEMORY = Memory(pid=7, descriptor=3, mark=(1, 2))
     [
         ("arrive", Arrival(node="a", node_id="b", versions={"k": "1"}, memory=MEMORY)),
         ("start", MEMORY),
+        ("listen", Listening(port=7, descriptor=3)),
         ("give", None),
         ("report", Report(
             lines=[("t", "\u20ac")], exits={"t": Exit(name="t", code=-9, reason="r")}
@@ -436,6 +440,7 @@ def test_what_an_agent_tells_is_json(method: str, value: Any) -> None:
     [
         ("arrive", {"node": "a"}), ("arrive", {"node": "a", "versions": 7}),
         ("start", {"memory": [1, 2, 3]}), ("start", {"memory": ["a", 2, 3, 4]}),
+        ("listen", {"port": "7", "descriptor": 3}), ("listen", {"port": 7}),
         ("report", {"lines": [["a"]], "exits": {}}),
         ("report", {"lines": [], "exits": {"a": [1, 2, 3, 4]}}), ("report", {}),
     ],

@@ -30,7 +30,7 @@ from shoal.wire.frames import BadFrame, Head, Link
 ALONE_S = 60.0  # without a message of its driver an agent and its process end
 END_S = 5.0  # for a call that is under way when the connection ends
 CONNECT_S = 60.0
-METHODS = ("start", "give", "stop", "close", "report")
+METHODS = ("start", "give", "stop", "listen", "close", "report")
 
 
 @final

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from shoal.launchers.base import Exit
-from shoal.launchers.node_agent import Arrival, Memory, Report
+from shoal.launchers.node_agent import Arrival, Listening, Memory, Report
 from shoal.wire.frames import BadFrame
 
 Json: TypeAlias = dict[str, Any]
@@ -30,6 +30,8 @@ def pack(value: Any) -> Json:
             return {}
         case Memory():
             return {"memory": _pack_memory(value)}
+        case Listening():
+            return {"port": value.port, "descriptor": value.descriptor}
         case Arrival():
             return {
                 "node": value.node, "node_id": value.node_id,
@@ -75,6 +77,10 @@ def parse(method: str, told: Mapping[str, Any]) -> Any:
                 )  # fmt: skip
             case "start":
                 return _memory(told["memory"])
+            case "listen":
+                return Listening(
+                    port=_number(told["port"]), descriptor=_number(told["descriptor"])
+                )
             case "report":
                 return Report(
                     lines=[(_text(t), _text(line)) for t, line in told["lines"]],

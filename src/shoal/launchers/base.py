@@ -7,10 +7,12 @@ machine or on many.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+
+BACKLOG = 512  # connections that wait until a server accepts them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,38 @@ class Exit:
     output: str = ""
 
 
+@final
+@dataclass(kw_only=True, eq=False)
+class NodeSocket:
+    """A listening socket on another node, which its agent holds as long as it lives.
+
+    Args:
+        node: Name of the node, for people.
+        node_id: Id of the node in its engine.
+        host: Address of the node at which it listens.
+        port: Its port, 0 until the agent has reported it.
+        descriptor: Number of its descriptor in processes that inherit it.
+        lost: Reason why it cannot be used any more; "" while it can.
+    """
+
+    node: str
+    node_id: str
+    host: str = ""
+    port: int = 0
+    descriptor: int = -1
+    lost: str = ""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Its address, once it is settled and not lost."""
+        return self.host, self.port
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its address is known, or that it has none."""
+        return bool(self.port or self.lost)
+
+
 class Launcher(ABC):
     """Starts processes somewhere. Owns them: `close` ends every one.
 
@@ -120,6 +154,29 @@ class Launcher(ABC):
         """Whether a process has not begun, because no machine has room for it yet."""
         del token
         return False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every process that is not patient has room, or has ended."""
+        return True
+
+    def nodes(self) -> Sequence[str]:
+        """Returns ids of the other nodes that can hold a listening socket now."""
+        return ()
+
+    def listen(self, node_id: str, host: str) -> NodeSocket:
+        """Requests a listening socket on another node; `poll` fills in its address.
+
+        Args:
+            node_id: One of `nodes()`.
+            host: Address of this machine for the nodes. Where it is a loopback address,
+                the socket has one as well.
+        """
+        raise NotImplementedError(f"no socket of {type(self).__name__} is elsewhere")
+
+    def start_at(self, socket: NodeSocket, role: Role) -> str:
+        """Starts a process on the node of a socket, which it inherits."""
+        raise NotImplementedError(f"no socket of {type(self).__name__} is elsewhere")
 
     def share(self) -> None:  # noqa: B027 - nothing to do if all map one file
         """Sends the complete memory that processes inherit to all machines."""

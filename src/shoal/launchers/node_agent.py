@@ -1,13 +1,16 @@
 """The agent of a worker's process on another machine, for a remote launcher.
 
 An agent runs beside the process: it starts it, reads its lines and its end, and ends
-it. The agent does not depend on Ray, which only carries its calls.
+it. A server may run beside the worker: the agent holds its listening socket, so that
+another process can follow at the same address. The agent does not depend on Ray, which
+only carries its calls.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import socket
 import threading
 import time
 from collections import deque
@@ -15,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from shoal.launchers.base import Exit, Role
+from shoal.launchers.base import BACKLOG, Exit, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
 
@@ -98,6 +101,21 @@ class Report:
     exits: dict[str, Exit] = field(default_factory=dict[str, Exit])
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """A socket that an agent has opened.
+
+    Args:
+        port: Its port.
+        descriptor: Number of its descriptor in the agent, and in processes that inherit
+            it.
+    """
+
+    port: int
+    descriptor: int
+
+
 class Packed:
     """An argument that is already pickled.
 
@@ -127,6 +145,7 @@ class NodeAgent:
         self._lines: deque[tuple[str, str]] = deque()
         self._exits: dict[str, Exit] = {}
         self._tokens: dict[str, str] = {}
+        self._listeners: list[socket.socket] = []
 
     # ------------------------------------------------------------- the data
 
@@ -145,6 +164,29 @@ class NodeAgent:
         view = memoryview(data).cast("B")
         with self._blob.allocate(offset + len(view)) as memory:
             memory[offset : offset + len(view)] = view
+
+    # ---------------------------------------------------------- the sockets
+
+    def listen(self, host: str) -> Listening:
+        """Opens a listening socket that outlives the processes which inherit it.
+
+        Args:
+            host: Address of this node for other nodes.
+
+        Raises:
+            OSError: It is no address of this node.
+        """
+        if not host:
+            raise OSError("an address of this node was expected, and none is known")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        if listener.fileno() == self._number:
+            # Processes have the data under this number: another one is needed.
+            listener, taken = listener.dup(), listener
+            taken.close()
+        self._listeners.append(listener)
+        port: int = listener.getsockname()[1]
+        return Listening(port=port, descriptor=listener.fileno())
 
     # -------------------------------------------------------- the processes
 
@@ -239,10 +281,12 @@ class NodeAgent:
         return Report(lines=lines, exits=exits)
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Ends all processes, by force after `grace_s` seconds."""
+        """Ends all processes, by force after `grace_s` seconds, and closes sockets."""
         with self._lock:
             if self._launcher is not None:
                 self._launcher.close(grace_s)
+        while self._listeners:
+            self._listeners.pop().close()
 
     def free(self) -> None:
         """Gives its memory for the data back; others may have it open still."""

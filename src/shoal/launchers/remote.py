@@ -1,4 +1,4 @@
-"""Workers on other machines, each with an agent.
+"""Workers on other machines, each with an agent, and servers beside them.
 
 An engine finds room and starts the agents, which a `Carrier` hides; an agent starts its
 worker as any launcher does, as a clean interpreter. This file decides where workers
@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +22,13 @@ import cloudpickle
 
 from shoal.errors import ClusterError
 from shoal.host.private import alike
-from shoal.launchers.base import Exit, Launcher, Role
+from shoal.launchers.base import Exit, Launcher, NodeSocket, Role
 from shoal.launchers.carrier import CallResult, Carrier
 from shoal.launchers.data_broadcast import DataBroadcast
-from shoal.launchers.node_agent import BEAT_S, Arrival, Memory, Report
+from shoal.launchers.node_agent import BEAT_S, Arrival, Listening, Memory, Report
 from shoal.launchers.shared import SharedBlob
 from shoal.launchers.versions import difference, versions
+from shoal.wire.tls import is_loopback
 
 LOOK_S = 0.05  # between checks for new results
 SILENT_S = BEAT_S + 5.0  # a node that is silent for longer is lost
@@ -41,12 +42,15 @@ GONE = -9
 
 @dataclass(kw_only=True, eq=False)
 class AgentSlot:
-    """An agent, and the one process that it watches.
+    """An agent, the worker's process that it watches, and servers beside it.
 
     Args:
         agent: The carrier's handle of it.
         arrival: Pending call of its first message.
         limit_s: Seconds that it may take to start.
+        sockets: Listening sockets that it holds or opens.
+        opening: Pending call -> the socket that it opens.
+        servers: Tokens of processes that have inherited one.
     """
 
     agent: Any
@@ -58,6 +62,9 @@ class AgentSlot:
     asked: float = 0.0
     idle_since: float = 0.0
     calls: list[Any] = field(default_factory=list[Any])
+    sockets: list[NodeSocket] = field(default_factory=list[NodeSocket])
+    opening: dict[Any, NodeSocket] = field(default_factory=dict[Any, NodeSocket])
+    servers: set[str] = field(default_factory=set[str])
 
     def waited_for(self) -> list[Any]:
         """Returns the calls that it will answer."""
@@ -67,7 +74,7 @@ class AgentSlot:
 
 @dataclass(kw_only=True, eq=False)
 class RemoteProcess:
-    """A worker's process, as the driver sees it.
+    """A process on a node, as the driver sees it.
 
     Args:
         role: Role of the process.
@@ -75,6 +82,7 @@ class RemoteProcess:
         parts: Arguments that have not been sent.
         log: File of its lines, None for none.
         early: Lines that it wrote before it was given a role.
+        reads_data: Whether it has to wait for the data of its node.
     """
 
     role: Role
@@ -85,6 +93,7 @@ class RemoteProcess:
     early: deque[str] = field(default_factory=lambda: deque[str](maxlen=MOST_EARLY))
     since: float = 0.0
     is_stopped: bool = False
+    reads_data: bool = True
 
     @property
     def slot(self) -> AgentSlot | None:
@@ -214,7 +223,8 @@ class RemoteLauncher(Launcher):
         slot = process.slot
         if slot is None or slot.here is None:
             return
-        if not self._broadcast.has_arrived(slot.here.node_id):
+        has_data = self._broadcast.has_arrived(slot.here.node_id)
+        if process.reads_data and not has_data:
             return
         while process.parts:
             self._call(slot, "give", token, process.parts.popleft())
@@ -222,6 +232,53 @@ class RemoteLauncher(Launcher):
     def share(self) -> None:
         """Sends the data to each node once, as soon as the node is known."""
         self._broadcast.load()
+
+    # -------------------------------------------------------------- servers
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every process that is not patient has room, or has ended."""
+        return not any(
+            process.slot is None and not process.role.is_patient
+            for process in self._processes.values()
+        )
+
+    def nodes(self) -> Sequence[str]:
+        """Returns ids of the other nodes that have an agent now."""
+        here = [slot.here.node_id for slot in self._slots if slot.here is not None]
+        return [name for name in dict.fromkeys(here) if name != self._carrier.node_id]
+
+    def listen(self, node_id: str, host: str) -> NodeSocket:
+        """Has an agent of a node open a listening socket at the node's address."""
+        for slot in self._slots:
+            here = slot.here
+            if here is not None and here.node_id == node_id:
+                # A driver at a loopback address has all its nodes on this machine, and
+                # its servers have no TLS: then no other address may be opened.
+                where = host if is_loopback(host) else here.node
+                opened = NodeSocket(node=here.node, node_id=node_id, host=where)
+                slot.sockets.append(opened)
+                slot.opening[self._call(slot, "listen", where)] = opened
+                return opened
+        return NodeSocket(node=node_id, node_id=node_id, lost="its agent is gone")
+
+    def start_at(self, socket: NodeSocket, role: Role) -> str:
+        """Has the agent that holds a socket start a process, which inherits it."""
+        token = secrets.token_hex(8)
+        slot = next((slot for slot in self._slots if socket in slot.sockets), None)
+        if slot is None or not socket.port:
+            reason = f"node {socket.node} is gone: {socket.lost}"
+            self._ended[token] = Exit(name=role.name, code=GONE, reason=reason)
+            return token
+        process = self._processes[token] = RemoteProcess(
+            role=replace(role, inherits=(socket.descriptor,)),
+            slots=[slot],
+            since=time.monotonic(),
+            reads_data=False,
+        )
+        slot.servers.add(token)
+        self._begin(token, process, slot)
+        return token
 
     def is_waiting(self, token: str) -> bool:
         """Whether no node has had room for it yet."""
@@ -274,11 +331,19 @@ class RemoteLauncher(Launcher):
             slot.calls.remove(call)
             if isinstance(answer, Memory) and slot.here is not None:
                 self._broadcast.opened(slot.here.node_id, slot.agent, answer)
+            elif isinstance(answer, Listening) and call in slot.opening:
+                opened = slot.opening.pop(call)
+                opened.port, opened.descriptor = answer.port, answer.descriptor
 
     def _failed(self, slot: AgentSlot, call: Any, result: CallResult) -> None:
         """Handles an error of an agent's method."""
         if call in slot.calls:
             slot.calls.remove(call)
+        if call in slot.opening:  # its other processes work on
+            socket = slot.opening.pop(call)
+            slot.sockets.remove(socket)
+            socket.lost = f"could not open a socket: {result.error}"
+            return
         self._gone(slot, f"could not start a process: {result.error}", is_node=False)
 
     def _heard(self, slot: AgentSlot, report: Report) -> None:
@@ -293,6 +358,7 @@ class RemoteLauncher(Launcher):
         for token, gone in report.exits.items():
             if slot.token == token:
                 slot.token, slot.idle_since = "", time.monotonic()
+            slot.servers.discard(token)
             self._over(token, gone)
 
     def _write(self, process: RemoteProcess, line: str) -> None:
@@ -355,11 +421,16 @@ class RemoteLauncher(Launcher):
         return max((slot.limit_s for slot in process.slots), default=0.0)
 
     def _gone(self, slot: AgentSlot, why: str, *, is_node: bool = True) -> None:
-        """Handles the loss of an agent and its process."""
+        """Handles the loss of an agent and its processes."""
         token, here = slot.token, slot.here
-        self._drop(slot)
+        where = "a node" if here is None else f"node {here.node}"
+        reason = f"{where} is gone: it {why}" if is_node else f"{where} {why}"
+        self._drop(slot, reason)
         if here is not None and is_node:
             self._avoided.add(here.node_id)
+        for server in slot.servers:
+            name = self._processes[server].role.name
+            self._over(server, Exit(name=name, code=GONE, reason=reason))
         process = self._processes.get(token)
         if process is None:
             return
@@ -367,12 +438,12 @@ class RemoteLauncher(Launcher):
             process.slots.remove(slot)
         if process.slots:
             return
-        where = "a node" if here is None else f"node {here.node}"
-        reason = f"{where} is gone: it {why}" if is_node else f"{where} {why}"
         self._over(token, Exit(name=process.role.name, code=GONE, reason=reason))
 
-    def _drop(self, slot: AgentSlot) -> None:
+    def _drop(self, slot: AgentSlot, why: str = "its agent was let go") -> None:
         if slot in self._slots:
+            for socket in slot.sockets:
+                socket.lost = why
             self._slots.remove(slot)
             self._broadcast.forget(slot.agent)
             self._carrier.release(slot.agent)
