@@ -6,15 +6,24 @@ The toy engine of `test_carriers.py`: each task says that it is on a node of its
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
+import psutil
 import pytest
 
+import shoal
 from shoal.launchers.base import Exit, Role
 from shoal.launchers.node_agent import NodeAgent
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
 from tests.contract.test_carriers import Bench, toy
 from tests.contract.test_plugin import site
+from tests.ray_nodes import listens, own_address
 
 __all__ = ["site", "toy"]
 
@@ -107,3 +116,133 @@ def test_an_agent_without_an_address_opens_no_socket() -> None:
     with pytest.raises(OSError, match="none is known"):
         agent.listen("")  # it would be open to all networks
     agent.free()
+
+
+# ------------------------------------------------------------------ whole runs
+
+ROWS = 320
+
+
+def wide() -> Any:
+    """A model of some hundred weights, so that three servers have a part each."""
+    keras.utils.set_random_seed(1)
+    net = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(64, activation="tanh"),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    net.compile(keras.optimizers.Adam(0.02), "binary_crossentropy")
+    return net
+
+
+def samples() -> tuple[Any, Any]:
+    x = np.random.default_rng(0).standard_normal((ROWS, 4)).astype("float32")
+    return x, (x[:, :1] > 0).astype("float32")
+
+
+def servers_of(task: Any) -> list[psutil.Process]:
+    """Processes of an agent that listen."""
+    if task.process.poll() is not None:
+        return []
+    children = psutil.Process(task.process.pid).children()
+    return [child for child in children if listens(child)]
+
+
+class Watcher(keras.callbacks.Callback):
+    """Notes which nodes have servers; does something at the tenth step.
+
+    Args:
+        toy: Module of the toy engine.
+        root: Folder of the run.
+        until: Kind of the event after which the run ends.
+        do: Called with this once.
+    """
+
+    def __init__(
+        self,
+        toy: Any,
+        root: Path,
+        until: str = "",
+        do: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        super().__init__()
+        self.toy, self.root, self.until, self.do = toy, root, until, do
+        self.seen, self.kinds = 0, list[str]()
+        self.first: dict[str, list[psutil.Process]] = {}
+        self.last: dict[str, list[psutil.Process]] = {}
+
+    def look(self) -> dict[str, list[psutil.Process]]:
+        found = {t.process.args[-1]: servers_of(t) for t in self.toy.tasks}
+        return {node: servers for node, servers in found.items() if servers}
+
+    def events(self) -> list[dict[str, Any]]:
+        [run] = self.root.iterdir()
+        return list(read_events(Folder.at(str(run))))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all servers and standbys follow, where there are standbys."""
+        return self.seen >= 10
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if not self.first and self.is_ready:
+            self.first = self.look()
+            self.do(self)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.kinds = [event["kind"] for event in self.events()]
+        is_over = self.until in self.kinds if self.until else bool(self.first)
+        if self.first and is_over:
+            self.last = self.look()
+            self.model.stop_training = True
+
+
+def fit(toy: Any, watcher: Watcher, **fields: Any) -> Any:
+    """Trains on three nodes over TLS; nothing may be left."""
+    toy.nodes[:] = ["a", "b", "c"]
+    toy.host[0] = own_address()
+    given: dict[str, Any] = {
+        "batch_size": 16, "epochs": 9999, "strategy": "aeasgd", "workers": 3,
+        "servers": 3, "verbose": 0, "threads": 1, **fields,
+    }  # fmt: skip
+    history = shoal.fit(
+        wide(), *samples(), cluster="tasks", run=str(watcher.root),
+        callbacks=[watcher], **given,
+    )  # fmt: skip
+    found = history.run.summary()
+    assert found.samples_committed == len(history.history["loss"]) * ROWS
+    seen = [*watcher.first.values(), *watcher.last.values()]
+    assert psutil.wait_procs([p for some in seen for p in some], timeout=30)[1] == []
+    return history
+
+
+def test_servers_are_on_nodes_of_their_own(toy: Any, tmp_path: Path) -> None:
+    watcher = Watcher(toy, tmp_path / "runs")
+    fit(toy, watcher)
+    assert [len(some) for some in watcher.first.values()] == [1, 1]
+    started = [e for e in watcher.events() if e["kind"] == "process_started"]
+    where = {event["name"]: event.get("node") for event in started}
+    assert where == {
+        "server": None, "server-1": own_address(), "server-2": own_address()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "all_reduce"])
+def test_servers_on_nodes_give_the_same_bits(
+    toy: Any, tmp_path: Path, strategy: str
+) -> None:
+    toy.nodes[:] = ["a", "b"]
+    found: list[Any] = []
+    for count in (1, 3):
+        model = wide()
+        shoal.fit(
+            model, *samples(), cluster="tasks", workers=2, run=False, verbose=0,
+            batch_size=16, epochs=2, strategy=strategy, servers=count, threads=1,
+            deterministic=True, shuffle=False,
+        )  # fmt: skip
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

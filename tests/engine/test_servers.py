@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ class FakeStage:
         )
         self.address = self.listener.getsockname()
         self.other_address = self.other_listener.getsockname()
+        self.leader = SimpleNamespace(descriptor=self.listener.fileno(), node="")
+        self.follower = SimpleNamespace(descriptor=-1, node="")
         self.parts: list[ServeInherited] = []
         self.environment = SYSTEM
         self.stopped: list[str] = []

@@ -406,10 +406,9 @@ def _collective(plan: Plan, pool: ProcessPool, tag: str) -> CollectiveSpec:
 
 def _shards(plan: Plan, pool: ProcessPool) -> tuple[Addresses, ...]:
     """Returns the addresses of the servers other than the primary."""
-    pairs = [pool.pair(number) for number in range(1, plan.request.servers)]
-    if plan.request.standby:
-        return tuple((pair.address, pair.other_address) for pair in pairs)
-    return tuple((pair.address,) for pair in pairs)
+    pairs = (pool.pair(number) for number in range(1, plan.request.servers))
+    has_standby = plan.request.standby > 0
+    return tuple(pair.addresses(has_standby=has_standby) for pair in pairs)
 
 
 def _give(
@@ -435,7 +434,6 @@ def _give(
     )
     secret = secrets.token_bytes(SECRET_BYTES)
     identity = identity_for(pool.main.address[0])
-    shards = _shards(plan, pool)
     server = ServerSpec(
         secret=secret,
         strategy=plan.strategy,
@@ -469,7 +467,8 @@ def _give(
             hint=hint,
             token=token,
             other=pool.main.other_address if plan.request.standby else None,
-            shards=shards,
+            # They may have changed since the last process had this place.
+            shards=_shards(plan, pool),
             certificate=None if identity is None else identity.certificate,
         )
         return WorkerSpec(

@@ -6,16 +6,16 @@ built, the plan made and the data written.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from shoal.engine.controller.endpoints import ServerEndpoints
+from shoal.engine.controller.endpoints import ServerEndpoints, ServerSocket
+from shoal.engine.controller.placement import place_servers
 from shoal.engine.environment import SYSTEM, Environment
 from shoal.host.scratch import Scratch
-from shoal.launchers.base import Exit, Launcher, Preload, Role
+from shoal.launchers.base import Exit, Launcher, NodeSocket, Preload, Role
 from shoal.launchers.process import ProcessLauncher
 from shoal.launchers.shared import SharedBlob
 
@@ -60,8 +60,9 @@ class ProcessPool:
         host: Host on which servers listen.
         through: See `ProcessLauncher`.
         environment: Clock and connections of all that follow the run.
-        open_launcher: Opens the launcher of workers; default None: processes of this
-            machine, as servers always are, which inherit their listening sockets.
+        open_launcher: Opens the launcher of workers, and of servers beside them;
+            default None: processes of this machine, as the server that orders events
+            always is.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ProcessPool:
         self._waiting: dict[int, str] = {}
         self._spares: dict[str, int] = {}
         self._began: dict[str, float] = {}
+        self._servers_there: set[str] = set()
         self._polled: dict[str, Exit] = {}
         self.longest_join_s = 0.0
         """The longest time to a worker's connection, of all runs: mostly the start
@@ -110,17 +112,53 @@ class ProcessPool:
         """The server of the run; of several servers, the ordering one."""
         return self._pairs[0]
 
+    @property
+    def _is_spread(self) -> bool:
+        """Whether workers have a launcher of their own, and servers go to its nodes."""
+        return self._workers is not self._launcher
+
     def pair(self, number: int) -> ServerEndpoints:
-        """One of the servers that share the vector; its process is started."""
+        """One of the servers that share the vector.
+
+        On this machine its process is started; on others `place_servers` comes first.
+        """
+        is_here = not self._is_spread
         while len(self._pairs) <= number:
             name = f"server-{len(self._pairs)}"
-            self._pairs.append(ServerEndpoints(name, self._host, self._start_server))
-            self._pairs[-1].start_server()
+            pair = ServerEndpoints(
+                name, self._host, self._start_server, is_here=is_here
+            )
+            self._pairs.append(pair)
+            if is_here:
+                pair.start_server()
         return self._pairs[number]
 
-    def _start_server(self, name: str, listener: socket.socket) -> str:
-        target, inherits = "shoal.engine.server.main:serve", (listener.fileno(),)
-        return self._launcher.start(Role(target=target, name=name, inherits=inherits))
+    def place_servers(self, *, has_standby: bool) -> None:
+        """Waits until every server has an address, on another node if there is one.
+
+        Args:
+            has_standby: Each server has a standby.
+
+        Raises:
+            ClusterError: A node does not report one.
+        """
+        if self._is_spread:
+            place_servers(
+                self._pairs[1:],
+                self._workers,
+                self._host,
+                has_standby=has_standby,
+                look=self._look,
+                clock=self.environment.clock,
+            )
+
+    def _start_server(self, name: str, at: ServerSocket) -> str:
+        role = Role(target="shoal.engine.server.main:serve", name=name)
+        if isinstance(at, NodeSocket):
+            token = self._workers.start_at(at, role)
+            self._servers_there.add(token)
+            return token
+        return self._launcher.start(replace(role, inherits=(at.descriptor,)))
 
     # ---------------------------------------------------------------- workers
 
@@ -211,12 +249,12 @@ class ProcessPool:
 
     def _launchers(self) -> list[Launcher]:
         """The launcher of servers, and that of workers if it is another one."""
-        is_one = self._workers is self._launcher
-        return [self._launcher] if is_one else [self._launcher, self._workers]
+        return [self._launcher, *([self._workers] if self._is_spread else [])]
 
     def _of(self, token: str) -> Launcher:
         """The launcher of a process."""
-        return self._workers if token in self._began else self._launcher
+        is_there = token in self._began or token in self._servers_there
+        return self._workers if is_there else self._launcher
 
     def share(self) -> None:
         """Sends the complete blob to machines that do not have it."""
@@ -240,6 +278,11 @@ class ProcessPool:
 
     def _keep_of_spares(self, tokens: Collection[str]) -> None:
         self._spares = {t: number for t, number in self._spares.items() if t in tokens}
+
+    def _look(self) -> None:
+        """Handles what has come from processes; `poll` returns their ends."""
+        for launcher in self._launchers():
+            self._polled |= launcher.poll()
 
     def poll_one(self, token: str) -> Exit | None:
         """Returns how a process ended; `poll` returns other ends."""
@@ -268,7 +311,7 @@ class ProcessPool:
         others = [pair.server for pair in self._pairs[1:]]
         for token in (*others, *(pair.standby for pair in self._pairs)):
             if token:
-                self._launcher.stop(token, grace_s)
+                self.stop(token, grace_s)
         self._drop_shards()
         kept = {*workers.values(), *self._spares, self.main.server}
         living = {t for launcher in self._launchers() for t in launcher.prune(kept)}
@@ -292,6 +335,7 @@ class ProcessPool:
             for launcher in reversed(self._launchers()):
                 launcher.close(grace_s)
             self._waiting, self._spares, self._polled = {}, {}, {}
+            self._servers_there.clear()
             self.main.server = self.main.standby = ""
             self._drop_shards()
 

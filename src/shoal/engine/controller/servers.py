@@ -7,12 +7,11 @@ lost. It alone decides who leads: it ends the old leader before it promotes anot
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
-from shoal.engine.controller.endpoints import ServerEndpoints
+from shoal.engine.controller.endpoints import ServerEndpoints, ServerSocket
 from shoal.engine.controller.observer import Observer
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.engine.coordination.restart_policy import FIRST_DELAY_S, later_delay_s
@@ -110,29 +109,32 @@ class Servers:
     # -------------------------------------------------------------- starting
 
     def start(self, spec: ServerSpec) -> None:
-        """Gives the server's process its spec."""
+        """Gives the server's process its spec; starts it first where it has none."""
         self._spec, self._heard, self._order = spec, 0, spec.order
-        self._give(self._pair.server, spec, self._pair.listener)
+        pair = self._pair
+        if not pair.server:
+            pair.start_server()
+        self._give(pair.server, spec, pair.leader)
 
     def _give(
-        self, token: str, spec: ServerSpec | StandbySpec, listener: socket.socket
+        self, token: str, spec: ServerSpec | StandbySpec, at: ServerSocket
     ) -> None:
-        descriptor, is_kept = listener.fileno(), self._pool.is_kept
         part = ServeInherited(
             spec=spec,
-            descriptor=descriptor,
-            is_kept=is_kept,
+            descriptor=at.descriptor,
+            is_kept=self._pool.is_kept,
             name=self._pair.name,
             run=self._pool.run,
         )
         self._pool.give(token, part)
-        self._tell_of(token)
+        self._tell_of(token, at)
 
-    def _tell_of(self, token: str) -> None:
-        """Records which process is the server or its standby."""
+    def _tell_of(self, token: str, at: ServerSocket) -> None:
+        """Records which process is the server or its standby, and where."""
         pair, pid = self._pair, self._pool.pid(token)
         name = pair.standby_name if token == pair.standby else pair.name
-        self._observer.on_event("process_started", name=name, pid=pid)
+        where = {"node": at.node} if at.node else {}
+        self._observer.on_event("process_started", name=name, pid=pid, **where)
 
     def connect(self, limit_s: float, meanwhile: Callable[[], None]) -> None:
         """Connects to the server; its socket listens already, it answers when it is up.
@@ -150,8 +152,8 @@ class Servers:
         except (OSError, ExchangeTimeout) as error:
             raise ServerGone(
                 f"the server of the run did not start: {error}. "
-                "A server process on this machine was expected to answer. "
-                "See whether memory is free."
+                f"A server process on {self._pair.leader.node or 'this machine'} was "
+                "expected to answer. See whether memory is free."
             ) from None
         self._begin_pulse(self._clock() - began)
         self.command(Control())
@@ -330,14 +332,17 @@ class Servers:
         self._pair.promote()
         name = self._pair.standby_name
         self._observer.on_event("process_ended", name=name)
-        self._tell_of(self._pair.server)
+        self._tell_of(self._pair.server, self._pair.leader)
         self._begin_pulse(self._heartbeat.startup_s)
         self._standby_due = self._clock()
         self._on_succession()
         return True
 
     def prepare(self) -> None:
-        """Starts another server's process; the old server and standby end first."""
+        """Starts another server's process; the old server and standby end first.
+
+        Without a place, as its node is lost, it starts when it is given its spec.
+        """
         for link in (self._link, self._standby_peer):
             if link is not None:
                 link.close()
@@ -350,7 +355,9 @@ class Servers:
             self._pool.stop(pair.standby)
             pair.standby = ""
         sweep(self.tag)
-        pair.start_server()
+        pair.server = ""
+        if pair.has_place:
+            pair.start_server()
 
     # --------------------------------------------------------------- standby
 
@@ -366,7 +373,7 @@ class Servers:
             part = StandbySpec(
                 server=server, leader=pair.address, generation=self._generation
             )
-            self._give(pair.standby, part, pair.other_listener)
+            self._give(pair.standby, part, pair.follower)
 
     def _hear_of_standby(self, report: OfStandby) -> None:
         if report.generation != self._generation:

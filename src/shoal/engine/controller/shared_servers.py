@@ -180,13 +180,18 @@ class SharedServers:
         self._main, *self._shards = self._all
         self._parts: list[deque[Message]] = [deque() for _ in self._shards]
         self._unordered: dict[int, float] = {}
-        self._on_succession = on_succession
+        self._on_succession, self._has_standby = on_succession, has_standby
 
     # -------------------------------------------------------------- starting
 
     def start(self, spec: ServerSpec) -> None:
-        """Gives every process its spec."""
+        """Gives every process its spec; all have their addresses then.
+
+        Raises:
+            ClusterError: A node does not report the address of its server.
+        """
         self._forget()
+        self._pool.place_servers(has_standby=self._has_standby)
         address = self._pool.main.address
         for number, servers in enumerate(self._all):
             servers.start(cut(spec, number, address if number else None))

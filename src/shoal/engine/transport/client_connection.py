@@ -19,14 +19,14 @@ from shoal.errors import ExchangeTimeout, ShoalError
 from shoal.wire.frames import Head, Link
 
 CALL_S = 60.0  # time for a server to answer the handshake
-TURN_S = 5.0  # the same at one of two addresses
+TURN_S = 5.0  # the same at one of several addresses
 CALL_PAUSE_S = 0.02
 
 Answered: TypeAlias = tuple[Head, memoryview]
 Introduction: TypeAlias = Join | Rejoin | Attend
 Address: TypeAlias = tuple[str, int]
 Addresses: TypeAlias = tuple[Address, ...]
-"""Address of a server; the second one is its standby's, if it may have one."""
+"""Address of a server; others are those that its standby may have, if it has one."""
 
 
 class Fenced(ShoalError):
@@ -91,8 +91,8 @@ class ClientConnection:
     def call(self, message: Introduction, *, can_map: bool) -> Answered:
         """Connects to the server that leads, and introduces the worker.
 
-        With two addresses it tries them in turn: a standby redirects it, and after a
-        lost server no handshake is answered until another one has started.
+        Several addresses are tried in turn: a standby redirects it, and after a lost
+        server no handshake is answered until another one has started.
 
         Args:
             message: The first message.
@@ -113,13 +113,14 @@ class ClientConnection:
                 if answer["kind"] != Elsewhere.kind:
                     break
                 self.link.close()
+                refused = 0
             except (ConnectionError, ExchangeTimeout) as error:
                 is_refused = isinstance(error.__context__, ConnectionRefusedError)
                 refused = refused + 1 if is_refused else 0
                 is_over = clock() > until or refused == len(self._addresses)
                 if is_over or not has_other:  # refused everywhere: the run is over
                     raise
-            self._addresses.reverse()
+            self._turn()
             self._environment.sleep(CALL_PAUSE_S)
         if answer["kind"] == Refused.kind:
             self.link.close()
@@ -166,11 +167,15 @@ class ClientConnection:
         self.link.close()
         if len(self._addresses) < 2:
             raise error
-        self._addresses.reverse()
+        self._turn()
         try:
             return self.call(message, can_map=can_map)
         except ExchangeTimeout:
             raise error from None
+
+    def _turn(self) -> None:
+        """Goes on to the next address; the last one follows after all others."""
+        self._addresses.append(self._addresses.pop(0))
 
     def close(self) -> None:
         """Closes the connection, if there is one."""
