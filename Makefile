@@ -19,7 +19,7 @@ export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint format generated generate docs serve coverage \
-	matrix ray bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
+	matrix ray spark bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	interrupts keras-suite constraints clean
 
 help: $(STAMP)
@@ -28,6 +28,7 @@ help: $(STAMP)
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
+	@echo "make spark     tests on Spark sessions, which need Java; 10 minutes"
 	@echo "make matrix | bench | bench-full | bench-gpu | compare   what takes longer"
 	@echo "make keras-suite  Keras' own tests of fit, through shoal.fit; 40 minutes"
 	@echo "make simulate  100,000 random schedules of failing runs"
@@ -122,6 +123,10 @@ matrix: $(STAMP)
 ray: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 300 -m ray \
 		$$(grep -rlE --include='test_*.py' 'ray_nodes|mark\.ray' tests)
+
+# Every test of a Spark session: one session at a time, on two cores.
+spark: $(STAMP)
+	$(HASTY) $(BIN)/python -m pytest --timeout 300 -m spark tests/spark
 
 # Keras' own tests of fit, as they are and through Shoal; KERAS_SOURCE=/path/to/keras
 # takes those of a source tree.

@@ -98,14 +98,16 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         strategy: How workers agree: a name, as `shoal strategies` lists them, or an
             object of `shoal.strategies`.
         workers: Training processes, `(min, max)`, or "auto": one a GPU, else one a
-            usable core, at most 4; of a cluster one a GPU, else one a node. "yarn" or
-            a `shoal.clusters.Yarn`: as many as a ResourceManager's nodes have cores.
+            usable core, at most 4; of a cluster one a GPU, else one a node, or one a
+            slot of Spark. "yarn" or a `shoal.clusters.Yarn`: as many as a
+            ResourceManager's nodes have cores.
             If a Ray cluster has room for fewer than `max`, the rest joins later.
         cluster: Where workers run; "local" is this machine. "ray", the address of a Ray
             cluster, or a `shoal.clusters.Ray`: its nodes; "auto": these, where this
-            process is part of one. An address of Ray Client, "ray://host:10001", or the
-            name of a cluster that `shoal cluster up` has made: the run is sent there,
-            and followed from here. "inline" lets workers
+            process is part of one. "spark" or a `shoal.clusters.Spark`: executors of
+            the active Spark session. An address of Ray Client, "ray://host:10001", or
+            the name of a cluster that `shoal cluster up` has made: the run is sent
+            there, and followed from here. "inline" lets workers
             take turns in this process, for experiments with many of them.
         batch_size: Samples of an optimizer step: of all workers together for
             "all_reduce", of each worker otherwise. Default None means 32.

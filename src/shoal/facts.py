@@ -254,6 +254,9 @@ class MachineFacts:
         nodes: Machines of a cluster, empty if workers are on this machine.
         gpus_each: For a cluster, GPUs of each worker; a fraction if
             several share one.
+        slots: For a cluster that counts places for workers itself, their number; None
+            if the cores decide.
+        threads_each: For such a cluster, cores of each place; 0 if they are shared.
 
     Example:
         >>> MachineFacts(cores=2).gpus
@@ -266,6 +269,8 @@ class MachineFacts:
     has_compiler: bool = True
     nodes: tuple[NodeFacts, ...] = ()
     gpus_each: float = 0.0
+    slots: int | None = None
+    threads_each: int = 0
 
     def threads_of(self, workers: int) -> int:
         """Returns the cores for each worker, on machines that share them evenly.
@@ -275,6 +280,8 @@ class MachineFacts:
             >>> MachineFacts(cores=8, nodes=two).threads_of(3)
             4
         """
+        if self.threads_each:
+            return self.threads_each
         on_one = math.ceil(workers / max(1, len(self.nodes)))
         return max(1, self.cores // on_one)
 
@@ -287,6 +294,8 @@ class MachineFacts:
             >>> cluster.room_for(3), cluster.room_for(8)
             (4, 2)
         """
+        if self.slots is not None:
+            return self.slots
         rooms = (
             min(
                 node.cores // threads,

@@ -41,6 +41,9 @@ _ENDING = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 _HARD, _ANYWHERE = 3, 6  # presses
+_LIBRARIES = ("pyspark.",)
+"""Libraries whose handler of Ctrl-C is left out while a run lasts: PySpark's cancels
+all jobs of its session, the workers of the run among them, before it raises."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -70,6 +73,7 @@ class _Scope:
         self.pending = self.presses = self.ending = 0
         self.hurried: float | None = None
         self._before: dict[int, Any] = {}
+        self._heeded: dict[int, Any] = {}
         self._hook: Callable[[Any], Any] | None = None
 
     # ---------------------------------------------------------------- handlers
@@ -84,7 +88,8 @@ class _Scope:
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
 
     def _take(self, number: int) -> None:
-        self._before[number] = signal.getsignal(number)
+        self._before[number] = before = signal.getsignal(number)
+        self._heeded[number] = _without_libraries(before)
         signal.signal(number, self._press)
 
     def uninstall(self) -> None:
@@ -121,7 +126,7 @@ class _Scope:
 
     def _is_plain(self, number: int) -> bool:
         """Whether only Python has a handler, so that a third press ends by force."""
-        return self._before.get(number) in (
+        return self._heeded.get(number) in (
             signal.default_int_handler,
             signal.SIG_DFL,
         )
@@ -130,7 +135,7 @@ class _Scope:
         """Calls the previous handler; Python's own raises KeyboardInterrupt."""
         if number != signal.SIGINT:
             raise Terminated(signal.Signals(number).name)
-        self._before[number](number, frame)
+        self._heeded[number](number, frame)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         before = self._before[number]
@@ -175,6 +180,20 @@ class _Scope:
         number, self.pending = self.pending, 0
         if number and not isinstance(error, KeyboardInterrupt):
             self._pass_on(number, inspect.currentframe())
+
+
+def _without_libraries(found: Any) -> Any:
+    """Returns a handler; Python's own in the place of a library's.
+
+    Example:
+        >>> def handle(number, frame): ...
+        >>> handle.__module__ = "pyspark.core.context"
+        >>> _without_libraries(handle) is signal.default_int_handler
+        True
+    """
+    module = getattr(found, "__module__", None) or ""
+    is_library = module.startswith(_LIBRARIES)
+    return signal.default_int_handler if is_library else found
 
 
 @final

@@ -16,7 +16,10 @@ from shoal.registry import Registry
 registry = Registry(
     kind="cluster",
     group="shoal.clusters",
-    builtin={"ray": "shoal.clusters.ray:Ray"},
+    builtin={
+        "ray": "shoal.clusters.ray:Ray",
+        "spark": "shoal.clusters.spark:Spark",
+    },
     base=Cluster,
 )
 """Kinds of clusters by name, including those of plug-ins."""

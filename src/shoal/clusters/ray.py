@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, final
 import psutil
 
 from shoal.clusters.base import Allocation, Cluster, ResourceRequest
+from shoal.clusters.carried import carried
 from shoal.clusters.gpus import reaches_gpus, usable_gpus
 from shoal.clusters.local import usable_cores
 from shoal.clusters.ray_joining import (
@@ -40,8 +41,6 @@ from shoal.host.temporary import temporary_folder
 from shoal.launchers.base import Launcher
 from shoal.launchers.shared import SharedBlob
 
-CARRIED = ("JAX_", "KERAS_", "TF_", "TORCH_", "XLA_")
-"""Prefixes of variables that workers elsewhere inherit from this process."""
 START_S = 30.0  # limit for the start of a process by Ray
 INSTALL_S = 600.0  # the same, with requirements to install first
 LONGEST_FOLDER = 32  # characters: paths of Ray's sockets in it have at most 107
@@ -292,7 +291,7 @@ class Ray(Cluster):
             wait_s=self.wait_s,
             start_s=INSTALL_S if self.needs else START_S,
             backend=asked.backend,
-            variables=_carried(os.environ, self.variables),
+            variables=carried(os.environ, self.variables),
         )
         group = self._set_aside(room, asked)
         host = LOOPBACK if is_own else ray.util.get_node_ip_address()
@@ -396,12 +395,6 @@ def _here(is_gpu: bool) -> tuple[NodeFacts, ...]:
 
 def _listed(nodes: Sequence[NodeFacts]) -> str:
     return ", ".join(node.name for node in nodes) or "it has no nodes"
-
-
-def _carried(here: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables of this process for workers elsewhere."""
-    own = {name: value for name, value in here.items() if name.startswith(CARRIED)}
-    return {**own, **given}
 
 
 def _noted(path: Path) -> str:

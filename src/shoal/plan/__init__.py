@@ -17,6 +17,7 @@ from shoal.plan.cautions import (
     metric_warnings,
     optimizer_warnings,
     room_warnings,
+    slot_warnings,
     state_warnings,
 )
 from shoal.plan.collective import choose_collective
@@ -30,6 +31,7 @@ from shoal.plan.refusals import (
     refuse,
     refuse_fixed_batch,
     refuse_late,
+    refuse_threads,
     refuse_uncompiled,
 )
 from shoal.plan.request import (
@@ -123,6 +125,7 @@ def resolve(
     refuse(request, model, workers)
     refuse_uncompiled(strategy, model, machine)
     refuse_late(request, data)
+    refuse_threads(request, machine)
     check_codec(request)
     check_overlap(request)
     check_servers(request, model)
@@ -207,6 +210,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     if plan.request.cluster == "local" and not plan.strategy.is_independent:
         found += crowd_warnings(plan.workers, plan.machine)
     found += room_warnings(plan.workers, plan.threads, plan.machine)
+    found += slot_warnings(plan.workers, plan.machine, plan.request.has_callbacks)
     found += gpu_warnings(plan.machine.gpus, plan.places)
     found += metric_warnings(plan.model)
     found += state_warnings(plan.model, plan.workers)

@@ -73,6 +73,27 @@ def room_warnings(workers: int, threads: int, machine: MachineFacts) -> list[str
     ]
 
 
+def slot_warnings(
+    workers: int, machine: MachineFacts, has_callbacks: bool
+) -> list[str]:
+    """Returns warnings about workers that leave no slot to the user's own jobs.
+
+    Example:
+        >>> machine = MachineFacts(cores=2, slots=2, threads_each=1)
+        >>> slot_warnings(2, machine, True)[0].partition(":")[0]
+        'the workers take all 2 slots'
+        >>> slot_warnings(1, machine, True)
+        []
+    """
+    if machine.slots is None or not has_callbacks or workers < machine.slots:
+        return []
+    return [
+        f"the workers take all {machine.slots} slots: a callback that starts a job "
+        "there waits for a free slot, and the run for the callback. Pass "
+        f"workers={max(1, machine.slots - 1)} if a callback starts one."
+    ]
+
+
 def metric_notes(model: ModelFacts) -> list[str]:
     """Returns notes about metrics that differ from Keras'.
 

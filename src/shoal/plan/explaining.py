@@ -92,7 +92,11 @@ def _nodes(plan: Decisions) -> str:
     """Returns the machines of a cluster."""
     names = [node.name for node in plan.machine.nodes]
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    cores = sum(node.cores for node in plan.machine.nodes)
+    cores, slots = sum(node.cores for node in plan.machine.nodes), plan.machine.slots
+    if slots is not None:
+        each = count(plan.machine.threads_each, "core")
+        what = count(len(names), "executor")
+        return f"{what} ({shown}), {count(slots, 'slot')} of {each}"
     return f"{count(len(names), 'node')} ({shown}), {count(cores, 'core')} free"
 
 

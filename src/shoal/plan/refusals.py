@@ -53,6 +53,21 @@ def refuse(request: Request, model: ModelFacts, workers: int) -> None:
         _refuse_chance(request, workers)
 
 
+def refuse_threads(request: Request, machine: MachineFacts) -> None:
+    """Raises PlanError if a worker would use more cores than its slot has.
+
+    Example:
+        >>> machine = MachineFacts(cores=2, slots=2, threads_each=1)
+        >>> refuse_threads(Request(threads=1), machine)
+    """
+    if machine.threads_each and (request.threads or 0) > machine.threads_each:
+        raise PlanError(
+            f"threads={request.threads}, but each slot of cluster={request.cluster!r} "
+            f"has {machine.threads_each} core(s). Expected no more threads than that. "
+            "Leave threads out, or give tasks more cores (spark.task.cpus)."
+        )
+
+
 def refuse_fixed_batch(
     model: ModelFacts, order: Order, epochs: range, workers: range
 ) -> None:

@@ -43,7 +43,7 @@ class Request:
     Args:
         strategy: Strategy, as an object.
         workers: Processes, `(min, max)` or "auto": one a GPU, else one a usable core,
-            at most 4; of a cluster one a node.
+            at most 4; of a cluster one a node, or a slot.
         cluster: Name of a cluster, one of `known_clusters`; `fit` has looked it up.
         known_clusters: Names that `cluster` may have.
         batch_size: Samples per optimizer step: of all workers for gradient exchange, of
@@ -181,7 +181,7 @@ def check(request: Request, data: DataFacts, machine: MachineFacts) -> tuple[int
             "Check how it was loaded or filtered."
         )
     limit = request.strategy.max_workers if request.workers == "auto" else None
-    least, most = _worker_limits(request.workers, machine)
+    least, most = _worker_limits(request.workers, machine, request.has_callbacks)
     return least, most if limit is None else min(most, limit)
 
 
@@ -209,8 +209,13 @@ def require_whole(name: str, value: object, lowest: int) -> int:
     return number
 
 
-def _worker_limits(workers: Workers, machine: MachineFacts) -> tuple[int, int]:
+def _worker_limits(
+    workers: Workers, machine: MachineFacts, has_callbacks: bool
+) -> tuple[int, int]:
     """Returns the least and the most workers for an argument."""
+    if workers == "auto" and machine.slots is not None:
+        # A callback may ask the engine for something, which needs a slot as well.
+        return 1, max(1, machine.slots - has_callbacks)
     if workers == "auto" and machine.nodes:
         gpus = sum(node.gpus for node in machine.nodes)
         each = machine.gpus_each

@@ -1,0 +1,171 @@
+"""The Spark session of this process: whether it can be used, and what it has room for.
+
+This file decides what counts as a session. Spark's own numbers are read here; the
+cluster decides what follows from them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, final
+
+from py4j.clientserver import ClientServer
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.conf import SparkConf
+
+from shoal.errors import ClusterError, PlanError
+
+CONNECT = "pyspark.sql.connect.session"
+ONE_MACHINE = ("local", "local[", "local-cluster[")
+"""Beginnings of masters whose executors are on this machine."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """An executor that runs tasks.
+
+    Args:
+        host: Address of its machine.
+        slots: Tasks that it runs at once.
+    """
+
+    host: str
+    slots: int
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SessionFacts:
+    """Facts about a session.
+
+    Args:
+        master: Spark's master, such as "local[2]" or "yarn".
+        host: Address at which executors reach this process.
+        bind: Address at which this process listens.
+        cpus: Cores of each task.
+        slots: Tasks that run at once on all executors.
+        busy: Tasks that run now.
+        executors: Executors that are there now.
+        is_dynamic: Whether Spark adds executors while jobs wait.
+        python_mib: Limit of the memory of each Python process, 0 for none.
+        jobs: Ids of jobs that run now.
+    """
+
+    master: str
+    host: str
+    bind: str
+    cpus: int
+    slots: int
+    executors: tuple[Executor, ...]
+    busy: int = 0
+    is_dynamic: bool = False
+    python_mib: int = 0
+    jobs: tuple[int, ...] = ()
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all executors are on this machine."""
+        return self.master == "local" or self.master.startswith(ONE_MACHINE[1:])
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there will never be more slots."""
+        return self.master == "local" or self.master.startswith("local[")
+
+
+def active_context() -> SparkContext:
+    """Returns the context of the active session.
+
+    Raises:
+        PlanError: There is none, or it cannot be used.
+    """
+    context = getattr(SparkContext, "_active_spark_context", None)
+    if context is None:
+        if _is_connected():
+            raise PlanError(
+                "the session of this process is one of Spark Connect. Expected a "
+                "classic session: Connect gives no tasks that can call this process. "
+                "Create the session with .master(...), not with .remote(...) or "
+                "SPARK_REMOTE; or run the script on the cluster with spark-submit."
+            )
+        raise no_session()
+    if not isinstance(getattr(SparkContext, "_gateway", None), ClientServer):
+        raise PlanError(
+            "PYSPARK_PIN_THREAD=false: threads of this process share one group of "
+            "Spark jobs, and ending a worker would end jobs of yours. Expected the "
+            "default. Unset PYSPARK_PIN_THREAD before the session is created."
+        )
+    return context
+
+
+def no_session() -> PlanError:
+    """Returns the error of a process without a session."""
+    return PlanError(
+        "there is no active Spark session in this process. Expected one: its "
+        "executors run the workers. Create it first: spark = "
+        "SparkSession.builder.master('local[2]').getOrCreate()."
+    )
+
+
+def _is_connected() -> bool:
+    """Whether a session of Spark Connect is active; imports nothing."""
+    kind: Any = getattr(sys.modules.get(CONNECT), "SparkSession", None)
+    return kind is not None and kind.getActiveSession() is not None
+
+
+def is_stopped(context: SparkContext) -> bool:
+    """Whether a session was stopped, or its JVM has ended."""
+    inner: Any = getattr(context, "_jsc", None)
+    try:
+        return inner is None or bool(inner.sc().isStopped())
+    except (Py4JError, OSError):
+        return True
+
+
+def read_session(context: SparkContext) -> SessionFacts:
+    """Asks Spark for its facts.
+
+    Raises:
+        ClusterError: The session was stopped.
+    """
+    if is_stopped(context):
+        raise stopped()
+    java: Any = context._jsc  # pyright: ignore[reportPrivateUsage]
+    jvm: Any = java.sc()
+    conf: SparkConf = context.getConf()
+    profile = jvm.resourceProfileManager().defaultResourceProfile()
+    found = jvm.statusStore().executorList(True)
+    listed = [found.apply(number) for number in range(found.size())]
+    host = conf.get("spark.driver.host") or "localhost"
+    return SessionFacts(
+        master=context.master or "",
+        host=host,
+        bind=conf.get("spark.driver.bindAddress") or host,
+        cpus=int(conf.get("spark.task.cpus") or 1),
+        slots=int(jvm.maxNumConcurrentTasks(profile)),
+        executors=tuple(
+            Executor(
+                host=str(one.hostPort()).rpartition(":")[0],
+                slots=int(one.maxTasks()),
+            )
+            for one in listed
+            if one.isActive() and one.maxTasks()
+        ),
+        # What the status store tells of running tasks may be 10 s old.
+        busy=int(jvm.taskScheduler().rootPool().runningTasks()),
+        is_dynamic=conf.get("spark.dynamicAllocation.enabled") == "true",
+        python_mib=int(jvm.conf().getSizeAsMb("spark.executor.pyspark.memory", "0")),
+        jobs=tuple(context.statusTracker().getActiveJobsIds()),
+    )
+
+
+def stopped() -> ClusterError:
+    """Returns the error of a run whose session has ended."""
+    return ClusterError(
+        "the Spark session was stopped, or its JVM has ended, and the workers with it. "
+        "Expected it to live until fit returns. Create a session and go on with "
+        "shoal.resume."
+    )

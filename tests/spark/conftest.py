@@ -1,0 +1,62 @@
+"""Spark sessions of the tests' own: one for all tests of a module."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+
+@pytest.fixture(scope="module")
+def spark(
+    _own_temporary_folder: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """A session on two cores of this machine, whose Python daemon has started."""
+    needs_java()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        session = open_session("local[2]", str(tmp_path_factory.mktemp("spark")))
+        yield session
+        session.stop()
+
+
+def open_session(master: str, folder: str, **settings: str) -> Any:
+    """Starts a session; Python processes of tasks end with their tasks."""
+    from pyspark.sql import SparkSession
+
+    words = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "600m",
+        "spark.local.dir": folder,
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        "spark.python.worker.reuse": "false",
+        **settings,
+    }
+    builder = SparkSession.builder.master(master).appName("shoal-tests")
+    for name, word in words.items():
+        builder = builder.config(name, word)
+    session: Any = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    assert session.sparkContext.parallelize([0], 1).map(lambda x: x).collect() == [0]
+    return session
+
+
+def needs_java() -> None:
+    """Skips where there is no Java, which CI forbids."""
+    if shutil.which("java") is None:
+        _skip_or_fail("Java 17")
+
+
+def _skip_or_fail(what: str) -> NoReturn:
+    if os.environ.get("SHOAL_REQUIRE_SPARK"):
+        pytest.fail(f"needs {what}")
+    pytest.skip(f"needs {what}")
