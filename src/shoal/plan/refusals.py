@@ -57,8 +57,9 @@ def refuse_threads(request: Request, machine: MachineFacts) -> None:
     """Raises PlanError if a worker would use more cores than its slot has.
 
     Example:
+        >>> from shoal.strategies import AEASGD
         >>> machine = MachineFacts(cores=2, slots=2, threads_each=1)
-        >>> refuse_threads(Request(threads=1), machine)
+        >>> refuse_threads(Request(strategy=AEASGD(), threads=1), machine)
     """
     if machine.threads_each and (request.threads or 0) > machine.threads_each:
         raise PlanError(
