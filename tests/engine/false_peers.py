@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, final
 
 from shoal.engine.transport.messages.base import Message
@@ -20,7 +19,6 @@ PATIENCE_S = 20
 
 
 @final
-@dataclass(frozen=True)
 class Raw(Message):
     """Any head.
 

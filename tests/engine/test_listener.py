@@ -168,7 +168,7 @@ def test_a_peer_that_reads_again_is_read_again() -> None:
         ):
             end.setsockopt(socket.SOL_SOCKET, buffer, 1 << 16)
         house.answer = lambda peer, _: connections.send(
-            peer, Raw({"kind": "re"}), answer
+            peer, Raw(head={"kind": "re"}), answer
         )
         link.socket.sendall(pack_head({"kind": "ask"}, 0) * questions)
         until(connections, lambda: peer.channel.is_congested)
@@ -181,7 +181,7 @@ def test_a_peer_that_reads_again_is_read_again() -> None:
             try:
                 taken += len(link.socket.recv(1 << 20))
             except BlockingIOError:
-                connections.send(peer, Raw({"kind": "news"}))
+                connections.send(peer, Raw(head={"kind": "news"}))
         assert taken
         assert len(house.heard) == heard
         connections.serve(20)
@@ -209,7 +209,9 @@ def test_what_a_caller_is_told_when_it_is_seated_is_sent_to_the_end() -> None:
         house.is_open = False
         link, peer = calling(connections)
         house.is_open = True
-        house.answer = lambda peer, _: connections.send(peer, Raw({"kind": "ok"}), body)
+        house.answer = lambda peer, _: connections.send(
+            peer, Raw(head={"kind": "ok"}), body
+        )
         connections.deliver_again(peer, {"kind": "attend"})
         assert peer.channel.has_output
         assert peer.events & selectors.EVENT_WRITE

@@ -64,7 +64,7 @@ class Echo(Listener):
     def on_frame(self, peer: Peer, head: dict[str, Any], body: memoryview) -> None:
         peer.role = "worker"
         assert self.connections is not None
-        self.connections.send(peer, Raw(head), bytes(body))
+        self.connections.send(peer, Raw(head=head), bytes(body))
 
     def on_gone(self, peer: Peer, reason: str) -> None:
         self.is_over = True

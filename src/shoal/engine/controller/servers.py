@@ -207,7 +207,7 @@ class Servers:
 
     def _send(self, link: Link, command: Command, body: bytes = b"") -> bool:
         try:
-            link.send(replace(command, heard=self._heard).pack(), body)
+            link.send(command.replace(heard=self._heard).pack(), body)
         except OSError:
             return False
         return True

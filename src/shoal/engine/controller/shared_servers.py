@@ -95,7 +95,7 @@ def join(message: Message, others: Sequence[Message]) -> Message:
     at = 4 * report.size
     parts = [body[:at], *(part for _, part in others), body[at:]]
     sizes = [other.size for other, _ in others if isinstance(other, ShowsCenter)]
-    whole = replace(report, size=report.size + sum(sizes))
+    whole = report.replace(size=report.size + sum(sizes))
     return whole, memoryview(b"".join(parts))
 
 
@@ -116,7 +116,7 @@ def _join_restart(
         table.append((name, dtype, size))
     used = sum(len(data) for data in own.values())
     parts.append(body[used:])
-    return replace(report, arrays=tuple(table)), memoryview(b"".join(parts))
+    return report.replace(arrays=tuple(table)), memoryview(b"".join(parts))
 
 
 def _arrays(report: RestartState, body: memoryview) -> dict[str, memoryview]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import socket
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from shoal.engine.coordination.timeouts import StragglerTimeout
 from shoal.engine.environment import SYSTEM, Environment
@@ -200,7 +199,7 @@ class BaseServer(Listener):
             is_reply = message.body == "reply"
             coded = peer.vector_codec.pack() if is_reply else None
             parts = coded or parts
-            message = replace(message, is_coded=coded is not None)
+            message = message.replace(is_coded=coded is not None)
             if not is_reply:
                 peer.vector_codec.sent()
         self._replication.send(peer, message, *parts, blob)

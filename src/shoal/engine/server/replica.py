@@ -331,7 +331,7 @@ class Replica:
         late = self.sequencer.standing.awaited
         found = self.sequencer.overdue()
         if found:
-            self._tell(Late(ranks=[*late]))
+            self._tell(Late(ranks=tuple(late)))
         self._carry_out(found)
 
     def _push(self, session: WorkerSession, message: Push) -> None:

@@ -23,7 +23,6 @@ from shoal.engine.transport.messages.server_to_controller import (
     EpochEnded,
     Exchanges,
     Report,
-    numbered,
 )
 from shoal.strategies.base import Facts
 from shoal.vectors import Sums, Vector
@@ -270,7 +269,7 @@ class ReportBuffer:
 
     def _report(self, report: Report, *body: bytes) -> None:
         self._told += 1
-        told = numbered(report, self._told)
+        told = report.replace(number=self._told)
         self._effects.append(TellController(told, body))
 
 

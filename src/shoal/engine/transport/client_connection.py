@@ -7,7 +7,7 @@ vector.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
 from shoal.engine.environment import Environment
@@ -142,9 +142,9 @@ class ClientConnection:
         try:
             is_local = self.link.is_local
             if isinstance(message, Join) and not is_local:
-                message = replace(message, node=self.link.own_host)
+                message = message.replace(node=self.link.own_host)
             wants_slot = can_map and seat.wants_slot and is_local
-            self.link.send(replace(message, wants_slot=wants_slot).pack())
+            self.link.send(message.replace(wants_slot=wants_slot).pack())
             return self.link.receive()
         except BaseException:
             self.link.close()

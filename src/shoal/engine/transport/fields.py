@@ -1,12 +1,16 @@
 """Validates single fields of heads, before they are used or passed on. Pure.
 
 Fields of a peer reach the controller and the records of a run. Every field must have
-the right type and length, or the connection is closed.
+the right type and length, or the connection is closed. At the end are the types by
+which messages declare their fields, each with its reader.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors raised for an invalid frame."""
@@ -136,3 +140,64 @@ def address(value: Any) -> tuple[str, int]:
     """
     host, port = value
     return text(host, MOST_NAME), whole(port, 1 << 16)
+
+
+def each(
+    read: Callable[[Any], T], most: int = MOST_ALL
+) -> Callable[[Any], tuple[T, ...]]:
+    """Returns a reader of lists, given a reader of their parts.
+
+    Example:
+        >>> each(whole)([1, "2"])
+        (1, 2)
+    """
+    return lambda value: tuple(map(read, some(value, most)))
+
+
+def up_to(most: int) -> Callable[[Any], str]:
+    """Returns a reader of texts of at most `most` letters."""
+    return lambda value: text(value, most)
+
+
+def pid(value: Any) -> int:
+    """Returns the id of a process.
+
+    Raises:
+        ValueError: It is negative, or too high.
+    """
+    return whole(value, MOST_PID)
+
+
+def hint(value: Any) -> int:
+    """Returns the rank that a process asks for, -1 for any.
+
+    Raises:
+        ValueError: It is lower, or too high.
+    """
+    return whole(int(value) + 1, MAX_HINT + 1) - 1
+
+
+def clipped(value: Any) -> str:
+    """Returns any value as a short text.
+
+    Example:
+        >>> clipped(None)
+        'None'
+    """
+    return f"{value!s:.300}"
+
+
+Whole: TypeAlias = Annotated[int, whole]
+Wholes: TypeAlias = Annotated[tuple[int, ...], each(whole)]
+Pid: TypeAlias = Annotated[int, pid]
+Hint: TypeAlias = Annotated[int, hint]
+Flag: TypeAlias = Annotated[bool, bool]
+Rate: TypeAlias = Annotated[float | None, rate]
+Name: TypeAlias = Annotated[str, up_to(MOST_NAME)]
+Names: TypeAlias = Annotated[tuple[str, ...], each(up_to(MOST_NAME))]
+Letters: TypeAlias = Annotated[str, up_to(MOST_LETTERS)]
+Text: TypeAlias = Annotated[str, up_to(MOST_TEXT)]
+LongText: TypeAlias = Annotated[str, up_to(MOST_ALL)]
+Clipped: TypeAlias = Annotated[str, clipped]
+Address: TypeAlias = Annotated[tuple[str, int], address]
+Object: TypeAlias = Annotated[dict[str, Any], mapping]

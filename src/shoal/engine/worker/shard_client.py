@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -120,7 +119,7 @@ class ShardClient:
 
     def _go_back(self, error: ConnectionError, question: int) -> None:
         """Rejoins at the part's current process, which may lack the message."""
-        message = replace(self._me, question=question, wants_center=False)
+        message = self._me.replace(question=question, wants_center=False)
         self._connection.call_again(error, message, can_map=False)
         self._settle()
         if self._staged == question:

@@ -1,41 +1,28 @@
 """The base of all messages: each one packs itself into the head of a frame.
 
-Beside `pack` every class has a `parse`, which validates: a field that is missing, of
+Beside `pack` every class has `parse`, which validates: a field that is missing, of
 another type or out of range raises one of `fields.WRONG`. Other fields of a head than
-those of its class are ignored.
+those of its class are ignored. Messages of every exchange write both by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from shoal.engine.transport.fields import WRONG
+from shoal.engine.transport.messages.structs import Struct
 from shoal.wire.frames import BadFrame, Head
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Message:
+class Message(Struct):
     """One message, without the bytes that may follow it. Abstract.
 
-    It is no `ABC`: every exchange asks several times of which class a message is, and
-    `isinstance` takes longer there.
-    """
-
-    __slots__ = ()
-
-    def pack(self) -> Head:
-        """The head of its frame."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedKind(Message):
-    """A message whose head begins with the kind of its class.
-
-    Its fields follow in their order, unless a class says otherwise.
+    Its head begins with the kind of its class. Its fields follow in their order, unless
+    a class says otherwise. It is no `ABC`: every exchange asks several times of which
+    class a message is, and `isinstance` takes longer there.
     """
 
     kind: ClassVar[str]
@@ -43,16 +30,6 @@ class FixedKind(Message):
     def pack(self) -> Head:
         """The head of its frame."""
         return {"kind": self.kind, **self.to_json()}
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`; here, of a message without fields."""
-        del head
-        return cls()
 
 
 class Parser(Protocol[T_co]):

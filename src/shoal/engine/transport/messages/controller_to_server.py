@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, TypeAlias, final
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, final
 
 from shoal.engine.transport.fields import (
-    MOST_ALL,
-    MOST_NAME,
-    address,
-    rate,
-    some,
-    text,
+    Address,
+    Flag,
+    Name,
+    Names,
+    Rate,
+    Whole,
     whole,
 )
-from shoal.engine.transport.messages.base import FixedKind, Parser, by_kind, read
+from shoal.engine.transport.messages.base import Message, Parser, by_kind, read
 from shoal.wire.frames import Head
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command(FixedKind):
+class Command(Message):
     """A command to a server.
 
     Args:
@@ -28,35 +26,13 @@ class Command(FixedKind):
             does not say.
     """
 
-    heard: int | None = None
-
-    def pack(self) -> Head:
-        """The head of its frame."""
-        head: Head = {"kind": self.kind}
-        if self.heard is not None:
-            head["heard"] = self.heard
-        return head | self.to_json()
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields except `heard`, as plain values."""
-        names = [field.name for field in fields(self) if field.name != "heard"]
-        return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(heard=_heard(head))
-
-
-def _heard(head: Head) -> int | None:
-    return whole(head["heard"]) if "heard" in head else None
+    heard: Whole | None = None
 
 
 # --------------------------------------------------------------- to every server
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Control(Command):
     """This is the controller."""
 
@@ -64,7 +40,6 @@ class Control(Command):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ping(Command):
     """Asks the server for a `Pong`."""
 
@@ -72,7 +47,6 @@ class Ping(Command):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop(Command):
     """The run is over."""
 
@@ -80,7 +54,6 @@ class Stop(Command):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GoAlone(Command):
     """Standbys up to a generation are gone.
 
@@ -89,16 +62,10 @@ class GoAlone(Command):
     """
 
     kind: ClassVar[str] = "alone"
-    generation: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(heard=_heard(head), generation=whole(head["generation"]))
+    generation: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lead(Command):
     """Promotes a standby.
 
@@ -109,32 +76,26 @@ class Lead(Command):
     """
 
     kind: ClassVar[str] = "lead"
-    living: tuple[str, ...]
-    order: tuple[str, int] | None = None
-    has_order: bool = True
+    living: Names
+    order: Address | None = None
+    has_order: Flag = True
 
     def to_json(self) -> dict[str, Any]:
-        """The fields except `heard`, as plain values."""
-        order = {"order": self.order} if self.has_order else {}
-        return {"living": self.living, **order}
+        """The fields as plain values."""
+        found = super().to_json()
+        del found["has_order"]
+        return {**found, "order": self.order} if self.has_order else found
 
     @classmethod
     def parse(cls, head: Head) -> Self:
         """The inverse of `pack`."""
-        order = head.get("order")
-        return cls(
-            heard=_heard(head),
-            living=tuple(text(t, MOST_NAME) for t in some(head["living"], MOST_ALL)),
-            order=None if order is None else address(order),
-            has_order="order" in head,
-        )
+        return super().parse({**head, "has_order": "order" in head})
 
 
 # ------------------------------------------------------------- to one kind of them
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnded(Command):
     """The process of a worker ended, to the server that orders.
 
@@ -143,16 +104,10 @@ class WorkerEnded(Command):
     """
 
     kind: ClassVar[str] = "gone"
-    token: str
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(heard=_heard(head), token=text(head["token"], MOST_NAME))
+    token: Name
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Follow(Command):
     """Another server orders events from now on, to a shard.
 
@@ -161,19 +116,13 @@ class Follow(Command):
     """
 
     kind: ClassVar[str] = "follow"
-    order: tuple[str, int]
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(heard=_heard(head), order=address(head["order"]))
+    order: Address
 
 
 # ---------------------------------------------------------- to the state of the run
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Proceed(Command):
     """An epoch may begin.
 
@@ -182,16 +131,10 @@ class Proceed(Command):
     """
 
     kind: ClassVar[str] = "proceed"
-    epoch: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(heard=_heard(head), epoch=whole(head["epoch"]))
+    epoch: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Expect(Command):
     """No more workers than these will join before the start.
 
@@ -200,24 +143,21 @@ class Expect(Command):
     """
 
     kind: ClassVar[str] = "expect"
-    workers: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(heard=_heard(head), workers=whole(head["workers"]))
+    workers: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Halt(Command):
     """No more data is handed out."""
 
     kind: ClassVar[str] = "halt"
 
 
+def _version(value: Any) -> int:
+    return whole(int(value) + 1) - 1
+
+
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pace(Command):
     """Hands out one step, as callbacks see each one.
 
@@ -227,19 +167,10 @@ class Pace(Command):
     """
 
     kind: ClassVar[str] = "pace"
-    after: int | None
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        after = head["after"]
-        if after is not None:
-            after = whole(int(after) + 1) - 1
-        return cls(heard=_heard(head), after=after)
+    after: Annotated[int, _version] | None
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetLearningRate(Command):
     """A callback has set the learning rate.
 
@@ -248,16 +179,10 @@ class SetLearningRate(Command):
     """
 
     kind: ClassVar[str] = "learning_rate"
-    value: float | None
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(heard=_heard(head), value=rate(head["value"]))
+    value: Rate
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeModel(Command):
     """Callbacks have changed something else of the model; the changes follow."""
 
@@ -265,7 +190,6 @@ class ChangeModel(Command):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finish(Command):
     """Ends the run, and tells the workers."""
 
@@ -273,7 +197,6 @@ class Finish(Command):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AskCenter(Command):
     """Requests the center."""
 
@@ -281,7 +204,6 @@ class AskCenter(Command):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AskState(Command):
     """Requests the state of one worker's optimizer."""
 
@@ -289,7 +211,6 @@ class AskState(Command):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AskCheckpoint(Command):
     """Requests all that another server needs to continue.
 
@@ -299,20 +220,7 @@ class AskCheckpoint(Command):
     """
 
     kind: ClassVar[str] = "checkpoint"
-    wants_snapshot: bool | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields except `heard`, as plain values."""
-        wants = self.wants_snapshot
-        return {} if wants is None else {"wants_snapshot": wants}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        wants = head.get("wants_snapshot")
-        return cls(
-            heard=_heard(head), wants_snapshot=None if wants is None else bool(wants)
-        )
+    wants_snapshot: Flag | None = None
 
 
 RunCommand: TypeAlias = (

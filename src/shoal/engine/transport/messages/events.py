@@ -7,23 +7,24 @@ message are no part of its event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Self, TypeAlias, final
 
 from shoal.engine.transport.fields import (
-    MAX_HINT,
-    MOST_NAME,
-    MOST_PID,
-    MOST_TEXT,
+    Flag,
+    Hint,
+    Name,
+    Pid,
+    Text,
+    Whole,
     mapping,
     quantity,
-    text,
     whole,
 )
 from shoal.engine.transport.messages.controller_to_server import (
     RUN_COMMANDS,
     RunCommand,
 )
+from shoal.engine.transport.messages.structs import Struct
 from shoal.engine.transport.messages.worker_reports import (
     WORKER_REPORTS,
     Failed,
@@ -40,23 +41,17 @@ COMPLAINT = "complaint"  # a report of a worker that is no failure
 COMMAND = "command"
 
 
-class BaseEvent:
-    """Something that happened. Abstract, and no `ABC`, as `Message` is none."""
+class BaseEvent(Struct):
+    """Something that happened. Abstract."""
 
-    __slots__ = ()
+    name: ClassVar[str] = ""
 
     def to_json(self) -> Head:
         """Name and fields as plain values."""
-        raise NotImplementedError
-
-    @classmethod
-    def parse(cls, found: Head) -> Self:
-        """The inverse of `to_json`."""
-        raise NotImplementedError
+        return {"event": self.name, **super().to_json()}
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoins(BaseEvent):
     """A process becomes a worker.
 
@@ -68,10 +63,10 @@ class WorkerJoins(BaseEvent):
     """
 
     name: ClassVar[str] = "join"
-    hint: int
-    pid: int
-    node: str
-    token: str
+    hint: Hint
+    pid: Pid
+    node: Name
+    token: Name
 
     def to_json(self) -> Head:
         """Name and fields as plain values."""
@@ -79,19 +74,12 @@ class WorkerJoins(BaseEvent):
         return {"event": self.name, "hint": self.hint, "known": known}
 
     @classmethod
-    def parse(cls, found: Head) -> Self:
+    def parse(cls, head: Head) -> Self:
         """The inverse of `to_json`."""
-        known = mapping(found["known"])
-        return cls(
-            hint=whole(int(found["hint"]) + 1, MAX_HINT + 1) - 1,
-            pid=whole(known["pid"], MOST_PID),
-            node=text(known["node"], MOST_NAME),
-            token=text(known["token"], MOST_NAME),
-        )
+        return super().parse({**head, **mapping(head["known"])})
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLeaves(BaseEvent):
     """A worker is gone.
 
@@ -103,31 +91,13 @@ class WorkerLeaves(BaseEvent):
     """
 
     name: ClassVar[str] = "leave"
-    rank: int
-    incarnation: int
-    reason: str
-    is_hung: bool
-
-    def to_json(self) -> Head:
-        """Name and fields as plain values."""
-        return {
-            "event": self.name, "rank": self.rank, "incarnation": self.incarnation,
-            "reason": self.reason, "is_hung": self.is_hung,
-        }  # fmt: skip
-
-    @classmethod
-    def parse(cls, found: Head) -> Self:
-        """The inverse of `to_json`."""
-        return cls(
-            rank=whole(found["rank"]),
-            incarnation=whole(found["incarnation"]),
-            reason=text(found["reason"], MOST_TEXT),
-            is_hung=bool(found["is_hung"]),
-        )
+    rank: Whole
+    incarnation: Whole
+    reason: Text
+    is_hung: Flag
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSays(BaseEvent):
     """A worker sends a message; its vectors are in the buffers of its session.
 
@@ -163,25 +133,24 @@ class WorkerSays(BaseEvent):
         return found
 
     @classmethod
-    def parse(cls, found: Head) -> Self:
+    def parse(cls, head: Head) -> Self:
         """The inverse of `to_json`."""
         message: FromWorker
-        if "said" in found:
-            said = mapping(found["said"])
+        if "said" in head:
+            said = mapping(head["said"])
             message = WORKER_REPORTS[said["kind"]].from_json(said)
         else:
-            message = REQUESTS[found["event"]].parse(found)
+            message = REQUESTS[head["event"]].parse(head)
         return cls(
-            rank=whole(found["rank"]),
-            incarnation=whole(found["incarnation"]),
-            question=whole(found["question"]),
+            rank=whole(head["rank"]),
+            incarnation=whole(head["incarnation"]),
+            question=whole(head["question"]),
             message=message,
-            has_blob=bool(found.get("has_blob")),
+            has_blob=bool(head.get("has_blob")),
         )
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Commanded(BaseEvent):
     """The controller sends a command.
 
@@ -196,45 +165,23 @@ class Commanded(BaseEvent):
         return {**self.command.pack(), "event": COMMAND}
 
     @classmethod
-    def parse(cls, found: Head) -> Self:
+    def parse(cls, head: Head) -> Self:
         """The inverse of `to_json`."""
-        return cls(command=RUN_COMMANDS[found["kind"]].parse(found))
+        return cls(command=RUN_COMMANDS[head["kind"]].parse(head))
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Flush(BaseEvent):
     """It is time to report exchanges."""
 
     name: ClassVar[str] = "flush"
 
-    def to_json(self) -> Head:
-        """Name and fields as plain values."""
-        return {"event": self.name}
-
-    @classmethod
-    def parse(cls, found: Head) -> Self:
-        """The inverse of `to_json`."""
-        del found
-        return cls()
-
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Overdue(BaseEvent):
     """A round with its quorum has waited long enough for the others."""
 
     name: ClassVar[str] = "overdue"
-
-    def to_json(self) -> Head:
-        """Name and fields as plain values."""
-        return {"event": self.name}
-
-    @classmethod
-    def parse(cls, found: Head) -> Self:
-        """The inverse of `to_json`."""
-        del found
-        return cls()
 
 
 Event: TypeAlias = WorkerJoins | WorkerLeaves | WorkerSays | Commanded | Flush | Overdue
@@ -242,7 +189,6 @@ Event: TypeAlias = WorkerJoins | WorkerLeaves | WorkerSays | Commanded | Flush |
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Staged(BaseEvent):
     """A shard has its part of a message: sent to its standby, no event of the replica.
 
@@ -253,25 +199,9 @@ class Staged(BaseEvent):
     """
 
     name: ClassVar[str] = "stage"
-    rank: int
-    staged: int
-    incarnation: int
-
-    def to_json(self) -> Head:
-        """Name and fields as plain values."""
-        return {
-            "event": self.name, "rank": self.rank, "staged": self.staged,
-            "incarnation": self.incarnation,
-        }  # fmt: skip
-
-    @classmethod
-    def parse(cls, found: Head) -> Self:
-        """The inverse of `to_json`."""
-        return cls(
-            rank=whole(found["rank"]),
-            staged=whole(found["staged"]),
-            incarnation=whole(found["incarnation"]),
-        )
+    rank: Whole
+    staged: Whole
+    incarnation: Whole
 
 
 _NAMED = {

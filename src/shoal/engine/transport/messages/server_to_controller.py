@@ -7,56 +7,64 @@ and a standby that takes over tells the others again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, final
+from functools import partial
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, final
 
 from shoal.engine.transport.fields import (
     MOST_ALL,
     MOST_NAME,
-    MOST_TEXT,
+    Flag,
+    LongText,
+    Name,
+    Object,
+    Text,
+    Whole,
+    Wholes,
+    each,
     mapping,
     some,
     text,
     whole,
 )
-from shoal.engine.transport.messages.base import FixedKind, Parser, by_kind, read
-from shoal.engine.transport.messages.server_to_worker import RunState
-from shoal.engine.transport.messages.worker_reports import WORKER_REPORTS, WorkerReport
+from shoal.engine.transport.messages.base import Message, Parser, by_kind, read
+from shoal.engine.transport.messages.server_to_worker import State
+from shoal.engine.transport.messages.structs import Spread
+from shoal.engine.transport.messages.worker_reports import (
+    WORKER_REPORTS,
+    WorkerReport,
+    pack_passed_on,
+    read_passed_on,
+)
 from shoal.wire.frames import Head
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report(FixedKind):
+class Report(Message):
     """A report to the controller.
 
     Args:
         number: Counts the reports that follow from events; None for others.
     """
 
-    number: int | None = None
+    number: Whole | None = None
 
     def pack(self) -> Head:
         """The head of its frame."""
-        head = {"kind": self.kind, **self.to_json()}
+        head = super().pack()
         if self.number is not None:
             head["number"] = self.number
         return head
 
     def to_json(self) -> dict[str, Any]:
         """The fields except `number`, as plain values."""
-        names = [field.name for field in fields(self) if field.name != "number"]
-        return {name: getattr(self, name) for name in names}
-
-
-def _number(head: Head) -> int | None:
-    return whole(head["number"]) if "number" in head else None
+        found = super().to_json()
+        found.pop("number", None)
+        return found
 
 
 # ------------------------------------------------------------ of the server itself
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Report):
     """The answer to a `Ping`."""
 
@@ -64,14 +72,12 @@ class Pong(Report):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Leads(Report):
     """A standby has taken over."""
 
     kind: ClassVar[str] = "leads"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfStandby(Report):
     """Something about the standby.
 
@@ -79,19 +85,13 @@ class OfStandby(Report):
         generation: Counts the standbys of a run.
     """
 
-    generation: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=_number(head), generation=whole(head["generation"]))
+    generation: Whole
 
 
 @final
 class StandbyCalled(OfStandby):
     """A standby has connected, and is not accepted yet."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "standby_called"
 
 
@@ -99,12 +99,10 @@ class StandbyCalled(OfStandby):
 class StandbyReady(OfStandby):
     """A standby has the whole state of the server."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "standby_ready"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyLeft(OfStandby):
     """The connection to a standby is closed.
 
@@ -113,20 +111,10 @@ class StandbyLeft(OfStandby):
     """
 
     kind: ClassVar[str] = "standby_left"
-    reason: str
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            generation=whole(head["generation"]),
-            reason=text(head["reason"], MOST_TEXT),
-        )
+    reason: Text
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stranger(Report):
     """Callers were rejected.
 
@@ -137,23 +125,12 @@ class Stranger(Report):
     """
 
     kind: ClassVar[str] = "stranger"
-    peer: str
-    reason: str
-    count: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            peer=text(head["peer"], MOST_TEXT),
-            reason=text(head["reason"], MOST_TEXT),
-            count=whole(head["count"]),
-        )
+    peer: Text
+    reason: Text
+    count: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch(Report):
     """A process with another model wanted to join.
 
@@ -162,16 +139,10 @@ class Mismatch(Report):
     """
 
     kind: ClassVar[str] = "mismatch"
-    node: str
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=_number(head), node=text(head["node"], MOST_NAME))
+    node: Name
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Unordered(Report):
     """A shard has no connection to the server that orders.
 
@@ -180,16 +151,10 @@ class Unordered(Report):
     """
 
     kind: ClassVar[str] = "unordered"
-    shard: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=_number(head), shard=whole(head["shard"]))
+    shard: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Broken(Report):
     """The strategy's own code raised, which ends the run.
 
@@ -198,109 +163,64 @@ class Broken(Report):
     """
 
     kind: ClassVar[str] = "broken"
-    reason: str
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=_number(head), reason=text(head["reason"], MOST_ALL))
+    reason: LongText
 
 
 # -------------------------------------------------------------------- of workers
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined(Report):
-    """A process has become a worker.
+class OfWorker(Report):
+    """Something about a worker.
 
     Args:
         rank: Rank of the worker.
         incarnation: Incarnation of the worker.
+    """
+
+    rank: Whole
+    incarnation: Whole
+
+
+@final
+class Joined(OfWorker):
+    """A process has become a worker.
+
+    Args:
         pid: Process id on that machine.
         node: Its machine.
         token: Name of the process for the controller.
     """
 
     kind: ClassVar[str] = "joined"
-    rank: int
-    incarnation: int
-    pid: int
-    node: str
-    token: str
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-            pid=whole(head["pid"]),
-            node=text(head["node"], MOST_NAME),
-            token=text(head["token"], MOST_NAME),
-        )
+    pid: Whole
+    node: Name
+    token: Name
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReady(Report):
-    """A worker has compiled its model.
-
-    Args:
-        rank: Rank of the worker.
-        incarnation: Incarnation of the worker.
-    """
+class WorkerReady(OfWorker):
+    """A worker has compiled its model."""
 
     kind: ClassVar[str] = "ready"
-    rank: int
-    incarnation: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-        )
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLeft(Report):
+class WorkerLeft(OfWorker):
     """A worker is gone.
 
     Args:
-        rank: Rank of the worker.
-        incarnation: Incarnation of the worker.
         reason: The reason.
         is_hung: It was dropped because it was silent.
         rows: Samples that were leased to it.
     """
 
     kind: ClassVar[str] = "left"
-    rank: int
-    incarnation: int
-    reason: str
-    is_hung: bool
-    rows: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-            reason=text(head["reason"], MOST_TEXT),
-            is_hung=bool(head["is_hung"]),
-            rows=whole(head["rows"]),
-        )
+    reason: Text
+    is_hung: Flag
+    rows: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Late(Report):
     """A round has closed without some workers.
 
@@ -309,60 +229,39 @@ class Late(Report):
     """
 
     kind: ClassVar[str] = "late"
-    ranks: list[int]
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        ranks = [whole(rank) for rank in some(head["ranks"], MOST_ALL)]
-        return cls(number=_number(head), ranks=ranks)
+    ranks: Wholes
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerTold(Report):
+class WorkerTold(OfWorker):
     """A worker reports to the controller; the kind is that of its message.
 
     Args:
-        rank: Rank of the worker.
-        incarnation: Incarnation of the worker.
         said: The message.
     """
 
     kind: ClassVar[str] = ""
-    rank: int
-    incarnation: int
-    said: WorkerReport
+    said: Annotated[WorkerReport, Spread(read_passed_on, pack_passed_on)]
 
     def pack(self) -> Head:
         """The head of its frame."""
-        head: Head = {
-            "rank": self.rank, "incarnation": self.incarnation,
-            "kind": self.said.kind, **self.said.to_json(),
-        }  # fmt: skip
-        return head if self.number is None else {**head, "number": self.number}
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields except `number`, as plain values."""
         who = {"rank": self.rank, "incarnation": self.incarnation}
-        return {**who, **self.said.to_json()}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-            said=WORKER_REPORTS[head["kind"]].from_json(head),
-        )
+        return {**who, **super().pack(), "kind": self.said.kind}
 
 
 # --------------------------------------------------------------------- of the run
 
 
+def _counts(value: Any) -> dict[str, int]:
+    return {name: whole(count) for name, count in mapping(value).items()}
+
+
+def _array(value: Any) -> tuple[str, str, int]:
+    name, dtype, size = value
+    return text(name, MOST_NAME), text(dtype, MOST_NAME), whole(size)
+
+
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Report):
     """A warning for the user.
 
@@ -371,16 +270,10 @@ class Warned(Report):
     """
 
     kind: ClassVar[str] = "warning"
-    text: str
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=_number(head), text=text(head["text"], MOST_TEXT))
+    text: Text
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack(Report):
     """Work since the last snapshot is not committed any more.
 
@@ -391,24 +284,12 @@ class RolledBack(Report):
     """
 
     kind: ClassVar[str] = "rollback"
-    lineage: int
-    clock: int
-    committed: dict[str, int]
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        committed = mapping(head["committed"])
-        return cls(
-            number=_number(head),
-            lineage=whole(head["lineage"]),
-            clock=whole(head["clock"]),
-            committed={epoch: whole(rows) for epoch, rows in committed.items()},
-        )
+    lineage: Whole
+    clock: Whole
+    committed: Annotated[dict[str, int], _counts]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges(Report):
     """Exchanges took place; large sums of metrics of the last one follow.
 
@@ -417,90 +298,45 @@ class Exchanges(Report):
     """
 
     kind: ClassVar[str] = "records"
-    records: list[list[Any]]
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=_number(head), records=some(head["records"], MOST_ALL))
+    records: Annotated[list[list[Any]], partial(some, most=MOST_ALL)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowsCenter(Report):
-    """The center follows, as vector, statistics, and sums of metrics if any.
+@final
+class EpochEnded(Report):
+    """Every sample of an epoch is committed; its center follows.
 
     Args:
+        epoch: Its number.
+        rows: Samples of the epoch.
         state: State of the run.
         size: Floats of the vector; for a shard, of its part.
         statistics: Floats of the statistics.
     """
 
-    state: RunState
-    size: int
-    statistics: int
-
-    def _lengths(self) -> dict[str, Any]:
-        lengths = {"size": self.size, "statistics": self.statistics}
-        return {**self.state.to_json(), **lengths}
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochEnded(ShowsCenter):
-    """Every sample of an epoch is committed.
-
-    Args:
-        epoch: Its number.
-        rows: Samples of the epoch.
-    """
-
     kind: ClassVar[str] = "epoch"
-    epoch: int
-    rows: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields except `number`, as plain values."""
-        return {"epoch": self.epoch, "rows": self.rows, **self._lengths()}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            epoch=whole(head["epoch"]),
-            rows=whole(head["rows"]),
-            state=RunState.parse(head),
-            size=whole(head["size"]),
-            statistics=whole(head["statistics"]),
-        )
+    epoch: Whole
+    rows: Whole
+    state: State
+    size: Whole
+    statistics: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CenterShown(ShowsCenter):
-    """The center that the controller requested.
+class CenterShown(Report):
+    """The center that the controller requested follows.
 
     Args:
         samples: Committed samples of all epochs.
+        state: State of the run.
+        size: Floats of the vector; for a shard, of its part.
+        statistics: Floats of the statistics.
     """
 
     kind: ClassVar[str] = "center"
-    samples: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields except `number`, as plain values."""
-        return {"samples": self.samples, **self._lengths()}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            samples=whole(head["samples"]),
-            state=RunState.parse(head),
-            size=whole(head["size"]),
-            statistics=whole(head["statistics"]),
-        )
+    samples: Whole
+    state: State
+    size: Whole
+    statistics: Whole
 
 
 class Sender(NamedTuple):
@@ -516,8 +352,12 @@ class Sender(NamedTuple):
     incarnation: int
     sequence: int
 
+    @classmethod
+    def parse(cls, head: Head) -> Sender:
+        """The inverse of `_asdict`."""
+        return cls(*(whole(head[name]) for name in cls._fields))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class WorkerState(Report):
     """The state of an optimizer follows.
 
@@ -525,26 +365,15 @@ class WorkerState(Report):
         sender: The worker; None under gradient exchange: all have the same state.
     """
 
-    sender: Sender | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields except `number`, as plain values."""
-        return {} if self.sender is None else self.sender._asdict()
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        sender = None
-        if "rank" in head:
-            sender = Sender(*(whole(head[name]) for name in Sender._fields))
-        return cls(number=_number(head), sender=sender)
+    sender: (
+        Annotated[Sender, Spread(Sender.parse, Sender._asdict, first="rank")] | None
+    ) = None
 
 
 @final
 class OptimizerState(WorkerState):
     """The state that the controller requested."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "optimizer"
 
 
@@ -552,12 +381,10 @@ class OptimizerState(WorkerState):
 class WorkerSnapshot(WorkerState):
     """A state for the next checkpoint."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "snapshot"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartState(Report):
     """All that another server needs to continue: arrays, and an optimizer's state.
 
@@ -568,26 +395,15 @@ class RestartState(Report):
     """
 
     kind: ClassVar[str] = "restart"
-    sequencer: dict[str, Any]
-    arrays: tuple[tuple[str, str, int], ...]
-    changes: int = 0
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            number=_number(head),
-            sequencer=mapping(head["sequencer"]),
-            arrays=tuple(
-                (text(name, MOST_NAME), text(dtype, MOST_NAME), whole(size))
-                for name, dtype, size in some(head["arrays"], MOST_ALL)
-            ),
-            changes=whole(head.get("changes", 0)),
-        )
+    sequencer: Object
+    arrays: Annotated[tuple[tuple[str, str, int], ...], each(_array)]
+    changes: Whole = 0
 
 
-VectorReport: TypeAlias = EpochEnded | CenterShown | RestartState
-"""Reports that show the center: every server reports its part."""
+ShowsCenter: TypeAlias = EpochEnded | CenterShown
+"""The center follows, as vector, statistics, and sums of metrics if any."""
+VectorReport: TypeAlias = ShowsCenter | RestartState
+"""Every server reports its part of the center."""
 REPORTS: Mapping[str, Parser[Report]] = {
     **by_kind(
         Pong, Leads, StandbyCalled, StandbyReady, StandbyLeft, Stranger, Mismatch,
@@ -598,11 +414,6 @@ REPORTS: Mapping[str, Parser[Report]] = {
     **dict.fromkeys(WORKER_REPORTS, WorkerTold),
 }  # fmt: skip
 """By kind."""
-
-
-def numbered(report: Report, number: int) -> Report:
-    """Returns the report with a number."""
-    return replace(report, number=number)
 
 
 def read_report(head: Head) -> Report:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, final
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, final
 
 from shoal.engine.coordination.instructions import Body, Group
 from shoal.engine.coordination.ledger import Piece
@@ -18,12 +17,15 @@ from shoal.engine.transport.fields import (
     MOST_ALL,
     MOST_PATH,
     WRONG,
+    Clipped,
+    Whole,
     rate,
     some,
     text,
     whole,
 )
-from shoal.engine.transport.messages.base import FixedKind, Parser, by_kind
+from shoal.engine.transport.messages.base import Message, Parser, by_kind
+from shoal.engine.transport.messages.structs import Spread
 from shoal.engine.transport.messages.worker_to_server import NanStatus
 from shoal.engine.transport.shared_memory import SlotOffer
 from shoal.wire.frames import BadFrame, Head
@@ -31,6 +33,7 @@ from shoal.wire.frames import BadFrame, Head
 BODIES: Mapping[str, Body] = {
     "none": "none", "reply": "reply", "center": "center", "snapshot": "snapshot",
 }  # fmt: skip
+BodyKind: TypeAlias = Annotated[Body, BODIES.__getitem__]
 
 
 @contextmanager
@@ -55,16 +58,12 @@ def unreadable(kind: str, error: Exception) -> BadFrame:
     )
 
 
-def read_slot(head: Head) -> SlotOffer | None:
-    """The shared memory that a server offers, None for none."""
-    offer = head["slot"]
-    if offer is None:
-        return None
-    return SlotOffer(text(offer["path"], MOST_PATH), text(offer["mark"], MOST_PATH))
+def read_offer(found: Any) -> SlotOffer:
+    """Reads an offer of shared memory."""
+    return SlotOffer(text(found["path"], MOST_PATH), text(found["mark"], MOST_PATH))
 
 
-def pack_slot(offer: SlotOffer | None) -> dict[str, str] | None:
-    """The inverse of `read_slot`."""
+def _pack_offer(offer: SlotOffer | None) -> dict[str, str] | None:
     return None if offer is None else offer._asdict()
 
 
@@ -108,12 +107,16 @@ class RunState(NamedTuple):
         )
 
 
+State: TypeAlias = Annotated[
+    RunState, Spread(RunState.parse, RunState.to_json, first="version")
+]
+Offer: TypeAlias = Annotated[SlotOffer, read_offer]
+
 # -------------------------------------------------------------------------- places
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome(FixedKind):
+class Welcome(Message):
     """A process has become a worker; center, statistics and a state follow.
 
     Args:
@@ -124,32 +127,18 @@ class Welcome(FixedKind):
     """
 
     kind: ClassVar[str] = "welcome"
-    rank: int
-    incarnation: int
-    slot: SlotOffer | None
-    state: RunState
+    rank: Whole
+    incarnation: Whole
+    slot: Offer | None
+    state: State
 
-    def pack(self) -> Head:
-        """The head of its frame."""
-        return {
-            "kind": self.kind, "rank": self.rank, "incarnation": self.incarnation,
-            "slot": pack_slot(self.slot), **self.state.to_json(),
-        }  # fmt: skip
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-            slot=read_slot(head),
-            state=RunState.parse(head),
-        )
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return {**super().to_json(), "slot": _pack_offer(self.slot)}
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WelcomeBack(FixedKind):
+class WelcomeBack(Message):
     """A worker has rejoined at the server that took over.
 
     Args:
@@ -157,29 +146,22 @@ class WelcomeBack(FixedKind):
     """
 
     kind: ClassVar[str] = "again"
-    slot: SlotOffer | None
+    slot: Offer | None
 
-    def pack(self) -> Head:
-        """The head of its frame."""
-        return {"kind": self.kind, "slot": pack_slot(self.slot)}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(slot=read_slot(head))
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return {"slot": _pack_offer(self.slot)}
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere(FixedKind):
+class Elsewhere(Message):
     """Redirects a worker: this is a standby, and another server leads."""
 
     kind: ClassVar[str] = "elsewhere"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused(FixedKind):
+class Refused(Message):
     """A process or its message is refused: it joins again, or exits.
 
     Args:
@@ -188,26 +170,19 @@ class Refused(FixedKind):
     """
 
     kind: ClassVar[str] = "refused"
-    reason: str
-    state: RunState | None = None
-
-    def pack(self) -> Head:
-        """The head of its frame."""
-        state = {} if self.state is None else self.state.to_json()
-        return {"kind": self.kind, "reason": self.reason, **state}
+    reason: Clipped
+    state: State | None = None
 
     @classmethod
     def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`; whatever it says, it is a refusal."""
-        state = RunState.parse(head) if "version" in head else None
-        return cls(reason=f"{head.get('reason')!s:.300}", state=state)
+        """The inverse of `pack`; it is a refusal without a reason as well."""
+        return super().parse({"reason": None, **head})
 
 
 # ------------------------------------------------------------------------- answers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer(FixedKind):
+class Answer(Message):
     """The answer to a worker's request; see `instructions.Answer`.
 
     Args:
@@ -294,7 +269,6 @@ def _group(found: Any) -> Group:
 class Reply(Answer):
     """The strategy's reply to a push."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "reply"
 
 
@@ -302,7 +276,6 @@ class Reply(Answer):
 class Merged(Answer):
     """The mean of a round that the worker had no rows in."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "merged"
 
 
@@ -310,7 +283,6 @@ class Merged(Answer):
 class Grant(Answer):
     """New leases."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "grant"
 
 
@@ -318,7 +290,6 @@ class Grant(Answer):
 class Repeat(Answer):
     """The push was applied before, or came too late."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "repeat"
 
 
@@ -326,7 +297,6 @@ class Repeat(Answer):
 class Again(Answer):
     """The push must be sent again with its vector, or be computed for other sums."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "again"
 
 
@@ -334,7 +304,6 @@ class Again(Answer):
 class Publish(Answer):
     """The server requests the worker's state first."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "publish"
 
 
@@ -342,35 +311,23 @@ class Publish(Answer):
 class Done(Answer):
     """The run is over."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "done"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledged(FixedKind):
+class Acknowledged(Message):
     """A message was received, and needs no other answer.
 
     Args:
         state: State of the run.
     """
 
-    state: RunState
-
-    def pack(self) -> Head:
-        """The head of its frame."""
-        return {"kind": self.kind, **self.state.to_json()}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(state=RunState.parse(head))
+    state: State
 
 
 @final
 class Stored(Acknowledged):
     """A snapshot was received."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "stored"
 
 
@@ -378,7 +335,6 @@ class Stored(Acknowledged):
 class Noted(Acknowledged):
     """Any other message was received."""
 
-    __slots__ = ()
     kind: ClassVar[str] = "noted"
 
 

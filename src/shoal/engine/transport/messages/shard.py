@@ -8,14 +8,12 @@ events (`Ordered`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Self, TypeAlias, final
 
-from shoal.engine.coordination.instructions import Body
-from shoal.engine.transport.fields import MOST_ALL, MOST_NAME, some, text, whole
-from shoal.engine.transport.messages.base import FixedKind, by_kind
+from shoal.engine.transport.fields import Flag, Name, Whole, Wholes, whole
+from shoal.engine.transport.messages.base import Message, by_kind
 from shoal.engine.transport.messages.events import Event, pack_event, read_event
-from shoal.engine.transport.messages.server_to_worker import BODIES
+from shoal.engine.transport.messages.server_to_worker import BodyKind
 from shoal.engine.transport.messages.standby import Took
 from shoal.wire.frames import Head
 
@@ -23,8 +21,7 @@ from shoal.wire.frames import Head
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attend(FixedKind):
+class Attend(Message):
     """A worker that number 0 knows joins at a shard.
 
     Args:
@@ -37,29 +34,16 @@ class Attend(FixedKind):
     """
 
     kind: ClassVar[str] = "attend"
-    rank: int
-    incarnation: int
-    question: int
-    wants_center: bool
-    token: str
-    wants_slot: bool = False
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-            question=whole(head["question"]),
-            wants_center=bool(head["wants_center"]),
-            token=text(head["token"], MOST_NAME),
-            wants_slot=bool(head.get("wants_slot")),
-        )
+    rank: Whole
+    incarnation: Whole
+    question: Whole
+    wants_center: Flag
+    token: Name
+    wants_slot: Flag = False
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(FixedKind):
+class Stage(Message):
     """A shard's part of a message follows.
 
     Args:
@@ -68,37 +52,22 @@ class Stage(FixedKind):
     """
 
     kind: ClassVar[str] = "stage"
-    question: int
-    is_coded: bool
-
-    def pack(self) -> Head:
-        """The head of its frame."""
-        return {
-            "kind": self.kind, "question": self.question, "is_coded": self.is_coded,
-        }  # fmt: skip
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            question=whole(head["question"]), is_coded=bool(head.get("is_coded"))
-        )
+    question: Whole
+    is_coded: Flag = False
 
 
 # ---------------------------------------------------------------- shard to worker
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seated(FixedKind):
+class Seated(Message):
     """The worker has joined; the shard's part of the center follows on request."""
 
     kind: ClassVar[str] = "seated"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(FixedKind):
+class Kept(Message):
     """A part of a message was received, by the shard's standby as well.
 
     Args:
@@ -106,17 +75,11 @@ class Kept(FixedKind):
     """
 
     kind: ClassVar[str] = "kept"
-    question: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(question=whole(head["question"]))
+    question: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part(FixedKind):
+class Part(Message):
     """The shard's part of an answer follows.
 
     Args:
@@ -126,33 +89,14 @@ class Part(FixedKind):
     """
 
     kind: ClassVar[str] = "part"
-    question: int
-    body: Body
-    is_coded: bool | None = None
+    question: Whole
+    body: BodyKind = "none"
+    is_coded: Flag | None = None
 
     @property
     def has_vectors(self) -> bool:
         """Whether there is a part of a vector."""
         return self.body != "none"
-
-    def pack(self) -> Head:
-        """The head of its frame."""
-        head: Head = {
-            "kind": self.kind, "question": self.question, "body": self.body,
-        }  # fmt: skip
-        if self.is_coded is not None:
-            head["is_coded"] = self.is_coded
-        return head
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        is_coded = head.get("is_coded")
-        return cls(
-            question=whole(head["question"]),
-            body=BODIES[head.get("body", "none")],
-            is_coded=None if is_coded is None else bool(is_coded),
-        )
 
 
 OfShard: TypeAlias = Kept | Part
@@ -163,8 +107,7 @@ OF_SHARD = by_kind(Kept, Part)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardCalls(FixedKind):
+class ShardCalls(Message):
     """A shard wants to follow.
 
     Args:
@@ -173,18 +116,12 @@ class ShardCalls(FixedKind):
     """
 
     kind: ClassVar[str] = "shard"
-    number: int
-    have: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=whole(head["number"]), have=whole(head["have"]))
+    number: Whole
+    have: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Has(FixedKind):
+class Has(Message):
     """A shard, and its standby if it has one, has its part of a message.
 
     Args:
@@ -194,23 +131,13 @@ class Has(FixedKind):
     """
 
     kind: ClassVar[str] = "has"
-    rank: int
-    incarnation: int
-    question: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-            question=whole(head["question"]),
-        )
+    rank: Whole
+    incarnation: Whole
+    question: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moving(FixedKind):
+class Moving(Message):
     """Bytes of some workers are on their way to a shard: they are not silent.
 
     Args:
@@ -218,12 +145,7 @@ class Moving(FixedKind):
     """
 
     kind: ClassVar[str] = "moved"
-    ranks: tuple[int, ...]
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(ranks=tuple(map(whole, some(head["ranks"], MOST_ALL))))
+    ranks: Wholes
 
 
 FromShard: TypeAlias = Took | Has | Moving
@@ -234,8 +156,7 @@ FROM_SHARD = by_kind(Took, Has, Moving)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered(FixedKind):
+class Ordered(Message):
     """An event with its place in the order.
 
     Args:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Self, TypeAlias, final
+from typing import Annotated, ClassVar, Self, TypeAlias, final
 
-from shoal.engine.transport.fields import MOST_PATH, mapping, text, whole
-from shoal.engine.transport.messages.base import FixedKind, by_kind
+from shoal.engine.transport.fields import Clipped, Whole, mapping, whole
+from shoal.engine.transport.messages.base import Message, by_kind
 from shoal.engine.transport.messages.events import (
     Event,
     Staged,
     pack_event,
     read_event,
 )
+from shoal.engine.transport.messages.server_to_worker import read_offer
+from shoal.engine.transport.messages.structs import Spread
 from shoal.engine.transport.shared_memory import SlotOffer
 from shoal.wire.frames import Head
 
@@ -20,8 +21,7 @@ from shoal.wire.frames import Head
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyCalls(FixedKind):
+class StandbyCalls(Message):
     """A standby wants to follow.
 
     Args:
@@ -29,17 +29,11 @@ class StandbyCalls(FixedKind):
     """
 
     kind: ClassVar[str] = "standby"
-    generation: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(generation=whole(head["generation"]))
+    generation: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Took(FixedKind):
+class Took(Message):
     """Events up to a number were received.
 
     Args:
@@ -47,17 +41,11 @@ class Took(FixedKind):
     """
 
     kind: ClassVar[str] = "took"
-    number: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=whole(head["number"]))
+    number: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mapped(FixedKind):
+class Mapped(Message):
     """A standby has mapped the shared memory of a worker.
 
     Args:
@@ -66,18 +54,12 @@ class Mapped(FixedKind):
     """
 
     kind: ClassVar[str] = "mapped"
-    rank: int
-    incarnation: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(rank=whole(head["rank"]), incarnation=whole(head["incarnation"]))
+    rank: Whole
+    incarnation: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CannotFollow(FixedKind):
+class CannotFollow(Message):
     """A standby cannot read a message.
 
     Args:
@@ -85,12 +67,7 @@ class CannotFollow(FixedKind):
     """
 
     kind: ClassVar[str] = "refused"
-    reason: str
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(reason=f"{head['reason']!s:.300}")
+    reason: Clipped
 
 
 FromStandby: TypeAlias = Took | Mapped | CannotFollow
@@ -101,16 +78,14 @@ FROM_STANDBY = by_kind(Took, Mapped, CannotFollow)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frozen(FixedKind):
+class Frozen(Message):
     """The state of the run until now follows."""
 
     kind: ClassVar[str] = "frozen"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logged(FixedKind):
+class Logged(Message):
     """An event is about to be handled; vectors and other bytes follow.
 
     Args:
@@ -154,8 +129,7 @@ class Logged(FixedKind):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSlot(FixedKind):
+class WorkerSlot(Message):
     """The memory of a worker's vectors.
 
     Args:
@@ -165,30 +139,13 @@ class WorkerSlot(FixedKind):
     """
 
     kind: ClassVar[str] = "slot"
-    rank: int
-    incarnation: int
-    offer: SlotOffer
-
-    def pack(self) -> Head:
-        """The head of its frame."""
-        who = {"rank": self.rank, "incarnation": self.incarnation}
-        return {"kind": self.kind, **who, **self.offer._asdict()}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-            offer=SlotOffer(
-                text(head["path"], MOST_PATH), text(head["mark"], MOST_PATH)
-            ),
-        )
+    rank: Whole
+    incarnation: Whole
+    offer: Annotated[SlotOffer, Spread(read_offer, SlotOffer._asdict)]
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardsTook(FixedKind):
+class ShardsTook(Message):
     """All shards have events up to a number.
 
     Args:
@@ -196,17 +153,11 @@ class ShardsTook(FixedKind):
     """
 
     kind: ClassVar[str] = "ordered"
-    number: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=whole(head["number"]))
+    number: Whole
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerHeard(FixedKind):
+class ControllerHeard(Message):
     """The controller has reports up to a number.
 
     Args:
@@ -214,12 +165,7 @@ class ControllerHeard(FixedKind):
     """
 
     kind: ClassVar[str] = "heard"
-    number: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(number=whole(head["number"]))
+    number: Whole
 
 
 ToStandby: TypeAlias = Frozen | Logged | WorkerSlot | ShardsTook | ControllerHeard

@@ -8,29 +8,34 @@ the records of a run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self, final
+from typing import Annotated, Any, ClassVar, Self, final
 
 from shoal.engine.transport.fields import (
     MOST_LETTERS,
     MOST_NAME,
-    MOST_TEXT,
+    MOST_PARTS,
+    Flag,
+    Letters,
+    Name,
+    Text,
+    Whole,
     amount,
+    each,
     mapping,
     quantity,
     some,
     text,
     whole,
 )
-from shoal.engine.transport.messages.base import FixedKind
+from shoal.engine.transport.messages.base import Message
+from shoal.engine.transport.messages.structs import Spread
 from shoal.facts import GpuUse, NodeUse
 from shoal.wire.frames import Head
 
 MOST_GPUS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReport(FixedKind):
+class WorkerReport(Message):
     """A report to the controller."""
 
     @classmethod
@@ -40,7 +45,6 @@ class WorkerReport(FixedKind):
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(WorkerReport):
     """The user's code raised, which ends the run.
 
@@ -52,10 +56,10 @@ class Failed(WorkerReport):
     """
 
     kind: ClassVar[str] = "failed"
-    step: int
-    is_data: bool
-    error: str
-    traceback: str
+    step: Whole
+    is_data: Flag = False
+    error: Text
+    traceback: Text
 
     def pack(self) -> Head:
         """The head of its frame."""
@@ -64,19 +68,13 @@ class Failed(WorkerReport):
             "step": self.step, "is_data": self.is_data,
         }  # fmt: skip
 
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            step=whole(head["step"]),
-            is_data=bool(head.get("is_data")),
-            error=text(head["error"], MOST_TEXT),
-            traceback=text(head["traceback"], MOST_TEXT),
-        )
+
+def _range(found: Any) -> tuple[int, int]:
+    start, stop = found
+    return whole(start), whole(stop)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NanReport(WorkerReport):
     """Numbers of a worker are NaN or infinite.
 
@@ -98,14 +96,14 @@ class NanReport(WorkerReport):
     """
 
     kind: ClassVar[str] = "not_finite"
-    reaction: str
-    what: str
-    epoch: int
-    step: int
-    last_step: int
-    bad_rows: int
-    rows: tuple[int, ...]
-    ranges: tuple[tuple[int, int], ...]
+    reaction: Letters
+    what: Letters
+    epoch: Whole
+    step: Whole
+    last_step: Whole
+    bad_rows: Whole
+    rows: Annotated[tuple[int, ...], each(whole, MOST_PARTS)]
+    ranges: Annotated[tuple[tuple[int, int], ...], each(_range, MOST_PARTS)]
 
     def pack(self) -> Head:
         """The head of its frame."""
@@ -117,31 +115,11 @@ class NanReport(WorkerReport):
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values."""
-        return {
-            "reaction": self.reaction, "what": self.what, "epoch": self.epoch,
-            "step": self.step, "last_step": self.last_step, "bad_rows": self.bad_rows,
-            "rows": [*self.rows], "ranges": [[*pair] for pair in self.ranges],
-        }  # fmt: skip
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            reaction=text(head["reaction"], MOST_LETTERS),
-            what=text(head["what"], MOST_LETTERS),
-            epoch=whole(head["epoch"]),
-            step=whole(head["step"]),
-            last_step=whole(head["last_step"]),
-            bad_rows=whole(head["bad_rows"]),
-            rows=tuple(map(whole, some(head["rows"]))),
-            ranges=tuple(
-                (whole(start), whole(stop)) for start, stop in some(head["ranges"])
-            ),
-        )
+        lists = {"rows": [*self.rows], "ranges": [[*pair] for pair in self.ranges]}
+        return {**super().to_json(), **lists}
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataRetry(WorkerReport):
     """Data could not be read, and is read again.
 
@@ -151,19 +129,18 @@ class DataRetry(WorkerReport):
     """
 
     kind: ClassVar[str] = "data_retry"
-    text: str
-    attempt: int
+    text: Letters
+    attempt: Whole
 
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            text=text(head["text"], MOST_LETTERS), attempt=whole(head["attempt"])
-        )
+
+def _digests(found: Any) -> dict[str, str]:
+    return {
+        text(name, MOST_LETTERS): text(digest, MOST_NAME)
+        for name, digest in some([*mapping(found).items()])
+    }
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataState(WorkerReport):
     """State of the user's code in a worker's copy of the data, see `ChunkedSource`.
 
@@ -177,8 +154,8 @@ class DataState(WorkerReport):
     """
 
     kind: ClassVar[str] = "data_state"
-    epoch: int
-    digests: dict[str, str]
+    epoch: Whole
+    digests: Annotated[dict[str, str], _digests]
 
     def pack(self) -> Head:
         """The head of its frame."""
@@ -190,49 +167,22 @@ class DataState(WorkerReport):
     @classmethod
     def parse(cls, head: Head) -> Self:
         """The inverse of `pack`."""
-        names = [text(name, MOST_LETTERS) for name in some(head["names"])]
-        digests = [text(digest, MOST_NAME) for digest in some(head["digests"])]
-        pairs = zip(names, digests, strict=True)
-        return cls(epoch=whole(head["epoch"]), digests=dict(pairs))
+        pairs = zip(some(head["names"]), some(head["digests"]), strict=True)
+        return cls.from_json({**head, "digests": dict(pairs)})
 
     @classmethod
     def from_json(cls, found: Head) -> Self:
         """The inverse of `to_json`."""
-        digests = mapping(found["digests"])
-        names, values = [*digests], [*digests.values()]
-        return cls.parse({**found, "names": names, "digests": values})
+        return super().parse(found)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUsed(WorkerReport):
-    """A machine's use.
-
-    Args:
-        node: Its address, empty if it is the server's own.
-        use: Its use; None for unknown parts.
-    """
-
-    kind: ClassVar[str] = "node_used"
-    node: str
-    use: NodeUse
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain values."""
-        return {"node": self.node, **self.use.to_json()}
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            node=text(head["node"], MOST_NAME),
-            use=NodeUse(
-                percent=quantity(head["percent"]),
-                memory_mib=quantity(head["memory_mib"]),
-                total_mib=quantity(head["total_mib"]),
-                gpus=tuple(map(_gpu, some(head["gpus"], MOST_GPUS))),
-            ),
-        )
+def _use(head: Head) -> NodeUse:
+    return NodeUse(
+        percent=quantity(head["percent"]),
+        memory_mib=quantity(head["memory_mib"]),
+        total_mib=quantity(head["total_mib"]),
+        gpus=tuple(map(_gpu, some(head["gpus"], MOST_GPUS))),
+    )
 
 
 def _gpu(found: Any) -> GpuUse:
@@ -243,8 +193,32 @@ def _gpu(found: Any) -> GpuUse:
     )
 
 
+@final
+class NodeUsed(WorkerReport):
+    """A machine's use.
+
+    Args:
+        node: Its address, empty if it is the server's own.
+        use: Its use; None for unknown parts.
+    """
+
+    kind: ClassVar[str] = "node_used"
+    node: Name
+    use: Annotated[NodeUse, Spread(_use, NodeUse.to_json)]
+
+
 WORKER_REPORTS: Mapping[str, type[WorkerReport]] = {
     report.kind: report
     for report in (Failed, NanReport, DataRetry, DataState, NodeUsed)
 }
 """By kind."""
+
+
+def read_passed_on(head: Head) -> WorkerReport:
+    """Reads a report that a server passes on."""
+    return WORKER_REPORTS[head["kind"]].from_json(head)
+
+
+def pack_passed_on(report: WorkerReport) -> dict[str, Any]:
+    """The inverse of `read_passed_on`, without the kind."""
+    return report.to_json()

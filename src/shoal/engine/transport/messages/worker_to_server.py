@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, final
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, final
 
 from shoal.engine.coordination.ledger import Piece
 from shoal.engine.transport.fields import (
     MAX_HINT,
     MOST,
-    MOST_NAME,
-    MOST_PID,
-    text,
+    Flag,
+    Name,
+    Pid,
+    Whole,
     whole,
 )
-from shoal.engine.transport.messages.base import FixedKind, Parser, by_kind, read
+from shoal.engine.transport.messages.base import Message, Parser, by_kind, read
 from shoal.engine.transport.messages.worker_reports import WORKER_REPORTS, WorkerReport
 from shoal.wire.frames import Head
 
@@ -50,9 +50,21 @@ _STATUSES = tuple(NanStatus)
 # ------------------------------------------------------------------------ callers
 
 
+# Whatever another version says there is another layout, and is refused as one.
+def _digest(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _metrics(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < MOST else -1
+
+
+def _hint(value: Any) -> int:
+    return found if 0 <= (found := int(value)) < MAX_HINT else -1
+
+
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join(FixedKind):
+class Join(Message):
     """A process wants to be a worker.
 
     Args:
@@ -66,33 +78,17 @@ class Join(FixedKind):
     """
 
     kind: ClassVar[str] = "join"
-    digest: str
-    metrics: int
-    hint: int
-    node: str
-    pid: int
-    token: str
-    wants_slot: bool = False
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        hint, digest, metrics = int(head["hint"]), head["digest"], head["metrics"]
-        return cls(
-            # Another version's text there is another layout, and is refused as one.
-            digest=digest if isinstance(digest, str) else "",
-            metrics=metrics if isinstance(metrics, int) and 0 <= metrics < MOST else -1,
-            hint=hint if 0 <= hint < MAX_HINT else -1,
-            node=text(head["node"], MOST_NAME),
-            pid=whole(head["pid"], MOST_PID),
-            token=text(head["token"], MOST_NAME),
-            wants_slot=bool(head["wants_slot"]),
-        )
+    digest: Annotated[str, _digest]
+    metrics: Annotated[int, _metrics]
+    hint: Annotated[int, _hint]
+    node: Name
+    pid: Pid
+    token: Name
+    wants_slot: Flag = False
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejoin(FixedKind):
+class Rejoin(Message):
     """A worker whose server was lost rejoins at the one that took over.
 
     Args:
@@ -103,25 +99,14 @@ class Rejoin(FixedKind):
     """
 
     kind: ClassVar[str] = "rejoin"
-    rank: int
-    incarnation: int
-    token: str
-    wants_slot: bool = False
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(
-            rank=whole(head["rank"]),
-            incarnation=whole(head["incarnation"]),
-            token=text(head["token"], MOST_NAME),
-            wants_slot=bool(head["wants_slot"]),
-        )
+    rank: Whole
+    incarnation: Whole
+    token: Name
+    wants_slot: Flag = False
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotSettled(FixedKind):
+class SlotSettled(Message):
     """A worker has mapped the memory that it was offered, or cannot.
 
     Args:
@@ -129,20 +114,14 @@ class SlotSettled(FixedKind):
     """
 
     kind: ClassVar[str] = "slot"
-    is_shared: bool
-
-    @classmethod
-    def parse(cls, head: Head) -> Self:
-        """The inverse of `pack`."""
-        return cls(is_shared=bool(head["is_shared"]))
+    is_shared: Flag
 
 
 # ----------------------------------------------------------------------- requests
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Push(FixedKind):
+class Push(Message):
     """A worker's work since its last push; its vectors follow.
 
     Args:
@@ -240,48 +219,42 @@ def _sums(
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready(FixedKind):
+class Ready(Message):
     """The model is compiled: a worker can take data."""
 
     kind: ClassVar[str] = "ready"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need(FixedKind):
+class Need(Message):
     """A worker has no data left."""
 
     kind: ClassVar[str] = "need"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot(FixedKind):
+class Snapshot(Message):
     """A worker's optimizer state follows; under gradient exchange its whole state."""
 
     kind: ClassVar[str] = "snapshot"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiling(FixedKind):
+class Compiling(Message):
     """A step of another shape has to be compiled."""
 
     kind: ClassVar[str] = "compiling"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(FixedKind):
+class Reading(Message):
     """A worker waits for its data."""
 
     kind: ClassVar[str] = "reading"
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busy(FixedKind):
+class Busy(Message):
     """A worker computes for an unknown time."""
 
     kind: ClassVar[str] = "busy"
