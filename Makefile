@@ -18,13 +18,14 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format generated generate docs serve coverage \
+.PHONY: help venv demo test backends lint format generated generate docs serve coverage \
 	matrix ray spark bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	interrupts keras-suite constraints clean
 
 help: $(STAMP)
 	@echo "make demo      train on real data, kill a worker, see the picture"
-	@echo "make test      everything CI checks"
+	@echo "make test      lint, docs and all tests on JAX; 15 minutes on two cores"
+	@echo "make backends  the tests that depend on the backend, on TensorFlow and PyTorch; 4 minutes"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
@@ -59,7 +60,7 @@ HASTY := XLA_FLAGS="--xla_backend_optimization_level=0 \
 	--xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1"
 
-# What other backends than JAX are held to by `make test`; `make matrix` runs all.
+# What other backends than JAX are held to by CI; `make matrix` runs all.
 EVERYWHERE := tests/backends/test_every_backend.py tests/backends/test_window.py \
 	tests/backends/test_renew.py tests/backends/test_local_state.py \
 	tests/habits/test_local_state.py \
@@ -77,6 +78,9 @@ test: lint generated docs
 		-m "not slow and not process"
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "process and not slow" \
 		$(WITH_PROCESSES)
+
+# TensorFlow and PyTorch, where they do other work than JAX.
+backends: $(STAMP)
 	for name in tensorflow torch; do \
 		KERAS_BACKEND=$$name $(HASTY) $(BIN)/python -m pytest -n 2 -m "not slow" \
 			$(EVERYWHERE) || exit 1; \

@@ -135,6 +135,8 @@ def test_the_wheel_is_what_runs_here() -> None:
     assert f"shoal-{shoal.__version__}.dist-info/METADATA" in names
 
 
+@pytest.mark.ray
+@pytest.mark.slow
 def test_an_environment_is_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,12 @@ from tests.support.hosts import Hosts
 from tests.support.sshd import Sshd
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "foreign"
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("hosts")]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("hosts"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,16 @@ from tests.simulation.failover.network import Wire
 from tests.simulation.protocol import Violation
 
 MOST_SEEDS = 300
+
+# Seeds that have found what takes more than a hundred of them. They only save time:
+# where one finds nothing any more, all are tried.
+KNOWN_SEEDS = {
+    "sends_vectors_that_have_changed": 124,
+    "blames_workers_for_what_its_standby_does": 149,
+    "merges_what_was_computed_for_a_larger_step": 103,
+    "computes_nothing_anew": 103,
+    "closes_an_overdue_round_alone": 274,
+}
 Patch = pytest.MonkeyPatch
 MUTANTS: dict[str, Callable[[Patch], None]] = {}
 
@@ -214,9 +224,9 @@ def asks_something_new_when_it_comes_back(patch: Patch) -> None:
     patch.setattr(Request, "pack", pack)
 
 
-def catch(most: int = MOST_SEEDS) -> int:
-    """The first seed that finds something."""
-    for seed in range(most):
+def catch(known: int = 0, most: int = MOST_SEEDS) -> int:
+    """The known seed if it finds something, otherwise the first that does."""
+    for seed in (known, *range(most)):
         try:
             Succession(draw(seed)).run()
         except Violation:
@@ -227,4 +237,4 @@ def catch(most: int = MOST_SEEDS) -> int:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_caught(name: str, monkeypatch: Patch) -> None:
     MUTANTS[name](monkeypatch)
-    assert catch() >= 0
+    assert catch(KNOWN_SEEDS.get(name, 0)) >= 0
