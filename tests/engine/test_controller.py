@@ -20,11 +20,11 @@ from shoal.engine.transport.messages.controller_to_server import (
     Halt,
     Proceed,
 )
-from shoal.engine.transport.messages.server_to_controller import (
+from shoal.engine.transport.messages.server_to_worker import RunState
+from shoal.engine.transport.messages.state_reports import (
     EpochEnded,
     RestartState,
 )
-from shoal.engine.transport.messages.server_to_worker import RunState
 from shoal.plan.often import Often
 
 

@@ -26,6 +26,9 @@ from shoal.engine.server.records import Rescue
 from shoal.engine.server.reports import read_center, read_epoch, read_records
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.changes import Changes
+from shoal.engine.transport.messages.base import (
+    Report,
+)
 from shoal.engine.transport.messages.controller_to_server import (
     AskCenter,
     AskCheckpoint,
@@ -43,19 +46,20 @@ from shoal.engine.transport.messages.controller_to_server import (
 )
 from shoal.engine.transport.messages.server_to_controller import (
     Broken,
-    CenterShown,
-    EpochEnded,
     Exchanges,
     Joined,
-    OptimizerState,
-    Report,
-    RestartState,
     RolledBack,
     WorkerLeft,
     WorkerReady,
+    WorkerTold,
+)
+from shoal.engine.transport.messages.state_reports import (
+    CenterShown,
+    EpochEnded,
+    OptimizerState,
+    RestartState,
     WorkerSnapshot,
     WorkerState,
-    WorkerTold,
 )
 from shoal.engine.transport.messages.worker_reports import Failed, NanReport
 from shoal.engine.worker import nan_policy

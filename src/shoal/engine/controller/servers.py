@@ -20,6 +20,9 @@ from shoal.engine.server.main import ServeInherited
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.standby import StandbySpec
 from shoal.engine.transport.heartbeat import Heartbeat, ServerSilent, hear
+from shoal.engine.transport.messages.base import (
+    Report,
+)
 from shoal.engine.transport.messages.controller_to_server import (
     Command,
     Control,
@@ -30,7 +33,6 @@ from shoal.engine.transport.messages.controller_to_server import (
 from shoal.engine.transport.messages.server_to_controller import (
     Leads,
     OfStandby,
-    Report,
     StandbyCalled,
     StandbyLeft,
     StandbyReady,

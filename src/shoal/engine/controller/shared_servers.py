@@ -27,11 +27,13 @@ from shoal.engine.transport.messages.controller_to_server import (
 )
 from shoal.engine.transport.messages.server_to_controller import (
     Broken,
+    Unordered,
+)
+from shoal.engine.transport.messages.state_reports import (
     CenterShown,
     EpochEnded,
     RestartState,
     ShowsCenter,
-    Unordered,
     VectorReport,
 )
 from shoal.engine.transport.partition import cuts, sizes_of

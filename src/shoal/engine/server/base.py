@@ -28,6 +28,9 @@ from shoal.engine.server.spec import ServerSpec
 from shoal.engine.server.state_transfer import pack
 from shoal.engine.transport.fields import WRONG
 from shoal.engine.transport.listener import Connections, Listener, Peer, RejectedCallers
+from shoal.engine.transport.messages.base import (
+    Report,
+)
 from shoal.engine.transport.messages.controller_to_server import (
     Command,
     Control,
@@ -40,7 +43,6 @@ from shoal.engine.transport.messages.server_to_controller import (
     Broken,
     Leads,
     Pong,
-    Report,
 )
 from shoal.engine.transport.messages.server_to_worker import Answer, Refused, ToWorker
 from shoal.engine.transport.messages.shard import Part

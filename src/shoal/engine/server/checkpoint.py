@@ -13,7 +13,9 @@ from shoal.engine.coordination.sequencer import Rules, Sequencer
 from shoal.engine.coordination.skipped import Skipped
 from shoal.engine.server.center import Center
 from shoal.engine.server.reports import EpochTotals
-from shoal.engine.transport.messages.server_to_controller import RestartState
+from shoal.engine.transport.messages.state_reports import (
+    RestartState,
+)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -16,14 +16,14 @@ from shoal.engine.server.checkpoint import pack_restart
 from shoal.engine.server.reports import ReportBuffer
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.changes import Changes
-from shoal.engine.transport.messages.server_to_controller import (
+from shoal.engine.transport.messages.server_to_worker import RunState
+from shoal.engine.transport.messages.state_reports import (
     CenterShown,
     OptimizerState,
     Sender,
     WorkerSnapshot,
     WorkerState,
 )
-from shoal.engine.transport.messages.server_to_worker import RunState
 from shoal.vectors import Vector
 
 

@@ -34,7 +34,10 @@ from shoal.engine.transport.messages.events import (
     WorkerLeaves,
     WorkerSays,
 )
-from shoal.engine.transport.messages.server_to_controller import Broken, Mismatch
+from shoal.engine.transport.messages.server_to_controller import (
+    Broken,
+    Mismatch,
+)
 from shoal.engine.transport.messages.server_to_worker import (
     Answer,
     Done,

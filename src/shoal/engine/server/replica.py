@@ -35,6 +35,9 @@ from shoal.engine.server.session import WorkerSession
 from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.changes import STATISTICS, Changes
+from shoal.engine.transport.messages.base import (
+    Report,
+)
 from shoal.engine.transport.messages.controller_to_server import (
     AskCenter,
     AskCheckpoint,
@@ -58,10 +61,8 @@ from shoal.engine.transport.messages.events import (
     WorkerSays,
 )
 from shoal.engine.transport.messages.server_to_controller import (
-    EpochEnded,
     Joined,
     Late,
-    Report,
     RolledBack,
     Warned,
     WorkerLeft,
@@ -75,6 +76,9 @@ from shoal.engine.transport.messages.server_to_worker import (
     RunState,
     Stored,
     ToWorker,
+)
+from shoal.engine.transport.messages.state_reports import (
+    EpochEnded,
 )
 from shoal.engine.transport.messages.worker_reports import WorkerReport
 from shoal.engine.transport.messages.worker_to_server import (

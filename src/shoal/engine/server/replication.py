@@ -20,11 +20,14 @@ from shoal.engine.server.reports import ReportChannel
 from shoal.engine.server.session import WorkerSession
 from shoal.engine.transport.heartbeat import SLOWEST
 from shoal.engine.transport.listener import Connections, Peer
-from shoal.engine.transport.messages.base import Message, read
+from shoal.engine.transport.messages.base import (
+    Message,
+    Report,
+    read,
+)
 from shoal.engine.transport.messages.controller_to_server import Lead
 from shoal.engine.transport.messages.events import Event, Staged
 from shoal.engine.transport.messages.server_to_controller import (
-    Report,
     StandbyCalled,
     StandbyLeft,
     StandbyReady,

@@ -21,6 +21,9 @@ from shoal.engine.server.spec import ServerSpec
 from shoal.engine.transport.codec import connection_codec
 from shoal.engine.transport.fields import exactly
 from shoal.engine.transport.listener import Connections, Peer
+from shoal.engine.transport.messages.base import (
+    Report,
+)
 from shoal.engine.transport.messages.controller_to_server import Command, Follow
 from shoal.engine.transport.messages.events import (
     Event,
@@ -30,9 +33,7 @@ from shoal.engine.transport.messages.events import (
 )
 from shoal.engine.transport.messages.server_to_controller import (
     Broken,
-    Report,
     Unordered,
-    VectorReport,
 )
 from shoal.engine.transport.messages.server_to_worker import Answer, Stored, ToWorker
 from shoal.engine.transport.messages.shard import (
@@ -47,6 +48,9 @@ from shoal.engine.transport.messages.shard import (
     Stage,
 )
 from shoal.engine.transport.messages.standby import Took
+from shoal.engine.transport.messages.state_reports import (
+    VectorReport,
+)
 from shoal.engine.transport.messages.worker_to_server import Push, Snapshot
 from shoal.errors import ShoalError
 from shoal.wire.frames import BadFrame, Head

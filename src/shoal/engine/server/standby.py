@@ -34,7 +34,6 @@ from shoal.engine.transport.listener import Connections, Listener, Peer
 from shoal.engine.transport.messages.base import by_kind, read
 from shoal.engine.transport.messages.controller_to_server import Control, Lead
 from shoal.engine.transport.messages.events import Staged, WorkerLeaves, WorkerSays
-from shoal.engine.transport.messages.server_to_controller import VectorReport
 from shoal.engine.transport.messages.server_to_worker import Elsewhere
 from shoal.engine.transport.messages.shard import Attend, ShardCalls
 from shoal.engine.transport.messages.standby import (
@@ -48,6 +47,9 @@ from shoal.engine.transport.messages.standby import (
     StandbyCalls,
     Took,
     WorkerSlot,
+)
+from shoal.engine.transport.messages.state_reports import (
+    VectorReport,
 )
 from shoal.engine.transport.messages.worker_to_server import Join, Rejoin
 from shoal.engine.transport.server_connection import TURN_FRAMES

@@ -22,7 +22,9 @@ from shoal.engine.environment import SYSTEM
 from shoal.engine.transport.buffers import Buffers
 from shoal.engine.transport.codec import ConnectionCodec
 from shoal.engine.transport.messages.base import Message
-from shoal.engine.transport.messages.server_to_controller import Stranger
+from shoal.engine.transport.messages.server_to_controller import (
+    Stranger,
+)
 from shoal.engine.transport.server_connection import ServerConnection
 from shoal.wire.frames import GREETING_TIMEOUT_S, BadFrame, Head, Link
 

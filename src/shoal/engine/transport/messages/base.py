@@ -8,9 +8,9 @@ those of its class are ignored. Messages of every exchange write both by hand.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from shoal.engine.transport.fields import WRONG
+from shoal.engine.transport.fields import WRONG, Whole
 from shoal.engine.transport.messages.structs import Struct
 from shoal.wire.frames import BadFrame, Head
 
@@ -30,6 +30,29 @@ class Message(Struct):
     def pack(self) -> Head:
         """The head of its frame."""
         return {"kind": self.kind, **self.to_json()}
+
+
+class Report(Message):
+    """A report to the controller.
+
+    Args:
+        number: Counts the reports that follow from events; None for others.
+    """
+
+    number: Whole | None = None
+
+    def pack(self) -> Head:
+        """The head of its frame."""
+        head = super().pack()
+        if self.number is not None:
+            head["number"] = self.number
+        return head
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields except `number`, as plain values."""
+        found = super().to_json()
+        found.pop("number", None)
+        return found
 
 
 class Parser(Protocol[T_co]):

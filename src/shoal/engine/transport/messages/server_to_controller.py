@@ -8,26 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, final
+from typing import Annotated, Any, ClassVar, final
 
 from shoal.engine.transport.fields import (
     MOST_ALL,
-    MOST_NAME,
     Flag,
     LongText,
     Name,
-    Object,
     Text,
     Whole,
     Wholes,
-    each,
     mapping,
     some,
-    text,
     whole,
 )
-from shoal.engine.transport.messages.base import Message, Parser, by_kind, read
-from shoal.engine.transport.messages.server_to_worker import State
+from shoal.engine.transport.messages.base import Parser, Report, by_kind, read
+from shoal.engine.transport.messages.state_reports import (
+    CenterShown,
+    EpochEnded,
+    OptimizerState,
+    RestartState,
+    WorkerSnapshot,
+)
 from shoal.engine.transport.messages.structs import Spread
 from shoal.engine.transport.messages.worker_reports import (
     WORKER_REPORTS,
@@ -36,30 +38,6 @@ from shoal.engine.transport.messages.worker_reports import (
     read_passed_on,
 )
 from shoal.wire.frames import Head
-
-
-class Report(Message):
-    """A report to the controller.
-
-    Args:
-        number: Counts the reports that follow from events; None for others.
-    """
-
-    number: Whole | None = None
-
-    def pack(self) -> Head:
-        """The head of its frame."""
-        head = super().pack()
-        if self.number is not None:
-            head["number"] = self.number
-        return head
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields except `number`, as plain values."""
-        found = super().to_json()
-        found.pop("number", None)
-        return found
-
 
 # ------------------------------------------------------------ of the server itself
 
@@ -256,11 +234,6 @@ def _counts(value: Any) -> dict[str, int]:
     return {name: whole(count) for name, count in mapping(value).items()}
 
 
-def _array(value: Any) -> tuple[str, str, int]:
-    name, dtype, size = value
-    return text(name, MOST_NAME), text(dtype, MOST_NAME), whole(size)
-
-
 @final
 class Warned(Report):
     """A warning for the user.
@@ -301,109 +274,6 @@ class Exchanges(Report):
     records: Annotated[list[list[Any]], partial(some, most=MOST_ALL)]
 
 
-@final
-class EpochEnded(Report):
-    """Every sample of an epoch is committed; its center follows.
-
-    Args:
-        epoch: Its number.
-        rows: Samples of the epoch.
-        state: State of the run.
-        size: Floats of the vector; for a shard, of its part.
-        statistics: Floats of the statistics.
-    """
-
-    kind: ClassVar[str] = "epoch"
-    epoch: Whole
-    rows: Whole
-    state: State
-    size: Whole
-    statistics: Whole
-
-
-@final
-class CenterShown(Report):
-    """The center that the controller requested follows.
-
-    Args:
-        samples: Committed samples of all epochs.
-        state: State of the run.
-        size: Floats of the vector; for a shard, of its part.
-        statistics: Floats of the statistics.
-    """
-
-    kind: ClassVar[str] = "center"
-    samples: Whole
-    state: State
-    size: Whole
-    statistics: Whole
-
-
-class Sender(NamedTuple):
-    """The worker that a state belongs to.
-
-    Args:
-        rank: Rank of the worker.
-        incarnation: Incarnation of the worker.
-        sequence: Number of its last push that was applied.
-    """
-
-    rank: int
-    incarnation: int
-    sequence: int
-
-    @classmethod
-    def parse(cls, head: Head) -> Sender:
-        """The inverse of `_asdict`."""
-        return cls(*(whole(head[name]) for name in cls._fields))
-
-
-class WorkerState(Report):
-    """The state of an optimizer follows.
-
-    Args:
-        sender: The worker; None under gradient exchange: all have the same state.
-    """
-
-    sender: (
-        Annotated[Sender, Spread(Sender.parse, Sender._asdict, first="rank")] | None
-    ) = None
-
-
-@final
-class OptimizerState(WorkerState):
-    """The state that the controller requested."""
-
-    kind: ClassVar[str] = "optimizer"
-
-
-@final
-class WorkerSnapshot(WorkerState):
-    """A state for the next checkpoint."""
-
-    kind: ClassVar[str] = "snapshot"
-
-
-@final
-class RestartState(Report):
-    """All that another server needs to continue: arrays, and an optimizer's state.
-
-    Args:
-        sequencer: The sequencer as plain values.
-        arrays: Name, dtype and size of each array.
-        changes: Serial number of the newest callback change that is included.
-    """
-
-    kind: ClassVar[str] = "restart"
-    sequencer: Object
-    arrays: Annotated[tuple[tuple[str, str, int], ...], each(_array)]
-    changes: Whole = 0
-
-
-ShowsCenter: TypeAlias = EpochEnded | CenterShown
-"""The center follows, as vector, statistics, and sums of metrics if any."""
-VectorReport: TypeAlias = ShowsCenter | RestartState
-"""Every server reports its part of the center."""
 REPORTS: Mapping[str, Parser[Report]] = {
     **by_kind(
         Pong, Leads, StandbyCalled, StandbyReady, StandbyLeft, Stranger, Mismatch,
