@@ -11,22 +11,16 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, TypeAlias, final
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.controller.observer import EpochsInOrder, Observer
-from shoal.engine.coordination.sequencer import (
-    Answer,
-    Apply,
-    EpochDone,
-    Instruction,
-    Merge,
-    Push,
-    Sequencer,
-)
+from shoal.engine.coordination.executor import Executor
+from shoal.engine.coordination.instructions import Answer, Push
+from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.server.center import Center
 from shoal.engine.server.records import EpochEnd, Record, Rescue
 from shoal.engine.server.reports import SMALL_METRICS, share_of_loss, weighed
@@ -97,7 +91,7 @@ def train(
 
 
 @final
-class InlineCluster:
+class InlineCluster(Executor):
     """Server and workers of one run, in one thread.
 
     Args:
@@ -179,7 +173,7 @@ class InlineCluster:
             self._turn()
             self._tell(is_forced=bool(self._ended) or self._observer.hears_steps)
             while self._ended and not self._epochs.are_over:
-                self._end_epoch(self._ended.popleft())
+                self._report_epoch(self._ended.popleft())
 
     def _turn(self) -> None:
         """Runs the next event of any worker."""
@@ -243,7 +237,7 @@ class InlineCluster:
             self._is_halted = True
             self._carry_out(self._sequencer.halt())
 
-    def _end_epoch(self, epoch: int) -> None:
+    def _report_epoch(self, epoch: int) -> None:
         """Does the controller's work when an epoch's last sample is committed."""
         vector, statistics = self.copy_center()
         end = EpochEnd(
@@ -261,28 +255,29 @@ class InlineCluster:
 
     # ------------------------------------------------------------ the server
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
-        """Carries out the sequencer's instructions, as the server does."""
-        for instruction in instructions:
-            match instruction:
-                case Apply(rank, facts):
-                    self._apply(self._inline_workers.inline_workers[rank], facts)
-                case Merge(facts):
-                    self._merge(facts)
-                case Answer():
-                    self._answer(instruction)
-                case EpochDone(epoch):
-                    self._ended.append(epoch)
-                case _:
-                    raise AssertionError(f"no worker is ever lost: {instruction}")
-
-    def _apply(self, worker: InlineWorker, facts: Facts) -> None:
+    def _apply(self, rank: int, facts: Facts) -> None:
+        worker = self._inline_workers.inline_workers[rank]
         self._center.apply(
-            worker.rank, worker.message, worker.message_statistics, facts, worker.reply
+            rank, worker.message, worker.message_statistics, facts, worker.reply
         )
         self._record(worker, facts)
 
-    def _merge(self, facts: dict[int, Facts]) -> None:
+    def _end_epoch(self, epoch: int) -> None:
+        self._ended.append(epoch)
+
+    def _refuse(self, rank: int, incarnation: int, reason: str) -> NoReturn:
+        raise AssertionError(f"no worker is ever lost: {rank}, {incarnation}: {reason}")
+
+    def _roll_back(self, lineage: int) -> NoReturn:
+        raise AssertionError(f"no worker is ever lost: lineage {lineage}")
+
+    def _ungroup(self) -> NoReturn:
+        raise AssertionError("workers of one process form no groups")
+
+    def _merge(
+        self, facts: dict[int, Facts], replied_to: Sequence[int], *, is_grouped: bool
+    ) -> None:
+        del replied_to, is_grouped  # all workers share the reply
         inline_workers = {
             rank: self._inline_workers.inline_workers[rank] for rank in facts
         }

@@ -1,6 +1,6 @@
 """A simulated server: the sequencer, and a center that remembers what went into it.
 
-It carries instructions out as `shoal.engine.server.primary` does, and checks each
+Instructions come from `Executor`, as in `shoal.engine.server.replica`; it checks each
 against what it knows of the messages and the engine does not.
 """
 
@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple, final
 
-from shoal.engine.coordination.instructions import Group, Ungroup
-from shoal.engine.coordination.sequencer import (
+from shoal.engine.coordination.executor import Executor
+from shoal.engine.coordination.instructions import (
     Answer,
-    Apply,
-    EpochDone,
+    Group,
     Instruction,
-    Merge,
     Push,
     Refuse,
-    Rollback,
     Rules,
-    Sequencer,
 )
+from shoal.engine.coordination.sequencer import Sequencer
 from shoal.strategies.base import Facts
 from tests.simulation.protocol.latecomers import Latecomers
 from tests.simulation.protocol.lines import Letter, Line, Message, Work
@@ -48,7 +46,7 @@ class Report(NamedTuple):
 
 
 @final
-class SimServer:
+class SimServer(Executor):
     """One server process.
 
     Args:
@@ -211,25 +209,7 @@ class SimServer:
 
     def carry_out(self, instructions: list[Instruction]) -> list[Instruction]:
         """Does what the sequencer says, in order."""
-        for instruction in instructions:
-            match instruction:
-                case Apply(rank, facts):
-                    self._apply(rank, facts)
-                case Merge(facts, is_grouped):
-                    self._look_at_group([*facts], is_grouped=is_grouped)
-                    self._merge(facts)
-                case Answer():
-                    self._answer(instruction)
-                case Refuse(rank, incarnation, reason):
-                    line = self.peers.get(rank)
-                    if line is not None and line.incarnation == incarnation:
-                        self._tell(line, Letter("refused", body=reason))
-                case EpochDone(epoch):
-                    self._end_epoch(epoch)
-                case Rollback():
-                    self._roll_back()
-                case Ungroup():
-                    self.ungrouped += 1
+        self._carry_out(instructions)
         return instructions
 
     def _apply(self, rank: int, facts: Facts) -> None:
@@ -238,7 +218,19 @@ class SimServer:
         self._commit(push, work)
         self.center.value = mix(self.center.value, work.worker, work.serial)
 
-    def _merge(self, facts: dict[int, Facts]) -> None:
+    def _refuse(self, rank: int, incarnation: int, reason: str) -> None:
+        line = self.peers.get(rank)
+        if line is not None and line.incarnation == incarnation:
+            self._tell(line, Letter("refused", body=reason))
+
+    def _ungroup(self) -> None:
+        self.ungrouped += 1
+
+    def _merge(
+        self, facts: dict[int, Facts], replied_to: Sequence[int], *, is_grouped: bool
+    ) -> None:
+        del replied_to
+        self._look_at_group([*facts], is_grouped=is_grouped)
         require(list(facts) == sorted(facts), "a round is merged in rank order", facts)
         require(bool(facts), "a round has messages")
         self._rounds += 1
@@ -339,7 +331,8 @@ class SimServer:
         self._ended.add(epoch)
         self.reports.append(Report("epoch", epoch, self.center.copy()))
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, lineage: int) -> None:
+        del lineage  # `era` counts lineages, and servers as well
         self.rollbacks += 1
         self.era += 1
         self.center = self.snapshot.copy()

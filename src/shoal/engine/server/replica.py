@@ -9,21 +9,13 @@ sequencer's instructions on the center.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
 from shoal.engine.coordination import instructions
-from shoal.engine.coordination.instructions import (
-    Answer,
-    Apply,
-    EpochDone,
-    Instruction,
-    Merge,
-    Refuse,
-    Rollback,
-    Ungroup,
-)
+from shoal.engine.coordination.executor import Executor
+from shoal.engine.coordination.instructions import Answer, Instruction
 from shoal.engine.coordination.sequencer import Sequencer
 from shoal.engine.coordination.timeouts import LivenessTimeout
 from shoal.engine.server.center import Center
@@ -105,7 +97,7 @@ class StrategyFailed(Exception):
 
 
 @final
-class Replica:
+class Replica(Executor):
     """A run, as its server knows it.
 
     Args:
@@ -357,27 +349,17 @@ class Replica:
 
     # --------------------------------------------------------- instructions
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
-        for place, instruction in enumerate(instructions):
-            match instruction:
-                case Apply(rank, facts):
-                    self._apply(self.sessions[rank], facts)
-                case Merge(facts, is_grouped):
-                    later = [] if is_grouped else instructions[place + 1 :]
-                    self._merge(facts, later, is_grouped=is_grouped)
-                case Answer():
-                    self._answer(instruction)
-                case Refuse(rank, incarnation, reason):
-                    session = self.sessions.get(rank)
-                    if session is not None and session.incarnation == incarnation:
-                        self._say(session, Refused(reason=reason, state=self.state()))
-                case EpochDone(epoch):
-                    self._end_epoch(epoch)
-                case Rollback(lineage):
-                    self._pending_requests.roll_back()
-                    self._tell_rollback(lineage)
-                case Ungroup():
-                    self._tell(Warned(text=UNGROUPED))
+    def _refuse(self, rank: int, incarnation: int, reason: str) -> None:
+        session = self.sessions.get(rank)
+        if session is not None and session.incarnation == incarnation:
+            self._say(session, Refused(reason=reason, state=self.state()))
+
+    def _roll_back(self, lineage: int) -> None:
+        self._pending_requests.roll_back()
+        self._tell_rollback(lineage)
+
+    def _ungroup(self) -> None:
+        self._tell(Warned(text=UNGROUPED))
 
     def _tell_rollback(self, lineage: int) -> None:
         """Reports that work since the snapshot is not committed any more."""
@@ -386,30 +368,27 @@ class Replica:
         clock = self.sequencer.clock
         self._tell(RolledBack(lineage=lineage, clock=clock, committed=committed))
 
-    def _apply(self, session: WorkerSession, facts: Facts) -> None:
+    def _apply(self, rank: int, facts: Facts) -> None:
+        session = self.sessions[rank]
         buffers = session.buffers
         self._refresh(session)
         with self._strategy_at_work():
             self.center.apply(
-                session.rank,
+                rank,
                 buffers.message,
                 buffers.message_statistics,
                 facts,
                 buffers.reply,
             )
-        self._note({session.rank: facts})
+        self._note({rank: facts})
 
     def _merge(
-        self, facts: dict[int, Facts], later: list[Instruction], *, is_grouped: bool
+        self, facts: dict[int, Facts], replied_to: Sequence[int], *, is_grouped: bool
     ) -> None:
         bulks = {rank: self.sessions[rank].buffers for rank in facts}
         for rank in facts:
             self._refresh(self.sessions[rank])
-        targets = [
-            self.sessions[answer.rank].buffers
-            for answer in later
-            if isinstance(answer, Answer) and answer.body == "reply"
-        ]
+        targets = [self.sessions[rank].buffers for rank in replied_to]
 
         def write(rank: int, part: slice, values: Vector) -> None:
             for buffers in targets if rank < 0 else [bulks[rank]]:
