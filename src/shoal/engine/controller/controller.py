@@ -218,6 +218,8 @@ class Controller:
         self._supervisor.recall()
         self._version = -1
         if resume_point.server.restart is None:
+            # A server without a checkpoint has nothing to go back to, and reports
+            # nothing.
             self._observer.on_event("rollback", lineage=0, clock=0, committed={})
         self._servers.prepare()
         self._begin(resume_point)
@@ -492,6 +494,7 @@ class Controller:
         self, command: AskCenter | AskState, kind: type[R], timeout_s: float
     ) -> tuple[R, memoryview] | None:
         """Sends a request and waits; other messages are handled later."""
+        # Known to `_repeat`: a server that takes over is asked again.
         self._asked = command
         self._command(command)
         liveness = Patience(timeout_s)
@@ -559,6 +562,7 @@ class Controller:
         """Ends the run for all processes, and handles their last messages."""
         self._command(Finish())
         self._command(Stop())
+        # The server reports its last exchanges when it stops.
         self._backlog.extend(self._servers.last_words(GRACE_S))
         for report, body in self._backlog:
             if isinstance(report, Exchanges):

@@ -291,6 +291,7 @@ class WorkerSupervisor:
         is_settled = (
             process.works_since and now - process.works_since > restart_policy.SETTLED_S
         )
+        # Only failures in a row make the next start wait.
         failures = 0 if is_settled else self._failures.get(process.hint, 0)
         self._failures[process.hint] = failures + 1
         self._observer.on_event("worker_lost", rank=process.hint, reason=reason)

@@ -22,6 +22,7 @@ AHEAD = 2  # windows that a worker holds: one to compute, one to read ahead
 
 def fair_rows(rules: Rules, free: int, workers: int) -> int:
     """Rows of one window, less near the end so that workers end together."""
+    # Still shorter leases would cost an exchange for every few steps.
     least = max(1, rules.window // 4)
     fair = steps(free, workers * rules.batch)
     return min(rules.window, max(fair, least)) * rules.batch
@@ -38,6 +39,8 @@ class Leases:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._places: Locality | None = None
+        # Under gradient exchange all workers share one contiguous range at each step:
+        # there is no chunk to choose.
         if rules.borders is not None and not rules.exchanges_gradients:
             self._places = Locality(rules.borders, rules.batch, rules.starts_of)
 
@@ -159,6 +162,7 @@ def _counts(
             size = min(size, _next_start(starts, first + 1) - first)
         sizes = shares(size, len(ranks))
         if rules.share:
+            # The model takes no shares of another size.
             whole = min(size // rules.share, len(ranks))
             sizes = [rules.share] * whole + [0] * (len(ranks) - whole)
         return list(zip(ranks, sizes, strict=True))

@@ -78,6 +78,7 @@ class Roster:
         incarnation = self.incarnations.get(rank, self.floor) + 1
         self.incarnations[rank] = incarnation
         taken[rank] = Member(rank=rank, incarnation=incarnation, version=version)
+        # Rounds are merged, and data is dealt, in rank order.
         self.members = dict(sorted(taken.items()))
         return taken[rank]
 

@@ -74,6 +74,7 @@ class Round:
             for m in ready
             if m.rank not in self.pushes
             and not m.is_late
+            # Without leases and waiting for data, it has done its part.
             and (ledger.pieces_held(m.rank) or not m.is_parked)
         ]
 

@@ -235,6 +235,8 @@ class Sequencer:
             and not self._roster.ready()
         ):
             found += self._roll_back()
+        # The round may have waited for this worker alone. What it held is free by then,
+        # and is dealt with the data of the next round.
         return found + self._ask() + self._close_round() + self._hand_out()
 
     @_asking
@@ -293,6 +295,7 @@ class Sequencer:
         """Ends the run: tells waiting workers now, the others at their next message."""
         self.has_finished = True
         self._publishing = Publishing()
+        # They wait for a round that will not close, and hear that the run is over.
         for rank, _ in self._round.take():
             self.members[rank].is_parked = True
         return self._dismiss()
@@ -334,6 +337,9 @@ class Sequencer:
         if push.sequence <= member.sequence:
             return [self._repeat(member)]
         if member.is_late:
+            # A round closed without it, and others may hold its samples: it does not
+            # count. Its number does, so that a repeat gets the same answer (decision
+            # 16).
             member.sequence = push.sequence
             return [self._repeat(member)]
         if not push.pieces or not self.ledger.covers(push.rank, push.pieces):
@@ -344,6 +350,7 @@ class Sequencer:
         facts = self._accept(member, push)
         self.version += 1
         member.version = self.version
+        # The answer has the next leases: a worker asks only when there were none.
         self._epochs.open_next()
         self._grant(member)
         answer = Answer(push.rank, "reply", "reply", member.tell())
@@ -371,9 +378,13 @@ class Sequencer:
         if self.rules.exchanges_gradients:
             # The mean that it needs is gone, and so are its common weights.
             return Refuse(member.rank, member.incarnation, "a step of the past")
+        # The answer tells all leases, as some may have been in the answer that was
+        # lost.
         member.untold, member.is_late = [], False
         held = tuple(self.ledger.held(member.rank))
         if self.rules.is_elastic:
+            # Its displacement is gone. It goes on from its own weights without this
+            # one, where other strategies adopt the center.
             return Answer(member.rank, "repeat", "none", held)
         member.version, member.is_stale = self.version, False
         return Answer(member.rank, "repeat", "center", held)
@@ -575,6 +586,8 @@ class Sequencer:
     def _start(self, ready: int) -> bool:
         """Whether data may be given; round strategies wait for all expected workers."""
         if not self.has_started:
+            # Rounds of those that happened to start first would make a run that nobody
+            # can repeat.
             is_full = ready >= (self.expected if self.rules.is_rounds else 1)
             self.has_started = is_full and self._epochs.has_data
         return self.has_started

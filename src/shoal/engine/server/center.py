@@ -66,6 +66,7 @@ class Center:
             center = self.vector[part]
             strategy.apply_into(reply[part], center, state, message[part], facts)
 
+        # Strategies work element by element (a law): segments need no order.
         self._spread_one(self.vector.size, apply)
         self._blend(rank, statistics, facts)
 
@@ -117,6 +118,8 @@ class Center:
         rows = {r: f.samples if f.rows is None else f.rows for r, f in facts.items()}
         total = sum(rows.values())
         if self.statistics.size and total > 0:
+            # In rank order and in float64: it does not matter whose message came first
+            # (decision 3).
             mean = np.zeros(self.statistics.size, np.float64)
             for rank in sorted(statistics):
                 mean += statistics[rank] * (rows[rank] / total)

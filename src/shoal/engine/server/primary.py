@@ -194,6 +194,9 @@ class Primary(BaseServer):
             session: Session of the sender of vectors, else None.
             blob: Bytes that follow the event.
         """
+        # Told to the standby and the other servers before it is handled: all compute at
+        # the same time, and what follows is held until the standby has the event
+        # (decisions 14 and 21).
         at = round(self._clock() - self._began, 6)
         self._replication.log(event, at, session, blob)
         entry = self.replica.enter(event, at)
@@ -327,6 +330,7 @@ class Primary(BaseServer):
             return
         offer.slot.unlink()
         if session.question:
+            # A worker that comes back may ask for its last answer again.
             offer.down[:] = session.buffers.down
         before, session.buffers = session.buffers, offer
         before.close()
@@ -390,6 +394,9 @@ class Primary(BaseServer):
         elif self._arrivals.has_all(who, event.question):
             self._do(event, session, blob)
         else:
+            # It is no event before every shard has its part: what is ordered can be
+            # carried out everywhere, also when the worker is lost by then (decision
+            # 21).
             self._pending[peer.rank] = Pending(event, session, bytes(blob))
 
     # ---------------------------------------------------------- other servers

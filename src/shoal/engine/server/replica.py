@@ -119,6 +119,8 @@ class Replica(Executor):
             if restart is None
             else restart.open_sequencer(spec.rules)
         )
+        # The center is changed in place. A server process owns the vectors of its spec;
+        # elsewhere the caller may still use them.
         start = (spec.vector, spec.statistics)
         if not spec.is_private:
             start = (spec.vector.copy(), spec.statistics.copy())
@@ -140,6 +142,7 @@ class Replica(Executor):
             changes=self.changes,
             exchanges_gradients=spec.rules.exchanges_gradients,
         )
+        # The controller may have heard of steps that the checkpoint does not have.
         if restart is not None:
             self._tell_rollback(self.sequencer.lineage)
 
@@ -172,6 +175,9 @@ class Replica(Executor):
             "plain": {name: getattr(self, name) for name in self._PLAIN},
             "changes": self.changes.found,
             "center": self.center.freeze(),
+            # These names are sent to standbys and stay as they were: "teller" is the
+            # report buffer, "wants" the pending requests, "posts" the sessions,
+            # "orders" the event log.
             "teller": self.report_buffer.freeze(),
             "wants": self._pending_requests.freeze(),
             "posts": [session.freeze() for session in self.sessions.values()],
@@ -226,6 +232,8 @@ class Replica(Executor):
         try:
             self._handle(entry.event, blob)
         except Exception as error:
+            # An effect like others: what was decided before it is carried out first,
+            # and a standby finds the same error at the same place.
             self._effects.append(Raise(error))
         return self.take_effects()
 
@@ -286,6 +294,8 @@ class Replica(Executor):
         if isinstance(message, WorkerReport):
             told = WorkerTold(rank=rank, incarnation=incarnation, said=message)
             self._tell(told)
+        # From here on, a repeat of this request waits for its answer, and cannot get
+        # the answer to the one before (decision 14).
         session.question, session.answer = event.question, None
         match message:
             case Push():
@@ -443,6 +453,7 @@ class Replica(Executor):
         session = self.sessions[answer.rank]
         buffers = session.buffers
         if answer.body != "none":
+            # A reply was written there when the message was applied or merged.
             if answer.body != "reply":
                 buffers.reply[:] = self.center.vector
             buffers.reply_statistics[:] = self.center.statistics
@@ -462,6 +473,7 @@ class Replica(Executor):
 
     def _untold(self, session: WorkerSession) -> bytes:
         """Returns the callback changes that this worker has not got yet."""
+        # Number 0 sends all that is no part of a vector (decision 21).
         if self.spec.shard or session.told == self.changes.serial:
             return b""
         found = self.changes.after(session.told, session.adopted)
@@ -473,6 +485,7 @@ class Replica(Executor):
     ) -> None:
         """Answers a worker; its next message is due."""
         session.liveness.answered(self._clock())
+        # Kept for a worker that lost this answer with its server (decision 14).
         session.answer = message, blob
         self._effects.append(AnswerWorker(session, message, blob))
 

@@ -112,6 +112,7 @@ class Replication:
         self._longest_s, self._asked = 0.0, None
         self._sizes.clear()
         self._mapped.clear()
+        # It counts as the first event: with its acknowledgement the standby is ready.
         self._tell(Frozen(), frozen)
 
     def log(
@@ -199,6 +200,8 @@ class Replication:
 
     def overdue(self) -> str:
         """Why the standby counts as hung, empty if it does not."""
+        # A slow link is no hung standby: the bytes that are on their way, and the
+        # longest acknowledgement so far, give it more time.
         limit_s = FLOOR_S + sum(self._sizes) / SLOWEST + TIMES * self._longest_s
         if self._asked is None or self._clock() - self._asked <= limit_s:
             return ""
@@ -258,6 +261,8 @@ class Replication:
 
     def send(self, peer: Peer, message: Message, *body: memoryview | bytes) -> None:
         """Sends a frame once the standby has the events before it."""
+        # A frame that need not wait stays behind those that wait: a worker hears
+        # answers and the controller hears reports in the order of the events.
         is_known = self._known == self._sent and not self._unsure_of
         if is_known and not self._held:
             self._connections.send(peer, message, *body)

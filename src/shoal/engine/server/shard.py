@@ -138,6 +138,7 @@ class Shard(BaseServer):
             self._mention(Unordered(shard=self.spec.shard))
             return
         self._order, self._took = self._connections.adopt(link, "order"), -1
+        # A server that took over has not heard which parts are here (decision 21).
         for session in self.replica.sessions.values():
             self._tell_staged(session)
 

@@ -386,6 +386,7 @@ class Standby(Listener):
                 pass  # the session keeps it
             case TellController(report, body):
                 # Kept until the controller has it from the leader.
+                # A shard reports its part of vectors, number 0 all else.
                 if not self._spec.shard or isinstance(report, VectorReport):
                     self._report_channel.keep(report, *body)
             case Raise(StrategyFailed() as error):
@@ -429,6 +430,8 @@ class Standby(Listener):
             peer.role = "caller"  # the next standby may connect before this one leads
             self._callers.append(Caller(peer, head, self._clock()))
         elif kind == Join.kind:
+            # A new process has lost nothing yet and can call the leader. One that comes
+            # back may have found the leader's end before this standby did.
             self._connections.send(peer, Elsewhere())
         else:
             raise BadFrame(f"{kind!r:.40} to a standby")

@@ -79,6 +79,8 @@ class Bfloat16(Codec):
 
     def encode(self, values: Vector, out: Bytes) -> None:
         """Rounds as whole numbers: adds half of the last place that stays."""
+        # 0x7FFF alone rounds ties down. The last place that stays is added to it, so
+        # that ties go to even numbers, up as often as down.
         bits = values.view(np.uint32)
         rounded = bits >> np.uint32(16)
         rounded &= np.uint32(1)
@@ -186,6 +188,8 @@ class Sender:
             wanted = new - old if self._is_place else new + old
             data = self._out[at : at + self._codec.size(wanted.size)]
             self._codec.encode(wanted, data)
+            # What the other end will have. The difference is the error that the next
+            # vector makes good.
             said = self._codec.decode(data)
             if self._is_place:
                 old += said

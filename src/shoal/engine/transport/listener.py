@@ -358,6 +358,8 @@ class Connections:
             connection, address = self._socket.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
+                # Descriptors have run out. The caller stays in the queue and would wake
+                # this loop again at once.
                 self._make_room(len(self._rejected) - 1)
             return
         self._make_room(MAX_STRANGERS - 1)

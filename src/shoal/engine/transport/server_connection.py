@@ -171,6 +171,7 @@ class ServerConnection:
 
     def keep_output(self) -> None:
         """Copies waiting bytes, so that their memory can be used again."""
+        # Read-only parts are bytes, which nobody changes.
         self._out = deque(
             part if part.readonly else memoryview(bytes(part)) for part in self._out
         )

@@ -26,7 +26,7 @@ import numpy as np
 from shoal.host.temporary import temporary_folder
 
 PREFIX = "shoal-slot-"
-_MARK_BYTES = 64
+_MARK_BYTES = 64  # hex digits; the vectors behind them keep their alignment
 _SLOT = re.compile(rf"/proc/\d+/fd/\d+|(?:/(?!\.\.?/)[^/\0]+)*/{PREFIX}[\w-]+")
 
 
@@ -116,6 +116,8 @@ class Slot:
         total = _MARK_BYTES + size
         for handle, path, has_name in _files(tag):
             try:
+                # Takes the memory now. In a file that merely has the length, a write
+                # to a page that does not fit would end the process with SIGBUS.
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(handle, 0, total)
                 else:
@@ -127,6 +129,8 @@ class Slot:
                     path.unlink(missing_ok=True)
                 continue
             memory[:_MARK_BYTES] = mark.encode()
+            # A file without a name is reached through its descriptor, which therefore
+            # stays open.
             if has_name:
                 os.close(handle)
                 handle = None
@@ -152,6 +156,7 @@ class Slot:
                 os.close(handle)
         except (OSError, ValueError):
             return None
+        # On another host, or in another container, the same path can be another file.
         if memory[:_MARK_BYTES] != mark.encode():
             memory.close()
             return None

@@ -154,6 +154,7 @@ class ServerClient(RequestChannel):
         self._heed(welcome.state)
         size, count = seat.sizes.vector, seat.sizes.statistics
         self.local = _vector(size)
+        # Weights move on before the reply to an early push comes: they are no anchor.
         has_anchor = is_early or strategy.needs_anchor
         self._anchor = _vector(size) if has_anchor else None
         self._pushed = _vector(size) if is_early else None
@@ -298,6 +299,8 @@ class ServerClient(RequestChannel):
         samples = sum(p.rows for p in pieces) if learnt is None else learnt
         message = self._message(statistics, pieces, steps, float(samples))
         answer, _ = self._take(self._answer(message, has_vectors=True))
+        # Without an anchor the strategy pulls from the weights before the steps, which
+        # `local` no longer is after this line.
         before, self.local = self._from, self._room(local)
         if answer.body == "reply" and self._pushed is not None:
             self._pull(local, local)

@@ -71,12 +71,15 @@ class GradientLoop(Loop):
         self._expect(piece.rows, data)
         self.steps += 1
         if self._compute.is_scaled:
+            # The gradient is computed anew if the step gets fewer rows: its loss is a
+            # sum, and was scaled by the rows of all workers (decision 3).
             self._data = data
         return self._computed(piece, data, piece.step_rows, self._room)
 
     def _learn_again(self, part: Part, sums: tuple[float, ...]) -> Part:
         """Computes a part again, for a step that has become smaller."""
         backend, client = self._backend, self._client
+        # Random numbers, counters and moving averages are those of before the step.
         backend.undo()
         backend.set_statistics(client.statistics)
         [rows] = sums

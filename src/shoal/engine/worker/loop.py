@@ -113,6 +113,7 @@ class Loop(ABC):
     def run(self) -> None:
         """Compiles, then works until the server ends the run."""
         self._warm_up()
+        # Only now: others wait for its programs, so compiling may take all cores.
         bind(self._spec.cores)
         client = self._client
         clock = self._clock()

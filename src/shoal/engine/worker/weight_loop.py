@@ -52,6 +52,7 @@ class WeightLoop(Loop):
                 self._publish()
             vector, statistics = client.local, client.statistics
         learnt = sum(piece.rows for piece in taught)
+        # Without data to go on with, there is nothing that an answer could overlap.
         is_going_on = bool(client.progress.pieces) and not client.progress.is_done
         if self._spec.has_overlap and is_going_on:
             self._ahead = done.steps

@@ -77,6 +77,7 @@ class Lead(Command):
 
     kind: ClassVar[str] = "lead"
     living: Names
+    # In code, `order` is the address of the primary; the key is bytes on the wire.
     order: Address | None = None
     has_order: Flag = True
 

@@ -89,6 +89,7 @@ class RunState(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values."""
+        # The key "lr" is `learning_rate`: keys are bytes on the wire.
         return {
             "version": self.version, "lineage": self.lineage, "clock": self.clock,
             "workers": self.workers, "lr": self.learning_rate, "changed": self.changed,
@@ -219,6 +220,8 @@ class Answer(Message):
 
     def pack(self) -> Head:
         """The head of its frame."""
+        # Two keys keep older names: "doubt" is `nan_status`, "publish" is
+        # `wants_snapshot`.
         head: Head = {
             "kind": self.kind, "body": self.body, "pieces": self.pieces,
             "doubt": self.nan_status, "group": self.group,

@@ -153,6 +153,7 @@ class Push(Message):
 
     def pack(self) -> Head:
         """The head of its frame."""
+        # Keys are bytes on the wire and stay as they were: "doubt" is `nan_status`.
         head: Head = {
             "kind": "push", "lineage": self.lineage, "sequence": self.sequence,
             "pieces": self.pieces, "steps": self.steps, "samples": self.samples,
