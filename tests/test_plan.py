@@ -75,14 +75,14 @@ def test_workers_as_number_and_as_range():
 
 def test_batch_size_is_common_to_all_workers_for_gradients():
     found = plan(workers=3, batch_size=100)
-    assert (found.worker_batch_size, found.gang_batch_size) == (34, 100)
+    assert (found.worker_batch_size, found.global_batch_size) == (34, 100)
     assert found.exchanges_gradients
     assert found.exchanges_per_epoch == 100
 
 
 def test_batch_size_is_each_workers_for_weights():
     found = plan(AEASGD(period=5), workers=2, batch_size=100)
-    assert (found.worker_batch_size, found.gang_batch_size) == (100, 200)
+    assert (found.worker_batch_size, found.global_batch_size) == (100, 200)
     assert not found.exchanges_gradients
     assert found.exchanges_per_epoch == 10
 

@@ -89,12 +89,12 @@ class LinearBackend(Backend):
                 turned = step
         return turned
 
-    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+    def gradient(self, data: Data, step_rows: int, out: Vector) -> float:
         """Writes the sum of gradients of one step; returns its rows."""
         x, y = data
         out[:] = self._sum_of_gradients(x, y, self._weights)
         if self._spec.is_summed:
-            out *= gang_rows
+            out *= step_rows
         return float(len(y))
 
     def apply(self, mean: Vector, clock: Clock) -> None:

@@ -138,12 +138,12 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+    def gradient(self, data: Data, step_rows: int, out: Vector) -> float:
         """Writes the sum of gradients of one step; returns its mass.
 
         Args:
             data: The worker's share of the step.
-            gang_rows: Rows of the whole step, over all workers.
+            step_rows: Rows of the whole step, over all workers.
             out: Receives the sum: the mean times the mass, `(size,)`.
         """
 

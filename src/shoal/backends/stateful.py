@@ -183,7 +183,7 @@ class StatefulBackend(Backend):
 
     # ------------------------------------------------------------- gradients
 
-    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+    def gradient(self, data: Data, step_rows: int, out: Vector) -> float:
         """Writes the sum of gradients of one step; returns its mass."""
         self._unfold()
         is_measured, fixed = self._fixed.is_measured, self._parts.fixed
@@ -191,7 +191,7 @@ class StatefulBackend(Backend):
             self._undone = self._fixed.before_step(_views(fixed))
         before = [] if is_measured else self._fixed.settled(_views(fixed))
         rows = _rows(data)
-        found = self._gradients(self._statistics, data, gang_rows / rows)
+        found = self._gradients(self._statistics, data, step_rows / rows)
         if not is_measured:
             self._fixed.measure(before, _views(fixed))
         self._last = data

@@ -13,7 +13,7 @@ from shoal.data.order import shares, steps
 from shoal.facts import DataFacts, MachineFacts, ModelFacts, Monitor
 from shoal.plan.cautions import (
     crowd_warnings,
-    gang_warnings,
+    gradient_warnings,
     metric_warnings,
     optimizer_warnings,
     room_warnings,
@@ -145,7 +145,7 @@ def resolve(
         rows=rows,
         batch_size=batch,
         worker_batch_size=shares(batch, workers)[0] if exchanges_gradients else batch,
-        gang_batch_size=batch if exchanges_gradients else step,
+        global_batch_size=batch if exchanges_gradients else step,
         exchanges_per_epoch=exchanges,
         quorum=choose_quorum(request, workers, asked=most),
         model=model,
@@ -216,7 +216,7 @@ def _warnings(plan: Plan, asked: int) -> list[str]:
     found += state_warnings(plan.model, plan.workers)
     found += optimizer_warnings(plan.model)
     if plan.exchanges_gradients and plan.workers > 1:
-        found += gang_warnings(plan.model, plan.strategy.name)
+        found += gradient_warnings(plan.model, plan.strategy.name)
     return found + plan.strategy.warnings(
         workers=plan.workers, exchanges_per_epoch=plan.exchanges_per_epoch
     )

@@ -122,7 +122,7 @@ def state_warnings(model: ModelFacts, workers: int) -> list[str]:
     ]
 
 
-def gang_warnings(model: ModelFacts, strategy: str) -> list[str]:
+def gradient_warnings(model: ModelFacts, strategy: str) -> list[str]:
     """Returns warnings about gradients that differ a little from plain Keras'.
 
     Args:

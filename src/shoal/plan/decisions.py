@@ -33,8 +33,8 @@ class Decisions(ABC):
         batch_size: Samples of one step as the user means it, and one tick of the run
             clock.
         worker_batch_size: Rows of one optimizer step on one worker (for
-            `all_reduce` the largest share of `gang_batch_size`).
-        gang_batch_size: Rows of one step of all workers together.
+            `all_reduce` the largest share of `global_batch_size`).
+        global_batch_size: Rows of one step of all workers together.
         exchanges_per_epoch: Exchanges of one worker, estimated.
         model: Facts about the model.
         data: Facts about the data.
@@ -57,7 +57,7 @@ class Decisions(ABC):
     rows: int
     batch_size: int
     worker_batch_size: int
-    gang_batch_size: int
+    global_batch_size: int
     exchanges_per_epoch: float
     model: ModelFacts
     data: DataFacts

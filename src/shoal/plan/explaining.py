@@ -35,7 +35,7 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
         ("data", f"{plan.data_rows:,} samples, {data.size_bytes / 1e6:,.1f} MB "
                  f"of {data.kind}; {kept}"),
         ("step", f"{plan.worker_batch_size:,} samples of a worker, "
-                 f"{plan.gang_batch_size:,} of all workers together"),
+                 f"{plan.global_batch_size:,} of all workers together"),
         ("epochs", f"{_epochs(plan.epoch_range)}, {plan.rows:,} "
                    f"samples each, {plan.samples_expected:,} in all"),
         ("exchange", f"{exchanged}, {every}: {plan.exchanges_per_epoch:,.0f} a worker "

@@ -177,7 +177,7 @@ class _Cluster:
         random = np.random.default_rng([self._seed, 2, epoch])
         order = random.permutation(self._problem.rows)
         if self._strategy.exchanges == "gradients":
-            self._train_gang(order)
+            self._train_in_step(order)
         elif isinstance(self._strategy, RoundStrategy):
             self._train_rounds(order)
         else:
@@ -231,7 +231,7 @@ class _Cluster:
                 self._workers[rank].window = window
             self._merge(list(found))
 
-    def _train_gang(self, order: Rows) -> None:
+    def _train_in_step(self, order: Rows) -> None:
         """Splits each batch among all workers, who take the step together."""
         for batch in self._batches(order, self._batch_size):
             shares = np.array_split(batch, len(self._workers))

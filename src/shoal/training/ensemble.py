@@ -239,7 +239,7 @@ def _member_plan(plan: Plan, member: int) -> Plan:
         workers=1,
         min_workers=1,
         models=1,
-        gang_batch_size=plan.batch_size,
+        global_batch_size=plan.batch_size,
         request=replace(plan.request, seed=(plan.seed + member) % SEED_LIMIT),
     )
 

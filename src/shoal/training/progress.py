@@ -242,10 +242,10 @@ class Progress:
     def advice(self) -> str | None:
         """Returns a faster alternative if most of the time went to exchanges."""
         plan, share = self._plan, self._share.share
-        is_cpu_gang = (
+        is_cpu_in_step = (
             plan.exchanges_gradients and plan.workers > 1 and plan.device == "cpu"
         )
-        if not is_cpu_gang or share <= 0.5:
+        if not is_cpu_in_step or share <= 0.5:
             return None
         return (
             f"{plan.strategy.name} spent {share:.0%} of the workers' time exchanging, "

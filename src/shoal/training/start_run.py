@@ -67,7 +67,7 @@ from shoal.wire.tls import identity_for
 
 SECRET_BYTES = 32
 SALVAGE_S = 2.0  # limit for the server's state
-GANG_SALVAGE_S = 10.0  # limit for weights that a worker has to send
+STEP_SALVAGE_S = 10.0  # limit for weights that a worker has to send
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ def train(
         raise
     except NotFinite:
         try:
-            patience_s = GANG_SALVAGE_S if plan.exchanges_gradients else SALVAGE_S
+            patience_s = STEP_SALVAGE_S if plan.exchanges_gradients else SALVAGE_S
             driver.salvage(controller.rescue(patience_s))
         finally:
             driver.abandon()
@@ -326,7 +326,7 @@ def rules(plan: Plan) -> Rules:
         first_epoch=plan.request.initial_epoch,
         epochs=plan.request.epochs,
         workers=plan.workers,
-        batch=plan.gang_batch_size
+        batch=plan.global_batch_size
         if plan.exchanges_gradients
         else plan.worker_batch_size,
         window=plan.strategy.period,

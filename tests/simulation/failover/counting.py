@@ -40,9 +40,9 @@ class EmbeddingBackend(LinearBackend):
     def __init__(self, size: int, spec: ComputeSpec) -> None:
         super().__init__(size, spec, rate=1.0)
 
-    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+    def gradient(self, data: Data, step_rows: int, out: Vector) -> float:
         """Writes the sum of gradients, of a loss that is scaled to the whole step."""
         x, y = data
         self._sum_of_gradients(x, y, self._weights)  # for the metrics
-        out[:] = x.sum(axis=0) * -np.float32(gang_rows)
+        out[:] = x.sum(axis=0) * -np.float32(step_rows)
         return float(len(y))

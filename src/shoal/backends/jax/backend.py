@@ -120,7 +120,7 @@ class JaxBackend(Backend):
         limit = self._spec.window if size == self._spec.batch_size else steps
         return jax.tree.map(lambda a: _stage(a, steps, size, limit), data)
 
-    def gradient(self, data: Data, gang_rows: int, out: Vector) -> float:
+    def gradient(self, data: Data, step_rows: int, out: Vector) -> float:
         """Writes the sum of gradients of one step; returns its mass."""
         rows = jax.tree.leaves(data)[0].shape[0]
         self._look(data, 1)
@@ -132,7 +132,7 @@ class JaxBackend(Backend):
         kept, given = self._parted()
         with _ours(self._spec):
             after, (gradients, mass, grown) = self._gradient.of(
-                kept, given, data, np.float32(gang_rows / rows)
+                kept, given, data, np.float32(step_rows / rows)
             )
         self.state = kept.filling(after)
         self._count(grown)

@@ -86,11 +86,11 @@ class GradientLoop(Loop):
         room = client.buffers.message  # it goes to the server, not to the group
         return self._computed(part.piece, self._data, int(rows), room)
 
-    def _computed(self, piece: Piece, data: Any, gang_rows: int, out: Vector) -> Part:
+    def _computed(self, piece: Piece, data: Any, step_rows: int, out: Vector) -> Part:
         """Returns a part of a step with the given total of rows."""
         client, began = self._client, self._environment.clock()
         with self._pacing(piece.rows, data):
-            mass = self._backend.gradient(data, gang_rows, out)
+            mass = self._backend.gradient(data, step_rows, out)
             self._backend.take_metrics(client.metrics, add=False)
         statistics = self._backend.statistics()
         client.times.compute_s += self._environment.clock() - began
@@ -100,7 +100,7 @@ class GradientLoop(Loop):
         rows = float(piece.rows)
         weight = Weight(mass, rows)
         if self._compute.is_scaled:
-            weight = weight._replace(own=(rows,), assumed=(float(gang_rows),))
+            weight = weight._replace(own=(rows,), assumed=(float(step_rows),))
         told = self._told(nan_status)
         return Part(piece, out, statistics, weight, nan_status, told)
 
