@@ -23,7 +23,7 @@ import pytest
 from shoal import interruption
 from shoal.interruption import (
     HASTE_S,
-    Patience,
+    Deadline,
     Terminated,
     check,
     interruptible,
@@ -113,7 +113,7 @@ def test_code_of_the_user_may_take_it_and_go_on() -> None:
             with interruptible(), suppress(KeyboardInterrupt):
                 press()
         check()
-        assert Patience(60.0).left_s > 2 * HASTE_S
+        assert Deadline(60.0).left_s > 2 * HASTE_S
 
 
 def test_what_a_collector_drops_is_raised_all_the_same() -> None:
@@ -154,7 +154,7 @@ def test_a_handler_of_the_program_is_called_at_safe_points() -> None:
             press()
             press()
         assert heard == [signal.SIGINT] * 3
-        assert Patience(60.0).left_s > 2 * HASTE_S
+        assert Deadline(60.0).left_s > 2 * HASTE_S
 
 
 def test_what_a_handler_of_the_program_raises_is_raised() -> None:
@@ -215,12 +215,12 @@ def test_a_coroutine_is_cancelled_as_ever() -> None:
 
 def test_the_second_press_shortens_waits() -> None:
     with undisturbed():
-        patience = Patience(60.0)
+        deadline = Deadline(60.0)
         press()
-        assert patience.left_s > 2 * HASTE_S
+        assert deadline.left_s > 2 * HASTE_S
         press()
-        assert patience.left_s <= HASTE_S
-        assert not patience.wait(lambda limit_s: time.sleep(limit_s) is not None)
+        assert deadline.left_s <= HASTE_S
+        assert not deadline.wait(lambda limit_s: time.sleep(limit_s) is not None)
         with pytest.raises(KeyboardInterrupt):
             check()
 

@@ -7,14 +7,14 @@ raises it between two operations. The user's code, and long calls of libraries,
 run `interruptible` within it: there it is raised at once, as Python does.
 
 The first press ends the run with the results so far. The second one shortens every
-remaining wait (`Patience`). The third one ends all processes of the run by force,
+remaining wait (`Deadline`). The third one ends all processes of the run by force,
 removes temporary files, and ends this process; at a prompt or in a notebook, whose
 process is more than this run, it skips the last step. SIGTERM and SIGHUP end a run
 as Ctrl-C does if a program has no handler for them; then they end the process as
 they would without Shoal.
 
 The state of this module is like that of signals in Python: one for a process, used
-by its main thread. Other threads are not affected; they may read `Patience`.
+by its main thread. Other threads are not affected; they may read `Deadline`.
 """
 
 from __future__ import annotations
@@ -349,14 +349,14 @@ def _here() -> _Scope | None:
 
 
 @final
-class Patience:
+class Deadline:
     """A limit in seconds that the second press of Ctrl-C shortens.
 
     Args:
         limit_s: Seconds from now.
 
     Example:
-        >>> Patience(0.0).left_s
+        >>> Deadline(0.0).left_s
         0.0
     """
 

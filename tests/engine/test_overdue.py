@@ -54,7 +54,7 @@ class Race:
         while not self.is_done:
             if self.straggler_timeout.due < self.due[0][0]:
                 self.now = self.straggler_timeout.due
-                self.late += len(self.sequencer.standing.awaited)
+                self.late += len(self.sequencer.round_progress.awaited)
                 self.carry_out(self.sequencer.overdue())
             else:
                 self.now, rank = heapq.heappop(self.due)
@@ -102,7 +102,7 @@ class Race:
                         asking.append(rank)
                 case EpochDone():
                     self.is_done = True
-        self.straggler_timeout.look(self.sequencer.standing, self.now)
+        self.straggler_timeout.look(self.sequencer.round_progress, self.now)
         for rank in asking:
             self.carry_out(self.sequencer.need(rank, 1))
 

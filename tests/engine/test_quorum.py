@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from shoal.engine.coordination.instructions import Answer, EpochDone, Merge, Push, Rules
 from shoal.engine.coordination.ledger import Piece
-from shoal.engine.coordination.rounds import Standing
+from shoal.engine.coordination.rounds import RoundProgress
 from shoal.engine.coordination.sequencer import Sequencer
 from tests.engine.cases import ROUNDS
 from tests.simulation.protocol import Fleet, draw
@@ -76,7 +76,7 @@ class Table:
 
     @property
     def is_quorate(self) -> bool:
-        return self.sequencer.standing.is_quorate
+        return self.sequencer.round_progress.is_quorate
 
 
 class TestQuorum:
@@ -92,7 +92,9 @@ class TestQuorum:
         table = Table()
         lost = table.held(3)
         table.pushes(0, 1, 2)
-        assert table.sequencer.standing == Standing(0, 1, 3, (3,), is_quorate=True)
+        assert table.sequencer.round_progress == RoundProgress(
+            0, 1, 3, (3,), is_quorate=True
+        )
         merge, *answers = table.sequencer.overdue()
         assert sorted(merge.facts) == [0, 1, 2]
         assert [answer.rank for answer in answers] == [0, 1, 2]
@@ -119,7 +121,7 @@ class TestQuorum:
     def test_a_worker_without_data_counts_for_the_quorum(self) -> None:
         table = Table(epoch_rows=(8,))  # a step for ranks 0 and 1
         table.push(0)
-        assert table.sequencer.standing.awaited == (1,)
+        assert table.sequencer.round_progress.awaited == (1,)
         assert table.is_quorate
         found = table.sequencer.overdue()
         taken = [i for i in found if isinstance(i, Answer) and i.pieces]
@@ -129,10 +131,12 @@ class TestQuorum:
     def test_the_last_data_of_all_goes_to_another(self) -> None:
         # The others all waited for the one that had it, and it hung.
         table = Table(epoch_rows=(4,))
-        assert table.sequencer.standing == Standing(0, 1, 0, (0,), is_quorate=True)
+        assert table.sequencer.round_progress == RoundProgress(
+            0, 1, 0, (0,), is_quorate=True
+        )
         [grant] = table.sequencer.overdue()
         assert (grant.rank, grant.kind) == (1, "grant")
-        assert table.sequencer.standing[:2] == (0, 2)
+        assert table.sequencer.round_progress[:2] == (0, 2)
         assert not table.is_quorate
 
     def test_and_not_to_one_that_was_late_itself(self) -> None:
@@ -141,9 +145,9 @@ class TestQuorum:
         table.need(0)
         [grant] = table.sequencer.overdue()
         assert grant.rank == 2
-        assert table.sequencer.standing.fruitless == 2
+        assert table.sequencer.round_progress.fruitless == 2
         table.push(2)
-        assert table.sequencer.standing.fruitless == 0
+        assert table.sequencer.round_progress.fruitless == 0
 
     def test_what_was_missed_is_forgotten_with_a_message_in_time(self) -> None:
         table = Table(quorum=1)
@@ -178,7 +182,7 @@ class TestQuorum:
     def test_without_one_nothing_is_told(self) -> None:
         table = Table(quorum=0)
         table.pushes(0, 1, 2)
-        assert table.sequencer.standing == Standing()
+        assert table.sequencer.round_progress == RoundProgress()
         assert table.sequencer.overdue() == []
 
     def test_a_run_that_is_over_has_none(self) -> None:

@@ -6,18 +6,18 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from shoal.engine.coordination.rounds import Standing
+from shoal.engine.coordination.rounds import RoundProgress
 from shoal.engine.coordination.timeouts import HICCUP_S, LEAST_S, StragglerTimeout
 
 Times = list[tuple[float, float]]
 
 
-def begun(closed: int = 0, dealt: int = 1) -> Standing:
-    return Standing(closed, dealt, 0, (0, 1, 2, 3))
+def begun(closed: int = 0, dealt: int = 1) -> RoundProgress:
+    return RoundProgress(closed, dealt, 0, (0, 1, 2, 3))
 
 
-def quorate(closed: int = 0, dealt: int = 1, pushes: int = 3) -> Standing:
-    return Standing(closed, dealt, pushes, (3,), is_quorate=True)
+def quorate(closed: int = 0, dealt: int = 1, pushes: int = 3) -> RoundProgress:
+    return RoundProgress(closed, dealt, pushes, (3,), is_quorate=True)
 
 
 def after(times: Times) -> StragglerTimeout:
@@ -63,7 +63,7 @@ def test_a_slow_round_is_forgotten_in_time() -> None:
 
 def test_time_without_data_does_not_count() -> None:
     straggler_timeout = after([(1.0, 0.0)])
-    straggler_timeout.look(Standing(1, 1), 1.0)
+    straggler_timeout.look(RoundProgress(1, 1), 1.0)
     straggler_timeout.look(
         begun(1, dealt=2), 500.0
     )  # callbacks ran, and a new epoch is dealt
@@ -86,8 +86,8 @@ def test_it_waits_twice_as_long_each_time_nobody_came() -> None:
     straggler_timeout = after([(3.0, 0.0)])
     for fruitless in range(5):
         now, dealt = 100.0 * fruitless, 2 + fruitless
-        standing = quorate(closed=1, dealt=dealt, pushes=0)
-        straggler_timeout.look(standing._replace(fruitless=fruitless), now)
+        round_progress = quorate(closed=1, dealt=dealt, pushes=0)
+        straggler_timeout.look(round_progress._replace(fruitless=fruitless), now)
         assert straggler_timeout.due == now + 6.0 * 2**fruitless + HICCUP_S
     straggler_timeout.look(begun(closed=2, dealt=9), 500.0)
     straggler_timeout.look(quorate(closed=2, dealt=9), 503.0)
@@ -115,7 +115,7 @@ def test_a_quorum_that_is_lost_ends_it() -> None:
     straggler_timeout.look(begun(), 0.0)
     straggler_timeout.look(quorate(), 1.0)
     straggler_timeout.look(
-        Standing(0, 1, 2, (3,)), 1.5
+        RoundProgress(0, 1, 2, (3,)), 1.5
     )  # one of those that had pushed died
     assert straggler_timeout.due == math.inf
 

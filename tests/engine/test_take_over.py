@@ -168,8 +168,8 @@ def test_the_new_leader_gives_a_round_its_time() -> None:
     with taken_over(quorum=1) as (cluster, first, second, pieces):
         second.go_back()
         straggler_timeout = cluster.server._straggler_timeout
-        assert straggler_timeout.standing.pushes == 1
-        assert straggler_timeout.standing.is_quorate
+        assert straggler_timeout.round_progress.pushes == 1
+        assert straggler_timeout.round_progress.is_quorate
         assert straggler_timeout.left_s(time.monotonic()) > LONG_S
         second.push(pieces)
         assert second.hear()["kind"] == "reply"

@@ -28,7 +28,7 @@ from shoal.forks import blank, gives_up
 from shoal.host.limits import within_limits
 from shoal.host.private import alike
 from shoal.host.temporary import temporary_folder
-from shoal.interruption import Patience, check, ends_hard
+from shoal.interruption import Deadline, check, ends_hard
 from shoal.launchers.base import Exit, Launcher, Role
 from shoal.launchers.parent import Parent
 from shoal.terminal import LONGEST_BYTES, Lines
@@ -228,19 +228,19 @@ class ProcessLauncher(Launcher):
 
     def _end(self, children: Sequence[_Child], grace_s: float) -> None:
         """Closes the pipes, waits a little, then kills."""
-        patience = Patience(grace_s)
+        deadline = Deadline(grace_s)
         for child in children:
             if grace_s <= 0 and child.process.poll() is None:
                 child.process.kill()
             if child.sender is not None:
-                patience.wait(_Joins(child.sender))
+                deadline.wait(_Joins(child.sender))
             if child.process.stdin is not None:
                 with contextlib.suppress(OSError, ValueError):
                     child.process.stdin.close()
         for child in children:
-            if not patience.wait(_Ends(child.process)):
+            if not deadline.wait(_Ends(child.process)):
                 child.process.kill()
-                Patience(DEATH_S).wait(_Ends(child.process))
+                Deadline(DEATH_S).wait(_Ends(child.process))
             _note_exit(child)
             self._tell(child)
             child.log.close()
@@ -250,7 +250,7 @@ class ProcessLauncher(Launcher):
 @final
 @dataclass(frozen=True)
 class _Ends:
-    """Waits for the end of a process, for `Patience`."""
+    """Waits for the end of a process, for `Deadline`."""
 
     process: subprocess.Popen[bytes]
 
@@ -265,7 +265,7 @@ class _Ends:
 @final
 @dataclass(frozen=True)
 class _Joins:
-    """Waits for the end of a thread, for `Patience`."""
+    """Waits for the end of a thread, for `Deadline`."""
 
     thread: threading.Thread
 

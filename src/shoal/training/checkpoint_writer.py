@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import final
 
 from shoal.errors import CheckpointError
-from shoal.interruption import Patience
+from shoal.interruption import Deadline
 from shoal.runs.checkpoints import Checkpoint, CheckpointStore
 from shoal.runs.folder import Folder
 from shoal.training.inputs import INPUTS
@@ -98,7 +98,7 @@ class CheckpointWriter:
         with self._change:
             self._is_over = True
             self._change.notify_all()
-        Patience(LONGEST_END_S).wait(self._is_done)
+        Deadline(LONGEST_END_S).wait(self._is_done)
 
     def _is_done(self, limit_s: float) -> bool:
         self._thread.join(limit_s)

@@ -110,7 +110,7 @@ class Fleet(Schedule[Scenario]):
 
     def _may_be_overdue(self) -> bool:
         server = self.server
-        is_quorate = server is not None and server.sequencer.standing.is_quorate
+        is_quorate = server is not None and server.sequencer.round_progress.is_quorate
         return is_quorate and self.random.random() < self.scenario.haste
 
     # -------------------------------------------------------------- messages

@@ -181,7 +181,7 @@ class SimServer(Executor):
     def overdue(self) -> list[Instruction]:
         """The time of grace is over; it can be at any moment."""
         sequencer = self.sequencer
-        for rank in sequencer.standing.awaited:
+        for rank in sequencer.round_progress.awaited:
             self._late.miss(self.peers[rank])
         return self.carry_out(sequencer.overdue())
 

@@ -65,7 +65,7 @@ from shoal.engine.transport.messages.worker_reports import Failed, NanReport
 from shoal.engine.worker import nan_policy
 from shoal.engine.worker.spec import WorkerSpec
 from shoal.errors import ClusterError, DataError, ShoalError, WorkerFailed
-from shoal.interruption import Patience, check
+from shoal.interruption import Deadline, check
 from shoal.plan.often import Often
 from shoal.vectors import Vector
 
@@ -497,11 +497,11 @@ class Controller:
         # Known to `_repeat`: a server that takes over is asked again.
         self._asked = command
         self._command(command)
-        liveness = Patience(timeout_s)
+        deadline = Deadline(timeout_s)
         try:
-            while liveness.left_s > 0:
+            while deadline.left_s > 0:
                 check()
-                message = self._servers.receive(min(POLL_S, liveness.left_s))
+                message = self._servers.receive(min(POLL_S, deadline.left_s))
                 if message is None:
                     self._watch()
                     continue

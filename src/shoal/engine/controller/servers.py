@@ -41,7 +41,7 @@ from shoal.engine.transport.messages.server_to_controller import (
 from shoal.engine.transport.shared_memory import sweep, tag_of
 from shoal.errors import ClusterError, ExchangeTimeout, ShoalError
 from shoal.forks import Origin
-from shoal.interruption import Patience, check, ends_hard, pause
+from shoal.interruption import Deadline, check, ends_hard, pause
 from shoal.launchers.base import Exit
 from shoal.wire.frames import Link
 
@@ -253,7 +253,7 @@ class Servers:
             return found
         link.is_closing = True  # these are the last messages of a finished run
         with contextlib.suppress(OSError, ExchangeTimeout):
-            while Patience(timeout_s).wait(link.has_input):
+            while Deadline(timeout_s).wait(link.has_input):
                 head, body = link.receive(timeout_s=timeout_s, stall_s=timeout_s)
                 found.append((read_report(head), body))
         return found

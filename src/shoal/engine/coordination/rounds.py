@@ -16,7 +16,7 @@ from shoal.engine.coordination.roster import Member
 from shoal.strategies.base import Facts
 
 
-class Standing(NamedTuple):
+class RoundProgress(NamedTuple):
     """Progress of a round; input of `StragglerTimeout`.
 
     Args:
@@ -100,13 +100,13 @@ class Round:
         has_gain = self.pushes or any(ledger.pieces_held(m.rank) for m in awaited)
         return bool(is_enough and awaited and has_gain)
 
-    def standing(
+    def progress(
         self,
         closed: int,
         ready: Sequence[Member],
         ledger: Ledger,
         publisher: int | None,
-    ) -> Standing:
+    ) -> RoundProgress:
         """Returns the progress of the round.
 
         Args:
@@ -117,7 +117,7 @@ class Round:
                 is not quorate while it waits for it.
         """
         awaited = tuple(m.rank for m in self.awaited(ready, ledger))
-        return Standing(
+        return RoundProgress(
             closed=closed,
             dealt=self.dealt,
             pushes=len(self.pushes),

@@ -34,7 +34,7 @@ from shoal.engine.coordination.roster import (
     Publishing,
     Roster,
 )
-from shoal.engine.coordination.rounds import Round, Standing, tell_of_round
+from shoal.engine.coordination.rounds import Round, RoundProgress, tell_of_round
 from shoal.strategies.base import Facts
 
 __all__ = [
@@ -405,12 +405,12 @@ class Sequencer:
     # -------------------------------------------------------------- rounds
 
     @property
-    def standing(self) -> Standing:
+    def round_progress(self) -> RoundProgress:
         """Progress of the open round; without a quorum it tells nothing."""
         if not self.rules.quorum or self.has_finished:
-            return Standing()
+            return RoundProgress()
         ready = self._roster.ready()
-        return self._round.standing(self.version, ready, self.ledger, self.publisher)
+        return self._round.progress(self.version, ready, self.ledger, self.publisher)
 
     @_asking
     def overdue(self) -> list[Instruction]:
@@ -420,7 +420,7 @@ class Sequencer:
         committed; no round waits for them until then. A round without its quorum stays
         as it is.
         """
-        if not self.standing.is_quorate:
+        if not self.round_progress.is_quorate:
             return []
         for rank in self._round.pass_over(self._roster.ready(), self.ledger):
             self._publishing.pass_over(rank)

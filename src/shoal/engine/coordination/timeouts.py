@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import final
 
-from shoal.engine.coordination.rounds import Standing
+from shoal.engine.coordination.rounds import RoundProgress
 
 FLOOR_S = 3.0  # for delays not measured yet: a slow disk, a busy machine
 STARTUP_TIMES = 2.0  # factor on the first compilation, for another one
@@ -142,7 +142,7 @@ class StragglerTimeout:
     slow all of them have become.
 
     Args:
-        standing: Progress of the round at the last look.
+        round_progress: Progress of the round at the last look.
         began: Time when data was dealt, or when the round before closed.
         reached: Time when it had its quorum and its first message, None before.
         spare_s: Seconds in the bucket.
@@ -150,10 +150,10 @@ class StragglerTimeout:
 
     Example:
         >>> straggler_timeout = StragglerTimeout()
-        >>> straggler_timeout.look(Standing(dealt=1, awaited=(0, 1, 2)), now=100.0)
+        >>> straggler_timeout.look(RoundProgress(dealt=1, awaited=(0, 1, 2)), now=100.0)
         >>> straggler_timeout.is_over(200.0)
         False
-        >>> late = Standing(dealt=1, pushes=2, awaited=(2,), is_quorate=True)
+        >>> late = RoundProgress(dealt=1, pushes=2, awaited=(2,), is_quorate=True)
         >>> straggler_timeout.look(late, now=103.0)
         >>> straggler_timeout.due, straggler_timeout.left_s(now=105.0)
         (106.25, 1.25)
@@ -161,22 +161,22 @@ class StragglerTimeout:
         (False, True)
     """
 
-    standing: Standing = field(default_factory=Standing)
+    round_progress: RoundProgress = field(default_factory=RoundProgress)
     began: float = 0.0
     reached: float | None = None
     spare_s: float = HICCUP_S
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS))
 
-    def look(self, standing: Standing, now: float) -> None:
+    def look(self, round_progress: RoundProgress, now: float) -> None:
         """Takes note of the round's progress; called whenever that may have changed."""
-        before = self.standing
-        if standing.closed != before.closed:
+        before = self.round_progress
+        if round_progress.closed != before.closed:
             self._settle(now)
-        self.standing = standing
-        if standing[:2] != before[:2]:  # closed, dealt
+        self.round_progress = round_progress
+        if round_progress[:2] != before[:2]:  # closed, dealt
             self.began, self.reached = now, None
-        is_first = standing.pushes > 0 and before.pushes == 0
-        if not standing.is_quorate:
+        is_first = round_progress.pushes > 0 and before.pushes == 0
+        if not round_progress.is_quorate:
             self.reached = None
         elif self.reached is None or is_first:
             self.reached = now
@@ -192,13 +192,13 @@ class StragglerTimeout:
     def _end(self) -> float:
         """The time by which workers up to twice as slow as the others have come."""
         took = 0.0 if self.reached is None else self.reached - self.began
-        double = 2.0 ** (1 + self.standing.fruitless)
+        double = 2.0 ** (1 + self.round_progress.fruitless)
         return self.began + double * max([took, *self.lengths])
 
     @property
     def due(self) -> float:
         """When the round is overdue; infinite without a quorum, or a measurement."""
-        if self.reached is None or not (self.lengths or self.standing.pushes):
+        if self.reached is None or not (self.lengths or self.round_progress.pushes):
             return float("inf")
         return self._end() + max(self.spare_s, LEAST_S)
 

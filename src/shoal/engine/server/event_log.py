@@ -44,7 +44,7 @@ class EventLog:
         >>> event_log = EventLog(shards=(1,))
         >>> event_log.add(Flush(), at=0.5).number
         1
-        >>> [order.number for order in event_log.after(0)]
+        >>> [entry.number for entry in event_log.after(0)]
         [1]
         >>> event_log.took(1, 1), list(event_log.after(0))
         (True, [])
@@ -63,14 +63,14 @@ class EventLog:
             at: Seconds of the run.
         """
         self.number += 1
-        order = LogEntry(self.number, event, at)
+        entry = LogEntry(self.number, event, at)
         if self.shards:
-            self._kept.append(order)
-        return order
+            self._kept.append(entry)
+        return entry
 
     def after(self, number: int) -> Iterator[LogEntry]:
         """Returns the kept entries after a number."""
-        return (order for order in self._kept if order.number > number)
+        return (entry for entry in self._kept if entry.number > number)
 
     def took(self, shard: int, number: int) -> bool:
         """Records that a shard, and its standby, have entries up to a number.
@@ -82,7 +82,7 @@ class EventLog:
             ValueError: The number is impossible.
         """
         if not self._known.get(shard, 0) <= number <= self.number:
-            raise ValueError(f"order {number} of {self.number}")
+            raise ValueError(f"entry {number} of {self.number}")
         before = len(self._kept)
         self._known[shard] = number
         self.forget(min(self._known.get(other, 0) for other in self.shards))
@@ -105,7 +105,7 @@ class EventLog:
     def thaw(self, frozen: dict[str, Any]) -> None:
         """The inverse of `freeze`."""
         self.number = frozen["number"]
-        self._kept = deque(LogEntry(*order) for order in frozen["kept"])
+        self._kept = deque(LogEntry(*entry) for entry in frozen["kept"])
 
 
 @final

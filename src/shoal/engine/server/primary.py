@@ -201,10 +201,12 @@ class Primary(BaseServer):
         self._replication.log(event, at, session, blob)
         entry = self.replica.enter(event, at)
         for shard in list(self._shards.values()):
-            self._send_order(shard, entry)
+            self._send_entry(shard, entry)
         self._carry_out(self.replica.handle(entry, blob))
         if self.spec.rules.quorum:
-            self._straggler_timeout.look(self.replica.sequencer.standing, self._clock())
+            self._straggler_timeout.look(
+                self.replica.sequencer.round_progress, self._clock()
+            )
 
     def answer(self, session: WorkerSession, message: ToWorker, blob: bytes) -> None:
         """Answers a worker; one without a connection repeats its message later."""
@@ -411,11 +413,11 @@ class Primary(BaseServer):
             self._connections.drop(before, JOINED_AGAIN)
         peer.role, peer.rank = "shard", number
         self._shards[number] = peer
-        for order in self.replica.event_log.after(message.have):
-            self._send_order(peer, order)
+        for entry in self.replica.event_log.after(message.have):
+            self._send_entry(peer, entry)
 
-    def _send_order(self, peer: Peer, order: LogEntry) -> None:
-        self._replication.send(peer, Ordered(**order._asdict()))
+    def _send_entry(self, peer: Peer, entry: LogEntry) -> None:
+        self._replication.send(peer, Ordered(**entry._asdict()))
 
     def _hear_server(self, peer: Peer, head: Head, _body: memoryview) -> None:
         shard, sessions = peer.rank, self.replica.sessions
@@ -423,7 +425,7 @@ class Primary(BaseServer):
             case Took(number=number):
                 event_log = self.replica.event_log
                 if event_log.took(shard, number):
-                    self._replication.note_orders(event_log.oldest)
+                    self._replication.note_shards(event_log.oldest)
             case Moving(ranks=ranks):
                 for session in (sessions[rank] for rank in ranks if rank in sessions):
                     session.liveness.moves(self._clock())

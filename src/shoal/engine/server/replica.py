@@ -334,7 +334,7 @@ class Replica(Executor):
         self._carry_out(self.sequencer.leave(rank, incarnation))
 
     def _close_without_the_late(self) -> None:
-        late = self.sequencer.standing.awaited
+        late = self.sequencer.round_progress.awaited
         found = self.sequencer.overdue()
         if found:
             self._tell(Late(ranks=tuple(late)))

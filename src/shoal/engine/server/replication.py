@@ -160,8 +160,8 @@ class Replication:
         """Records that the standby has mapped a worker's slot."""
         self._mapped.add((rank, incarnation))
 
-    def note_orders(self, number: int) -> None:
-        """Tells the standby that all other shards have orders up to this number."""
+    def note_shards(self, number: int) -> None:
+        """Tells the standby that all other shards have entries up to this number."""
         if self.peer is not None:
             self._connections.send(self.peer, ShardsTook(number=number))
 

@@ -78,7 +78,7 @@ class Shard(BaseServer):
         environment: Environment = SYSTEM,
     ) -> None:
         super().__init__(spec, connections, handover, environment)
-        self._order: Peer | None = None
+        self._primary: Peer | None = None
         self._event_log: deque[LogEntry] = deque()
         self._attending: dict[Peer, Attend] = {}
         self._took = -1
@@ -102,16 +102,16 @@ class Shard(BaseServer):
 
     def _tell_progress(self) -> None:
         """Tells number 0 which entries are known here and on the standby."""
-        order, number = self._order, self.replica.event_log.number
-        if order is not None and number != self._took:
+        primary, number = self._primary, self.replica.event_log.number
+        if primary is not None and number != self._took:
             self._took = number
-            self._replication.send(order, Took(number=number))
+            self._replication.send(primary, Took(number=number))
 
     def _tell_moves(self) -> None:
         """Tells number 0 which workers are sending to this server."""
         moving = [r for r, p in self._workers.items() if p.channel.has_moved()]
-        if moving and self._order is not None:
-            self._connections.send(self._order, Moving(ranks=tuple(moving)))
+        if moving and self._primary is not None:
+            self._connections.send(self._primary, Moving(ranks=tuple(moving)))
 
     def _start(self, handover: FailoverState | None) -> None:
         if handover is not None and handover.lead.order is not None:
@@ -121,7 +121,7 @@ class Shard(BaseServer):
 
     def _follow(self, address: tuple[str, int], limit_s: float) -> None:
         """Connects to number 0, and tells it which parts have arrived."""
-        before, self._order = self._order, None
+        before, self._primary = self._primary, None
         if before is not None:
             self._connections.drop(before, "another server leads")
         identity = self.spec.identity
@@ -137,7 +137,7 @@ class Shard(BaseServer):
         except (OSError, ShoalError):
             self._mention(Unordered(shard=self.spec.shard))
             return
-        self._order, self._took = self._connections.adopt(link, "order"), -1
+        self._primary, self._took = self._connections.adopt(link, "primary"), -1
         # A server that took over has not heard which parts are here (decision 21).
         for session in self.replica.sessions.values():
             self._tell_staged(session)
@@ -151,7 +151,7 @@ class Shard(BaseServer):
         if head["kind"] != Ordered.kind:
             raise BadFrame(f"{head['kind']!r:.40} of the server that orders")
         ordered = Ordered.parse(head)
-        if peer is not self._order:
+        if peer is not self._primary:
             return
         known = (
             self._event_log[-1].number
@@ -160,7 +160,7 @@ class Shard(BaseServer):
         )
         number = ordered.number
         if number > known + 1:
-            raise BadFrame(f"order {number} after {known}")
+            raise BadFrame(f"entry {number} after {known}")
         if number == known + 1:
             self._event_log.append(LogEntry(number, ordered.event, ordered.at))
             self._work()
@@ -281,20 +281,20 @@ class Shard(BaseServer):
         self._work()
 
     def _tell_staged(self, session: WorkerSession) -> None:
-        if self._order is not None and session.staged:
+        if self._primary is not None and session.staged:
             has = Has(
                 rank=session.rank,
                 incarnation=session.incarnation,
                 question=session.staged,
             )
-            self._replication.send(self._order, has)
+            self._replication.send(self._primary, has)
 
     def _worker_gone(self, peer: Peer, reason: str) -> None:
         """A worker may return; number 0 decides when it is gone."""
 
     def _other_gone(self, peer: Peer) -> None:
-        if peer is self._order:
-            self._order = None
+        if peer is self._primary:
+            self._primary = None
             self._mention(Unordered(shard=self.spec.shard))
 
     # ------------------------------------------------------------ controller

@@ -376,7 +376,7 @@ class Standby(Listener):
             self._spec.rules.quorum
         ):  # after a promotion it decides when a round is overdue
             self._straggler_timeout.look(
-                self._replica.sequencer.standing, self._took_at
+                self._replica.sequencer.round_progress, self._took_at
             )
 
     def _keep(self, effect: Effect) -> None:

@@ -141,7 +141,7 @@ class UnverifiedCallers:
 
 MAX_CONNECTIONS = 4096
 MAX_STRANGERS = 256
-OURS = ("controller", "standby", "shard", "order")  # read even with waiting output
+OURS = ("controller", "standby", "shard", "primary")  # read even with waiting output
 MOST_REASON = 300  # characters of the reason for a closed connection
 
 
