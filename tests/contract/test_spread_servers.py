@@ -6,6 +6,7 @@ The toy engine of `test_carriers.py`: each task says that it is on a node of its
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -156,53 +157,69 @@ class Watcher(keras.callbacks.Callback):
     Args:
         toy: Module of the toy engine.
         root: Folder of the run.
-        until: Kind of the event after which the run ends.
+        until: Kinds of events; the run ends after the same number of each.
         do: Called with this once.
+        standbys: Standbys that have to follow before.
     """
 
     def __init__(
         self,
         toy: Any,
         root: Path,
-        until: str = "",
+        until: Counter[str] | None = None,
         do: Callable[[Any], None] = lambda _: None,
+        standbys: int = 0,
     ) -> None:
         super().__init__()
-        self.toy, self.root, self.until, self.do = toy, root, until, do
-        self.seen, self.kinds = 0, list[str]()
+        self.toy, self.root, self.do, self.standbys = toy, root, do, standbys
+        self.until: Counter[str] = Counter() if until is None else until
+        self.seen, self.kinds = 0, Counter[str]()
+        self.killed: Any = None
+        self.is_over = False
         self.first: dict[str, list[psutil.Process]] = {}
         self.last: dict[str, list[psutil.Process]] = {}
 
     def look(self) -> dict[str, list[psutil.Process]]:
-        found = {t.process.args[-1]: servers_of(t) for t in self.toy.tasks}
-        return {node: servers for node, servers in found.items() if servers}
+        found: dict[str, list[psutil.Process]] = {}
+        for task in self.toy.tasks:
+            for server in servers_of(task):
+                found.setdefault(task.process.args[-1], []).append(server)
+        return found
 
     def events(self) -> list[dict[str, Any]]:
         [run] = self.root.iterdir()
         return list(read_events(Folder.at(str(run))))
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether all servers and standbys follow, where there are standbys."""
-        return self.seen >= 10
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen += 1
-        if not self.first and self.is_ready:
-            self.first = self.look()
-            self.do(self)
+        if not self.first and self.seen % 10 == 0:
+            self.count()
+            if self.kinds["standby_ready"] >= self.standbys:
+                self.first = self.look()
+                self.do(self)
+
+    def count(self) -> None:
+        self.kinds = Counter(event["kind"] for event in self.events())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.kinds = [event["kind"] for event in self.events()]
-        is_over = self.until in self.kinds if self.until else bool(self.first)
-        if self.first and is_over:
-            self.last = self.look()
+        self.count()
+        if self.first and not self.is_over and self.kinds >= self.until:
+            self.last, self.is_over = self.look(), True
             self.model.stop_training = True
+
+
+def agent_of(toy: Any, node: str) -> Any:
+    """The living task on a node."""
+    [found] = [
+        task for task in toy.tasks
+        if task.process.args[-1] == node and task.process.poll() is None
+    ]  # fmt: skip
+    return found
 
 
 def fit(toy: Any, watcher: Watcher, **fields: Any) -> Any:
     """Trains on three nodes over TLS; nothing may be left."""
-    toy.nodes[:] = ["a", "b", "c"]
+    toy.nodes[:] = ["a", "b", "c"][: fields.get("workers", 3)]
     toy.host[0] = own_address()
     given: dict[str, Any] = {
         "batch_size": 16, "epochs": 9999, "strategy": "aeasgd", "workers": 3,
@@ -246,3 +263,74 @@ def test_servers_on_nodes_give_the_same_bits(
         found.append(model.get_weights())
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_killed_server_is_started_again_on_its_node(toy: Any, tmp_path: Path) -> None:
+    def kill(watcher: Watcher) -> None:
+        node, [server] = next(iter(watcher.first.items()))
+        watcher.killed = node, server.pid
+        server.kill()
+
+    watcher = Watcher(toy, tmp_path / "runs", Counter(server_replaced=1), kill)
+    fit(toy, watcher)
+    assert watcher.first.keys() == watcher.last.keys()
+    node, pid = watcher.killed
+    assert [p.pid for p in watcher.last[node]] != [pid]
+    assert watcher.kinds["worker_lost"] == 0
+
+
+def test_a_node_that_is_lost_with_its_server_is_left_for_another(
+    toy: Any, tmp_path: Path
+) -> None:
+    def kill(watcher: Watcher) -> None:
+        toy.nodes[:] = ["d"]
+        agent_of(toy, next(iter(watcher.first))).process.kill()
+
+    watcher = Watcher(toy, tmp_path / "runs", Counter(server_replaced=1), kill)
+    fit(toy, watcher)
+    assert watcher.kinds["worker_lost"] == 0  # it ended with its server
+    [lost, stays] = watcher.first
+    [free] = {"a", "b", "c"} - watcher.first.keys()
+    assert watcher.last.keys() == {stays, free}
+    assert lost not in watcher.last
+
+
+def test_a_standby_on_another_node_takes_over(toy: Any, tmp_path: Path) -> None:
+    def kill(watcher: Watcher) -> None:
+        toy.nodes[:] = ["d"]
+        watcher.killed = next(iter(watcher.first))
+        agent_of(toy, watcher.killed).process.kill()
+
+    wanted = Counter(server_replaced=1, standby_ready=4, worker_replaced=1)
+    watcher = Watcher(toy, tmp_path / "runs", wanted, kill, standbys=3)
+    fit(toy, watcher, standby=1)
+    assert sum(map(len, watcher.first.values())) == 4
+    assert watcher.killed not in watcher.last
+    assert watcher.kinds["rollback"] == 0
+
+
+def test_a_server_whose_nodes_are_both_lost_goes_on_beside_the_driver(
+    toy: Any, tmp_path: Path
+) -> None:
+    """Each time its standby follows before the next node is lost."""
+
+    class Both(Watcher):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            super().on_epoch_end(epoch, logs)
+            if self.killed == ["a"] and self.kinds >= half:
+                agent_of(toy, "b").process.kill()
+                self.killed.append("b")
+
+    def kill(watcher: Watcher) -> None:
+        toy.nodes[:] = ["d"]
+        agent_of(toy, "a").process.kill()
+        watcher.killed = ["a"]
+
+    half = Counter(server_replaced=1, standby_ready=3, worker_replaced=1)
+    wanted = Counter(server_replaced=2, standby_ready=4, worker_replaced=2)
+    watcher = Both(toy, tmp_path / "runs", wanted, kill, standbys=2)
+    fit(toy, watcher, workers=2, servers=2, standby=1)
+    assert watcher.first.keys() == {"a", "b"}
+    assert watcher.killed == ["a", "b"]
+    assert watcher.last == {}
+    assert watcher.kinds["rollback"] == 0
