@@ -513,11 +513,33 @@ class TestLink:
         with listening(echo) as address:
             link = Link(address, SECRET)
             monkeypatch.setattr(
-                link, "socket", SimpleNamespace(recv_into=vanish, close=link.close)
+                link,
+                "socket",
+                SimpleNamespace(recv_into=vanish, sendall=vanish, close=link.close),
             )
             with pytest.raises(ConnectionResetError, match="timed out"):
                 link.receive()
+            with pytest.raises(ConnectionResetError, match="timed out"):
+                link.send({"kind": "push"})
             monkeypatch.undo()
+            link.close()
+
+    @pytest.mark.skipif(
+        not hasattr(socket, "TCP_USER_TIMEOUT"), reason="options of Linux"
+    )
+    def test_a_silent_host_is_noticed_within_seconds_where_that_is_wanted(self) -> None:
+        def options(link: Link) -> list[int]:
+            names = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT
+            return [link.socket.getsockopt(socket.IPPROTO_TCP, n) for n in names]
+
+        with listening(echo) as address:
+            link = Link(address, SECRET)
+            usual = options(link)
+            link.watch_host(2)
+            assert options(link) == [1, 1, 2000]
+            assert usual != options(link)
+            link.send({"kind": "push"})
+            assert link.receive()[0] == {"kind": "push"}
             link.close()
 
     def test_waits_no_longer_than_told(self) -> None:

@@ -315,6 +315,27 @@ class Link:
         self._ahead = self._ahead[count:]
         return count
 
+    def watch_host(self, limit_s: int) -> None:
+        """Counts the peer as gone when its host answers nothing, not even probes.
+
+        Without it a host that lost its power or its network is noticed after hours. A
+        process that is busy or stopped is no such case: its system answers. Where the
+        system lacks these options, nothing changes.
+
+        Args:
+            limit_s: Seconds, at least 2.
+        """
+        options = {
+            "TCP_KEEPIDLE": 1,
+            "TCP_KEEPINTVL": 1,
+            "TCP_KEEPCNT": limit_s - 1,
+            "TCP_USER_TIMEOUT": 1000 * limit_s,
+        }
+        for name, value in options.items():
+            number = getattr(socket, name, None)
+            if number is not None:
+                self.socket.setsockopt(socket.IPPROTO_TCP, number, value)
+
     def give_up_socket(self) -> tuple[socket.socket, bytes]:
         """Hands over the connection, with the bytes that were already read from it."""
         return self.socket, bytes(self._ahead)
@@ -365,6 +386,10 @@ class Link:
             for part in parts:
                 self.socket.sendall(part)
         except ssl.SSLError as error:
+            raise ConnectionResetError(str(error)) from None
+        except TimeoutError as error:
+            if error.errno is None:  # this side's limit
+                raise
             raise ConnectionResetError(str(error)) from None
 
     def introduce(self, head: Head) -> None:

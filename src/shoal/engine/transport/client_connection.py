@@ -21,6 +21,7 @@ from shoal.wire.frames import Head, Link
 CALL_S = 60.0  # time for a server to answer the handshake
 TURN_S = 5.0  # the same at one of several addresses
 CALL_PAUSE_S = 0.02
+GONE_S = 2  # without any packet of a server's node; a worker is given up after 3 s
 
 Answered: TypeAlias = tuple[Head, memoryview]
 Introduction: TypeAlias = Join | Rejoin | Attend
@@ -141,6 +142,10 @@ class ClientConnection:
         )
         try:
             is_local = self.link.is_local
+            if len(self._addresses) > 2 and not is_local:
+                # The server's node may vanish without a word while its standby lives
+                # elsewhere. A worker that went on waiting would count as hung.
+                self.link.watch_host(GONE_S)
             if isinstance(message, Join) and not is_local:
                 message = message.replace(node=self.link.own_host)
             wants_slot = can_map and seat.wants_slot and is_local

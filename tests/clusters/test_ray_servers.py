@@ -1,0 +1,105 @@
+"""Servers that share a vector, on nodes of a Ray cluster, and the loss of a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import keras
+import psutil
+import pytest
+
+import shoal
+from shoal.runs.events import read_events
+from shoal.runs.folder import Folder
+from tests.clusters.test_ray import ROWS, Cluster, data
+from tests.engine.test_shards_killed import wide
+from tests.ray_nodes import RayNode, imported
+
+pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture
+def cluster() -> Generator[Cluster]:
+    """A head without room and two nodes, of which the test takes one away."""
+    pytest.importorskip("ray")
+    with ExitStack() as stack:
+        stack.enter_context(imported())
+        yield Cluster(stack, 2)
+
+
+def is_server(process: psutil.Process) -> bool:
+    """By its title; psutil sees no sockets of other network namespaces."""
+    words = process.cmdline()[0].split()
+    return "server" in words or "standby" in words
+
+
+class TakeNode(keras.callbacks.Callback):
+    """Takes away the node of the second server once all follow; then waits.
+
+    Args:
+        cluster: Cluster of the test.
+        root: Folder of the run.
+        standby: Standbys of each server.
+        is_cut: The node lives on, and its cable is out.
+    """
+
+    def __init__(
+        self, cluster: Cluster, root: Path, standby: int, *, is_cut: bool
+    ) -> None:
+        super().__init__()
+        self.cluster, self.root = cluster, root
+        self.standby, self.is_cut = standby, is_cut
+        self.seen = 0
+        self.lost: RayNode | None = None
+        self.servers: list[psutil.Process] = []
+
+    def kinds(self) -> Counter[str]:
+        [run] = self.root.iterdir()
+        return Counter(event["kind"] for event in read_events(Folder.at(str(run))))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        if self.lost is not None or self.seen % 20:
+            return
+        if self.kinds()["standby_ready"] < 2 * self.standby:
+            return
+        for number, node in enumerate(self.cluster.nodes):
+            found = [one for one in node.workers() if is_server(one)]
+            if any("server 1" in one.cmdline()[0] for one in found):
+                self.servers, self.lost = found, node
+                if self.is_cut:
+                    self.cluster.hosts.cut(number)
+                else:
+                    node.close()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        kinds = self.kinds()
+        is_replaced = kinds["server_replaced"] and kinds["worker_started"] >= 3
+        self.model.stop_training = bool(self.lost is not None and is_replaced)
+
+
+@pytest.mark.parametrize(
+    ("standby", "is_cut"), [(0, False), (1, True)], ids=["killed", "cut"]
+)
+def test_a_server_is_on_another_node_and_the_run_outlives_it(
+    cluster: Cluster, tmp_path: Path, standby: int, is_cut: bool
+) -> None:
+    take = TakeNode(cluster, tmp_path, standby, is_cut=is_cut)
+    history = shoal.fit(
+        wide(), *data(), epochs=9999, workers=2, strategy="aeasgd", verbose=0,
+        threads=1, servers=2, standby=standby, cluster=cluster.head.address,
+        run=str(tmp_path), callbacks=[take],
+    )  # fmt: skip
+    assert take.servers
+    epochs = len(history.history["loss"])
+    assert history.run.summary().samples_committed == epochs * ROWS
+    kinds = take.kinds()
+    assert kinds["server_replaced"] == 1
+    assert kinds["worker_lost"] <= 1  # the one of that node
+    for node in cluster.nodes:
+        left = [*node.workers(), *(take.servers if node is take.lost else [])]
+        assert psutil.wait_procs(left, timeout=120)[1] == []
