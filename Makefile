@@ -73,7 +73,8 @@ EVERYWHERE := tests/backends/test_every_backend.py tests/backends/test_window.py
 # and cores than the others. To collect all files would take each of both 20 seconds.
 WITH_PROCESSES = $(shell grep -rl --include='test_*.py' 'mark\.process' tests)
 
-test: lint generated docs
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 --output-sync lint generated docs
 	$(HASTY) $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
 		-m "not slow and not process"
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "process and not slow" \
