@@ -40,9 +40,9 @@ LABELS = {
     "belated": "pushes that came too late for their round",
     "stray": "pushes of the dead delivered late",
     "refused": "workers refused",
-    "rollback": "gangs rolled back",
-    "grouped": "steps that a gang averaged itself",
-    "ungrouped": "gangs that gave that up",
+    "rollback": "rollbacks of all_reduce",
+    "grouped": "steps that a group averaged itself",
+    "ungrouped": "groups that gave that up",
     "checkpoint": "checkpoints",
     "damaged": "checkpoints found damaged",
 }

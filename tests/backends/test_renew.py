@@ -71,7 +71,7 @@ def opened(
 
 
 def observed(backend: Backend) -> list[Any]:
-    """Where some windows, and a step of a gang, lead to."""
+    """Where some windows, and a step of all_reduce, lead to."""
     sums = np.zeros(backend.metrics_size)
     backend.warm_up(data(), is_gradient=False)
     for seed in range(2):

@@ -1,4 +1,4 @@
-"""A step of a gang that is computed anew: it draws and counts as it did before."""
+"""A step of all_reduce that is computed anew: it draws and counts as it did before."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def opened() -> Backend:
     return opening(spec, data())
 
 
-def step(backend: Backend, gang: int) -> Any:
+def step(backend: Backend, step_rows: int) -> Any:
     """The gradient of a step of so many rows, and all state but the weights."""
     gradient = np.empty(backend.layout.size, np.float32)
-    mass = backend.gradient(data(), gang, gradient)
+    mass = backend.gradient(data(), step_rows, gradient)
     return gradient / mass, backend.statistics().copy(), backend.snapshot()
 
 

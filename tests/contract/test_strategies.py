@@ -391,9 +391,9 @@ def test_a_class_that_needs_arguments_is_checked_as_an_object() -> None:
 
 def test_a_rank_without_rows_takes_the_step_with_the_rest() -> None:
     problem = LeastSquares.seeded(rows=9, size=3)
-    gang, single = (
+    together, single = (
         simulate(get("all_reduce"), problem, workers=n, epochs=3, learning_rate=0.1)
         for n in (4, 1)
     )
-    np.testing.assert_allclose(gang.center, single.center, atol=1e-6)
-    assert gang.committed == 3 * 9
+    np.testing.assert_allclose(together.center, single.center, atol=1e-6)
+    assert together.committed == 3 * 9

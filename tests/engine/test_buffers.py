@@ -64,7 +64,7 @@ def test_two_ends_of_a_slot_see_the_same() -> None:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_close_while_a_program_still_reads_its_input(is_shared: bool) -> None:
-    # A gang's last mean is a view that the backend keeps; closing raised BufferError.
+    # The backend keeps the last mean of all_reduce, a view; closing raised BufferError.
     sizes = Sizes(vector=5, statistics=0, metrics=0, digest="")
     made = Slot.make(sizes.slot_bytes) if is_shared else None
     buffers = Buffers(sizes, made[0] if made else None)

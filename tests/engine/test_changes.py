@@ -77,7 +77,7 @@ def test_a_message_of_before_does_not_bring_the_old_value_back(name: str) -> Non
     assert not told(stand, 0)
 
 
-def test_a_gang_that_goes_back_keeps_what_a_callback_set() -> None:
+def test_all_reduce_that_goes_back_keeps_what_a_callback_set() -> None:
     stand = Stand("all_reduce", workers=2)
     stand.asked()
     stand.command("checkpoint")

@@ -138,7 +138,7 @@ def test_what_is_not_finite_or_huge_goes_as_it_is(
 def test_what_was_left_out_of_a_change_survives_what_goes_as_it_is(
     name: str, other: str
 ) -> None:
-    """A gang's checkpoint, or one overflow of a scaled loss, costs no rounding."""
+    """A checkpoint, or one overflow of a scaled loss, costs no rounding."""
     sender = Sender(CODECS[name], 3, is_place=False)
     receiver = Receiver(CODECS[name], 3, is_place=False)
     values = np.array([1.0, 0.0123, -0.3377], np.float32)

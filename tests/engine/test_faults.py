@@ -24,7 +24,7 @@ from tests.ray_nodes import EVERYWHERE, Place, listens
 # Threads have shown them (`test_standby.py`, `test_training.py`); `make matrix` starts
 # processes for these as well.
 ALSO_ROUNDS = pytest.param("local_sgd", marks=pytest.mark.slow)
-ALSO_GANGS = pytest.param("all_reduce", marks=pytest.mark.slow)
+ALSO_GRADIENTS = pytest.param("all_reduce", marks=pytest.mark.slow)
 
 ROWS, EPOCHS, BATCH = 1000, 3, 32
 
@@ -146,7 +146,7 @@ class KillAtEnd(KillServer):
 
 @pytest.mark.process
 @EVERYWHERE
-@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_ROUNDS, ALSO_GANGS])
+@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_ROUNDS, ALSO_GRADIENTS])
 def test_an_epoch_that_was_told_and_then_lost_is_trained_again(
     place: Place, strategy: str
 ) -> None:
@@ -201,7 +201,7 @@ def servers_of_this_process() -> list[psutil.Process]:
 
 @pytest.mark.process
 @EVERYWHERE
-@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GANGS])
+@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GRADIENTS])
 def test_a_standby_takes_over(place: Place, strategy: str) -> None:
     """Twice: the standby's standby as well. No worker is lost, nothing goes back."""
     history = fit(
@@ -283,7 +283,7 @@ class StopServer(KillServer):
 @pytest.mark.process
 @EVERYWHERE
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GANGS])
+@pytest.mark.parametrize("strategy", ["aeasgd", ALSO_GRADIENTS])
 def test_a_server_that_hangs_is_found_and_replaced(place: Place, strategy: str) -> None:
     history = fit(strategy, place, epochs=6, callbacks=[StopServer(12)])
     found = summary(history)
@@ -308,7 +308,7 @@ class StopStart(keras.callbacks.Callback):
 def test_a_worker_that_hangs_before_it_joined_is_found_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The others of a gang wait for it."""
+    """The other workers of all_reduce wait for it."""
     monkeypatch.setattr(heartbeat, "START_TIMES", 1.0)
     history = fit("all_reduce", Place(), callbacks=[StopStart()])
     found = summary(history)
@@ -330,7 +330,7 @@ def test_without_restarts_a_lost_server_ends_the_run(place: Place) -> None:
 
 @pytest.mark.process
 @EVERYWHERE
-def test_a_gang_that_is_killed_to_the_last_goes_on_as_if_nothing_was(
+def test_all_reduce_killed_to_the_last_worker_goes_on_as_if_nothing_was(
     place: Place,
 ) -> None:
     # In the second of three epochs, both in the same step, which nobody can end.

@@ -1,4 +1,4 @@
-"""Gangs that average among themselves, by gloo, over real sockets in threads."""
+"""Groups that average among themselves, by gloo, over real sockets in threads."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ ROWS, EPOCHS, BATCH, BAD = 1000, 3, 32, 900
 # processes for them as well.
 ALSO_ROUNDS = pytest.param("local_sgd", marks=pytest.mark.slow)
 ALSO_SERVED = pytest.param("aeasgd", marks=pytest.mark.slow)
-ALSO_GANGS = pytest.param("all_reduce", marks=pytest.mark.slow)
-SERVED = ["aeasgd", ALSO_ROUNDS, ALSO_GANGS]
+ALSO_GRADIENTS = pytest.param("all_reduce", marks=pytest.mark.slow)
+SERVED = ["aeasgd", ALSO_ROUNDS, ALSO_GRADIENTS]
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ def test_skipped_samples_count_once_and_teach_nothing(
 
 
 @pytest.mark.process
-def test_a_gang_that_skips_trains_as_keras_without_that_batch(
+def test_all_reduce_that_skips_trains_as_keras_without_that_batch(
     kept: shoal.Session,
 ) -> None:
     net = model()
@@ -222,7 +222,7 @@ def hurt_by_a_label(y: Any, predicted: Any) -> Any:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("strategy", [ALSO_ROUNDS, ALSO_GANGS])
+@pytest.mark.parametrize("strategy", [ALSO_ROUNDS, ALSO_GRADIENTS])
 def test_a_loss_alone_counts_as_well(strategy: str) -> None:
     x, y = data(is_bad=False)
     y[BAD] = -1.0

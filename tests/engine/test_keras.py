@@ -115,7 +115,7 @@ def check_same(
 METRICS: tuple[Any, ...] = ("accuracy", "AUC", "Precision", "Recall", "mae")
 
 
-def test_a_gang_is_plain_keras() -> None:
+def test_gradient_exchange_is_plain_keras() -> None:
     outcome = engine(make(metrics=METRICS), get("all_reduce"), 2)
     model = make(metrics=METRICS)
     check_same(outcome, model, plain(model))
@@ -162,7 +162,7 @@ def test_one_worker_keeps_the_statistics_of_batch_norm() -> None:
     )
 
 
-def test_a_late_worker_of_a_gang_has_the_optimizers_state() -> None:
+def test_a_late_worker_of_all_reduce_has_the_optimizers_state() -> None:
     outcome = engine(make(), get("all_reduce"), 1, late=(BATCH,), epochs=EPOCHS)
     model = make()
     check_same(outcome, model, plain(model))

@@ -60,7 +60,7 @@ def test_a_long_epoch_is_leased_two_windows_ahead() -> None:
     sizes=st.lists(st.integers(1, 8), min_size=1, max_size=60),
     window=st.integers(1, 6),
     workers=st.integers(1, 4),
-    kind=st.sampled_from(["asynchronous", "rounds", "gang"]),
+    kind=st.sampled_from(["asynchronous", "rounds", "gradients"]),
     is_spread=st.booleans(),
     is_one_lost=st.booleans(),
 )
@@ -74,7 +74,7 @@ def test_leases_end_where_a_batch_of_the_data_does(
 ) -> None:
     starts = (0, *accumulate(sizes[:-1]))
     rows = sum(sizes)
-    exchanges_gradients = kind == "gang"
+    exchanges_gradients = kind == "gradients"
     rules = Rules(
         epoch_rows=(rows,), first_epoch=0, epochs=1, workers=workers, batch=8,
         window=1 if exchanges_gradients else window, is_rounds=kind != "asynchronous",

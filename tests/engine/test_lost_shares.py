@@ -108,8 +108,8 @@ def test_a_mean_is_not_computed_anew() -> None:
 # ------------------------------------------------------------- the sequencer
 
 
-def gang(workers: int = 3) -> tuple[Sequencer, dict[int, Any]]:
-    """A gang whose first step of six rows was dealt, and what each holds of it."""
+def gradient_table(workers: int = 3) -> tuple[Sequencer, dict[int, Any]]:
+    """A table whose first step of six rows was dealt, and what each holds of it."""
     rules = Rules(
         epoch_rows=(60,), first_epoch=0, epochs=1, workers=workers, batch=6, window=1,
         is_rounds=True, exchanges_gradients=True, is_elastic=False,
@@ -130,7 +130,7 @@ def push(rank: int, piece: Any, assumed: float, sequence: int = 1) -> Push:
 
 
 def test_a_round_closes_for_the_sums_that_it_really_has() -> None:
-    table, held = gang()
+    table, held = gradient_table()
     assert table.push(push(0, held[0], 6.0)) == []
     assert table.push(push(1, held[1], 6.0)) == []
     told = table.leave(2, 1)
@@ -142,7 +142,7 @@ def test_a_round_closes_for_the_sums_that_it_really_has() -> None:
 
 
 def test_a_second_loss_makes_the_step_smaller_again() -> None:
-    table, held = gang()
+    table, held = gradient_table()
     table.push(push(0, held[0], 6.0))
     table.push(push(1, held[1], 6.0))
     table.leave(2, 1)
@@ -153,7 +153,7 @@ def test_a_second_loss_makes_the_step_smaller_again() -> None:
 
 
 def test_a_worker_that_joins_meanwhile_has_no_part_in_it() -> None:
-    table, held = gang()
+    table, held = gradient_table()
     table.push(push(0, held[0], 6.0))
     table.push(push(1, held[1], 6.0))
     table.leave(2, 1)

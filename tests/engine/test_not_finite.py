@@ -128,7 +128,7 @@ def test_one_worker_trains_as_if_the_window_was_not_there(
 
 @pytest.mark.parametrize("wants_slot", [True, False])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-def test_a_gang_skips_the_whole_step(workers: int, wants_slot: bool) -> None:
+def test_all_reduce_skips_the_whole_step(workers: int, wants_slot: bool) -> None:
     """So that the curve is the same with any number of workers."""
     outcome = train(setup("all_reduce", "skip", workers=workers, wants_slot=wants_slot))
     check_counts(outcome, skipped(outcome))

@@ -104,7 +104,7 @@ def answers(found: list[Any], rank: int) -> list[Answer]:
     return [i for i in found if isinstance(i, Answer) and i.rank == rank]
 
 
-def gang(**fields: Any) -> Table:
+def gradient_table(**fields: Any) -> Table:
     return Table(is_rounds=True, exchanges_gradients=True, window=1, **fields)
 
 
@@ -163,8 +163,8 @@ class TestRepeats:
         [again] = table.push(0, grant.pieces[0], sequence=1)
         assert again.body == "none"
 
-    def test_a_gang_worker_that_lost_a_mean_starts_over(self) -> None:
-        table = gang(workers=1)
+    def test_a_worker_that_lost_a_mean_starts_over(self) -> None:
+        table = gradient_table(workers=1)
         table.sequencer.proceed(0)
         [grant] = table.seat(0)
         table.push(0, grant.pieces[0])
@@ -288,9 +288,9 @@ class TestRounds:
         assert table.sequencer.finish() == [Answer(0, "done")]
 
 
-class TestGang:
+class TestGradientExchange:
     def test_shares_of_one_step_meet_in_one_round(self) -> None:
-        table = gang(batch=10, workers=3, epoch_rows=(25,))
+        table = gradient_table(batch=10, workers=3, epoch_rows=(25,))
         table.sequencer.proceed(0)
         table.seat(0, 1, 2)
         assert [table.held(r)[0].rows for r in range(3)] == [4, 3, 3]
@@ -299,7 +299,7 @@ class TestGang:
     def test_a_joiner_waits_for_steps_that_were_dealt_before_it(self) -> None:
         # It was dealt the next step while others held shares of an earlier one: one
         # round then held parts of two steps.
-        table = gang(workers=2, epoch_rows=(400,))
+        table = gradient_table(workers=2, epoch_rows=(400,))
         table.sequencer.proceed(0)
         table.seat(0, 1)
         table.seat(2)
@@ -328,7 +328,7 @@ class TestGang:
     def test_a_joiner_gets_the_snapshot_before_any_round_moves_on(self) -> None:
         # With a round open, or an empty pool, it was told nothing at first; the next
         # round's mean then went onto weights of its own.
-        table = gang(workers=3, batch=6, epoch_rows=(6,), epochs=2)
+        table = gradient_table(workers=3, batch=6, epoch_rows=(6,), epochs=2)
         table.sequencer.proceed(0)
         table.seat(0, 1, 2)
         table.leave(2)
@@ -340,7 +340,7 @@ class TestGang:
         assert (welcome.kind, welcome.body) == ("grant", "snapshot")
 
     def test_a_joiner_between_epochs(self) -> None:
-        table = gang(workers=1, epoch_rows=(4,))
+        table = gradient_table(workers=1, epoch_rows=(4,))
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
@@ -357,7 +357,7 @@ class TestGang:
 
     @pytest.mark.parametrize("is_told", [False, True])
     def test_another_is_asked_when_the_asked_one_is_gone(self, is_told: bool) -> None:
-        table = gang(workers=2, epoch_rows=(400,))
+        table = gradient_table(workers=2, epoch_rows=(400,))
         table.sequencer.proceed(0)
         table.seat(0, 1)
         table.seat(2)
@@ -381,7 +381,7 @@ class TestGang:
 
     def test_only_one_is_asked_at_a_time(self) -> None:
         # A second one was, and its older state could arrive last.
-        table = gang(workers=3, epoch_rows=(400,))
+        table = gradient_table(workers=3, epoch_rows=(400,))
         table.sequencer.proceed(0)
         table.seat(0, 1, 2)
         table.seat(3)
@@ -392,7 +392,7 @@ class TestGang:
         assert table.publish(1) == []
 
     def test_all_lost_goes_back_to_the_snapshot(self) -> None:
-        table = gang(workers=1, epoch_rows=(8,))
+        table = gradient_table(workers=1, epoch_rows=(8,))
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
@@ -406,7 +406,7 @@ class TestGang:
 
     def test_a_replacement_after_a_rollback_gets_the_optimizers_state(self) -> None:
         # Its version was the center's, so it got no snapshot: weights yes, state no.
-        table = gang(workers=1, epoch_rows=(4,))
+        table = gradient_table(workers=1, epoch_rows=(4,))
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
@@ -417,7 +417,7 @@ class TestGang:
         assert welcome.body == "snapshot"
 
     def test_publishing_ends_a_wait_that_an_old_message_reported(self) -> None:
-        table = gang(workers=1, epoch_rows=(4,))
+        table = gradient_table(workers=1, epoch_rows=(4,))
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
@@ -427,7 +427,7 @@ class TestGang:
         assert not table.sequencer.members[0].is_parked
 
     def test_joiners_take_over_when_all_others_are_lost(self) -> None:
-        table = gang(workers=1, epoch_rows=(40,))
+        table = gradient_table(workers=1, epoch_rows=(40,))
         table.sequencer.proceed(0)
         table.seat(0)
         table.seat(1)
@@ -436,7 +436,7 @@ class TestGang:
         assert (grant.rank, grant.kind) == (1, "grant")
 
     def test_halt_ends_the_epoch_with_what_is_held(self) -> None:
-        table = gang(workers=1, epoch_rows=(400,))
+        table = gradient_table(workers=1, epoch_rows=(400,))
         table.sequencer.proceed(0)
         table.seat(0)
         table.sequencer.halt()
@@ -460,7 +460,7 @@ class TestGang:
         assert table.sequencer.ledger.epochs == [0]
 
     def test_a_rollback_after_halt_still_ends_the_epoch(self) -> None:
-        table = gang(workers=1, epoch_rows=(400,))
+        table = gradient_table(workers=1, epoch_rows=(400,))
         table.sequencer.proceed(0)
         table.seat(0)
         table.sequencer.halt()
@@ -529,8 +529,8 @@ class TestCheckpoints:
         assert table.sequencer.ledger.committed(0) == 8
         assert table.seat(0) == []
 
-    def test_a_gang_goes_on_from_what_it_published(self) -> None:
-        table = gang(workers=1, epoch_rows=(4, 8))
+    def test_gradient_exchange_goes_on_from_what_was_published(self) -> None:
+        table = gradient_table(workers=1, epoch_rows=(4, 8))
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])
@@ -549,8 +549,8 @@ class TestCheckpoints:
         shares = [answer.pieces[0] for r in (0, 1) for answer in table.need(r)]
         assert shares == [Piece(1, 0, 2, step_rows=4), Piece(1, 2, 4, step_rows=4)]
 
-    def test_a_gang_that_published_nothing_begins_again(self) -> None:
-        table = gang(workers=1, epoch_rows=(8,))
+    def test_gradient_exchange_without_a_snapshot_begins_again(self) -> None:
+        table = gradient_table(workers=1, epoch_rows=(8,))
         table.sequencer.proceed(0)
         table.seat(0)
         table.push(0, table.held(0)[0])

@@ -1,4 +1,4 @@
-"""Gangs that average in memory they share: the same curve, whatever befalls them."""
+"""Groups that average in memory they share: the same curve, whatever befalls them."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_group_that_cannot_be_formed(
         assert len(os.listdir(proc)) == len(before)
 
 
-# --------------------------------------------------------------------- gangs
+# ----------------------------------------------------------------- all_reduce
 
 
 def setup(folder: Path | None, **changes: Any) -> Setup:

@@ -87,7 +87,7 @@ def test_several_servers_encrypt() -> None:
 def test_workers_come_and_go(name: str) -> None:
     faults = leave(rank=1, step=2).leave(rank=0, step=4)
     found = train(setup(name, watch=faults, late=[10]))
-    # A gang goes back where all are gone at once.
+    # Under all_reduce the run goes back where all are gone at once.
     is_exact(found, may_go_back=name == "all_reduce")
     assert {e["rank"] for e in found.events if e["kind"] == "left"} == {0, 1}
 

@@ -140,7 +140,7 @@ def test_vectors_in_fewer_bytes_train_as_far(name: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_gang_stays_together_with_fewer_bytes(codec: str) -> None:
+def test_all_reduce_stays_together_with_fewer_bytes(codec: str) -> None:
     """Each applies the same mean: the model of one is that of all."""
     states: dict[int, set[bytes]] = {}
 
@@ -171,7 +171,9 @@ def test_one_worker_that_exchanges_each_step_trains_plainly(
 @pytest.mark.parametrize("wants_slot", [True, False])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("batch_size", [10, 100, 101])
-def test_a_gang_trains_plainly(workers: int, batch_size: int, wants_slot: bool) -> None:
+def test_all_reduce_trains_plainly(
+    workers: int, batch_size: int, wants_slot: bool
+) -> None:
     # 10 and 100 over 3 and 7 are uneven shares; a last batch of one row leaves all
     # workers but one without any.
     fields = {"workers": workers, "batch_size": batch_size}
@@ -243,7 +245,7 @@ def test_all_workers_die(name: str) -> None:
 
 @pytest.mark.parametrize("step", [4, 13, 20])
 @pytest.mark.parametrize("wants_slot", [True, False])
-def test_a_gang_that_is_lost_goes_back_to_its_snapshot(
+def test_all_reduce_without_workers_goes_back_to_its_snapshot(
     step: int, wants_slot: bool
 ) -> None:
     watch = faults.leave(rank=0, step=step)
@@ -258,7 +260,7 @@ def test_a_gang_that_is_lost_goes_back_to_its_snapshot(
     assert int.from_bytes(outcome.optimizer_state, "little") == 39
 
 
-def test_a_gang_worker_that_joins_ends_with_the_same_weights() -> None:
+def test_a_worker_that_joins_all_reduce_ends_with_the_same_weights() -> None:
     # A thread starts when it likes: with few epochs the run may be over before.
     epochs = 30
     outcome = train(setup("all_reduce", workers=1, late=(16, 40, 150), epochs=epochs))

@@ -45,7 +45,7 @@ def after_restore(patch: Patch, spoil: Callable[[Sequencer], None]) -> None:
     patch.setattr(Sequencer, "from_json", classmethod(from_json))
 
 
-# ------------------------------------------------------------ groups of gangs
+# ------------------------------------------------------- groups of all_reduce
 
 
 @mutant
@@ -421,11 +421,11 @@ def falls_back_to_the_lineage_of_an_old_checkpoint(patch: Patch) -> None:
     )
 
 
-# -------------------------------------------------------------------- gangs
+# ----------------------------------------------------------------- all_reduce
 
 
 @mutant
-def keeps_a_gangs_ledger_of_now_beside_its_snapshot(patch: Patch) -> None:
+def keeps_the_ledger_of_now_beside_the_snapshot(patch: Patch) -> None:
     original = Epochs.to_json
 
     def to_json(self: Epochs) -> dict[str, Any]:

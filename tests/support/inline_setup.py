@@ -40,8 +40,8 @@ class Setup:
         state: Most bytes of a worker's state beside the vectors.
         workers: Threads that train.
         epochs: Passes.
-        batch_size: Rows of a step: of each worker, or of a gang.
-        worker_batch_size: Rows of a worker's full share of a gang's step; 0 where
+        batch_size: Rows of a step: of each worker, or of all together in all_reduce.
+        worker_batch_size: Rows of a worker's full share of a step of gradients; 0 where
             a backend does not mind.
         has_barrier: An epoch waits for the one before.
         quorum: Workers of a round that are enough, 0 for all.
@@ -54,7 +54,8 @@ class Setup:
         servers: That share the vector; each with a standby, if there is one.
         watch: `shoal.testing.faults`; workers that "leave" are replaced.
         late: Samples after which one more worker joins, for each.
-        collective: How workers of a gang average among themselves, None for the server.
+        collective: How workers of all_reduce average among themselves, None for the
+            server.
         compute: Further fields of `ComputeSpec`.
         reaction: To numbers that are not finite.
         retry: What follows when the source raises.

@@ -32,7 +32,7 @@ class Scenario(scenario.Scenario):
         workers: That train.
         rows: Samples of an epoch.
         epochs: Passes.
-        batch_size: Samples of a step: of each worker, or of a gang.
+        batch_size: Samples of a step: of each worker, or of all together in all_reduce.
         period: Steps between exchanges.
         has_barrier: An epoch waits for the one before.
         tick_s: The most that the clock moves between two events.

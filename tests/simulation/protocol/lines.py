@@ -23,7 +23,7 @@ class Work(NamedTuple):
         worker: The process that did it, by its own number.
         serial: Its windows so far: a repeat has the same.
         era: The history it learnt from; a restart and a rollback begin a new one.
-        weights: Of a gang: the rounds its weights have gone through.
+        weights: Under all_reduce: the rounds its weights have gone through.
     """
 
     worker: int
@@ -53,9 +53,9 @@ class Letter(NamedTuple):
         pieces: New leases.
         lineage: Of the server.
         era: Of the history the server is in.
-        weights: The center, or in a gang the mean of a round.
+        weights: The center, or under all_reduce the mean of a round.
         is_order: It has to publish its state.
-        group: Of a gang, that averages the next step.
+        group: The group that averages the next step.
         sums: Of the step that a push is to be computed for anew.
         rank: Its place, when it has joined.
         incarnation: Its number there.

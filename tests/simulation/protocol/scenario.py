@@ -23,7 +23,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "gang": {"is_rounds": True, "exchanges_gradients": True, "window": 1},
     "small gang": {"is_rounds": True, "exchanges_gradients": True, "window": 1},
 }
-"""Rules of each kind; a gang has the most to go wrong, so it is drawn twice."""
+"""Rules of each kind; `all_reduce`, which was called gang, has the most to go wrong,
+so it is drawn twice. Names of kinds are part of seeds, and stay."""
 
 
 @final
@@ -63,7 +64,7 @@ class Scenario(scenario.Scenario):
         damages: Chance that the newest checkpoint cannot be read.
         slowness: Chance that a slow worker, every third, is passed over.
         haste: Chance that the time of grace can be over at an event.
-        is_summed: Of a gang: its loss is a sum over the batch.
+        is_summed: Its loss is a sum over the batch.
     """
 
     rules: Rules

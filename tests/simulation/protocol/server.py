@@ -28,7 +28,7 @@ from tests.simulation.protocol.store import Center, Checkpoint, Place
 from tests.simulation.protocol.worker import mix
 from tests.simulation.violation import require
 
-JOINED = 1  # weights that travelled without the optimizer's state are not the gang's
+JOINED = 1  # weights without the state of an optimizer are not the common ones
 
 
 class Report(NamedTuple):
@@ -65,7 +65,7 @@ class SimServer(Executor):
         self.belated = self.grouped = self.ungrouped = 0
         self.most_rank = 0
         self.has_new_lineage = False
-        self._gang = center.value
+        self._common = center.value
         self._rounds = 0
         self._sent: dict[int, tuple[Push, Work]] = {}
         self._applied: set[tuple[int, int]] = set()
@@ -156,7 +156,10 @@ class SimServer(Executor):
         require(is_asked, "a snapshot was asked for", line)
         if self.rules.exchanges_gradients and not self.sequencer.has_finished:
             require(
-                work.weights == self._gang, "a gang has one state", work, self._gang
+                work.weights == self._common,
+                "all_reduce has one state",
+                work,
+                self._common,
             )
             self.center.value = work.weights
             self.snapshot = self.center.copy()
@@ -244,18 +247,21 @@ class SimServer(Executor):
             self.center.value = mix(self.center.value, *parts)
 
     def _step(self, sent: list[tuple[Push, Work]]) -> None:
-        """A gang's round: one step, from one state."""
+        """A round of gradients: one step, from one state."""
         for _, work in sent:
             require(
-                work.weights == self._gang, "a gang has one state", work, self._gang
+                work.weights == self._common,
+                "all_reduce has one state",
+                work,
+                self._common,
             )
         pieces = [piece for push, _ in sent for piece in push.pieces]
-        gangs = {piece.step_rows for piece in pieces}
-        require(len(gangs) == 1, "a round is one step", pieces)
+        steps = {piece.step_rows for piece in pieces}
+        require(len(steps) == 1, "a round is one step", pieces)
         if not self.losses:
             rows = sum(piece.rows for piece in pieces)
-            require({rows} == gangs, "a round is a whole step", pieces)
-        self._gang = mix(self._gang, self._mean())
+            require({rows} == steps, "a round is a whole step", pieces)
+        self._common = mix(self._common, self._mean())
         assumed = {push.assumed for push, _ in sent}
         require(len(assumed) == 1, "a round is computed for one step", sent)
         for rows in assumed.pop():
@@ -268,7 +274,7 @@ class SimServer(Executor):
             require(groups == {0}, "the server has all vectors", groups)
             return
         ready = sorted(m.rank for m in self.sequencer.members.values() if m.is_ready)
-        require(ranks == ready, "a group is all of a gang", ranks, ready)
+        require(ranks == ready, "a group is all workers", ranks, ready)
         told = {self._told[rank][0] for rank in ranks}
         require(len(told) == 1, "all of a round hear of the same group", told)
         is_new = all(self._told[r][1] == self.peers[r].incarnation for r in ranks)
@@ -326,7 +332,9 @@ class SimServer(Executor):
         is_whole = rows == whole or self.sequencer.is_halted
         require(is_whole, "an epoch ends with its last sample", epoch, rows, whole)
         require(epoch not in self._ended, "an epoch ends once", epoch)
-        is_shown = not self.rules.exchanges_gradients or self.center.value == self._gang
+        is_shown = (
+            not self.rules.exchanges_gradients or self.center.value == self._common
+        )
         require(is_shown, "the center shows the epoch that ends", epoch)
         self._ended.add(epoch)
         self.reports.append(Report("epoch", epoch, self.center.copy()))
@@ -336,7 +344,7 @@ class SimServer(Executor):
         self.rollbacks += 1
         self.era += 1
         self.center = self.snapshot.copy()
-        self._gang = self.center.value
+        self._common = self.center.value
         self._applied.clear()
         self.has_new_lineage = True
 

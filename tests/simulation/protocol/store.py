@@ -32,8 +32,8 @@ class Center:
     Args:
         value: The messages that were applied to it, in order, as one number.
         counts: How often each sample of each epoch is in it.
-        weights: Of a gang whose loss is summed: one for each sample, of which every
-            gradient is -1, trained by SGD with a rate of 1.
+        weights: Under all_reduce with a loss that is summed: one for each sample, of
+            which every gradient is -1, trained by SGD with a rate of 1.
     """
 
     value: int = 0
@@ -46,7 +46,7 @@ class Center:
         return Center(self.value, counts, dict(self.weights))
 
     def learn(self, messages: Sequence[Sequence[Piece]], assumed: int) -> None:
-        """Takes a gang's step, of messages as workers of such a loss make them.
+        """Takes a step of gradients, of messages as workers of such a loss make them.
 
         Each is the sum over its samples of -1, times the rows of the step, as those of
         the message are a part of them; the mean is divided by all rows that came.

@@ -36,8 +36,8 @@ class SimWorker:
         era: The history it learns from.
         sequence: Of its last push on this connection.
         serial: Windows it has worked on.
-        weights: In a gang, the rounds they have gone through.
-        group: Of a gang, that averages its next step.
+        weights: Under all_reduce, the rounds they have gone through.
+        group: The group that averages its next step.
         pieces: Leases it has heard of.
         last: What it pushed last.
         past: What it pushed before it lost its server, where it will send that again.
