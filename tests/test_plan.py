@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import ConfigError, PlanError
-from shoal.facts import Gpu
+from shoal.facts import Gpu, NodeFacts
 from shoal.plan import (
     DataFacts,
     Environment,
@@ -360,6 +360,17 @@ def test_explain_says_what_will_happen():
     assert "exactly once" in text
     assert "two runs differ" in text
     assert "note" not in text
+
+
+def test_explain_says_where_servers_run():
+    two = tuple(NodeFacts(name=name, cores=4) for name in ("10.0.0.7", "10.0.0.8"))
+    there = MachineFacts(cores=4, nodes=two)
+    text = plan(AEASGD(), machine=there, workers=2, servers=3).explain()
+    assert "the one that orders messages beside this script, the 2 others" in text
+    assert "standbys" not in text
+    text = plan(AEASGD(), machine=there, workers=2, servers=3, standby=1).explain()
+    assert "standbys of those on other nodes" in text
+    assert "beside this script" not in plan(AEASGD(), servers=3).explain()
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         deterministic: Refuse settings that cannot be repeated bit for bit.
         epoch_barrier: Whether workers wait for callbacks between epochs.
         max_restarts: Replacements of lost workers before the run stops.
-        servers: Number of servers that share the weights: more processes, or
-            machines, exchange large vectors. One of them orders the messages of all.
+        servers: Number of servers that share the weights, on a cluster on different
+            nodes: for large vectors. One of them orders the messages of all.
         standby: 1 for a second server that holds the same state as the first, and takes
             over within seconds when that is lost, without any other effect.
         spares: Waiting processes, everything imported, that replace lost workers.

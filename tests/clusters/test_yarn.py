@@ -15,7 +15,7 @@ import pytest
 
 import shoal
 from shoal.clusters import Yarn
-from shoal.errors import ClusterError, ConfigError
+from shoal.errors import ClusterError, ConfigError, PlanError
 
 METRICS = {"appsRunning": 1, "activeNodes": 3, "lostNodes": 0, "totalVirtualCores": 24}
 Answer = Callable[..., str]
@@ -102,3 +102,13 @@ def test_a_plan_counts(manager: Answer, monkeypatch: pytest.MonkeyPatch) -> None
     assert found.workers == 6
     monkeypatch.setenv("SHOAL_YARN", address)
     assert shoal.plan(net, x, x[:, :1], workers="yarn").workers == 6
+
+
+@pytest.mark.parametrize("workers", ["yarn", Yarn(max_workers=2)])
+def test_a_call_that_is_sent_elsewhere_is_not_counted_here(workers: Any) -> None:
+    """It was written into the job's script, as text."""
+    x = np.zeros((4, 2), "float32")
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(PlanError, match="YARN counts other nodes"):
+        shoal.fit(model, x, x[:, :1], cluster="ray://192.0.2.1:1", workers=workers)

@@ -148,7 +148,7 @@ class Bench:
         )  # fmt: skip
         self.launcher = RemoteLauncher(self.carrier, self.blob, "", {"TOY": "yes"})
         self.lines: list[str] = []
-        self.launcher.echo = lambda name, line: self.lines.append(f"{name}: {line}")
+        self.launcher.echo(lambda name, line: self.lines.append(f"{name}: {line}"))
 
     def until(self, is_so: Callable[[], Any]) -> Any:
         """Polls until something is so; ends of processes are kept."""

@@ -42,7 +42,7 @@ class Stage:
         )
         options = DriverOptions(callbacks=callbacks, verbose=2)
         self.driver = Driver(self.model, self.plan, self.run, options)
-        self.driver.fetch_center = self.fetch
+        self.driver.fetch_by(self.fetch)
         self.fetched = 0
         self.driver.begin()
 

@@ -23,7 +23,7 @@ def test_a_line_of_any_length_is_passed_on_in_pieces(
     launcher = ProcessLauncher()
     log = tmp_path / "log" if has_log else None
     heard: list[tuple[str, int]] = []
-    launcher.echo = lambda name, line: heard.append((line[-5:], len(line)))
+    launcher.echo(lambda name, line: heard.append((line[-5:], len(line))))
     with closing(launcher):
         role = Role(name="worker-0", target="builtins:exec", log=log)
         token = launcher.start(role)

@@ -112,13 +112,18 @@ class Launcher(ABC):
     """Starts processes somewhere. Owns them: `close` ends every one.
 
     No method waits for another machine: `poll` reports what takes time.
-
-    Attributes:
-        echo: Called with the name of a role and each line of its process's output,
-            during `poll`; None for no calls.
     """
 
-    echo: Callable[[str, str], None] | None = None
+    _echo: Callable[[str, str], None] | None = None
+
+    def echo(self, tell: Callable[[str, str], None] | None) -> None:
+        """Reports each line of output from now on, during `poll`.
+
+        Args:
+            tell: Called with the name of the process's role and the line, None for no
+                reports.
+        """
+        self._echo = tell
 
     @abstractmethod
     def start(self, role: Role) -> str:

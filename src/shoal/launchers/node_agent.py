@@ -225,7 +225,7 @@ class NodeAgent:
             self._blob.close()
             self._blob.descriptor = found = opened
         launcher = ProcessLauncher({self._number: found})
-        launcher.echo = self._hear
+        launcher.echo(self._hear)
         return launcher
 
     def _hear(self, token: str, line: str) -> None:

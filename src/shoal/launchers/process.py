@@ -172,7 +172,7 @@ class ProcessLauncher(Launcher):
 
         A line that is too long for memory is passed on in pieces.
         """
-        if self.echo is None or child.log.closed:
+        if self._echo is None or child.log.closed:
             return
         until = child.log.seek(0, io.SEEK_END)  # it may write faster than this reads
         while child.told < until:
@@ -182,7 +182,7 @@ class ProcessLauncher(Launcher):
                 return
             child.told += len(part)
             for piece in child.lines.feed(part):
-                self.echo(child.role.name, piece.text)
+                self._echo(child.role.name, piece.text)
 
     def rename(self, token: str, name: str) -> None:
         """Gives a process another role's name; its settings stay."""

@@ -353,8 +353,8 @@ class RemoteLauncher(Launcher):
                 self._write(process, line)
             elif process is not None:
                 process.early.append(line)
-            if process is not None and self.echo is not None:
-                self.echo(process.role.name, line)
+            if process is not None and self._echo is not None:
+                self._echo(process.role.name, line)
         for token, gone in report.exits.items():
             if slot.token == token:
                 slot.token, slot.idle_since = "", time.monotonic()

@@ -47,6 +47,8 @@ def _paragraphs(plan: Decisions) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if plan.machine.nodes:
         found.insert(1, ("nodes", _nodes(plan)))
+        if asked.servers > 1:
+            found.append(("servers", _servers(plan)))
     if plan.data.validation_rows:
         found.append(("validation", _validation(plan)))
     if asked.standby or asked.spares:
@@ -154,6 +156,18 @@ def _validation(plan: Decisions) -> str:
     if plan.request.validation == "async":
         return f"{rows}, by a process of its own while workers train on"
     return f"{rows}, in this process; workers wait"
+
+
+def _servers(plan: Decisions) -> str:
+    """Returns where the servers of a cluster run."""
+    others = count(plan.request.servers - 1, "other")
+    text = (
+        f"the one that orders messages beside this script, the {others} beside "
+        "workers, each on another node as far as there are nodes"
+    )
+    if plan.request.standby:
+        text += "; standbys of those on other nodes again"
+    return text
 
 
 def _waiting(plan: Decisions) -> str:

@@ -119,7 +119,7 @@ class Driver(Observer):
         self._sums: dict[int, Sums] = {}
         self._best: float | None = None
         self._watch = ModelChanges(model, self._warn, self._user.keep_came)
-        self.fetch_center: Callable[[], tuple[Vector, Vector] | None] = lambda: None
+        self._newest: Callable[[], tuple[Vector, Vector] | None] = lambda: None
         self.evaluator: Evaluator | None = None
         """The validation process, if there is one."""
         self._committed: Counter[int] = Counter()
@@ -327,6 +327,14 @@ class Driver(Observer):
             order.steps_within(e, n // models) for e, n in committed if e < epoch
         )
 
+    def fetch_by(self, newest: Callable[[], tuple[Vector, Vector] | None]) -> None:
+        """Takes the center for hooks from what follows the run, which needs this.
+
+        Args:
+            newest: Returns its weights and statistics, None where it cannot.
+        """
+        self._newest = newest
+
     def echo(self, name: str, line: str) -> None:
         """Prints a process's output."""
         self._progress.echo(name, line)
@@ -442,7 +450,7 @@ class Driver(Observer):
         is_new = not is_far or time.monotonic() - self._fetched > FETCH_S
         if not self._hooks.read_weights or not is_new:
             return
-        center = self.fetch_center()
+        center = self._newest()
         if center is not None:
             self.adopt(*center)
         self._fetched = time.monotonic()

@@ -77,7 +77,7 @@ def train(
     with lending():
         work = work.as_training_begins(options)
         cluster = InlineCluster(plan, work, driver, speeds)
-    driver.fetch_center = cluster.newest
+    driver.fetch_by(cluster.newest)
     try:
         with work.source.serving():
             cluster.run()

@@ -29,6 +29,7 @@ from shoal.clusters.remote_jobs import (
     Job,
     RemoteJobs,
 )
+from shoal.clusters.yarn import Yarn
 from shoal.data import ArraySource
 from shoal.errors import ClusterError, ConfigError, PlanError
 from shoal.host.private import make_private, share
@@ -174,6 +175,12 @@ def send(call: FitCall) -> Sent:
         PlanError: A part of it cannot be sent.
         ClusterError: The head refuses.
     """
+    if call.workers == "yarn" or isinstance(call.workers, Yarn):
+        raise PlanError(
+            f"workers={call.workers!r} with cluster={call.cluster!r}, where the call "
+            "is sent. Expected a number of its workers: YARN counts other nodes. Pass "
+            "a number, or leave workers out for one a GPU or a node."
+        )
     jobs = jobs_of(call.cluster)
     if call.run is False:
         raise ConfigError(

@@ -165,7 +165,7 @@ def train(
     own = pool is None
     pool = pool or ProcessPool(cast, work.shared)
     controller = Controller(_job(plan, run, options), driver, pool)
-    driver.fetch_center = controller.center
+    driver.fetch_by(controller.center)
     origin = Origin()
     try:
         driver.evaluator = evaluator_of(plan, work, options, run)

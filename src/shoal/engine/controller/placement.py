@@ -2,7 +2,7 @@
 
 The server that orders events is on the machine of the controller. The others go to
 nodes that have fewest servers, beside the agents of workers: each brings a network link
-of its own (decision 29).
+of its own (decision 30).
 """
 
 from __future__ import annotations

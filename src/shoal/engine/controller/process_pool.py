@@ -245,7 +245,7 @@ class ProcessPool:
             tell: Called with both, None for no reports.
         """
         for launcher in self._launchers():
-            launcher.echo = tell
+            launcher.echo(tell)
 
     def _launchers(self) -> list[Launcher]:
         """The launcher of servers, and that of workers if it is another one."""
