@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,102 +11,108 @@ from hypothesis import strategies as st
 from shoal.engine.coordination.timeouts import FLOOR_S, TIMES, LivenessTimeout
 
 SECONDS = st.floats(1e-6, 1e4)
+BEATS = st.integers(1, 100)
 
 
-def worked(startup_s: float, silences: list[float]) -> tuple[LivenessTimeout, float]:
-    """A worker that compiled and then spoke after each silence, and the time now."""
-    liveness, now = LivenessTimeout(), 0.0
-    for number, silence in enumerate([startup_s, *silences]):
-        liveness.answered(now)
-        now += silence
-        liveness.heard(now, is_ready=number == 0)
-    liveness.answered(now)
-    return liveness, now
+@dataclass
+class Worker:
+    """A worker that compiled and then spoke after each silence; its message is due."""
+
+    startup_s: float
+    silences: list[float]
+    now: float = 0.0
+    liveness: LivenessTimeout = field(default_factory=LivenessTimeout)
+
+    def __post_init__(self) -> None:
+        self.liveness.answered(0.0)
+        self.speaks(self.startup_s, is_ready=True)
+        for silence in self.silences:
+            self.speaks(silence)
+
+    def speaks(self, silence: float, **kind: bool) -> None:
+        self.now += silence
+        self.liveness.heard(self.now, **kind)
+        self.liveness.answered(self.now)
+
+    def beats(self, count: int, **kind: bool) -> None:
+        for _ in range(count):
+            assert not self.is_over(FLOOR_S / 2)
+            self.speaks(FLOOR_S / 2, **kind)
+
+    def is_over(self, later_s: float) -> bool:
+        return self.liveness.is_over(self.now + later_s)
 
 
-@given(SECONDS, st.lists(SECONDS, max_size=20))
-def test_a_worker_that_goes_on_as_before_is_never_given_up(
-    startup_s: float, silences: list[float]
-) -> None:
-    liveness, now = worked(startup_s, silences)
-    longest = max(silences, default=0.0)
-    assert not liveness.is_over(now + TIMES * longest)
-    assert liveness.is_over(now + 1.01 * (FLOOR_S + TIMES * longest) + 1)
+WORKERS = st.builds(Worker, SECONDS, st.lists(SECONDS, max_size=20))
 
 
-@given(SECONDS, st.lists(SECONDS, max_size=20))
+@given(WORKERS)
+def test_a_worker_that_goes_on_as_before_is_never_given_up(worker: Worker) -> None:
+    longest = max(worker.silences, default=0.0)
+    assert not worker.is_over(TIMES * longest)
+    assert worker.is_over(1.01 * (FLOOR_S + TIMES * longest) + 1)
+
+
+@given(WORKERS)
 def test_another_program_takes_as_long_as_the_first_and_is_no_pace(
-    startup_s: float, silences: list[float]
+    worker: Worker,
 ) -> None:
-    liveness, now = worked(startup_s, silences)
-    before = liveness.limit_s
-    liveness.compiles()
-    assert not liveness.is_over(now + startup_s)
-    liveness.heard(now + startup_s, is_ready=False)
-    liveness.answered(now + startup_s)
-    assert liveness.limit_s == before
+    before = worker.liveness.limit_s
+    worker.liveness.compiles()
+    assert not worker.is_over(worker.startup_s)
+    worker.speaks(worker.startup_s, is_ready=False)
+    assert worker.liveness.limit_s == before
 
 
-@given(SECONDS, st.lists(SECONDS, max_size=20), st.integers(1, 100))
-def test_who_is_still_being_heard_is_not_silent_and_that_is_no_pace(
-    startup_s: float, silences: list[float], looks: int
+@given(WORKERS, BEATS)
+def test_a_worker_whose_bytes_arrive_is_not_silent_and_that_is_no_pace(
+    worker: Worker, looks: int
 ) -> None:
     """A vector may take long on a slow link; then it computes for as long as before."""
-    liveness, now = worked(startup_s, silences)
-    before = liveness.limit_s
+    liveness, before = worker.liveness, worker.liveness.limit_s
     for _ in range(looks):
-        now += FLOOR_S / 2
-        assert not liveness.is_over(now)
-        liveness.moves(now)
-    liveness.heard(now)
-    liveness.moves(now)  # it waits for an answer: nothing of its own is to be heard
-    assert not liveness.is_over(now + 2 * before)
-    liveness.answered(now)
+        worker.now += FLOOR_S / 2
+        assert not worker.is_over(0.0)
+        liveness.moves(worker.now)
+    liveness.heard(worker.now)
+    liveness.moves(worker.now)  # it waits for an answer, and has nothing to say
+    assert not worker.is_over(2 * before)
+    liveness.answered(worker.now)
     assert liveness.limit_s == before
 
 
-@given(SECONDS, st.lists(SECONDS, max_size=20), st.integers(1, 100))
-def test_who_waits_for_data_and_says_so_is_not_given_up_and_that_is_no_pace(
-    startup_s: float, silences: list[float], beats: int
+@given(WORKERS, BEATS)
+def test_a_worker_that_says_it_waits_for_data_is_kept_and_that_is_no_pace(
+    worker: Worker, beats: int
 ) -> None:
-    liveness, now = worked(startup_s, silences)
-    before = liveness.limit_s
-    for _ in range(beats):
-        now += FLOOR_S / 2
-        assert not liveness.is_over(now)
-        liveness.heard(now, is_reading=True)
-        liveness.answered(now)
-    assert liveness.limit_s == before
+    before = worker.liveness.limit_s
+    worker.beats(beats, is_reading=True)
+    assert worker.liveness.limit_s == before
 
 
-@given(SECONDS, st.integers(1, 100))
+@given(SECONDS, BEATS)
 def test_what_is_done_for_the_first_time_shows_the_pace(
     startup_s: float, beats: int
 ) -> None:
-    liveness, start = worked(startup_s, [])
-    now = start
-    for _ in range(beats):
-        now += FLOOR_S / 2
-        assert not liveness.is_over(now)
-        liveness.heard(now, is_busy=True)
-        liveness.answered(now)
-    liveness.heard(now)
-    assert liveness.longest_s == pytest.approx(now - start)
-    liveness.answered(now)
-    assert not liveness.is_over(now + TIMES * (now - start))
+    worker = Worker(startup_s, [])
+    start = worker.now
+    worker.beats(beats, is_busy=True)
+    worker.speaks(0.0)
+    assert worker.liveness.longest_s == pytest.approx(worker.now - start)
+    assert not worker.is_over(TIMES * (worker.now - start))
 
 
 def test_nobody_is_given_up_while_it_compiles_or_waits() -> None:
-    liveness = LivenessTimeout()
-    liveness.answered(0.0)
-    assert not liveness.is_over(1e9)
-    liveness, now = worked(1.0, [0.1])
-    liveness.heard(now, is_ready=False)
-    assert not liveness.is_over(now + 1e9)
+    starting = LivenessTimeout()
+    starting.answered(0.0)
+    assert not starting.is_over(1e9)
+    worker = Worker(1.0, [0.1])
+    worker.liveness.heard(worker.now)
+    assert not worker.is_over(1e9)
 
 
 def test_the_servers_own_pause_is_nobodys_fault() -> None:
-    liveness, now = worked(1.0, [0.1])
-    liveness.forgive(1000.0)
-    assert not liveness.is_over(now + 1000.0)
-    assert liveness.is_over(now + 1010.0)
+    worker = Worker(1.0, [0.1])
+    worker.liveness.forgive(1000.0)
+    assert not worker.is_over(1000.0)
+    assert worker.is_over(1010.0)
