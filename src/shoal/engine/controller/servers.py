@@ -417,6 +417,8 @@ class Servers:
         self._pool.stop(pair.standby)
         pair.standby = ""
         self._observer.on_event("process_ended", name=pair.standby_name)
+        # Nobody can promote it any more: its process is ended and its connection
+        # closed. Only then may the server reply without it (decision 14).
         self.command(GoAlone(generation=self._generation))
         self._observer.on_event("standby_lost", reason=reason)
         failures, self._standby_failures = self._standby_failures, (

@@ -95,6 +95,7 @@ def join(message: Message, others: Sequence[Message]) -> Message:
     if not isinstance(report, ShowsCenter):
         raise RuntimeError(f"no report with a part of the vector: {report}")
     at = 4 * report.size
+    # Number 0 has the first part of the vector, and all that is no part of it.
     parts = [body[:at], *(part for _, part in others), body[at:]]
     sizes = [other.size for other, _ in others if isinstance(other, ShowsCenter)]
     whole = report.replace(size=report.size + sum(sizes))

@@ -76,6 +76,9 @@ class Grouping:
 
     def unfit(self, ready: Sequence[Member], pushes: Mapping[int, Push]) -> list[int]:
         """Ranks that sent no vector, where the group's mean is not the round's."""
+        # A group may break for some of its members only. Its mean counts if all have it
+        # and nobody else is in the round, else the server asks for the vectors
+        # (decision 18).
         without = [rank for rank, push in pushes.items() if push.group]
         is_whole = len(without) == len(pushes) == len(ready)
         current = all(push.group == self.generation for push in pushes.values())
@@ -90,6 +93,8 @@ class Grouping:
             self.failures = 0
         elif self.is_due:
             self.is_broken = True
+            # A lost member explains the failure. A group that fails although all are
+            # there may never work.
             if {(push.rank, push.incarnation) for push in pushes} == set(self.members):
                 self.failures += 1
         self.is_due = False

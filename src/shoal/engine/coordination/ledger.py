@@ -235,6 +235,7 @@ class Ledger:
 
     def _without(self, owner: int, pieces: Iterable[Piece]) -> list[Piece] | None:
         """Leases left without `pieces`; None if they do not cover `pieces`."""
+        # A worker may push a part of a lease: it keeps the rest.
         left = self.held(owner)
         for piece in pieces:
             for place, lease in enumerate(left):

@@ -123,6 +123,8 @@ class Reader:
         Returns:
             Pieces and their rows: all in one, unless shapes change from batch to batch.
         """
+        # Once shapes differ, they are read batch by batch: to try again would read most
+        # rows twice.
         if not self._is_ragged:
             try:
                 return [(list(pieces), self.pieces(pieces))]
@@ -158,6 +160,7 @@ class Reader:
             try:
                 self._tell_state(pieces)
                 return self._source.take(indices)
+            # No fault of the source: another attempt would find the same.
             except ShapesDiffer:
                 raise
             except Exception as error:

@@ -252,6 +252,8 @@ class RequestChannel:
         self, message: FromWorker, *, has_vectors: bool = False, blob: bytes = b""
     ) -> Question:
         """Sends a request without waiting for the answer."""
+        # A server, or its successor, answers a repeated number with the answer it gave
+        # before (decision 14).
         self._question += 1
         question = self._question
         is_push, shard_clients = isinstance(message, Push), self._shard_clients

@@ -119,6 +119,7 @@ class ShardClient:
 
     def _go_back(self, error: ConnectionError, question: int) -> None:
         """Rejoins at the part's current process, which may lack the message."""
+        # It has its weights, and lacks at most the answer to its last request.
         message = self._me.replace(question=question, wants_center=False)
         self._connection.call_again(error, message, can_map=False)
         self._settle()
