@@ -75,7 +75,7 @@ class Arrival:
     """First message of an agent.
 
     Args:
-        node: Name of its machine, for people.
+        node: Address of its machine, by which other nodes reach it.
         node_id: Id of its machine in the engine.
         versions: Package -> version.
         memory: The agent's own memory for the data; others of its machine may open it.

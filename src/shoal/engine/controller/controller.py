@@ -141,6 +141,7 @@ class Controller:
         self._is_halted = False
         self._resume_point: ResumePoint | None = None
         self._opened: int | None = None
+        self._gone: ServerGone | None = None
         self._expected: int | None = None
         self._asked: AskCenter | AskState | None = None
         self._checkpointed, self._samples = self._clock(), 0
@@ -212,7 +213,7 @@ class Controller:
         resume_point = self._resume_point
         if resume_point is None:
             raise error
-        began = self._clock()
+        began, self._gone = self._clock(), None
         self._observer.on_event(event, reason=str(error).partition(". ")[0])
         self._backlog.clear()
         self._supervisor.recall()
@@ -267,6 +268,8 @@ class Controller:
         """Handles one message, or looks after the processes if there is none."""
         self._observer.on_turn()
         check()
+        if self._gone is not None:
+            raise self._gone
         if self._backlog:
             self._hear(*self._backlog.popleft())
         else:
@@ -519,8 +522,11 @@ class Controller:
         """Requests the current center; returns None if no server answers in time."""
         try:
             found = self._ask(AskCenter(), CenterShown, CENTER_TIMEOUT_S)
-        except ServerGone:
-            return None  # the next turn finds the loss as well
+        except ServerGone as error:
+            # A callback asks: the next turn raises it. The exit of the process was
+            # taken, so that nothing else would tell of it.
+            self._gone = error
+            return None
         return None if found is None else read_center(*found)[:2]
 
     def rescue(self, patience_s: float = RESCUE_S) -> Rescue | None:
