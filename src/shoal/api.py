@@ -92,8 +92,8 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         model: Compiled Keras model, or a callable without arguments that returns
             one; `history.model` has it then.
         x: Inputs: array (NumPy, JAX, pandas), or dict, list or tuple of arrays; rows
-            first. Or a path, glob or URL of files, "s3://bucket/prefix/", or a source
-            of `shoal.data`.
+            first. Or a path, glob or URL of files, "s3://bucket/prefix/", a DataFrame
+            of Spark, or a source of `shoal.data`.
         y: Targets, in any nesting.
         strategy: How workers agree: a name, as `shoal strategies` lists them, or an
             object of `shoal.strategies`.
@@ -172,10 +172,10 @@ def fit(  # noqa: PLR0913 - the arguments of Keras' fit
         seed: Seed of the order of samples; default None honours
             `keras.utils.set_random_seed`.
         custom_objects: Name -> class or function, as in Keras.
-        features: For files, the columns that are x: a name, a list, or input -> one of
-            these. Default None: all but `label`; for images the image.
-        label: For files, the columns that are y. Default None: the class of images, the
-            key "y" of NPZ files.
+        features: For files and frames, the columns that are x: a name, a list, or input
+            -> one of these. Default None: all but `label`; for images the image.
+        label: For files and frames, the columns that are y. Default None: the class of
+            images, the key "y" of NPZ files.
         preprocess: For files, a class, object or function that reads them: it gets
             (keys, objects) and returns (inputs, outputs, train_size). Default None:
             the definition in `preprocessing.py` beside the script, if there is one and

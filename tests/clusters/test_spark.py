@@ -15,12 +15,12 @@ from shoal.clusters.finding import find_cluster
 from shoal.clusters.spark import address, refuse, workers_now
 from shoal.errors import ConfigError, PlanError
 from shoal.facts import MachineFacts, NodeFacts
+from shoal.jvm_errors import cause
 from tests.habits.cases import data, make_model
 from tests.test_house import run_python
 
 pytest.importorskip("pyspark")
 
-from shoal.launchers.spark import cause
 from shoal.launchers.spark_session import (
     CONNECT,
     Executor,
@@ -166,6 +166,8 @@ pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker h
     [
         (SPARK_3, "pyspark.errors.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] "
          "Python in worker has 3.12 (executor 2 on 10.0.0.3)"),
+        ("Job aborted\n\tat a.b(c)\nCaused by: java.io.IOException: full\n\tat d.e(f)",
+         "java.io.IOException: full"),
         ("", ""),
         ("Job 3 cancelled\n\tat x.y(z)", "Job 3 cancelled"),
     ],

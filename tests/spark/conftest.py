@@ -6,24 +6,31 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import pytest
 
-pytest.importorskip("pyspark")
+
+@pytest.fixture(scope="module")
+def python_of_tests() -> Iterator[None]:
+    """Tasks run by the interpreter of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        yield
 
 
 @pytest.fixture(scope="module")
 def spark(
-    _own_temporary_folder: None, tmp_path_factory: pytest.TempPathFactory
+    _own_temporary_folder: None,
+    python_of_tests: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
     """A session on two cores of this machine, whose Python daemon has started."""
     needs_java()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        session = open_session("local[2]", str(tmp_path_factory.mktemp("spark")))
-        yield session
-        session.stop()
+    session = open_session("local[2]", str(tmp_path_factory.mktemp("spark")))
+    yield session
+    session.stop()
 
 
 def open_session(master: str, folder: str, **settings: str) -> Any:
@@ -46,12 +53,16 @@ def open_session(master: str, folder: str, **settings: str) -> Any:
         builder = builder.config(name, word)
     session: Any = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
+    # Daemons of Python, one for RDDs and one for frames, stay with the session.
     assert session.sparkContext.parallelize([0], 1).map(lambda x: x).collect() == [0]
+    assert len(session.range(1).mapInArrow(lambda rows: rows, "id long").collect()) == 1
     return session
 
 
 def needs_java() -> None:
-    """Skips where there is no Java, which CI forbids."""
+    """Skips where there is no Java or no PySpark, which CI forbids."""
+    if find_spec("pyspark") is None:
+        _skip_or_fail("PySpark")
     if shutil.which("java") is None:
         _skip_or_fail("Java 17")
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from shoal.errors import ClusterError, PlanError, ShoalError
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from tests.habits.cases import data, make_model
+from tests.spark.killing import Killer
 from tests.spark.processes import training_processes
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
@@ -52,24 +56,6 @@ def test_asynchronous_workers_read_files(spark: Any, tmp_path: Path) -> None:
     )  # fmt: skip
     assert history.run.summary().samples_committed == 640
     assert is_usable(spark)
-
-
-class Killer(keras.callbacks.Callback):
-    """Kills a process once, and trains until its worker is replaced."""
-
-    def __init__(self, root: Path, kill: Callable[[], object]) -> None:
-        super().__init__()
-        self.root, self.kill, self.seen = root, kill, 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen += 1
-        if self.seen == 5:
-            self.kill()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        [run] = self.root.iterdir()
-        kinds = [event["kind"] for event in read_events(Folder.at(str(run)))]
-        self.model.stop_training = "worker_replaced" in kinds
 
 
 def kill_a_training_process() -> None:
@@ -130,6 +116,20 @@ def test_ctrl_c_keeps_the_center_and_the_session(spark: Any) -> None:
     assert pyspark.SparkContext._active_spark_context is spark.sparkContext
 
 
+def test_two_runs_at_once_do_not_wait_for_each_other(spark: Any) -> None:
+    def train(number: int) -> int:
+        x, y = data(96, seed=number)
+        asked: dict[str, Any] = {**USUAL, "cluster": Spark(wait_s=200)}
+        history = shoal.fit(
+            make_model(), x, y, strategy="aeasgd", workers=2, run=False, **asked
+        )
+        return history.run.summary().samples_committed
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(train, range(2))) == [96, 96]
+    assert is_usable(spark)
+
+
 # -------------------------------------------------------------------- planning
 
 
@@ -186,39 +186,69 @@ def test_more_workers_than_there_will_ever_be_slots_are_refused_at_once(
         )  # fmt: skip
 
 
-def test_slots_that_others_hold_are_waited_for_and_named(
-    spark: Any, tmp_path: Path
-) -> None:
-    context = spark.sparkContext
-    stop = str(tmp_path / "stop")
+@contextmanager
+def held_slot(spark: Any, folder: Path) -> Iterator[Callable[[], object]]:
+    """A job of the user's in one slot; yields what ends it."""
+    from pyspark import InheritableThread
+
+    context, stop = spark.sparkContext, folder / "stop"
+    began = folder / "began"
 
     def hold(_: Any) -> Any:
-        import time
-        from pathlib import Path
-
-        Path(f"{stop}.began").touch()
-        while not Path(stop).exists():
+        began.touch()
+        while not stop.exists():
             time.sleep(0.05)
         return [1]
-
-    from pyspark import InheritableThread
 
     other = InheritableThread(
         lambda: context.parallelize([0], 1).mapPartitions(hold).collect()
     )
     other.start()
     pause = threading.Event()
-    while not Path(f"{stop}.began").exists():
+    while not began.exists():
         pause.wait(0.05)
     try:
-        with pytest.raises(ClusterError, match=r"has 2 slots; 1 of them run tasks"):
-            shoal.fit(
-                make_model(), *data(96), batch_size=16, workers=2, run=False,
-                cluster=Spark(wait_s=0.5),
-            )  # fmt: skip
+        yield stop.touch
     finally:
-        Path(stop).touch()
+        stop.touch()
         other.join()
+
+
+def test_slots_that_others_hold_are_waited_for_and_named(
+    spark: Any, tmp_path: Path
+) -> None:
+    short: dict[str, Any] = {**USUAL, "cluster": Spark(wait_s=0.5)}
+    with (
+        held_slot(spark, tmp_path),
+        pytest.raises(ClusterError, match=r"has 2 slots; 1 of them run tasks \(jobs"),
+    ):
+        shoal.fit(make_model(), *data(96), workers=2, run=False, **short)
+
+
+class Free(keras.callbacks.Callback):
+    """Frees the other slot, and trains until two workers have trained for a while."""
+
+    def __init__(self, free: Callable[[], object]) -> None:
+        super().__init__()
+        self.free, self.epochs = free, 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.free()
+        self.epochs += len(training_processes()) == 2
+        self.model.stop_training = self.epochs > 5
+
+
+def test_a_worker_joins_when_a_slot_is_free(spark: Any, tmp_path: Path) -> None:
+    x, y = data(320)
+    with held_slot(spark, tmp_path) as free:
+        history = shoal.fit(
+            make_model(), x, y, epochs=99999, strategy="aeasgd", workers=(1, 2),
+            run=str(tmp_path / "runs"), callbacks=[Free(free)], **USUAL,
+        )  # fmt: skip
+    epochs = len(history.history["loss"])
+    assert history.run.summary().samples_committed == epochs * 320
+    events = list(read_events(Folder.at(history.run.url)))
+    assert "worker_lost" not in [event["kind"] for event in events]
 
 
 def test_a_node_without_shoal_is_told_in_a_sentence(spark: Any, tmp_path: Path) -> None:

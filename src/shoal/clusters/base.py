@@ -72,6 +72,19 @@ class Cluster(ABC):
         """Whether a call of `fit` is sent there as a job."""
         return False
 
+    @property
+    def shared_folder(self) -> str | None:
+        """Returns a folder or URL that all workers see; None if none is known.
+
+        Rows that have to be written for a run go there.
+        """
+        return None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all workers are on this machine, and see its files."""
+        return False
+
     def jobs(self) -> RemoteJobs:
         """Returns the jobs of a remote cluster.
 

@@ -48,6 +48,9 @@ class Spark(Cluster):
         wait_s: Seconds to wait for free slots at the start of a run, and for the
             replacement of a lost worker.
         variables: Name -> value, for the environment of workers.
+        store: Folder or URL, such as "s3://bucket/prefix", that executors and workers
+            see: rows of a DataFrame go there for the time of a run. Default None: a
+            temporary folder, if all executors are on this machine.
 
     Raises:
         ConfigError: A value cannot be used.
@@ -62,6 +65,7 @@ class Spark(Cluster):
 
     wait_s: float = 60.0
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    store: str | None = None
 
     def __post_init__(self) -> None:
         value: Any = self.wait_s
@@ -70,6 +74,17 @@ class Spark(Cluster):
                 f"wait_s={value!r} cannot be used. Expected seconds, a number of at "
                 "least 0. Correct it, or leave wait_s out."
             )
+
+    @property
+    def shared_folder(self) -> str | None:
+        """Returns the store."""
+        return self.store
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all executors are on this machine."""
+        session = _sessions()
+        return session.read_session(session.active_context()).is_one_machine
 
     def look(self, backend: str) -> MachineFacts:
         """Returns the executors and slots of the active session; starts nothing."""

@@ -14,6 +14,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, final
 
+from shoal.data.batches import is_a
 from shoal.data.files import FileSource, open_files
 from shoal.data.reading import FIT, Reading
 from shoal.errors import ConfigError, DataError, ShoalWarning
@@ -41,7 +42,8 @@ class FileArguments:
 
     def without_targets(self, x: Any) -> FileArguments:
         """Asks for no label if features of files are named, as in `predict`."""
-        if is_location(x) and self.features is not None and self.label is None:
+        names_columns = is_location(x) or is_frame(x)
+        if names_columns and self.features is not None and self.label is None:
             return replace(self, label=())
         return self
 
@@ -71,6 +73,17 @@ def is_location(x: Any) -> bool:
     if isinstance(x, (list, tuple)) and x:
         return all(isinstance(part, (str, os.PathLike)) for part in x)
     return isinstance(x, (str, os.PathLike))
+
+
+def is_frame(x: Any) -> bool:
+    """Whether x is a DataFrame of Spark; imports nothing.
+
+    Example:
+        >>> is_frame([1.0])
+        False
+    """
+    is_ours = type(x).__module__.startswith("pyspark.sql.")
+    return is_ours and is_a(x, "pyspark", "DataFrame")
 
 
 def open_located(

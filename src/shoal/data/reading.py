@@ -26,6 +26,8 @@ class Reading:
         floatx: Dtype in which floats are read; default None means Keras' floatx.
         is_training: Whether `fit` reads it.
         is_plan: Whether the data is only used for a plan.
+        store: Folder or URL that all workers see, for rows that are written first.
+        is_away: Whether workers may be on other machines.
         shuffle: Whether batches may come in another order.
         where: Origin of the data, for messages.
         steps_name: Name of the argument with the number of batches.
@@ -46,6 +48,8 @@ class Reading:
     floatx: str | None = None
     is_training: bool = False
     is_plan: bool = False
+    store: str | None = None
+    is_away: bool = False
     shuffle: bool = False
     where: str = FIT
     steps_name: str = STEPS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -13,7 +14,7 @@ from shoal.data.arrays import FIT, Column, check_lengths, named_columns
 from shoal.data.batches import as_arrays
 from shoal.data.chunks import GROUP_BYTES, ChunkedSource, ShapesDiffer
 from shoal.data.generators import FedSource
-from shoal.data.located import FileArguments, is_location, open_located
+from shoal.data.located import FileArguments, is_frame, is_location, open_located
 from shoal.data.reading import Reading
 from shoal.data.sources import ArraySource, Source, default_floatx
 from shoal.data.spooled import SpooledSource
@@ -73,7 +74,11 @@ def training_data(  # noqa: PLR0913 - the arguments of fit
     """
     kind = floatx or default_floatx()
     files, reading = files or FileArguments(), reading or Reading()
-    held_reading = Reading.of_steps(validation_steps, VALIDATION, "validation_steps")
+    held_reading = replace(
+        Reading.of_steps(validation_steps, VALIDATION, "validation_steps"),
+        store=reading.store,
+        is_away=reading.is_away,
+    )
     data = (x, y, sample_weight)
     chunked = _in_chunks(data, files, reading)
     if chunked is not None:
@@ -98,6 +103,10 @@ def _in_chunks(
     data: tuple[Any, Any, Any], files: FileArguments, reading: Reading
 ) -> ChunkedSource | None:
     """Returns a source of data that is read in chunks, None for arrays."""
+    if is_frame(data[0]):
+        from shoal.data.spark import open_frame
+
+        return open_frame(*data, files, reading)
     if is_location(data[0]):
         return open_located(*data, files, reading)
     found = source_of(*data, reading=reading)
@@ -126,7 +135,7 @@ def _held_out(
     """Returns the source to validate on."""
     if data is None:
         return None
-    if is_location(data):
+    if is_location(data) or is_frame(data):
         return scored_source((data, None, None), files=files, reading=reading)
     # The arguments about files are about x, then.
     return scored_source(unpack(data), reading=reading)

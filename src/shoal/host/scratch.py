@@ -28,7 +28,7 @@ from shoal.interruption import ends_hard
 LOCK = "lock"
 
 
-KINDS = ("run", "spool")
+KINDS = ("frame", "run", "spool")
 
 
 def _prefix(kind: str) -> str:

@@ -8,7 +8,6 @@ that dynamic allocation sees.
 from __future__ import annotations
 
 import queue
-import re
 import secrets
 import threading
 import time
@@ -18,17 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
 
-from py4j.protocol import Py4JError
 from pyspark import InheritableThread, SparkContext
 
+from shoal.jvm_errors import cause
 from shoal.launchers.agent_loop import Ticket
 from shoal.launchers.pull_carrier import PullCarrier
-from shoal.launchers.spark_session import is_stopped, stopped
+from shoal.launchers.spark_session import GONE, is_stopped, stopped
 
 GRACE_S = 3.0  # for a task to end by itself before its job is cancelled
 END_S = 10.0  # for Spark to end a cancelled job
-
-_PLACE = re.compile(r"\(TID \d+\) \((\S+) executor (\S+)\)")
 
 
 @final
@@ -87,8 +84,11 @@ class SparkCarrier(PullCarrier):
         job.thread = InheritableThread(
             partial(self._run, job, ticket.to_text()), name="shoal-spark", daemon=True
         )
+        try:
+            job.thread.start()
+        except (AssertionError, *GONE):
+            raise stopped() from None
         self._jobs.append(job)
-        job.thread.start()
         return job
 
     def _run(self, job: SparkJob, text: str) -> None:
@@ -119,7 +119,7 @@ class SparkCarrier(PullCarrier):
 
     def _is_running(self, job: SparkJob) -> bool:
         """Whether a task of the job has begun, which is told to end."""
-        with suppress(Py4JError, OSError):
+        with suppress(*GONE):
             tracker = self._spark.statusTracker()
             for number in tracker.getJobIdsForGroup(job.group):
                 found = tracker.getJobInfo(number)
@@ -135,7 +135,7 @@ class SparkCarrier(PullCarrier):
         while job.thread is not None and job.thread.is_alive():
             if time.monotonic() > until or is_stopped(self._spark):
                 return
-            with suppress(Py4JError, OSError):
+            with suppress(*GONE):
                 self._spark.cancelJobGroup(job.group)
             _join(job, 1.0)
 
@@ -179,34 +179,3 @@ def agent_task(text: str) -> Callable[[Any], Iterator[str]]:
         yield serve(Ticket.from_text(text))
 
     return run
-
-
-def cause(text: str) -> str:
-    r"""Returns the reason of a failed job, without the frames of Java and Python.
-
-    Example:
-        >>> cause('''Job aborted: Lost task 0.0: Traceback (most recent call last):
-        ...   File "worker.py", line 1, in main
-        ... ValueError: no room
-        ...     at org.apache.spark.api.python.Runner.run(Runner.scala:7)''')
-        'ValueError: no room'
-        >>> cause("[SPARK_JOB_CANCELLED] Job 3 cancelled\n\tat x.y(z)")
-        '[SPARK_JOB_CANCELLED] Job 3 cancelled'
-    """
-    place = _PLACE.search(text)
-    where = f" (executor {place[2]} on {place[1]})" if place else ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    found = lines[0].strip() if lines else ""
-    for number, line in enumerate(lines):
-        if "Traceback (most recent call last)" in line:
-            found = _last_of_traceback(lines[number + 1 :]) or found
-            break
-    return found + where
-
-
-def _last_of_traceback(lines: list[str]) -> str:
-    """Returns the line of a traceback that names the error."""
-    for line in lines:
-        if not line.startswith((" ", "\t")):
-            return line.strip()
-    return ""

@@ -17,6 +17,8 @@ from pyspark.conf import SparkConf
 
 from shoal.errors import ClusterError, PlanError
 
+GONE = (Py4JError, OSError, AttributeError)
+"""Errors of a session that was stopped: its parts are None, or its JVM has ended."""
 CONNECT = "pyspark.sql.connect.session"
 ONE_MACHINE = ("local", "local[", "local-cluster[")
 """Beginnings of masters whose executors are on this machine."""
@@ -121,7 +123,7 @@ def is_stopped(context: SparkContext) -> bool:
     inner: Any = getattr(context, "_jsc", None)
     try:
         return inner is None or bool(inner.sc().isStopped())
-    except (Py4JError, OSError):
+    except GONE:
         return True
 
 

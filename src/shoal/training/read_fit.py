@@ -105,7 +105,9 @@ def read(call: FitCall, *, is_plan: bool = False) -> Ready:
         validation_split=call.validation_split,
         validation_data=call.validation_data,
         files=call.files,
-        reading=replace(reading_of(request), is_plan=is_plan),
+        reading=replace(
+            reading_of(request), is_plan=is_plan, **_where_read(call.cluster)
+        ),
         validation_steps=call.validation_steps,
     )
     natural = source.batch_size if isinstance(source, ChunkedSource) else None
@@ -151,6 +153,14 @@ def read(call: FitCall, *, is_plan: bool = False) -> Ready:
         call=call,
         verbose=verbosity(call.verbose),
     )
+
+
+def _where_read(given: Any) -> dict[str, Any]:
+    """Returns which folder workers see, and whether they may be elsewhere."""
+    cluster = find_cluster(given)
+    if not isinstance(cluster, Cluster):
+        return {}
+    return {"store": cluster.shared_folder, "is_away": not cluster.is_here}
 
 
 def _checked(work: Work, plan: Plan) -> Work:

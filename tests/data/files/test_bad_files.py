@@ -12,6 +12,7 @@ import pytest
 from shoal.data.files import open_files
 from shoal.errors import ConfigError, DataError
 from tests.data.files.writing import (
+    arrow_bytes,
     csv_bytes,
     example,
     image_bytes,
@@ -27,6 +28,7 @@ RECORDS: list[Any] = [{"a": np.float32(i), "y": np.array([i])} for i in range(50
 TEXT = ["s"] * 50
 FLOATS = {**TABLE, "y": TABLE["y"] / 2}
 GOOD: dict[str, bytes] = {
+    "arrow": arrow_bytes(TABLE),
     "parquet": parquet_bytes(TABLE),
     "csv": csv_bytes(TABLE),
     "csv.gz": gzip.compress(csv_bytes(TABLE)),
@@ -52,6 +54,13 @@ def damaged(ending: str, place: int) -> bytes:
 BAD: dict[str, tuple[str, bytes, str]] = {
     "Parquet cut short": ("parquet", half("parquet"), "not a readable Parquet file"),
     "no Parquet at all": ("parquet", b"hello" * 99, "not a readable Parquet file"),
+    "Arrow cut short": ("arrow", half("arrow"), "not a readable Arrow file"),
+    "no Arrow at all": ("arrow", b"hello" * 99, "not a readable Arrow file"),
+    "text in Arrow": (
+        "arrow",
+        arrow_bytes({**TABLE, "a": TEXT}),
+        r"column 'a' of .* holds text \(string\)",
+    ),
     "no such column": ("parquet", parquet_bytes({"a": [1]}), "no column 'y'; it has"),
     "text in Parquet": (
         "parquet",
@@ -264,7 +273,12 @@ def test_formats_that_lie_together(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("module", "ending"), [("pyarrow.csv", "csv"), ("pyarrow.parquet", "parquet")]
+    ("module", "ending"),
+    [
+        ("pyarrow.csv", "csv"),
+        ("pyarrow.parquet", "parquet"),
+        ("pyarrow.ipc", "arrow"),
+    ],
 )
 def test_a_library_that_is_not_installed(
     tmp_path: Path, module: str, ending: str, monkeypatch: pytest.MonkeyPatch

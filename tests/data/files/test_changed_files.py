@@ -18,6 +18,7 @@ from shoal.errors import DataError, StoreFailed
 from shoal.models.pickling import dumps, loads
 from shoal.training.same_files import check_files
 from tests.data.files.writing import (
+    arrow_bytes,
     csv_bytes,
     image_bytes,
     npz_bytes,
@@ -43,6 +44,7 @@ WRITE: dict[str, Any] = {
     "bmp": image_of,
     "csv": csv_bytes,
     "npz": lambda table: npz_bytes(**table),
+    "arrow": arrow_bytes,
     "parquet": parquet_bytes,
     "tfrecord": tfrecord_of,
 }

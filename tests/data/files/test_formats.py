@@ -4,6 +4,7 @@ import gzip
 import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shoal.data.files.store import FileEntry, Store
 from shoal.data.files.tfrecord import TfRecord
 from shoal.errors import DataError
 from tests.data.files.writing import (
+    arrow_bytes,
     csv_bytes,
     example,
     image_bytes,
@@ -47,6 +49,8 @@ def rows(table: dict[str, Any]) -> list[dict[str, Any]]:
 
 FILES = {
     "parquet": lambda: parquet_bytes(TABLE, row_group_size=4),
+    "arrow": lambda: arrow_bytes(TABLE, rows=4),
+    "feather": lambda: arrow_bytes(TABLE, rows=4, compression="lz4"),
     "csv": lambda: csv_bytes(TABLE),
     "csv.gz": lambda: gzip.compress(csv_bytes(TABLE)),
     "tsv": lambda: csv_bytes(TABLE).replace(b",", b"\t"),
@@ -139,7 +143,20 @@ def test_row_groups_are_chunks(tmp_path: Path):
     )
 
 
-def test_lists_and_tensors_of_parquet(tmp_path: Path):
+def test_record_batches_are_chunks(tmp_path: Path):
+    (tmp_path / "a.arrow").write_bytes(arrow_bytes(TABLE, rows=4))
+    source = open_files(tmp_path, label="c")
+    assert list(source.chunk_rows) == [4, 4, 2]
+    assert source.kind == "Arrow files"
+    together = open_files(tmp_path, label="c", files_per_chunk=3)
+    assert list(together.chunk_rows) == [10]
+    np.testing.assert_array_equal(
+        source.take(slice(None))[0], together.take(slice(None))[0]
+    )
+
+
+@pytest.mark.parametrize("write", [parquet_bytes, arrow_bytes])
+def test_lists_and_tensors(tmp_path: Path, write: Callable[[Any], bytes]):
     import pyarrow as pa
 
     grid = np.arange(24, dtype="f4").reshape(4, 2, 3)
@@ -153,7 +170,8 @@ def test_lists_and_tensors_of_parquet(tmp_path: Path):
         "y": pa.array([True, False, True, True]),
         "price": pa.array([1, 2, 3, 4], pa.decimal128(5, 2)),
     }
-    (tmp_path / "a.parquet").write_bytes(parquet_bytes(table))
+    ending = "parquet" if write is parquet_bytes else "arrow"
+    (tmp_path / f"a.{ending}").write_bytes(write(table))
 
     def read(name: Any) -> Any:
         return open_files(tmp_path, features=name, label="y").take(slice(1, 4))

@@ -12,6 +12,7 @@ import pytest
 from shoal.data.files import list_files, open_files
 from shoal.errors import DataError
 from tests.data.files.writing import (
+    arrow_bytes,
     csv_bytes,
     image_bytes,
     npy_bytes,
@@ -26,6 +27,7 @@ Y = np.arange(6)
 TABLE = {"a": X[:, 0], "b": X[:, 1], "y": Y}
 RECORDS = [{"a": a, "b": b, "y": y} for (a, b), y in zip(X, Y, strict=True)]
 CONTENTS: dict[str, bytes] = {
+    "arrow": arrow_bytes(TABLE, rows=4),
     "parquet": parquet_bytes(TABLE, row_group_size=4),
     "csv": csv_bytes(TABLE),
     "csv.gz": gzip.compress(csv_bytes(TABLE)),

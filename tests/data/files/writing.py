@@ -21,6 +21,19 @@ def parquet_bytes(columns: Mapping[str, Any], **options: Any) -> bytes:
     return out.getvalue()
 
 
+def arrow_bytes(columns: Mapping[str, Any], rows: int = 1000, **options: Any) -> bytes:
+    """A file of record batches of so many rows."""
+    import pyarrow as pa
+
+    out = io.BytesIO()
+    table = pa.table(dict(columns))
+    with pa.ipc.new_file(
+        out, table.schema, options=pa.ipc.IpcWriteOptions(**options)
+    ) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return out.getvalue()
+
+
 def csv_bytes(columns: Mapping[str, Any]) -> bytes:
     rows = zip(*columns.values(), strict=True)
     lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]

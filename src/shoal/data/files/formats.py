@@ -12,6 +12,7 @@ from shoal.registry import did_you_mean
 
 FORMATS: Mapping[str, str] = {
     "parquet": "shoal.data.files.parquet:Parquet",
+    "arrow": "shoal.data.files.arrow:Arrow",
     "csv": "shoal.data.files.csv:Csv",
     "npy": "shoal.data.files.numpy:Npy",
     "npz": "shoal.data.files.numpy:Npz",

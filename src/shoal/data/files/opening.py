@@ -51,7 +51,7 @@ def open_files(  # noqa: PLR0913 - a public function with one argument for each 
         label: Columns that are y, in the same forms; () means none. Default None means
             the class of images and the key "y" of NPZ files; tables must name it.
         weight: Column of sample weights.
-        format: "parquet", "csv", "npy", "npz", "images" or "tfrecord"; default None
+        format: "parquet", "arrow", "csv", "npy", "npz", "images" or "tfrecord"; None
             decides by the names of the files.
         preprocess: Class, object or function that reads the files instead: it gets
             (keys, objects) and returns (inputs, outputs, train_size).

@@ -56,7 +56,9 @@ class Parquet(Format):
         with _opened(file, store) as table:
             schema = table.schema_arrow
             check_columns(file, columns, schema.names)
-            types = tuple((name, _type(schema.field(name), file)) for name in columns)
+            types = tuple(
+                (name, column_type(schema.field(name), file)) for name in columns
+            )
             groups = [
                 table.metadata.row_group(i).num_rows
                 for i in range(table.metadata.num_row_groups)
@@ -88,7 +90,7 @@ def _opened(file: FileEntry, store: Store) -> Generator[Any]:
         yield table
 
 
-def _type(field: Any, file: FileEntry) -> str:
+def column_type(field: Any, file: FileEntry) -> str:
     """Returns the dtype name of a field; refuses types that no model takes."""
     types = library("pyarrow", "Parquet files").types
     kind, lists = field.type, ""

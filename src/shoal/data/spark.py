@@ -1,0 +1,334 @@
+"""A Spark DataFrame as data of `fit`: columns become arrays in files.
+
+This file decides which expression of the JVM makes numbers of a column, where files
+go, and what is believed: only files that tasks which ended well have named.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pyspark import InheritableThread
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import VectorUDT
+from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from shoal.data.files.arrow import Arrow
+from shoal.data.files.format import Part, Types
+from shoal.data.files.reader import ColumnReader, sample_of
+from shoal.data.files.selection import Selection, select
+from shoal.data.files.source import FilePortion, FileSource, head_of, row_bytes
+from shoal.data.files.store import FileEntry, Store
+from shoal.data.frame_writing import TOLD, Writer, Written
+from shoal.data.frames import FrameSource, portions_of
+from shoal.data.located import FileArguments
+from shoal.data.reading import Reading
+from shoal.data.sources import default_floatx
+from shoal.errors import ConfigError, DataError
+from shoal.host.scratch import Scratch, planned_scratch
+from shoal.interruption import check
+from shoal.jvm_errors import cause
+
+WHERE = "the DataFrame"
+LOOK_S = 0.05  # between checks for Ctrl-C
+END_S = 10.0  # for Spark to end a cancelled job
+ONE_MACHINE = ("local", "local[", "local-cluster[")
+WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType)
+FLOATS = (T.FloatType, T.DoubleType, T.DecimalType)
+
+_PLANNED: WeakKeyDictionary[Any, tuple[Any, FrameSource]] = WeakKeyDictionary()
+"""Frames that a plan has had written, with what was asked for: `fit` takes them."""
+
+
+def open_frame(
+    x: Any, y: Any, sample_weight: Any, arguments: FileArguments, reading: Reading
+) -> FrameSource:
+    """Has the columns of a frame written, and opens the files.
+
+    Args:
+        x: The frame.
+        y: Must be None: the frame holds the targets.
+        sample_weight: Name of a column, or None.
+        arguments: Names of columns.
+        reading: Where files may go, and how many workers read them.
+
+    Raises:
+        ConfigError: An argument is wrong, or this kind of frame cannot be used.
+        DataError: A column is missing, or holds no numbers.
+    """
+    frame = _checked(x, y, sample_weight, arguments, reading)
+    floatx = reading.floatx or default_floatx()
+    chosen = select(
+        frame.columns,
+        Arrow(),
+        features=arguments.features,
+        label=arguments.label,
+        weight=sample_weight,
+        floatx=floatx,
+        where=WHERE,
+    )
+    asked = (chosen, reading.store, reading.workers)
+    kept = _PLANNED.pop(frame, None)
+    found = kept[1] if kept and kept[0] == asked else None
+    found = found or _written(frame, chosen, reading)
+    if reading.is_plan:
+        _PLANNED[frame] = (asked, found)
+    return found
+
+
+def _checked(
+    x: Any, y: Any, sample_weight: Any, arguments: FileArguments, reading: Reading
+) -> DataFrame:
+    """Refuses arguments that do not go with a frame, and frames of other kinds."""
+    if ".connect." in type(x).__module__:
+        raise ConfigError(
+            f"x is a DataFrame of Spark Connect ({reading.where}). Expected one of a "
+            "classic session. Create the session with .master(...), or pass the path "
+            "of Parquet files that it wrote."
+        )
+    if x.isStreaming:
+        raise ConfigError(
+            f"x is a stream ({reading.where}). Expected a DataFrame with an end. Write "
+            "the stream to files, and pass their folder."
+        )
+    if y is not None or not isinstance(sample_weight, str | None):
+        raise DataError(
+            f"y or sample_weight is given beside a DataFrame ({reading.where}). "
+            "Expected names of its columns. Pass label='a column' and "
+            "sample_weight='a column'."
+        )
+    usual = FileArguments(features=arguments.features, label=arguments.label)
+    if arguments != usual:
+        raise ConfigError(
+            "preprocess or on_bad_file was passed, but x is a DataFrame "
+            f"({reading.where}). Expected them for files alone. Leave them out."
+        )
+    return x
+
+
+def _written(frame: DataFrame, chosen: Selection, reading: Reading) -> FrameSource:
+    folder, remove, is_far = _folder(frame, reading.store)
+    try:
+        columns = [column_of(frame.schema, name, chosen) for name in chosen.columns]
+        told = _run(frame, columns, chosen.columns, folder)
+        files, notes = _files(told, frame, chosen, reading.workers)
+    except BaseException:
+        remove()
+        raise
+    return FrameSource(
+        files,
+        remove,
+        stays=is_far,
+        travels_alone=is_far or not reading.is_away,
+        notes=notes,
+    )
+
+
+def _folder(
+    frame: DataFrame, store: str | None
+) -> tuple[str, Callable[[], object], bool]:
+    """Returns the folder of files, what removes it, and whether it is in a store.
+
+    Raises:
+        ConfigError: Executors may be on other machines, and there is no store.
+    """
+    if store:
+        folder = f"{store.rstrip('/')}/shoal-frame-{secrets.token_hex(8)}"
+        return folder, partial(_remove, folder), True
+    master = frame.sparkSession.sparkContext.master or ""
+    if master != "local" and not master.startswith(ONE_MACHINE[1:]):
+        raise ConfigError(
+            f"executors of master {master!r} may be on other machines, and write the "
+            "rows of the DataFrame. Expected a folder that they and the workers see. "
+            "Pass cluster=shoal.clusters.Spark(store='s3://bucket/prefix')."
+        )
+    scratch = Scratch(planned_scratch("frame"))
+    return str(scratch.path / "rows"), scratch.close, False
+
+
+def _remove(folder: str) -> None:
+    system = Store().filesystem(folder)
+    path = Store().path(folder)
+    if system.exists(path):
+        system.rm(path, recursive=True)
+
+
+def _run(
+    frame: DataFrame, columns: Sequence[Column], names: tuple[str, ...], folder: str
+) -> list[Written]:
+    """Has executors write; returns what successful tasks told, in order.
+
+    Names of columns with dots would be taken apart by `mapInArrow`.
+    """
+    context = frame.sparkSession.sparkContext
+    tag = f"shoal-{secrets.token_hex(8)}"
+    asked = frame.select(*(c.alias(f"c{n}") for n, c in enumerate(columns)))
+    asked = asked.mapInArrow(Writer(folder, names), f"{TOLD} string")  # pyright: ignore
+    rows: list[Any] = []
+    errors: list[Exception] = []
+
+    def collect() -> None:
+        context.addJobTag(tag)
+        try:
+            rows.extend(asked.collect())
+        except Exception as error:
+            errors.append(error)
+
+    # A call to the JVM that Ctrl-C breaks off would leave its answer to the next one.
+    thread = InheritableThread(collect, name="shoal-frame", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(LOOK_S)
+            check()
+    except KeyboardInterrupt:
+        context.cancelJobsWithTag(tag)
+        thread.join(END_S)
+        raise
+    for error in errors:
+        raise DataError(
+            f"executors could not write the rows of the DataFrame: {cause(str(error))}."
+            " Expected a frame that can be computed, executors with Shoal and pyarrow, "
+            "and a folder that they can write to. Correct that, and call fit again."
+        ) from error
+    told = [Written.from_text(row[TOLD]) for row in rows]
+    return sorted(told, key=lambda one: one.partition)
+
+
+def _files(
+    told: Sequence[Written], frame: DataFrame, chosen: Selection, workers: int
+) -> tuple[FileSource, tuple[str, ...]]:
+    """Makes a source of what was written.
+
+    Raises:
+        DataError: Rows cannot be used, or files are not seen here.
+    """
+    for one in told:
+        if one.error:
+            raise DataError(one.error)
+    full = [one for one in told if one.rows]
+    if not full:
+        raise DataError(
+            "the DataFrame has no rows. Expected at least one. Check how it was "
+            "loaded or filtered."
+        )
+    for one in full:
+        _check_alike(one, full[0])
+        _check_seen(one)
+    kinds = types_of(frame.schema, chosen)
+    parts = [
+        Part(
+            file=FileEntry(url=one.url, size_bytes=one.size_bytes),
+            rows=rows, start=number, stop=number + 1, types=kinds,
+        )
+        for one in full
+        for number, rows in enumerate(one.rows)
+    ]  # fmt: skip
+    settled = chosen.settle([kinds])
+    reader = ColumnReader(form=Arrow(), store=Store(), selection=settled)
+    first = reader.read(parts[:1])
+    sample = sample_of(first)
+    portions: tuple[FilePortion, ...] = portions_of(parts, workers, row_bytes(sample))
+    source = FileSource(
+        reader=reader, portions=portions, sample=sample, kind="Spark DataFrame",
+        head=head_of(first),
+    )  # fmt: skip
+    return source, _strange(full)
+
+
+def _check_alike(one: Written, first: Written) -> None:
+    for name, shape in one.shapes.items():
+        if shape != first.shapes[name]:
+            raise DataError(
+                f"column {name!r} of the DataFrame has rows of shape "
+                f"{first.shapes[name]} in partition {first.partition:,} and of shape "
+                f"{shape} in partition {one.partition:,}. Expected the same in all "
+                "rows. Pad the lists, or drop those of another length."
+            )
+
+
+def _check_seen(one: Written) -> None:
+    store = Store()
+    if not store.filesystem(one.url).exists(store.path(one.url)):
+        raise DataError(
+            f"{one.url}, which an executor on {one.host} has written, is not seen "
+            "here. Expected a folder that all machines share. Pass another store to "
+            "shoal.clusters.Spark, such as 's3://bucket/prefix'."
+        )
+
+
+def _strange(told: Sequence[Written]) -> tuple[str, ...]:
+    """Returns sentences about columns with NaN or infinity."""
+    counts: dict[str, int] = {}
+    for one in told:
+        for name, count in one.strange.items():
+            counts[name] = counts.get(name, 0) + count
+    return tuple(
+        f"column {name!r} of the DataFrame has {count:,} values that are NaN or "
+        "infinite."
+        for name, count in counts.items()
+    )
+
+
+def column_of(schema: T.StructType, name: str, chosen: Selection) -> Column:
+    """Returns the expression that makes numbers, or lists of them, of a column.
+
+    Args:
+        schema: Schema of the frame.
+        name: Name of the column.
+        chosen: Roles of the columns; floats are written as they are read.
+
+    Raises:
+        DataError: It holds text, a map, a date, or another type.
+    """
+    kind = schema[name].dataType
+    column = F.col(f"`{name}`")
+    floatx = "float64" if chosen.floatx == "float64" else "float32"
+    if isinstance(kind, VectorUDT | OldVectorUDT):
+        # The function itself fails on a null, and does not say where.
+        return F.when(column.isNotNull(), vector_to_array(column, floatx))
+    return column.cast(_as_read(kind, name, floatx))
+
+
+def _as_read(kind: T.DataType, name: str, floatx: str) -> T.DataType:
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_as_read(kind.elementType, name, floatx), kind.containsNull)
+    if isinstance(kind, FLOATS):
+        return T.DoubleType() if floatx == "float64" else T.FloatType()
+    if isinstance(kind, WHOLE):
+        return kind
+    raise DataError(
+        f"column {name!r} of the DataFrame holds {kind.simpleString()}. Expected "
+        "numbers, booleans, vectors or arrays of them. Encode it first "
+        "(pyspark.ml.feature.StringIndexer, casts), or leave it out with features=."
+    )
+
+
+def types_of(schema: T.StructType, chosen: Selection) -> Types:
+    """Returns the types of the chosen columns, as formats of files name them."""
+    found: list[tuple[str, str]] = []
+    for name in chosen.columns:
+        kind, lists = schema[name].dataType, ""
+        while isinstance(kind, T.ArrayType):
+            kind, lists = kind.elementType, lists + " of a list"
+        is_whole = isinstance(kind, WHOLE)
+        found.append(
+            (name, (_WHOLE_NAMES[type(kind)] if is_whole else "float") + lists)
+        )
+    return tuple(found)
+
+
+_WHOLE_NAMES: dict[type[T.DataType], str] = {
+    T.ByteType: "int8",
+    T.ShortType: "int16",
+    T.IntegerType: "int32",
+    T.LongType: "int64",
+    T.BooleanType: "bool",
+}
