@@ -113,21 +113,20 @@ def test_its_driver_is_called_with_tls(cluster: Standalone, spark: Any) -> None:
     assert host.startswith("127.") or identity_for(host) is not None
 
 
-def flaky(batches: Any) -> Any:
-    """Fails in the first attempt of each partition, after half of its rows."""
-    from pyspark import TaskContext
-
-    context: Any = TaskContext.get()
-    for number, batch in enumerate(batches):
-        if number == 1 and context.attemptNumber() == 0:
-            raise OSError("the first attempt fails")
-        yield batch
-
-
 def test_rows_of_failed_attempts_are_counted_by_nobody(
     spark: Any, tmp_path: Path
 ) -> None:
     from shoal.data.spark import open_frame
+
+    def flaky(batches: Any) -> Any:
+        """Fails in the first attempt of each partition, after half of its rows."""
+        from pyspark import TaskContext
+
+        context: Any = TaskContext.get()
+        for number, batch in enumerate(batches):
+            if number == 1 and context.attemptNumber() == 0:
+                raise OSError("the first attempt fails")
+            yield batch
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
     try:
