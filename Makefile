@@ -22,7 +22,7 @@ export NO_MKDOCS_2_WARNING = 1
 	matrix ray spark bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	interrupts keras-suite constraints clean
 
-help: $(STAMP)
+help:
 	@echo "make demo      train on real data, kill a worker, see the picture"
 	@echo "make test      lint, docs and all tests on JAX; 15 minutes on two cores"
 	@echo "make backends  the tests that depend on the backend, on TensorFlow and PyTorch; 4 minutes"

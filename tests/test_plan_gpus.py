@@ -15,7 +15,7 @@ from shoal.plan import Plan, Request, resolve
 from shoal.plan.collective import library_of
 from shoal.plan.gpus import CONTEXT_MIB, LEAST_MIB, MOST, places
 from shoal.strategies import AEASGD, AllReduce, Strategy
-from shoal.training.early_start import cast_of
+from shoal.training.early_start import worker_environment_of
 from shoal.training.start_run import rules
 
 
@@ -196,9 +196,9 @@ def test_what_each_process_is_told(
     for name in said:
         monkeypatch.delenv(name, raising=False)
     found = plan(gpu(0), workers=2).places
-    cast = cast_of(backend, 2, 8, found)
-    assert cast.places == ({"CUDA_VISIBLE_DEVICES": "GPU-0", **said},) * 2
+    worker_environment = worker_environment_of(backend, 2, 8, found)
+    assert worker_environment.places == ({"CUDA_VISIBLE_DEVICES": "GPU-0", **said},) * 2
     for name in said:  # the user knows better
         monkeypatch.setenv(name, "mine")
-    cast = cast_of(backend, 2, 8, found)
-    assert cast.places == ({"CUDA_VISIBLE_DEVICES": "GPU-0"},) * 2
+    worker_environment = worker_environment_of(backend, 2, 8, found)
+    assert worker_environment.places == ({"CUDA_VISIBLE_DEVICES": "GPU-0"},) * 2

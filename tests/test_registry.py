@@ -112,5 +112,5 @@ def test_get_names_an_unknown_parameter(form: str | type[Strategy] | Strategy) -
 
 
 def test_get_refuses_what_is_no_strategy() -> None:
-    with pytest.raises(ConfigError, match="strategy=3 is a int"):
+    with pytest.raises(ConfigError, match="strategy=3 is an int"):
         get(3)  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,7 @@ from benchmarks.entrants.told import answer, asked
 from benchmarks.works import WORKS
 from shoal.engine.controller.process_pool import ProcessPool
 from shoal.launchers.base import Role
-from shoal.training.early_start import cast_of
+from shoal.training.early_start import worker_environment_of
 from shoal.training.fit_call import FitCall
 from shoal.training.run_fit import FitContext, perform
 from tests.support.hosts import Cable, Hosts
@@ -36,7 +36,9 @@ def fit_on_hosts(cable: Cable | None, **arguments: Any) -> Any:
             return []
         return ["ip", "netns", "exec", hosts.names[int(number) % 2]]
 
-    pool = ProcessPool(cast_of("jax", 2, 1), host=hosts.address, through=through)
+    pool = ProcessPool(
+        worker_environment_of("jax", 2, 1), host=hosts.address, through=through
+    )
     try:
         context = FitContext(began=time.monotonic(), pool=pool)
         given: dict[str, Any] = {"workers": 2, "run": False, "verbose": 0, **arguments}

@@ -154,3 +154,14 @@ class ShoalWarning(UserWarning):
 
     def __str__(self) -> str:
         return plain(super().__str__())
+
+
+def a_kind(value: object) -> str:
+    """Returns the kind of a value with its article, for the text of an error.
+
+    Example:
+        >>> a_kind(3), a_kind([]), a_kind("")
+        ('an int', 'a list', 'a str')
+    """
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"

@@ -42,6 +42,16 @@ def plain(text: str) -> str:
     return _OBEYED.sub(_shown, text)
 
 
+def without_colours(text: str) -> str:
+    r"""Removes colours, as an error of Keras has them.
+
+    Example:
+        >>> without_colours("\x1b[1mno such layer\x1b[0m")
+        'no such layer'
+    """
+    return _SGR.sub("", text)
+
+
 def one_line(text: str) -> str:
     r"""Like `plain`, for a name or a cell: line ends and tabs are made visible, too.
 
@@ -71,7 +81,7 @@ def coloured(text: str) -> str:
 
 def output_of_process(text: str, stream: TextIO) -> str:
     """Returns a process's output for a stream: with colours on a terminal."""
-    return coloured(text) if has_colours(stream) else plain(_SGR.sub("", text))
+    return coloured(text) if has_colours(stream) else plain(without_colours(text))
 
 
 def has_colours(stream: TextIO) -> bool:

@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any], tuple[str, ...]]] = {
         {"model": uncompiled},
         ("not compiled", "Call model.compile("),
     ),
-    "no model": (ConfigError, {"model": 3}, ("model is a int", "Keras model")),
+    "no model": (ConfigError, {"model": 3}, ("model is an int", "Keras model")),
     "callable of no model": (
         ConfigError,
         {"model": lambda: "model"},

@@ -164,7 +164,7 @@ def test_validation_data_as_an_array():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (([[1, 2], [3]],), r"x\[0\]\[0\] is a int"),
+        (([[1, 2], [3]],), r"x\[0\]\[0\] is an int"),
         ((np.array([[1, 2], [3]], dtype=object),), "x has rows of different lengths"),
         ((X, np.array(["a"] * 10)), "y has text"),
         ((X, np.array(["2020-01-01"] * 10, "datetime64[D]")), "y has dates or times"),

@@ -108,6 +108,6 @@ def test_none_at_all() -> None:
 
 def test_samples_that_are_no_batches_are_said() -> None:
     with pytest.raises(
-        DataError, match=r"x is a int \(batch 0 of the grain MapDataset"
+        DataError, match=r"x is an int \(batch 0 of the grain MapDataset"
     ):
         source(grain.MapDataset.range(4))

@@ -20,13 +20,15 @@ def told(stage: ProcessPool, token: str) -> str:
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="no /proc here")
 def test_each_worker_sees_the_gpu_of_its_place_and_a_spare_one_takes_only_its_own():
     places = ({"CUDA_VISIBLE_DEVICES": "a"}, {"CUDA_VISIBLE_DEVICES": "b"})
-    cast = WorkerEnvironment(workers=2, threads=1, preload=Preload(), places=places)
+    worker_environment = WorkerEnvironment(
+        workers=2, threads=1, preload=Preload(), places=places
+    )
     with_none = WorkerEnvironment(
         workers=0, threads=1, preload=Preload(), places=places
     )
     stage = ProcessPool(with_none)
     try:
-        stage.recast(cast)
+        stage.change_environment(worker_environment)
         first = [stage.worker(hint) for hint in (0, 1)]
         stage.keep_spares(1)
         later = [stage.worker(hint) for hint in (1, 0)]

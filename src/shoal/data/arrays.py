@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shoal.data import trees
 from shoal.data.streams import refuse_streams
-from shoal.errors import DataError
+from shoal.errors import DataError, a_kind
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -113,7 +113,7 @@ def _to_numpy(value: Any, name: str, floatx: str, where: str) -> Array:
         return np.asarray(value)
     refuse_streams(value, name, where)
     raise DataError(
-        f"{name} is a {type(value).__name__} ({where}). Expected arrays: NumPy, "
+        f"{name} is {a_kind(value)} ({where}). Expected arrays: NumPy, "
         "JAX, pandas, or nested dicts, lists and tuples of them. "
         f"Convert it, for example with np.asarray({name.split('[')[0]})."
     )

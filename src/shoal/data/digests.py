@@ -47,9 +47,8 @@ class _Walk:
     """Walks through a value once; an object that is met again is not walked again."""
 
     def __init__(self) -> None:
-        self._seen: dict[
-            int, tuple[int, Any]
-        ] = {}  # kept alive, so that no id is reused
+        # Kept alive, so that no id is reused.
+        self._seen: dict[int, tuple[int, Any]] = {}
 
     def of(self, value: Any, depth: int) -> bytes:
         """Returns the digest of a part."""

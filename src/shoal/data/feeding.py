@@ -177,9 +177,8 @@ class _Desk:
 
     def __init__(self, spool: Spool, ahead_bytes: int, kept_bytes: int) -> None:
         self._spool, self._limits = spool, (ahead_bytes, kept_bytes)
-        self._last = self._furthest = BatchKey(
-            -1, -1
-        )  # last written, and furthest wanted
+        # Last written, and furthest wanted.
+        self._last = self._furthest = BatchKey(-1, -1)
         self._sizes: dict[BatchKey, int] = {}  # of batches in the spool, as written
         self._ahead: deque[tuple[BatchKey, int]] = deque()
         self._ahead_bytes = 0

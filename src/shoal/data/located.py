@@ -126,9 +126,8 @@ def open_located(
         on_bad_file=arguments.on_bad_file,  # pyright: ignore - it checks
         floatx=reading.floatx,
     )
-    if (
-        source.left_out and reading.where != FIT
-    ):  # the plan reports it for the data of fit
+    # The plan reports it for the data of fit.
+    if source.left_out and reading.where != FIT:
         text = f"{reading.where}: {source.left_out}"
         warnings.warn(text, ShoalWarning, stacklevel=2)
     return source

@@ -22,7 +22,7 @@ from shoal.data.order import shares
 from shoal.data.sources import Batch
 from shoal.data.travelling import check_travels
 from shoal.data.unended import Unended
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, a_kind
 
 SHARDS_PER_WORKER = 4
 """Enough shards that fast workers take over from slow ones, few enough to open."""
@@ -172,7 +172,7 @@ class ShardedSource(ChunkedSource):
             return iter(made)
         except TypeError:
             raise DataError(
-                f"The {self.kind} gave a {type(made).__name__} for {shard} "
+                f"The {self.kind} gave {a_kind(made)} for {shard} "
                 f"({self._packing.where}), which gives no batches. "
                 "Expected a tf.data.Dataset, a DataLoader, a generator or the like. "
                 "Wrap a Dataset of torch in a DataLoader; return what gives batches."

@@ -21,7 +21,7 @@ from shoal.easydist.optimizer import set_optimizer
 from shoal.easydist.place import bucket_of, url_of
 from shoal.easydist.report import Report, epoch_seconds
 from shoal.easydist.timing import LINES, spent, timed
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, a_kind
 from shoal.plan import environment
 from shoal.plan.request import Workers
 from shoal.runs.events import exchange_records, read_events
@@ -199,7 +199,7 @@ def _checked(model: Any) -> Any:
     """Refuses models that cannot be trained, before files are read."""
     is_model = isinstance(model, import_module("keras").Model)
     if not (is_model and model.compiled):
-        what = "is not compiled" if is_model else f"is a {type(model).__name__}"
+        what = "is not compiled" if is_model else f"is {a_kind(model)}"
         raise ConfigError(
             f"model={getattr(model, 'name', model)!r} {what}. Expected a compiled "
             "Keras model. Call model.compile(optimizer, loss) first."

@@ -66,9 +66,8 @@ def bind(cores: Sequence[int]) -> None:
     if not cores or not TASKS.is_dir():
         return
     for task in TASKS.iterdir():
-        with contextlib.suppress(
-            OSError
-        ):  # the thread has ended, or the cores are gone
+        # The thread has ended, or the cores are gone.
+        with contextlib.suppress(OSError):
             os.sched_setaffinity(int(task.name), cores)
             if os.sched_getscheduler(int(task.name)) == os.SCHED_OTHER:
                 os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, a_kind
 from shoal.facts import ModelFacts
 from shoal.models.directions import metric_directions
 from shoal.models.fixed_batch import fixed_batch
@@ -43,20 +43,20 @@ def find_model(model: Any) -> tuple[Any, Callable[[], Any] | None]:
     trainer = import_module("keras.src.trainers.trainer").Trainer
     if isinstance(model, trainer):
         raise ConfigError(
-            f"model is a {type(model).__name__}, a Keras trainer that is not a "
+            f"model is {a_kind(model)}, a Keras trainer that is not a "
             "keras.Model. Expected a keras.Model: it can be sent to workers and saved, "
             "a layer with the trainer mixed in cannot. "
             f"Write class {type(model).__name__}(keras.Model), with the layers inside."
         )
     if not callable(model):
         raise ConfigError(
-            f"model is a {type(model).__name__}. Expected a compiled Keras model, or "
+            f"model is {a_kind(model)}. Expected a compiled Keras model, or "
             "a function without arguments that returns one. Pass the model itself."
         )
     made = model()
     if not isinstance(made, kind):
         raise ConfigError(
-            f"the callable given as model returned a {type(made).__name__}. "
+            f"the callable given as model returned {a_kind(made)}. "
             "Expected a compiled Keras model. Let it return the model."
         )
     return made, model

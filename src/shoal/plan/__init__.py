@@ -77,6 +77,14 @@ class Plan(Decisions):
         """Returns the plan in lines for people."""
         return explained(self)
 
+    def __str__(self) -> str:
+        """Returns `explain()`, which `print` shows."""
+        return self.explain()
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
+        """Writes the plan for a notebook; see `IPython.lib.pretty`."""
+        printer.text("Plan(...)" if is_cycle else self.explain())
+
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as plain data; the strategy as its name and fields.
 

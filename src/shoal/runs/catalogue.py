@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import chain
 from typing import Any, cast
 
-from shoal.errors import ConfigError, ShoalError
+from shoal.errors import ConfigError, ShoalError, a_kind
 from shoal.runs.events import FOLDER, damaged, read_events
 from shoal.runs.folder import Folder, is_place
 from shoal.runs.summary import RunSummary, summarise
@@ -140,7 +140,7 @@ def backend_of(folder: Folder) -> str:
     """
     backend = read_plan(folder).get("backend", "")
     if not isinstance(backend, str):
-        raise damaged(folder, f"{PLAN} names a {type(backend).__name__} as its backend")
+        raise damaged(folder, f"{PLAN} names {a_kind(backend)} as its backend")
     return backend
 
 
@@ -231,7 +231,7 @@ def read_plan(folder: Folder) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(folder, f"{PLAN} cannot be read: {error}") from error
     if not isinstance(found, dict):
-        raise damaged(folder, f"{PLAN} holds a {type(found).__name__}")
+        raise damaged(folder, f"{PLAN} holds {a_kind(found)}")
     return cast("dict[str, Any]", found)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast, final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import CheckpointError
+from shoal.errors import CheckpointError, a_kind
 from shoal.runs.checkpoint_files import Damage, Part, check_size, read_part
 from shoal.runs.checkpoint_manifest import (
     NUMBERS,
@@ -133,7 +133,7 @@ def _document(content: Bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Damage(f"document: it is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise Damage(f"document: a {type(found).__name__} stands where an object does")
+        raise Damage(f"document: {a_kind(found)} stands where an object does")
     return cast("dict[str, Any]", found)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from shoal.errors import CheckpointError
+from shoal.errors import CheckpointError, a_kind
 from shoal.runs.checkpoint_files import Damage, Part
 
 FORMAT = 1
@@ -190,7 +190,7 @@ def _check_format(found: object, place: CheckpointNumber) -> None:
 
 def _mapping(found: object) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise TypeError(f"a {type(found).__name__} stands where an object belongs")
+        raise TypeError(f"{a_kind(found)} stands where an object belongs")
     return cast("dict[str, Any]", found)
 
 
@@ -203,7 +203,7 @@ def _whole(found: object) -> int:
 
 def _text(found: object) -> str:
     if not isinstance(found, str):
-        raise TypeError(f"a {type(found).__name__} stands where a text belongs")
+        raise TypeError(f"{a_kind(found)} stands where a text belongs")
     return found
 
 
@@ -226,7 +226,7 @@ def _array(found: object) -> ArrayPart:
     fields = _mapping(found)
     shape = fields["shape"]
     if not isinstance(shape, list):
-        raise TypeError(f"a {type(shape).__name__} stands where a shape belongs")
+        raise TypeError(f"{a_kind(shape)} stands where a shape belongs")
     sizes = tuple(map(_whole, cast("list[object]", shape)))
     array = ArrayPart(
         part=_part(fields["part"]), dtype=_text(fields["dtype"]), shape=sizes

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic requires it before Python 3.12
 
+from shoal.errors import a_kind
+
 Event: TypeAlias = dict[str, Any]
 """One line: `v`, `kind`, `time` (Unix seconds), `t` (seconds since start), fields."""
 
@@ -194,7 +196,7 @@ def check(event: Mapping[str, Any]) -> Event:
     """
     kind = event.get("kind", "")
     if not isinstance(kind, str):
-        raise ValueError(f"its kind is a {type(kind).__name__}")
+        raise ValueError(f"its kind is {a_kind(kind)}")
     is_packed = kind == "exchanges"
     given = {
         _whole(name): value if is_packed and name == "rows" else _plain(name, value)

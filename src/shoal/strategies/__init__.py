@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields, replace
 from typing import TypeAlias
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, a_kind
 from shoal.registry import Registry, did_you_mean
 from shoal.strategies.adag import ADAG as ADAG
 from shoal.strategies.aeasgd import AEASGD as AEASGD
@@ -76,7 +76,7 @@ def get(strategy: str | Strategy | type[Strategy], **parameters: Value) -> Strat
         return _make(strategy, parameters)
     if not isinstance(strategy, Strategy):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"strategy={strategy!r} is a {type(strategy).__name__}. "
+            f"strategy={strategy!r} is {a_kind(strategy)}. "
             "Expected a name or a strategy object. "
             f"Known names: {', '.join(registry.names())}."
         )

@@ -16,7 +16,7 @@ from shoal.interruption import undisturbed
 from shoal.launchers.shared import SharedBlob
 from shoal.plan import Plan, resolve
 from shoal.plan.cautions import room_warnings
-from shoal.training.early_start import cast_of
+from shoal.training.early_start import worker_environment_of
 
 
 def look(given: Any, backend: str) -> MachineFacts:
@@ -98,7 +98,7 @@ def staged(
         yield None
         return
     pool = ProcessPool(
-        cast_for(plan),
+        worker_environment_for(plan),
         blob,
         host=allocation.host,
         open_launcher=allocation.open_launcher,
@@ -110,13 +110,18 @@ def staged(
             pool.close()
 
 
-def cast_for(plan: Plan) -> WorkerEnvironment:
+def worker_environment_for(plan: Plan) -> WorkerEnvironment:
     """Returns what workers of a plan need before they know their role."""
-    cast = cast_of(plan.backend, plan.workers, plan.threads, plan.places)
+    worker_environment = worker_environment_of(
+        plan.backend, plan.workers, plan.threads, plan.places
+    )
     if not plan.machine.nodes:
-        return cast
+        return worker_environment
     # Programs compiled here are for this processor, in a local folder.
-    return replace(cast, environment=_elsewhere(plan.backend, cast.environment))
+    return replace(
+        worker_environment,
+        environment=_elsewhere(plan.backend, worker_environment.environment),
+    )
 
 
 def _elsewhere(backend: str, here: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.backends.fixed import is_same
+from shoal.errors import a_kind
 
 OF_THE_RUN = frozenset({"_model", "model", "params"})
 """Attributes that Keras sets when training begins."""
@@ -186,7 +187,7 @@ class _Pickler(cloudpickle.Pickler):
         """Called for all but plain values."""
         keras = import_module("keras")
         if isinstance(obj, (keras.layers.Layer, keras.optimizers.Optimizer)):
-            raise _LeftOut(f"it holds a {type(obj).__name__} of Keras")
+            raise _LeftOut(f"it holds {a_kind(obj)} of Keras")
         return super().reducer_override(obj)
 
 

@@ -271,6 +271,11 @@ class Driver(Observer):
         look = f" See `shoal runs show {self._run.id}`." if self._run.url else ""
         can_resume = self._options.keep is not None
         resume = f", or `shoal runs resume {self._run.id}`" if can_resume else ""
+        if not samples:
+            return (
+                "Interrupted before any sample counted: the model is as it was; call "
+                f"fit again{resume}.{look}"
+            )
         return (
             f"Interrupted: the model holds {samples:,} of {expected:,} samples; call "
             f"fit again to go on from there{resume}.{look}"

@@ -33,7 +33,7 @@ def preload_for(backend: str, module: str) -> Preload:
     return Preload(modules=(module, compute), without=entry.unused, later=entry.later)
 
 
-def cast_of(
+def worker_environment_of(
     backend: str, workers: int, threads: int, places: Sequence[Place] = ()
 ) -> WorkerEnvironment:
     """Returns what workers of a backend need before they know their role.
@@ -96,8 +96,8 @@ def early_stage(
     Yields:
         A process pool that ends with this context; None if one would be useless.
     """
-    cast = guess(strategy, cluster, workers, threads)
-    pool = None if cast is None else ProcessPool(cast)
+    worker_environment = guess(strategy, cluster, workers, threads)
+    pool = None if worker_environment is None else ProcessPool(worker_environment)
     try:
         yield pool
     finally:
@@ -128,4 +128,8 @@ def guess(
         return None
     if not isinstance(threads, int) or threads < 1:
         threads = max(1, machine.cores // workers)
-    return cast_of(backend, workers, threads) if backend in BACKENDS else None
+    return (
+        worker_environment_of(backend, workers, threads)
+        if backend in BACKENDS
+        else None
+    )

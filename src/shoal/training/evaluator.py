@@ -20,7 +20,7 @@ from shoal.launchers.base import Exit
 from shoal.launchers.shared import SharedBlob
 from shoal.models.pickling import dumps
 from shoal.runs.base import Run
-from shoal.training.early_start import cast_of
+from shoal.training.early_start import worker_environment_of
 from shoal.training.evaluation_spec import Ask, EvaluationSpec, Weights
 from shoal.training.scoring_processes import Purpose, ScoringProcesses, shared_bytes
 from shoal.training.shared_rows import write_data
@@ -126,7 +126,7 @@ class Evaluator:
             self._start()
 
     def _start(self) -> None:
-        environment = cast_of(self._backend, 1, self._threads).environment
+        environment = worker_environment_of(self._backend, 1, self._threads).environment
         # The workers use the GPUs.
         hidden = {**environment, "CUDA_VISIBLE_DEVICES": ""}
         self._token = self._processes.start(NAME, hidden)

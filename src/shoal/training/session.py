@@ -95,8 +95,14 @@ class Session:
 
     def _start(self, call: FitCall) -> ProcessPool | None:
         request = call.request
-        cast = guess(request.strategy, call.cluster, call.workers, request.threads)
-        return None if cast is None else ProcessPool(cast, is_kept=True)
+        worker_environment = guess(
+            request.strategy, call.cluster, call.workers, request.threads
+        )
+        return (
+            None
+            if worker_environment is None
+            else ProcessPool(worker_environment, is_kept=True)
+        )
 
     def _end(self) -> None:
         pool, self._pool = self._pool, None

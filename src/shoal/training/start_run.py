@@ -51,7 +51,7 @@ from shoal.plan import Plan
 from shoal.plan.collective import library_of
 from shoal.runs.base import Run
 from shoal.terminal import say
-from shoal.training.allocation import cast_for
+from shoal.training.allocation import worker_environment_for
 from shoal.training.driver import Driver, DriverOptions
 from shoal.training.evaluator import Evaluator
 from shoal.training.resume_state import ResumeState
@@ -161,16 +161,16 @@ def train(
     driver = Driver(work.model, plan, run, options)
     plan = begin(driver, plan, work, run, options.resume_state)
     work = work.as_training_begins(options)
-    cast = cast_for(plan)
+    worker_environment = worker_environment_for(plan)
     own = pool is None
-    pool = pool or ProcessPool(cast, work.shared)
+    pool = pool or ProcessPool(worker_environment, work.shared)
     controller = Controller(_job(plan, run, options), driver, pool)
     driver.fetch_by(controller.center)
     origin = Origin()
     try:
         driver.evaluator = evaluator_of(plan, work, options, run)
         pool.run = run.id if run.url else ""
-        pool.recast(cast)
+        pool.change_environment(worker_environment)
         pool.echo(driver.echo if options.echo else None)
         if work.shared is None:
             write_data(work.source, pool.blob)
@@ -231,9 +231,8 @@ def rescue(driver: Driver, ask: Callable[[], Rescue | None], *, is_told: bool) -
     """
     try:
         found = None
-        with suppress(
-            KeyboardInterrupt
-        ):  # at a second press the present results are used
+        # At a second press the present results are used.
+        with suppress(KeyboardInterrupt):
             found = ask()
         with undisturbed():
             text = driver.interrupt(found)

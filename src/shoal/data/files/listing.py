@@ -161,9 +161,8 @@ def _search(system: Any, path: str) -> tuple[dict[str, dict[str, Any]], str]:
         if found or not system.exists(path):
             return found, path[: path.rfind("/", 0, min(places)) + 1]
     found = system.find(path, detail=True)
-    if (
-        not found
-    ):  # nothing, an empty folder, or a store that does not list single files
+    # Nothing, an empty folder, or a store that does not list single files.
+    if not found:
         if not system.exists(path):
             raise FileNotFoundError("no such file or folder")
         info = system.info(path)

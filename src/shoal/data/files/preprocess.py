@@ -22,7 +22,7 @@ from shoal.data.files.reader import Reader
 from shoal.data.files.refusals import reading
 from shoal.data.files.store import FileEntry, Store
 from shoal.data.sources import Batch
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, a_kind
 
 
 class Preprocessor(Protocol):
@@ -211,7 +211,7 @@ def _key(file: FileEntry, store: Store) -> str:
 
 def _packed(found: Any, where: str, floatx: str) -> Batch:
     if not isinstance(found, tuple) or len(cast("tuple[Any, ...]", found)) != 3:
-        what = f"a {type(found).__name__}"
+        what = f"{a_kind(found)}"
         if isinstance(found, (tuple, list)):
             what += f" of {len(cast('Sequence[Any]', found))}"
         raise DataError(

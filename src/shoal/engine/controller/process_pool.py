@@ -44,8 +44,8 @@ class WorkerEnvironment:
         return number % max(1, len(self.places))
 
 
-Through: TypeAlias = Callable[[Role], Sequence[str]]
-Hire: TypeAlias = Callable[[SharedBlob], Launcher]
+CommandPrefix: TypeAlias = Callable[[Role], Sequence[str]]
+OpenLauncher: TypeAlias = Callable[[SharedBlob], Launcher]
 """Makes the launcher of workers that share a blob."""
 
 
@@ -54,7 +54,7 @@ class ProcessPool:
     """Server and workers that wait for their specs; it owns all that they share.
 
     Args:
-        cast: Properties of the workers.
+        worker_environment: Properties of the workers.
         blob: Memory that they inherit, default None makes some.
         is_kept: Workers of a run that ended well wait for the next one.
         host: Host on which servers listen.
@@ -67,17 +67,21 @@ class ProcessPool:
 
     def __init__(
         self,
-        cast: WorkerEnvironment,
+        worker_environment: WorkerEnvironment,
         blob: SharedBlob | None = None,
         *,
         is_kept: bool = False,
         host: str = "127.0.0.1",
-        through: Through | None = None,
-        open_launcher: Hire | None = None,
+        through: CommandPrefix | None = None,
+        open_launcher: OpenLauncher | None = None,
         environment: Environment = SYSTEM,
     ) -> None:
         self.environment = environment
-        self.cast, self.is_kept, self._host = cast, is_kept, host
+        self.worker_environment, self.is_kept, self._host = (
+            worker_environment,
+            is_kept,
+            host,
+        )
         self.run = ""
         """Id of the run of these processes now, empty if it has none."""
         self._is_resting = False
@@ -99,7 +103,7 @@ class ProcessPool:
             if open_launcher is not None:
                 self._workers = open_launcher(self.blob)
             self.main.start_server()
-            for hint in range(cast.workers):
+            for hint in range(worker_environment.workers):
                 self._waiting[hint] = self._start(hint)
         except BaseException:
             self.close()
@@ -166,33 +170,37 @@ class ProcessPool:
         self, hint: int, *, is_spare: bool = False, is_patient: bool = False
     ) -> str:
         """Starts a process for a worker, or for any lost one of its place."""
-        cast = self.cast
-        here = cast.places[cast.place(hint)] if cast.places else {}
+        worker_environment = self.worker_environment
+        here = (
+            worker_environment.places[worker_environment.place(hint)]
+            if worker_environment.places
+            else {}
+        )
         role = Role(
             target="shoal.engine.worker.main:work",
             name="spare" if is_spare else f"worker-{hint}",
-            preload=cast.preload,
-            environment={**cast.environment, **here},
-            threads=cast.threads,
+            preload=worker_environment.preload,
+            environment={**worker_environment.environment, **here},
+            threads=worker_environment.threads,
             is_patient=is_patient,
         )
         token = self._workers.start(role)
         self._began[token] = self.environment.clock()
         return token
 
-    def recast(self, cast: WorkerEnvironment) -> None:
+    def change_environment(self, worker_environment: WorkerEnvironment) -> None:
         """Ends workers that do not suit the plan, once it is known."""
         if self._is_resting:
             self._is_resting = False
             self._forget_lost()
         if not self.main.server:
             self.main.start_server()
-        if cast == self.cast:
+        if worker_environment == self.worker_environment:
             return
         for token in (*self._waiting.values(), *self._spares):
             self._workers.stop(token)
         self._waiting, self._spares = {}, {}
-        self.cast = cast
+        self.worker_environment = worker_environment
 
     def _forget_lost(self) -> None:
         """Forgets processes that ended between runs: the next run has not lost them."""
@@ -209,9 +217,9 @@ class ProcessPool:
         """Returns a worker's token: a waiting one, a spare one, or a new one."""
         if hint in self._waiting:
             return self._waiting.pop(hint)
-        place = self.cast.place(hint)
+        place = self.worker_environment.place(hint)
         for token, number in self._spares.items():
-            if self.cast.place(number) == place:
+            if self.worker_environment.place(number) == place:
                 del self._spares[token]
                 self._workers.rename(token, f"worker-{hint}")
                 return token

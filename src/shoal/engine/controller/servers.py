@@ -1,4 +1,4 @@
-"""The server of a run, which may be one of two processes, and its standby.
+"""The server of a run and its standby: two processes, either of which may lead.
 
 This file starts them, speaks with the leader, and promotes the standby if the leader is
 lost. It alone decides who leads: it ends the old leader before it promotes another.
@@ -401,7 +401,7 @@ class Servers:
             self._lose_standby(str(error))
             return
         self._standby_failures = 0
-        self._heartbeat.is_relieved = True
+        self._heartbeat.has_standby = True
         self._observer.on_event("standby_ready")
 
     def _lose_standby(self, reason: str) -> None:
@@ -411,7 +411,7 @@ class Servers:
         if self._standby_peer is not None:
             self._standby_peer.close()
             self._standby_peer = None
-        self._heartbeat.is_relieved = False
+        self._heartbeat.has_standby = False
         if not pair.standby:
             return
         self._pool.stop(pair.standby)

@@ -314,7 +314,7 @@ class WorkerSupervisor:
                 look = ", or look at the output:" if gone.output else "."
                 raise WorkerLost(
                     f"{why}. At least {self._policy.min_workers} worker(s) were "
-                    f"expected to live. Raise max_restarts{look}",
+                    f"expected to live. Raise max_restarts for losses by chance{look}",
                     rank=process.hint,
                     traceback=gone.output,
                 )

@@ -1,8 +1,8 @@
 """Carries out the sequencer's instructions.
 
-The server, a cluster of one process and the model of the simulation do different work
-for an instruction; which work belongs to which instruction, and in which order, is
-decided here.
+A server (`engine/server/replica.py`), `cluster="inline"` (`training/inline.py`) and the
+server of the simulation (`tests/simulation/protocol/server.py`) each do their own work
+for an instruction. Which method belongs to which instruction is decided here.
 """
 
 from __future__ import annotations

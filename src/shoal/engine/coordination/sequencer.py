@@ -531,9 +531,8 @@ class Sequencer:
         """A snapshot has arrived: the center is the common state of this version."""
         if not self._roster.is_current(rank, incarnation) or self.publisher != rank:
             return []
-        self.members[
-            rank
-        ].is_parked = False  # it publishes; what it sent before is outdated
+        # It publishes; what it sent before is outdated.
+        self.members[rank].is_parked = False
         self._publishing.publisher, self._publishing.is_wanted = None, False
         if not self.rules.exchanges_gradients:
             return []

@@ -184,9 +184,8 @@ class BaseServer(Listener):
         """Closes every connection, and every worker's slot."""
         self._is_running = False
         self._connections.close()
-        for (
-            session
-        ) in self.replica.sessions.values():  # sessions of workers that did not leave
+        # Sessions of workers that did not leave.
+        for session in self.replica.sessions.values():
             session.buffers.close()
         self._spread.close()
 

@@ -1,5 +1,8 @@
 """Requests of the controller: the center, a checkpoint, a worker's state.
 
+Requests of workers, and pushes that are repeated, are in `primary.py` and
+`coordination/sequencer.py`.
+
 Only workers have some of these states: then one of them is asked to publish its
 state, and the controller gets it afterwards. The last published state is kept here.
 """

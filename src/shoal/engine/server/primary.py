@@ -127,9 +127,8 @@ class Primary(BaseServer):
         self._connections.serve(min(FLUSH_S, self._straggler_timeout.left_s(before)))
         if self._clock() - before > PAUSE_S:
             self._straggler_timeout.forgive(self._clock() - before)
-        if self._straggler_timeout.is_over(
-            before
-        ):  # messages that came before were handled
+        # Messages that came before were handled.
+        if self._straggler_timeout.is_over(before):
             self._do(Overdue())
         if self._look():
             if self.replica.report_buffer.has_records:

@@ -372,9 +372,8 @@ class Standby(Listener):
         if isinstance(event, WorkerLeaves):
             self._forget_slot(event.rank, event.incarnation)
         self._took_at = self._clock()
-        if (
-            self._spec.rules.quorum
-        ):  # after a promotion it decides when a round is overdue
+        # After a promotion it decides when a round is overdue.
+        if self._spec.rules.quorum:
             self._straggler_timeout.look(
                 self._replica.sequencer.round_progress, self._took_at
             )

@@ -28,9 +28,8 @@ from shoal.vectors import Vector
 
 Bytes = npt.NDArray[np.uint8]
 BLOCK = 256  # floats that share a scale
-LARGEST = np.float32(
-    2.0**120
-)  # largest number that is encoded; vectors beyond it are sent unencoded
+# Largest number that is encoded; vectors beyond it are sent unencoded.
+LARGEST = np.float32(2.0**120)
 
 
 class Codec(ABC):

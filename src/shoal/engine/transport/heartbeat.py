@@ -24,8 +24,8 @@ from shoal.engine.transport.messages.server_to_controller import (
 from shoal.errors import ExchangeTimeout
 from shoal.wire.frames import Link
 
-FLOOR_S = 5.0  # afterwards every worker must start again
-RELIEVED_FLOOR_S = 1.5  # afterwards a standby takes over, at little cost
+FLOOR_S = 5.0  # a server that is given up costs a restart of every worker
+STANDBY_FLOOR_S = 1.5  # a standby takes over, which costs little
 PING_S = 1.0  # from an answer to the next ping
 START_TIMES = 4.0  # factor on the longest start so far
 SLOWEST = 5e8  # bytes per second that any server handles
@@ -49,7 +49,7 @@ class Heartbeat:
             clock; None without one.
         answered: Time of its last answer.
         looked: Time of the last look.
-        is_relieved: A standby is there to take over.
+        has_standby: A standby is there to take over.
     """
 
     startup_s: float = 0.0
@@ -58,7 +58,7 @@ class Heartbeat:
     asked: float | None = None
     answered: float = 0.0
     looked: float = 0.0
-    is_relieved: bool = False
+    has_standby: bool = False
 
     @classmethod
     def of(
@@ -82,12 +82,12 @@ class Heartbeat:
         Example:
             >>> Heartbeat(startup_s=1.0, longest_s=0.5).limit_s
             8.0
-            >>> Heartbeat(startup_s=1.0, longest_s=0.5, is_relieved=True).limit_s
+            >>> Heartbeat(startup_s=1.0, longest_s=0.5, has_standby=True).limit_s
             3.5
         """
         floor_s = FLOOR_S + self.startup_s
-        if self.is_relieved:
-            floor_s = RELIEVED_FLOOR_S
+        if self.has_standby:
+            floor_s = STANDBY_FLOOR_S
         return floor_s + self.work_s + TIMES * self.longest_s
 
     def look(self, now: float) -> bool:
@@ -143,6 +143,13 @@ def hear(
 
     It sends pings and records the answers. A server counts as silent only after all of
     its bytes were read.
+
+    Args:
+        link: Connection to the server.
+        heartbeat: Its pings and answers so far.
+        heard: Number of the last report that was received, which each ping repeats.
+        timeout_s: Limit of the wait for a message.
+        clock: Seconds of a monotonic clock.
 
     Raises:
         BadFrame: No server of this version reports this.

@@ -226,9 +226,8 @@ class Connections:
         self._peers: dict[int, Peer] = {}
         self._rejected: dict[int, Peer] = {}
         self._lost: list[tuple[Peer, str]] = []
-        self._eager: dict[
-            Peer, None
-        ] = {}  # in order: they have bytes that no selector reports
+        # In order: they have bytes that no selector reports.
+        self._eager: dict[Peer, None] = {}
         socket_.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._unverified = UnverifiedCallers(self._selector, clock)

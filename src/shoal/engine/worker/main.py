@@ -16,10 +16,10 @@ from shoal.engine.worker.spec import WorkerSpec
 from shoal.engine.worker.weight_loop import WeightLoop
 from shoal.errors import DataError, ShoalError
 from shoal.launchers.titles import title
+from shoal.terminal import without_colours
 
-MOST_TEXT = (
-    1 << 15
-)  # characters of an error that are sent: JSON may take 12 bytes for each
+# Characters of an error that are sent: JSON may take 12 bytes for each.
+MOST_TEXT = 1 << 15
 
 
 def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
@@ -57,13 +57,15 @@ def work(spec: WorkerSpec, environment: Environment = SYSTEM) -> None:
     except (ConnectionError, Fenced):
         return
     except Exception as error:
-        text = traceback.format_exc()
+        text = without_colours(traceback.format_exc())
         print(text, flush=True)  # noqa: T201 - this is the worker's log
         with contextlib.suppress(OSError, ShoalError):
             client.tell(
                 Failed(
                     traceback=text[-MOST_TEXT:],
-                    error=f"{type(error).__name__}: {error}"[:MOST_TEXT],
+                    error=without_colours(f"{type(error).__name__}: {error}")[
+                        :MOST_TEXT
+                    ],
                     step=0 if worker is None else worker.steps,
                     is_data=isinstance(error, DataError),
                 )

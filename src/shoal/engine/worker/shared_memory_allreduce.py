@@ -39,9 +39,8 @@ _NOTE = struct.Struct("<qqqd")  # a step, see `Step`, and its mass
 _CALL = struct.Struct("<qqqq")  # rank, step
 _OFFER = ".offer"
 _CALLS = ".calls"
-SEGMENT = (
-    1 << 17
-)  # floats; shorter ones cost more in Python than they save in the cache
+# Floats; shorter ones cost more in Python than they save in the cache.
+SEGMENT = 1 << 17
 
 
 class Step(NamedTuple):
