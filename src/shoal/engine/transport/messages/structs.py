@@ -75,7 +75,10 @@ class Struct:
         found = {**self._defaults, **values}
         if len(found) != len(self._defaults) or not self._needed <= values.keys():
             fields = ", ".join(self._defaults)
-            raise TypeError(f"{type(self).__name__} of {fields}, not {[*values]}")
+            received = ", ".join(values)
+            raise TypeError(
+                f"{type(self).__name__} takes {fields}; received {received}"
+            )
         object.__setattr__(self, "__dict__", found)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
