@@ -273,8 +273,8 @@ class Driver(Observer):
         resume = f", or `shoal runs resume {self._run.id}`" if can_resume else ""
         if not samples:
             return (
-                "Interrupted before any sample counted: the model is as it was; call "
-                f"fit again{resume}.{look}"
+                f"Interrupted: none of {expected:,} samples was counted, and the model "
+                f"is as it was; call fit again{resume}.{look}"
             )
         return (
             f"Interrupted: the model holds {samples:,} of {expected:,} samples; call "
