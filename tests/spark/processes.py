@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import suppress
+from typing import Any
 
 import psutil
 
 DAEMON = "pyspark.daemon"
+END_S = 30.0
 
 
 def training_processes(root: int | None = None) -> list[psutil.Process]:
@@ -22,6 +26,17 @@ def training_processes(root: int | None = None) -> list[psutil.Process]:
             if above is not None and DAEMON not in _command(one):
                 found += [one] * (DAEMON in _command(above))
     return found
+
+
+def jobs_end(spark: Any) -> bool:
+    """Whether no job runs; Spark's status tells of an end some time after it."""
+    tracker, pause = spark.sparkContext.statusTracker(), threading.Event()
+    until = time.monotonic() + END_S
+    while tracker.getActiveJobsIds():
+        if time.monotonic() > until:
+            return False
+        pause.wait(0.05)
+    return True
 
 
 def _command(process: psutil.Process) -> str:

@@ -21,6 +21,7 @@ from shoal.data.located import FileArguments
 from shoal.data.reading import Reading
 from shoal.errors import ConfigError, DataError
 from tests.habits.cases import data, make_model
+from tests.spark.processes import jobs_end
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
 
@@ -166,7 +167,7 @@ def test_ctrl_c_while_rows_are_written_ends_the_job(
         shoal.fit(make_model(), waiting, features=["id"], label="id", run=False)
     over.set()
     presser.join()
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    assert jobs_end(spark)
     assert spark.range(100).count() == 100
 
 

@@ -23,7 +23,7 @@ from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from tests.habits.cases import data, make_model
 from tests.spark.killing import Killer
-from tests.spark.processes import training_processes
+from tests.spark.processes import jobs_end, training_processes
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.process]
 
@@ -42,7 +42,7 @@ def test_the_same_weights_as_keras(spark: Any) -> None:
     for mine, other in zip(ours.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-5)
     assert is_usable(spark)
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    assert jobs_end(spark)
 
 
 def test_asynchronous_workers_read_files(spark: Any, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_plan_shows_slots_and_starts_nothing(spark: Any) -> None:
     plan = shoal.plan(make_model(), x, y, cluster="spark")
     assert (plan.workers, plan.threads) == (2, 1)
     assert "1 executor (127.0.0.1), 2 slots of 1 core" in plan.explain()
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    assert jobs_end(spark)
 
 
 def test_a_callback_leaves_a_slot_free(spark: Any) -> None:
