@@ -77,15 +77,17 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory -j2 --output-sync lint generated docs
 	$(HASTY) $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
 		-m "not slow and not process"
-	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "process and not slow" \
+	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup \
+		-m "process and not slow and not frameworks" \
 		$(WITH_PROCESSES)
 
-# TensorFlow and PyTorch, where they do other work than JAX.
+# TensorFlow and PyTorch, where they do other work than JAX, and their own scripts.
 backends: $(STAMP)
 	for name in tensorflow torch; do \
 		KERAS_BACKEND=$$name $(HASTY) $(BIN)/python -m pytest -n 2 -m "not slow" \
 			$(EVERYWHERE) || exit 1; \
 	done
+	$(HASTY) $(BIN)/python -m pytest -n 2 -m frameworks tests/examples
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

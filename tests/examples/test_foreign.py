@@ -31,6 +31,7 @@ def told(lines: list[str], pattern: str) -> list[tuple[str, ...]]:
     return sorted(match.groups() for match in found if match)
 
 
+@pytest.mark.frameworks
 def test_torch(tmp_path: Path) -> None:
     lines = launch("torch_job.py", tmp_path, "--per-node", "2")
     pattern = r"^\[(worker-\d)\] rank (\d) of 2: loss 0.0"
@@ -42,6 +43,7 @@ def test_jax(tmp_path: Path) -> None:
     assert told(lines, r"rank (\d) of 2: sum (\d)") == [("0", "1"), ("1", "1")]
 
 
+@pytest.mark.frameworks
 def test_tensorflow(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     lines = launch("tensorflow_job.py", tmp_path, "--chief", "--per-node", "2")
@@ -49,6 +51,7 @@ def test_tensorflow(tmp_path: Path) -> None:
     assert found == [("chief",), ("worker",)]
 
 
+@pytest.mark.frameworks
 def test_tensorflows_parameter_servers(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     options = ("--chief", "--per-node", "2", "--ps", "1", "--evaluator")
