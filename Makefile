@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 export NO_MKDOCS_2_WARNING = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test backends lint format generated generate docs serve coverage \
+.PHONY: help venv demo test backends examples lint format generated generate docs serve coverage \
 	matrix ray spark bench bench-full bench-gpu compare simulate soak chaos fuzz kills pause \
 	interrupts keras-suite constraints clean
 
@@ -26,6 +26,7 @@ help:
 	@echo "make demo      train on real data, kill a worker, see the picture"
 	@echo "make test      lint, docs and all tests on JAX; 15 minutes on two cores"
 	@echo "make backends  the tests that depend on the backend, on TensorFlow and PyTorch; 4 minutes"
+	@echo "make examples  every block of every page, example scripts, the demo; 3 minutes"
 	@echo "make lint      ruff, pyright, import-linter, codespell;  make format repairs"
 	@echo "make generate  rewrite the generated tables;  make docs builds the site"
 	@echo "make ray       fault tests on Ray clusters, and clusters of hosts over SSH; 8 minutes"
@@ -78,16 +79,20 @@ test: $(STAMP)
 	$(HASTY) $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile \
 		-m "not slow and not process"
 	$(HASTY) $(BIN)/python -m pytest -n 2 --dist loadgroup \
-		-m "process and not slow and not frameworks" \
+		-m "process and not slow and not examples" \
 		$(WITH_PROCESSES)
 
-# TensorFlow and PyTorch, where they do other work than JAX, and their own scripts.
+# TensorFlow and PyTorch, where they do other work than JAX.
 backends: $(STAMP)
 	for name in tensorflow torch; do \
 		KERAS_BACKEND=$$name $(HASTY) $(BIN)/python -m pytest -n 2 -m "not slow" \
 			$(EVERYWHERE) || exit 1; \
 	done
-	$(HASTY) $(BIN)/python -m pytest -n 2 -m frameworks tests/examples
+
+# Every block of every page, example scripts, and the demo, in processes of their own.
+examples: $(STAMP)
+	$(HASTY) $(BIN)/python -m pytest -n 2 -m "examples and not slow" \
+		$$(grep -rl --include='test_*.py' 'mark\.examples' tests)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -405,6 +405,7 @@ def test_make_bench_runs_every_benchmark_of_speed(
 
 
 @pytest.mark.process
+@pytest.mark.examples
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page",

@@ -62,6 +62,7 @@ def looks_at_consoles(folder: Path) -> Path:
 
 
 @pytest.mark.process
+@pytest.mark.examples
 def test_the_example(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EASYDIST_BUCKET", s3.name)
     monkeypatch.delenv("SHOAL_RUNS", raising=False)

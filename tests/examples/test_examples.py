@@ -30,6 +30,7 @@ def number(pattern: str, text: str) -> float:
 
 
 @pytest.mark.process
+@pytest.mark.examples
 def test_keras_tuner_finds_a_best_trial_and_its_model(tmp_path: Path):
     pytest.importorskip("keras_tuner")
     said = run("keras_tuner_search.py", tmp_path)
@@ -41,6 +42,7 @@ def test_keras_tuner_finds_a_best_trial_and_its_model(tmp_path: Path):
 
 
 @pytest.mark.process
+@pytest.mark.examples
 def test_optuna_finds_a_best_trial_and_prunes_others(tmp_path: Path):
     pytest.importorskip("optuna")
     said = run("optuna_search.py", tmp_path)

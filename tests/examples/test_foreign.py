@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "foreign"
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.examples]
 
 
 def launch(script: str, logs: Path, *options: str) -> list[str]:
@@ -31,7 +31,6 @@ def told(lines: list[str], pattern: str) -> list[tuple[str, ...]]:
     return sorted(match.groups() for match in found if match)
 
 
-@pytest.mark.frameworks
 def test_torch(tmp_path: Path) -> None:
     lines = launch("torch_job.py", tmp_path, "--per-node", "2")
     pattern = r"^\[(worker-\d)\] rank (\d) of 2: loss 0.0"
@@ -43,7 +42,6 @@ def test_jax(tmp_path: Path) -> None:
     assert told(lines, r"rank (\d) of 2: sum (\d)") == [("0", "1"), ("1", "1")]
 
 
-@pytest.mark.frameworks
 def test_tensorflow(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     lines = launch("tensorflow_job.py", tmp_path, "--chief", "--per-node", "2")
@@ -51,7 +49,6 @@ def test_tensorflow(tmp_path: Path) -> None:
     assert found == [("chief",), ("worker",)]
 
 
-@pytest.mark.frameworks
 def test_tensorflows_parameter_servers(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     options = ("--chief", "--per-node", "2", "--ps", "1", "--evaluator")
