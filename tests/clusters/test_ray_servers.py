@@ -16,8 +16,8 @@ import shoal
 from shoal.runs.events import read_events
 from shoal.runs.folder import Folder
 from tests.clusters.test_ray import ROWS, Cluster, data
-from tests.engine.test_shards_killed import wide
 from tests.ray_nodes import RayNode, imported
+from tests.support.models import wide
 
 pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.slow]
 

@@ -25,6 +25,7 @@ from shoal.runs.folder import Folder
 from tests.contract.test_carriers import Bench, toy
 from tests.contract.test_plugin import site
 from tests.ray_nodes import listens, own_address
+from tests.support.models import wide
 
 __all__ = ["site", "toy"]
 
@@ -122,20 +123,6 @@ def test_an_agent_without_an_address_opens_no_socket() -> None:
 # ------------------------------------------------------------------ whole runs
 
 ROWS = 320
-
-
-def wide() -> Any:
-    """A model of some hundred weights, so that three servers have a part each."""
-    keras.utils.set_random_seed(1)
-    net = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(64, activation="tanh"),
-            keras.layers.Dense(1, activation="sigmoid"),
-        ]
-    )
-    net.compile(keras.optimizers.Adam(0.02), "binary_crossentropy")
-    return net
 
 
 def samples() -> tuple[Any, Any]:

@@ -19,20 +19,7 @@ from tests.engine.test_faults import (
     summary,
 )
 from tests.ray_nodes import EVERYWHERE, Place
-
-
-def wide() -> Any:
-    """A model of some hundred weights, so that three servers have a part each."""
-    keras.utils.set_random_seed(1)
-    net = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(64, activation="tanh"),
-            keras.layers.Dense(1, activation="sigmoid"),
-        ]
-    )
-    net.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["AUC"])
-    return net
+from tests.support.models import wide
 
 
 @pytest.fixture(autouse=True)
